@@ -37,7 +37,6 @@ from ltrscale.clicks.trust import judged_by_clicks, slope_of
 from ltrscale.config import Operational
 from ltrscale.draws import random_bits
 from ltrscale.evaluation.clicks_page import (
-    PICTURE,
     Exposure,
     Figure,
     Links,
@@ -45,14 +44,12 @@ from ltrscale.evaluation.clicks_page import (
     Propensities,
     Trust,
     UnderstoodLog,
-    chart,
-    page,
-    tables,
+    document,
 )
-from ltrscale.evaluation.pages import print_report, write_report
 from ltrscale.evaluation.statistics.lift import Difference
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import named
+from ltrscale.reports.findings import print_report, write_report
 from ltrscale.stages.stage import Origin, Stage
 
 _FOLDS = 10
@@ -79,14 +76,14 @@ class ClicksJob(LogSettings, Stage):
     def run(self) -> bool:
         """Make the report, and print its tables."""
         ran = super().run()
-        print_report(self.out, tables(UnderstoodLog.read(self.out)))
+        print_report(self.out, document(UnderstoodLog.read(self.out)))
         return ran
 
     def work(self, origin: Origin, report: Report) -> None:
         """Look at the log, and commit the report."""
         found = understand(self)
         with storage.Commit(self.out) as commit:
-            write_report(commit, found, page=page(found), picture=PICTURE, chart=chart(found))
+            write_report(commit, found, document(found))
             commit.finish({"made_by": origin})
         for model in found.models:
             report({"model": model.name, "perplexity": model.perplexity, "conditional": model.conditional})

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 from ltrscale.config import Config
-from ltrscale.evaluation import charts
-from ltrscale.evaluation.pages import Findings, bullets, markdown, number
+from ltrscale.evaluation.pages import number
 from ltrscale.evaluation.statistics.lift import Difference
-from ltrscale.markdown import code
-
-PICTURE = "clicks.png"
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
+from ltrscale.reports.findings import Findings
 
 
 class Figure(Config):
@@ -170,7 +169,7 @@ def _range(part: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-def exposure_table(found: UnderstoodLog) -> str:
+def _exposure(found: UnderstoodLog) -> Table:
     """A row for each position: shown, clicked, ratio, last clicks."""
     e = found.exposure
     last = max(sum(e.last), 1)
@@ -179,7 +178,7 @@ def exposure_table(found: UnderstoodLog) -> str:
         for p, (shown, clicked) in enumerate(zip(e.shown, e.clicked, strict=True))
         if shown
     ]
-    return markdown(["position", "shown", "clicked", "click ratio", "last click"], rows)
+    return Table(["position", "shown", "clicked", "click ratio", "last click"], rows, "Clicks and exposure")
 
 
 def _series(found: UnderstoodLog) -> dict[str, tuple[Figure, ...]]:
@@ -188,7 +187,7 @@ def _series(found: UnderstoodLog) -> dict[str, tuple[Figure, ...]]:
     return {name: figures for name, figures in every.items() if figures is not None}
 
 
-def propensity_table(found: UnderstoodLog) -> str:
+def _propensities(found: UnderstoodLog) -> Table:
     """A row for each position, a column for each way."""
     series = _series(found)
     rows = [
@@ -196,7 +195,7 @@ def propensity_table(found: UnderstoodLog) -> str:
         for p, shown in enumerate(found.exposure.shown)
         if shown
     ]
-    return markdown(["position", *(f"{name} [95%]" for name in series)], rows)
+    return Table(["position", *(f"{name} [95%]" for name in series)], rows, "Propensities")
 
 
 def _figure(figure: Figure | Difference) -> str:
@@ -206,7 +205,7 @@ def _figure(figure: Figure | Difference) -> str:
     return f"{figure.mean:.3f}{ends}"
 
 
-def model_table(found: UnderstoodLog) -> str:
+def _models(found: UnderstoodLog) -> Table:
     """A row for each click model: perplexities beside the NDCG of expert labels."""
     header = ["click model", "perplexity", "given clicks above"]
     if found.labels:
@@ -215,44 +214,37 @@ def model_table(found: UnderstoodLog) -> str:
     for model in found.models:
         row = [model.name, number(model.perplexity), number(model.conditional)]
         rows.append([*row, *(["-" if model.ndcg is None else _figure(model.ndcg)] if found.labels else [])])
-    return markdown(header, rows)
+    return Table(header, rows, "Click models")
 
 
-def tables(found: UnderstoodLog) -> list[str]:
-    """What a command prints."""
-    refusal = [] if found.refusal is None else [found.refusal]
-    return [exposure_table(found), *refusal, propensity_table(found), *_trust(found), model_table(found)]
-
-
-def page(found: UnderstoodLog) -> str:
-    """The whole report in Markdown."""
-    parts = [
-        "# Click log",
-        _data(found),
-        "## Clicks and exposure",
-        bullets(_habits(found)),
-        exposure_table(found),
-        "## Do positions overlap?",
-        _overlap(found),
-        "## Propensities",
-        *([] if found.refusal is None else [found.refusal]),
-        propensity_table(found),
-        f"![by position: clicks and exposure, propensities, perplexity of each click model]({PICTURE})",
-        bullets(_about_propensities(found)),
-        *(["## Trust", *_trust(found), _ABOUT_TRUST] if found.trust else []),
-        "## Click models",
-        model_table(found),
-        bullets(_about_models(found)),
+def document(found: UnderstoodLog) -> Document:
+    """The report: what is shown and clicked by position, propensities, and click models."""
+    shows = "by position: clicks and exposure, propensities, perplexity of each click model"
+    opening: tuple[Block, ...] = (
+        Text(_data(found)),
+        _exposure(found),
+        *([] if found.refusal is None else [Text(found.refusal)]),
+        _propensities(found),
+        *_trust(found),
+        _models(found),
+        Chart(_chart(found), shows, "clicks"),
+    )
+    sections = [
+        Section("How to read clicks and exposure", [Points(list(_habits(found)))]),
+        Section("Do positions overlap?", list(_overlap(found))),
+        Section("How to read propensities", [Points(list(_about_propensities(found)))]),
+        *([Section("How to read trust", [Text(_ABOUT_TRUST)])] if found.trust else []),
+        Section("How to read click models", [Points(list(_about_models(found)))]),
     ]
     if found.held_out:
-        parts += ["## Perplexity by position", _by_position(found)]
-    return "\n\n".join(parts) + "\n"
+        sections.append(Section("Perplexity by position", [_by_position(found)]))
+    return Document("Click log", opening, sections)
 
 
 def _data(found: UnderstoodLog) -> str:
     every = "all of their queries" if found.share >= 1 else f"a sample of {found.share:.1%} of their queries"
     return (
-        f"Log: {', '.join(map(code, found.data))}; {found.exposure.groups:,} groups. Counts by position are over all "
+        f"Log: {', '.join(found.data)}; {found.exposure.groups:,} groups. Counts by position are over all "
         f"of them, everything else over {found.sessions:,} groups of {found.queries:,} queries, {every}. Click models "
         f"are judged on {found.held_out:,} groups that they were not fitted on."
     )
@@ -274,17 +266,17 @@ def _habits(found: UnderstoodLog) -> Iterator[str]:
         yield f"{e.doubled:,} groups have two documents at one position, and are in these counts only."
 
 
-def _overlap(found: UnderstoodLog) -> str:
+def _overlap(found: UnderstoodLog) -> Iterator[Block]:
     links = found.links
     seen = [p for p, shown in enumerate(found.exposure.shown) if shown]
     rows = [[f"{p + 1}", *(f"{links.links[p][other]:,}" if other != p else "-" for other in seen)] for p in seen]
     connected = "connected: propensities can be told from relevance" if links.connected else "not connected"
-    return (
+    yield Text(
         f"Of {links.pairs:,} documents of a query, {links.several:,} ({links.several / max(links.pairs, 1):.1%}) were "
         f"shown at several positions; they have {links.impressions:.1%} of the impressions. Positions are {connected}. "
-        f"The table has the documents shown at both of two positions; {links.pairs_per_link} link them.\n\n"
-        + markdown(["position", *(f"{p + 1}" for p in seen)], rows)
+        f"The table has the documents shown at both of two positions; {links.pairs_per_link} link them."
     )
+    yield Table(["position", *(f"{p + 1}" for p in seen)], rows)
 
 
 def _about_propensities(found: UnderstoodLog) -> Iterator[str]:
@@ -317,25 +309,25 @@ _ABOUT_TRUST = (
 )
 
 
-def _trust(found: UnderstoodLog) -> list[str]:
+def _trust(found: UnderstoodLog) -> Iterator[Text]:
     if (trust := found.trust) is None:
-        return []
+        return
     judged = (
         f"{trust.judged_by} from {found.relevant_from:g} on" if trust.judged_by != "clicks" else "half of the clicks"
     )
     curves = "harvested curves" if trust.harvested else "click ratios, which mix order and examination"
-    return [
+    yield Text(
         f"Trust, from {curves} of {trust.good:,} good and {trust.poor:,} poor documents (by {judged}): slope "
         f"{_figure(trust.slope)}, {trust.verdict}."
-    ]
+    )
 
 
 def _about_models(found: UnderstoodLog) -> Iterator[str]:
     if not found.held_out:
-        yield "Nothing is held out, for the log has one period: name later groups under `held_out`."
+        yield "Nothing is held out, for the log has one period: name later groups under held_out."
     else:
         yield (
-            "Perplexity is `2^-mean log2 P` of what happened on each document shown: 1 is perfect, 2 a coin. The ratio "
+            "Perplexity is 2^-mean log2 P of what happened on each document shown: 1 is perfect, 2 a coin. The ratio "
             "of the position is the baseline: a model above it knows less than the mean of all documents."
         )
         yield (
@@ -348,23 +340,23 @@ def _about_models(found: UnderstoodLog) -> Iterator[str]:
         )
     if found.labels:
         yield (
-            f"NDCG is that of the expert labels in `{found.labels}` over the documents of a query that were shown, in "
-            "the order of each model; `as shown` is that of their mean position. Clicks well predicted are not "
+            f"NDCG is that of the expert labels in {found.labels} over the documents of a query that were shown, in "
+            "the order of each model; as shown is that of their mean position. Clicks well predicted are not "
             "relevance well found: the two part ways on real logs (Hager et al. 2024), so choose by what you need."
         )
 
 
-def _by_position(found: UnderstoodLog) -> str:
+def _by_position(found: UnderstoodLog) -> Table:
     models = [model for model in found.models if model.positions]
     rows = [
         [f"{p + 1}", *(number(model.positions[p]) for model in models)]
         for p, shown in enumerate(found.exposure.shown)
         if shown
     ]
-    return markdown(["position", *(model.name for model in models)], rows)
+    return Table(["position", *(model.name for model in models)], rows)
 
 
-def chart(found: UnderstoodLog) -> charts.Spec:
+def _chart(found: UnderstoodLog) -> charts.Spec:
     """By position: clicks and exposure, propensities with intervals, and the perplexity of each click model."""
     e = found.exposure
     places = [p + 1 for p, shown in enumerate(e.shown) if shown]

@@ -10,10 +10,11 @@ from pydantic import Field, model_validator
 
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.split import LabelColumn
-from ltrscale.evaluation.studies.folds import print_crossval, summarise_folds
+from ltrscale.evaluation.studies.folds import Crossval, document, summarise_folds
 from ltrscale.experiments.pipeline import PipelineConfig, evaluation_on, run_pipeline
 from ltrscale.launch.start import cluster_for
 from ltrscale.progress import Report, log
+from ltrscale.reports.findings import print_report
 from ltrscale.stages.inputs import OutputUrl
 from ltrscale.stages.origins import Settings
 from ltrscale.stages.runs import recorded
@@ -76,7 +77,7 @@ class CrossvalJob(Config):
                 run_pipeline(self.of(fold))
             summaries = [self._summarised(column) for column in self.pipeline.evaluate_on]
         for out in summaries:
-            print_crossval(out)
+            print_report(out, document(Crossval.read(out)))
 
     def of(self, fold: str) -> PipelineConfig:
         """The pipeline of one fold."""

@@ -32,8 +32,7 @@ from ltrscale.evaluation.measure.agreement import AgreementConfig, agree
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff, EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.pages import REPORT, print_report, write_report
-from ltrscale.evaluation.studies.distillation import TEACHER, Cost, Distillation, chart, gather, page, table
+from ltrscale.evaluation.studies.distillation import TEACHER, Cost, Distillation, document, gather
 from ltrscale.experiments.methods.choices import MethodName
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
@@ -42,6 +41,8 @@ from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.heads import HeadConfig
 from ltrscale.progress import Report, log
 from ltrscale.ranking.pointwise import SquaredErrorConfig
+from ltrscale.reports.findings import print_report, write_report
+from ltrscale.reports.markdown import REPORT
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.serving.export import ExportJob
 from ltrscale.serving.parity import ParityConfig
@@ -86,7 +87,6 @@ StudentConfig = Annotated[
 
 DIRECT = "direct"
 """Name of the directly trained trees among the methods."""
-_PICTURE = "methods.png"
 
 
 class SpeedConfig(Config):
@@ -166,7 +166,7 @@ class DistillJob(Config):
                 if not isinstance(student, MLPStudent):
                     self._export(name, models[name])
             made = self._report(models)
-        print_report(self.out, [table(made)])
+        print_report(self.out, document(made, self._links()))
 
     @cached_property
     def _splits(self) -> SplitsWithTest:
@@ -278,16 +278,18 @@ class DistillJob(Config):
         every = {**({TEACHER: self.teacher} if self.teacher else {}), **models}
         costs = measure_costs(every, self._splits.test, self.speed)
         comparison = gather(self._place("evaluation"), self._place("agreement"), costs, seed=self.evaluate.seed)
-        links = {
+        with storage.Commit(self.out) as commit:
+            write_report(commit, comparison, document(comparison, self._links()))
+            commit.finish({"made_by": origin})
+        return comparison
+
+    def _links(self) -> dict[str, str]:
+        """Further reports and files, by what they are."""
+        return {
             "the evaluation, with all metrics": join(self._place("evaluation"), REPORT),
             "the agreement of every group": join(self._place("agreement"), GROUPS),
             "the trees of students for LightGBM alone": self._place("export"),
         }
-        with storage.Commit(out) as commit:
-            text = page(comparison, picture=_PICTURE, links=links)
-            write_report(commit, comparison, page=text, picture=_PICTURE, chart=chart(comparison))
-            commit.finish({"made_by": origin})
-        return comparison
 
     def _place(self, name: str) -> str:
         return join(self.out, name)

@@ -21,11 +21,12 @@ from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.selection import select
 from ltrscale.errors import InputError
-from ltrscale.evaluation.studies.study import Cost, Design, Model
-from ltrscale.evaluation.studies.study_page import print_study
+from ltrscale.evaluation.studies.study import Cost, Design, Model, Study
+from ltrscale.evaluation.studies.study_page import document
 from ltrscale.experiments.study_grid import StudyConfig, cells_of, shared_encoders
 from ltrscale.experiments.study_models import Spent, StudyParts, StudySummary, Summarised
 from ltrscale.progress import log, progress
+from ltrscale.reports.findings import print_report
 from ltrscale.stages.runs import recorded
 from ltrscale.stages.tasks import Costs, Task, run_all
 from ltrscale.storage import join
@@ -54,7 +55,7 @@ def run_study(config: StudyConfig) -> None:
                 select(split, labelled=True)
         failed = _run(StudyParts(config, view))
     if storage.read_manifest(summary := join(config.out, "summary")) is not None:
-        print_study(summary)
+        print_report(summary, document(Study.read(summary)))
     if failed:
         first = next(iter(failed))
         raise InputError(

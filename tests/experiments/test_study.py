@@ -246,7 +246,7 @@ def test_a_failing_method_is_named_and_the_others_are_reported(synthetic_dataset
     text = (tmp_path / "out" / "summary" / "report.md").read_text()
     assert "2 of 4 models are measured" in text
     assert "a score is NaN, training has diverged" in text
-    assert "validation labels are a sample (`labelled_groups: 20`), drawn anew with those of training" in text
+    assert "validation labels are a sample (labelled_groups: 20), drawn anew with those of training" in text
 
 
 def test_validation_labels_shrink_with_the_training_labels_if_asked(synthetic_dataset: str, tmp_path: Path) -> None:

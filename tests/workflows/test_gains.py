@@ -105,7 +105,7 @@ def test_revenue_from_the_log_is_the_gain_of_the_metric(
     assert summary.mean == pytest.approx(expected_Q.nanmean().item())
     assert summary.groups == week.groupby("search_id")["revenue"].max().gt(0).sum()
     assert summary.mean != pytest.approx(found.methods[0].slices["all"].summaries["ndcg@5"].mean, abs=1e-3)
-    assert "gain of the column `gains`, 0 where it has none" in (tmp_path / "out" / "report.md").read_text()
+    assert "gain of the column \\`gains\\`, 0 where it has none" in (tmp_path / "out" / "report.md").read_text()
 
 
 @pytest.mark.parametrize("config", TREES, ids=lambda config: config.kind)

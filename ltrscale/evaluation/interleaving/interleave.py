@@ -23,23 +23,15 @@ from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.interleaving.impressions import METHODS, Pair, RankedGroups, Traffic, simulate
-from ltrscale.evaluation.interleaving.interleave_page import (
-    PICTURE,
-    Compared,
-    Interleaved,
-    RankerPair,
-    chart,
-    page,
-    print_table,
-)
+from ltrscale.evaluation.interleaving.interleave_page import Compared, Interleaved, RankerPair, document
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.parts import look_up
 from ltrscale.evaluation.measure.settings import CutOff
-from ltrscale.evaluation.pages import write_report
 from ltrscale.evaluation.statistics.crossed import Floats
 from ltrscale.evaluation.statistics.lift import Difference, agreement, impressions_needed, lift
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import METRIC, METRICS, named
+from ltrscale.reports.findings import print_report, write_report
 from ltrscale.simulate.ragged import Ints
 from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
 from ltrscale.stages.inputs import BundleUrl, hashes_of
@@ -116,7 +108,7 @@ class InterleaveJob(Stage):
     def run(self) -> bool:
         """Make the report, and print its table."""
         ran = super().run()
-        print_table(self.out)
+        print_report(self.out, document(Interleaved.read(self.out)))
         return ran
 
     def check(self) -> None:
@@ -163,7 +155,7 @@ def interleave(job: InterleaveJob, *, made_by: Origin, report: Report) -> Interl
     with storage.Commit(job.out) as commit:
         with commit.file(GROUPS) as path:
             pq.write_table(_table(measured, result), path)
-        write_report(commit, result, page=page(result), picture=PICTURE, chart=chart(result))
+        write_report(commit, result, document(result))
         commit.finish({"made_by": made_by})
     for pair in result.pairs:
         lifts = {method: compared.lift.mean for method, compared in pair.methods.items()}

@@ -4,20 +4,13 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from ltrscale.config import Config
-from ltrscale.evaluation import charts
-from ltrscale.evaluation.pages import (
-    Findings,
-    bullets,
-    markdown,
-    number,
-    print_report,
-)
+from ltrscale.evaluation.pages import number
 from ltrscale.evaluation.statistics.lift import Agreement, Difference
-from ltrscale.markdown import code
 from ltrscale.ranking.choices import metric_label
+from ltrscale.reports import charts
+from ltrscale.reports.document import Chart, Document, Points, Section, Table, Text
+from ltrscale.reports.findings import Findings
 from ltrscale.simulate.users import Cascade, PositionBased, User
-
-PICTURE = "lift.png"
 
 
 class Compared(Config):
@@ -67,7 +60,35 @@ class Interleaved(Findings):
     power: float
 
 
-def table(found: Interleaved) -> str:
+def _difference(difference: Difference, form: str) -> str:
+    if difference.mean is None:
+        return "-"
+    if difference.low is None or difference.high is None:
+        return f"{difference.mean:{form}}"
+    return f"{difference.mean:{form}} [{difference.low:{form}}, {difference.high:{form}}]"
+
+
+def document(found: Interleaved) -> Document:
+    """The report: a row for each pair and method, and how far the methods agree with the metric."""
+    label = metric_label(found.metric)
+    opening = (
+        Text(
+            f"Test data: {', '.join(found.data)}; {found.groups:,} labelled query groups, {found.documents:,} "
+            f"documents, {found.impressions:,} impressions for each pair and method. {label} is defined in "
+            f"{found.defined:,} of the groups."
+        ),
+        Table(["ranker", label, "from"], [[n, number(found.means.get(n)), url] for n, url in found.rankers.items()]),
+        _pairs(found),
+        Chart(chart(found), "lift of each pair by each method, and impressions needed", "lift"),
+    )
+    sections = (
+        Section(f"Agreement of {label} with the lift", [_agreements(found)]),
+        Section("How to read the tables", [Points(list(_explanations(found)))]),
+    )
+    return Document("Interleaving", opening, sections)
+
+
+def _pairs(found: Interleaved) -> Table:
     """A row for each pair and method."""
     header = ["pair", f"{metric_label(found.metric)} [95%]", "method", "credit", "lift [95%]", "p", "needed"]
     rows = [
@@ -83,47 +104,17 @@ def table(found: Interleaved) -> str:
         for pair in found.pairs
         for method, compared in pair.methods.items()
     ]
-    return markdown(header, rows)
+    return Table(header, rows)
 
 
-def _difference(difference: Difference, form: str) -> str:
-    if difference.mean is None:
-        return "-"
-    if difference.low is None or difference.high is None:
-        return f"{difference.mean:{form}}"
-    return f"{difference.mean:{form}} [{difference.low:{form}}, {difference.high:{form}}]"
-
-
-def _agreements(found: Interleaved) -> str:
+def _agreements(found: Interleaved) -> Table:
     """A row for each method: how often the metric and the lift prefer the same ranker."""
     header = ["method", "pairs", "same ranker", "both significant", "same ranker of these", "correlation"]
     rows = [
         [method, *map(str, (a.pairs, a.same, a.significant, a.significant_same)), number(a.correlation)]
         for method, a in found.agreement.items()
     ]
-    return markdown(header, rows)
-
-
-def page(found: Interleaved) -> str:
-    """The whole report in Markdown."""
-    label = metric_label(found.metric)
-    parts = [
-        "# Interleaving",
-        f"Test data: {', '.join(map(code, found.data))}; {found.groups:,} labelled query groups, {found.documents:,} "
-        f"documents, {found.impressions:,} impressions for each pair and method. {label} is defined in "
-        f"{found.defined:,} of the groups.",
-        markdown(
-            ["ranker", label, "from"], [[n, number(found.means.get(n)), code(u)] for n, u in found.rankers.items()]
-        ),
-        "## Pairs",
-        table(found),
-        f"![lift of each pair by each method, and impressions needed]({PICTURE})",
-        f"## Agreement of {label} with the lift",
-        _agreements(found),
-        "## How to read the tables",
-        bullets(_explanations(found)),
-    ]
-    return "\n\n".join(parts) + "\n"
+    return Table(header, rows)
 
 
 def _explanations(found: Interleaved) -> Iterator[str]:
@@ -162,11 +153,6 @@ def _explanations(found: Interleaved) -> Iterator[str]:
         "The agreement counts the pairs on which metric and lift prefer the same ranker, and the same of those whose "
         "intervals both exclude 0. The correlation is that of the differences, without centring."
     )
-
-
-def print_table(url: str) -> None:
-    """Write the table of a committed report and its place to standard output."""
-    print_report(url, [table(Interleaved.read(url))])
 
 
 def chart(found: Interleaved) -> charts.Spec:

@@ -24,11 +24,11 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff
-from ltrscale.evaluation.pages import Findings
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.crossed import Floats
 from ltrscale.evaluation.statistics.summarise import Summary, scopes
 from ltrscale.progress import Report, progress
+from ltrscale.reports.findings import Findings
 
 TAU = "tau"
 _PAIRS = 1 << 21

@@ -22,15 +22,6 @@ from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
-from ltrscale.evaluation import charts
-from ltrscale.evaluation.pages import (
-    Findings,
-    bullets,
-    markdown,
-    print_report,
-    write_report,
-)
-from ltrscale.markdown import code
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import Kind
 from ltrscale.pretext.augment import AugmentConfig, Draw
@@ -41,12 +32,14 @@ from ltrscale.pretext.objective import Pretrainer
 from ltrscale.pretext.siamese import Siamese, rivals
 from ltrscale.pretext.watch import measure
 from ltrscale.progress import Report, progress
+from ltrscale.reports import charts
+from ltrscale.reports.document import Chart, Document, Points, Section, Table, Text
+from ltrscale.reports.findings import Findings, print_report, write_report
 from ltrscale.stages.inputs import BundleUrl, hashes_of
 from ltrscale.stages.stage import Origin, Stage
 
 _BATCH = 512
 _SHOWN = 15
-_PICTURE = "contrast.png"
 
 
 class ContrastJob(Stage):
@@ -74,7 +67,7 @@ class ContrastJob(Stage):
     def run(self) -> bool:
         """Make the report, and print its first rows."""
         ran = super().run()
-        print_table(self.out)
+        print_report(self.out, document(Contrast.read(self.out)))
         return ran
 
     def splits_read(self) -> list[Split]:
@@ -176,7 +169,7 @@ def contrast(job: ContrastJob, *, made_by: Origin, report: Report) -> Contrast:
         features=tuple(sorted(features, key=lambda feature: -feature.loss)),
     )
     with storage.Commit(job.out) as commit:
-        write_report(commit, contrast, page=page(contrast), picture=_PICTURE, chart=chart(contrast))
+        write_report(commit, contrast, document(contrast))
         commit.finish({"made_by": made_by})
     report({"loss": contrast.loss, "uninformed": contrast.uninformed, "accuracy": contrast.accuracy})
     return contrast
@@ -249,51 +242,38 @@ def shuffled(offsets_Q1: Tensor, generator: torch.Generator) -> Tensor:
     return (group_N + torch.rand(len(group_N), generator=generator, dtype=torch.float64)).argsort()
 
 
-def table(found: Contrast, *, most: int | None = None) -> str:
-    """A row for each feature, the one without which the loss rises most first."""
+def document(found: Contrast) -> Document:
+    """The report: the features without which the loss rises most first."""
+    header = ["permuted feature", "kind", "masked", "loss", "rise", "found"]
     rows = [
         [f.name, f.kind, f"{f.masked:g}", f"{f.loss:.4f}", f"{f.loss - found.loss:+.4f}", _percent(f.accuracy)]
-        for f in found.features[:most]
+        for f in found.features
     ]
-    return markdown(["permuted feature", "kind", "masked", "loss", "rise", "found"], rows)
-
-
-def summary(found: Contrast) -> str:
-    """The contrast as trained, in a sentence."""
-    return (
-        f"The loss of {found.method} is {found.loss:.4f}, which is {found.loss / max(found.uninformed, 1e-9):.0%} of "
-        f"{found.uninformed:.4f}, the loss without any knowledge; the other view is found for "
-        f"{_percent(found.accuracy)} of documents."
+    opening = (
+        Text(f"Bundle {found.bundle} on {found.data}: {found.groups:,} query groups, {found.documents:,} documents."),
+        Text(
+            f"The loss of {found.method} is {found.loss:.4f}, which is {found.loss / max(found.uninformed, 1e-9):.0%} "
+            f"of {found.uninformed:.4f}, the loss without any knowledge; the other view is found for "
+            f"{_percent(found.accuracy)} of documents."
+        ),
+        Table(header, rows[:_SHOWN]),
+        Chart(chart(found), "rise of the loss by permuted feature", "contrast"),
     )
+    sections = [Section("How to read the table", [Points(_HOW_TO_READ)])]
+    if len(rows) > _SHOWN:
+        sections.append(Section("All features", [Table(header, rows)]))
+    return Document("Contrast", opening, sections)
 
 
-def page(found: Contrast) -> str:
-    """The report in Markdown."""
-    lines = [
-        "Each row has one feature permuted among the documents that are told apart, in one of the two views; the other "
-        "view and all other features stay as in training. The permutation is the same for all features.",
-        "loss is the mean over documents, rise its difference from the loss as trained. found is the share of the "
-        "documents whose other view is the closest. masked is the rate at which the views hide the feature.",
-        "A feature far above the others names the document. If it says nothing about relevance, as an id, leave it out "
-        "or mask it with `pretrain.mask.columns`. If many features share the work, the contrast is sound.",
-        "SimSiam has no contrast of its own: its projections are judged by the loss of SimCLR-Rank.",
-    ]
-    parts = [
-        "# Contrast",
-        f"Bundle {code(found.bundle)} on {code(found.data)}: {found.groups:,} query groups, {found.documents:,} "
-        f"documents. {summary(found)}",
-        table(found),
-        f"![rise of the loss by permuted feature]({_PICTURE})",
-        "## How to read the table",
-        bullets(lines),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def print_table(url: str) -> None:
-    """Write the first rows of a committed report and its place to standard output."""
-    found = Contrast.read(url)
-    print_report(url, [table(found, most=_SHOWN), summary(found)])
+_HOW_TO_READ = (
+    "Each row has one feature permuted among the documents that are told apart, in one of the two views; the other "
+    "view and all other features stay as in training. The permutation is the same for all features.",
+    "loss is the mean over documents, rise its difference from the loss as trained. found is the share of the "
+    "documents whose other view is the closest. masked is the rate at which the views hide the feature.",
+    "A feature far above the others names the document. If it says nothing about relevance, as an id, leave it out or "
+    "mask it with pretrain.mask.columns. If many features share the work, the contrast is sound.",
+    "SimSiam has no contrast of its own: its projections are judged by the loss of SimCLR-Rank.",
+)
 
 
 def chart(found: Contrast) -> charts.Spec:

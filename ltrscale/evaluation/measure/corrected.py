@@ -28,13 +28,13 @@ from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.evaluation.clicks_page import Figure, UnderstoodLog, Way
-from ltrscale.evaluation.pages import against, bullets, markdown, number
+from ltrscale.evaluation.pages import against, number
 from ltrscale.evaluation.statistics.blocks import Blocks, Ints, Tally
 from ltrscale.evaluation.statistics.crossed import Floats
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary, scopes
-from ltrscale.markdown import code
 from ltrscale.ranking.graded import gain_dcg
 from ltrscale.ranking.metrics import exponential_gain
+from ltrscale.reports.document import Points, Table
 from ltrscale.storage import read_manifest
 
 
@@ -259,7 +259,7 @@ def _figure(summary: Summary) -> Figure:
     return Figure(mean=summary.mean, low=summary.low, high=summary.high)
 
 
-def section(found: Corrected, k: int, raw: Mapping[str, str], baseline: str | None) -> list[str]:
+def section(found: Corrected, k: int, raw: Mapping[str, str], baseline: str | None) -> tuple[Table, Points]:
     """The table at a cut-off beside the raw metric, and what it rests on."""
     header = ["method", f"NDCG@{k}", f"share@{k}", f"share@{k} corrected", "95% interval"]
     header += [] if baseline is None else [f"corrected - {baseline} [95%]", "p"]
@@ -269,7 +269,7 @@ def section(found: Corrected, k: int, raw: Mapping[str, str], baseline: str | No
         row = [method.name, raw[method.name], number(method.plain[k].mean), number(mean)]
         row.append(f"[{number(low)}, {number(high)}]")
         rows.append(row + ([] if baseline is None else against(method.comparisons.get(k))))
-    return [markdown(header, rows), bullets(_how_to_read(found, k))]
+    return Table(header, rows, caption="Corrected for positions"), Points(_how_to_read(found, k))
 
 
 def _how_to_read(found: Corrected, k: int) -> list[str]:
@@ -281,7 +281,7 @@ def _how_to_read(found: Corrected, k: int) -> list[str]:
         "each discounted as in DCG, over all groups together. Corrected, each document counts by the inverse of the "
         "propensity of the position at which it was shown (Joachims et al. 2017), self-normalised (Swaminathan and "
         "Joachims 2015): what was seldom looked at and got its label all the same stands for others.",
-        f"Propensities are those of {code(source.clicks)} ({source.way}), relative to the first position: {curve}. "
+        f"Propensities are those of {source.clicks} ({source.way}), relative to the first position: {curve}. "
         f"Weights above {source.clip:g} are cut: {found.clipped:,} of {left:,}.",
         f"The effective sample is {found.effective:,.0f} documents of {left:,} with a label above 0: uneven weights "
         "make figures less sure, and the intervals wider.",
@@ -291,6 +291,6 @@ def _how_to_read(found: Corrected, k: int) -> list[str]:
     if found.unknown:
         lines.append(
             f"{found.unknown:,} of {found.relevant:,} relevant documents are left out: they have no position, or one "
-            f"whose propensity is not known (known are {len(known)}); jobs.clicks looks deeper with a larger `depth`."
+            f"whose propensity is not known (known are {len(known)}); jobs.clicks looks deeper with a larger depth."
         )
     return lines

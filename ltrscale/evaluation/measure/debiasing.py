@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ltrscale.markdown import escape
-
 
 class Trained(NamedTuple):
     """A method with bundles."""
@@ -50,10 +48,10 @@ def stated(methods: Sequence[Trained], *, shown: bool) -> list[str]:
     """
     did, without = [m for m in methods if m.how], [m for m in methods if not m.how]
     if not did:
-        said = "No training corrected for positions: networks do with `debias` (dla or weights), trees with `unbiased`."
+        said = "No training corrected for positions: networks do with debias (dla or weights), trees with unbiased."
         return [said] if shown and methods else []
-    named = ", ".join(f"{escape(method.name)} ({method.how})" for method in did)
-    others = ", ".join(escape(method.name) for method in without) or "none"
+    named = ", ".join(f"{method.name} ({method.how})" for method in did)
+    others = ", ".join(method.name for method in without) or "none"
     twins = [(one, other) for one in did for other in without if one.otherwise == other.otherwise and all(one.debiased)]
     return [
         f"Trained with a correction for positions: {named}; without: {others}.",
@@ -66,6 +64,6 @@ def _effect(one: Trained, other: Trained) -> str:
     pairs = ((name, mean, other.means[name]) for name, mean in one.means.items())
     figures = [f"{name} {a - b:+.4f}" for name, a, b in pairs if a is not None and b is not None]
     return (
-        f"{escape(one.name)} has the settings of {escape(other.name)}, and the correction: {', '.join(figures)}. Raw "
+        f"{one.name} has the settings of {other.name}, and the correction: {', '.join(figures)}. Raw "
         "figures reward the order that was shown, so a correction that works may lower them."
     )

@@ -21,23 +21,21 @@ from ltrscale.evaluation.measure.figures import Tallies, figures
 from ltrscale.evaluation.measure.group_file import GROUPS, GroupFile
 from ltrscale.evaluation.measure.judged import Judged, judged_split
 from ltrscale.evaluation.measure.metrics import all_metrics, clicks_metrics, metrics_of, values_of
-from ltrscale.evaluation.measure.opening import opening
 from ltrscale.evaluation.measure.outliers import OutlierDetector, fit_outliers
+from ltrscale.evaluation.measure.page import document
 from ltrscale.evaluation.measure.parts import Measuring, committed_row_groups
-from ltrscale.evaluation.measure.report import Evaluation, chart, page, print_table
+from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.seen import Seen
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.shown import AS_SHOWN, check_shown
 from ltrscale.evaluation.measure.slices import ALL, Slicer
 from ltrscale.evaluation.measure.trials import MethodTrial, trials_of
-from ltrscale.evaluation.pages import write_report
 from ltrscale.evaluation.statistics.blocks import Tally
 from ltrscale.progress import Report
+from ltrscale.reports.findings import print_report, write_report
 from ltrscale.stages.inputs import hashes_of
 from ltrscale.stages.origins import check_unseen, content_of, scored_by
 from ltrscale.stages.stage import Origin, Stage
-
-_PICTURE = "ndcg.png"
 
 
 class EvaluateJob(Stage):
@@ -54,7 +52,7 @@ class EvaluateJob(Stage):
         """Evaluate, and print the table if `show` is set."""
         ran = super().run()
         if show:
-            print_table(self.out)
+            print_report(self.out, document(Evaluation.read(self.out), self.out))
         return ran
 
     def check(self) -> None:
@@ -119,9 +117,8 @@ def evaluate(
         with commit.file(GROUPS) as path, GroupFile(path, list(all_metrics(config)), trials) as file:
             tallies = _measure(measuring, test, config, file, run, judged)
         evaluation = figures(tallies, trials, test, config, detector=detector, judged=judged, correction=correction)
-        text = page(evaluation, opening=opening(evaluation), picture=_PICTURE, out=out)
         also = {"outliers.json": detector.model_dump_json(indent=1) + "\n"}
-        write_report(commit, evaluation, page=text, picture=_PICTURE, chart=chart(evaluation), also=also)
+        write_report(commit, evaluation, document(evaluation, out), also=also)
         commit.finish({"made_by": made_by})
     for method in evaluation.methods:
         means = {name: summary.mean for name, summary in method.slices[ALL].summaries.items()}

@@ -20,13 +20,14 @@ from ltrscale import storage
 from ltrscale.config import Config, Operational
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.scored_lists import ListSource, ScoredLists
-from ltrscale.evaluation.pages import Findings, bullets, markdown, number, print_report, write_report
-from ltrscale.markdown import code
+from ltrscale.evaluation.pages import number
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import metric_label, named
 from ltrscale.ranking.libraries import KINDS, POLICIES, PROGRAMS, Policy, under
 from ltrscale.ranking.metrics import Metric
 from ltrscale.ranking.rules import Rules
+from ltrscale.reports.document import Block, Document, Points, Section, Table, Text
+from ltrscale.reports.findings import Findings, print_report, write_report
 from ltrscale.stages.stage import Origin, Stage
 
 _SAME = 1e-12
@@ -61,7 +62,7 @@ class ReconcileJob(Stage):
     def run(self) -> bool:
         """Make the report, and print its table."""
         ran = super().run()
-        print_table(self.out)
+        print_report(self.out, document(Reconciliation.read(self.out)))
         return ran
 
     def inputs(self) -> dict[str, str]:
@@ -161,7 +162,7 @@ def reconcile(job: ReconcileJob, *, made_by: Origin, report: Report) -> Reconcil
             pq.write_table(
                 pa.table({"query": lists.queries, "documents": lists.offsets_Q1.diff().numpy(), **values}), path
             )
-        write_report(commit, result, page=page(result))
+        write_report(commit, result, document(result))
         commit.finish({"made_by": made_by})
     for of_metric in result.metrics:
         report({"metric": of_metric.metric, "figure": of_metric.figure})
@@ -251,22 +252,25 @@ def _step(
     )
 
 
-def page(found: Reconciliation) -> str:
-    """The whole report in Markdown."""
+def document(found: Reconciliation) -> Document:
+    """The report: a row for each program and metric, and the groups that show each difference."""
     intro = (
         f"{found.groups:,} query groups, {found.documents:,} documents; {found.tied:,} groups have documents of equal "
         "scores and different labels. Each program's figure is computed by its rules. Rules are switched from ours to "
         f"the program's in this order: {', '.join(Rules.model_fields)}; the change of the mean at each switch is that "
         "rule's part, and the parts add up to the difference. In brackets are the groups whose value changes."
     )
-    parts = ["# Reconciliation", intro, *tables(found)]
-    for each in found.metrics:
-        parts += [f"## {metric_label(each.metric)}: the groups that show it", f"Ours: {each.policy}."]
-        parts += [_groups(program) for program in each.programs]
-    return "\n\n".join(parts) + "\n"
+    sections = [
+        Section(
+            f"{metric_label(each.metric)}: the groups that show it",
+            [Text(f"Ours: {each.policy}."), *map(_groups, each.programs)],
+        )
+        for each in found.metrics
+    ]
+    return Document("Reconciliation", [Text(intro), _explained(found)], sections)
 
 
-def tables(found: Reconciliation) -> list[str]:
+def _explained(found: Reconciliation) -> Table:
     """A row for each program and metric, with the rules that explain its difference from ours."""
     rows = []
     for each in found.metrics:
@@ -275,21 +279,16 @@ def tables(found: Reconciliation) -> list[str]:
             difference = "-" if program.difference is None else f"{program.difference:+.4f}"
             why = [f"{s.rule} {s.theirs} {s.part:+.4f} ({s.groups:,})" for s in program.steps if s.groups]
             figures = [number(program.figure), difference, ", ".join(why) or "the same rules here"]
-            rows.append([metric_label(each.metric), program.program, code(program.spelled), *figures])
-    return [markdown(["metric", "program", "spelled", "figure", "- ours", "explained by"], rows)]
+            rows.append([metric_label(each.metric), program.program, program.spelled, *figures])
+    return Table(["metric", "program", "spelled", "figure", "- ours", "explained by"], rows)
 
 
-def _groups(program: Reconciled) -> str:
+def _groups(program: Reconciled) -> Block:
     """The groups that each rule of a program changes most."""
     lines = []
     for step in program.steps:
-        shown = "; ".join(f"{code(g.query)} {number(g.before)} to {number(g.after)}" for g in step.shown)
+        shown = "; ".join(f"{g.query} {number(g.before)} to {number(g.after)}" for g in step.shown)
         if shown:
             lines.append(f"{step.rule}, {step.ours} to {step.theirs}, {step.part:+.4f}: {shown}")
-    text = f"{program.program} {code(program.spelled)}: {program.policy}."
-    return "\n\n".join([text, *([bullets(lines)] if lines else [])])
-
-
-def print_table(url: str) -> None:
-    """Write the table of a committed reconciliation and the place of its report to standard output."""
-    print_report(url, tables(Reconciliation.read(url)))
+    text = f"{program.program} {program.spelled}: {program.policy}"
+    return Points(lines, caption=text) if lines else Text(f"{text}.")

@@ -9,25 +9,17 @@ from typing import ClassVar
 from pydantic import Field
 
 from ltrscale.config import Config
-from ltrscale.evaluation import charts
 from ltrscale.evaluation.measure.agreement import TAU, Agreement
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, Sliced
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
-from ltrscale.evaluation.pages import (
-    Findings,
-    against,
-    against_header,
-    bullets,
-    definitions,
-    intervals,
-    markdown,
-    number,
-)
+from ltrscale.evaluation.pages import against, against_header, definitions, intervals, number
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary, scopes
 from ltrscale.evaluation.studies.folds import read_groups
-from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_label
+from ltrscale.reports import charts
+from ltrscale.reports.document import Chart, Document, Points, Section, Table, Text
+from ltrscale.reports.findings import Findings
 
 TEACHER = "teacher"
 """Name of the teacher among the methods."""
@@ -124,7 +116,7 @@ def gather(evaluation_url: str, agreement_url: str, costs: Mapping[str, Cost], *
     )
 
 
-def table(found: Distillation) -> str:
+def _side_by_side(found: Distillation) -> Table:
     """One row per method: NDCG, difference from the baseline, outlier groups, agreement, size and speed."""
     primary = found.primary
     cutoffs = [name for name in found.methods[0].slices[ALL].summaries if name.startswith("ndcg@")]
@@ -145,7 +137,7 @@ def table(found: Distillation) -> str:
                 *_cost(method.cost),
             ]
         )
-    return markdown(header, rows)
+    return Table(header, rows)
 
 
 def _mean(summary: Summary | None) -> str:
@@ -210,11 +202,29 @@ def _agreement(method: DistilledMethod) -> Iterator[str]:
     yield f"{method.name} agrees with the teacher to tau = {tau.mean:.3f} [{tau.low:.3f}, {tau.high:.3f}]{in_common}."
 
 
-def page(found: Distillation, *, picture: str, links: Mapping[str, str]) -> str:
-    """The whole report in Markdown; `links` maps descriptions of further reports and files to their places."""
-    test = found.test
-    primary = metric_label(found.primary)
-    lines = [
+def document(found: Distillation, links: Mapping[str, str]) -> Document:
+    """The report; `links` maps descriptions of further reports and files to their places."""
+    test, primary = found.test, metric_label(found.primary)
+    shows = f"{primary}, agreement with the teacher and scoring speed of each method"
+    opening = (
+        Text(
+            f"Test data: {', '.join(test.data)}; {test.groups:,} labelled query groups, {test.documents:,} documents, "
+            f"{test.slices[OUTLIERS]:,} outlier groups. {primary} is defined in "
+            f"{found.methods[0].slices[ALL].summaries[found.primary].groups:,} of the groups."
+        ),
+        _side_by_side(found),
+        Chart(_chart(found), shows, "methods"),
+    )
+    sections = (
+        Section("Findings", [Points(list(findings(found)))]),
+        Section("How to read the table", [Points(_how_to_read(found))]),
+        Section("More", [Points([f"{what}: {where}" for what, where in links.items()])]),
+    )
+    return Document("Distillation", opening, sections)
+
+
+def _how_to_read(found: Distillation) -> list[str]:
+    return [
         *definitions(
             found.methods[0].slices[ALL].summaries,
             found.relevant_from,
@@ -231,24 +241,9 @@ def page(found: Distillation, *, picture: str, links: Mapping[str, str]) -> str:
         "MB is weights or trees in the bundle, docs/s what one thread scores in a second of processor time; all "
         "methods took turns in one process on the same documents.",
     ]
-    parts = [
-        "# Distillation",
-        f"Test data: {', '.join(map(code, test.data))}; {test.groups:,} labelled query groups, "
-        f"{test.documents:,} documents, {test.slices[OUTLIERS]:,} outlier groups. {primary} is defined in "
-        f"{found.methods[0].slices[ALL].summaries[found.primary].groups:,} of the groups.",
-        table(found),
-        "## Findings",
-        bullets(map(escape, findings(found))),
-        f"![{primary}, agreement with the teacher and scoring speed of each method]({picture})",
-        "## How to read the table",
-        bullets(lines),
-        "## More",
-        bullets(f"{escape(what)}: {code(where)}" for what, where in links.items()),
-    ]
-    return "\n\n".join(parts) + "\n"
 
 
-def chart(found: Distillation) -> charts.Spec:
+def _chart(found: Distillation) -> charts.Spec:
     """A row per method: the primary metric and tau with their 95% intervals, and the scoring speed."""
     kinds = {TEACHER: "teacher", found.baseline: "baseline"}
     quality, agreement, speed = [], [], []

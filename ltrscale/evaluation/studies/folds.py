@@ -9,7 +9,7 @@ Shapes: Q groups of a fold or of all, t trials of a method, M metrics.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,37 +21,30 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.evaluation import charts
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import (
-    Findings,
-    Scopes,
     against,
     against_header,
     all_comparisons,
     all_summaries,
-    bullets,
     definitions,
     has_letor,
     intervals,
-    markdown,
     number,
     policies,
-    print_report,
     verdicts,
     with_error,
-    write_report,
 )
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.crossed import Floats
 from ltrscale.evaluation.statistics.summarise import Scope, scopes
-from ltrscale.markdown import escape
 from ltrscale.progress import Report
 from ltrscale.ranking.choices import metric_label
-
-_PICTURE = "folds.png"
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
+from ltrscale.reports.findings import Findings, write_report
 
 
 class FoldMeans(Config):
@@ -114,16 +107,11 @@ def summarise_folds(
     _check_alike(evaluations)
     result = _summarise(evaluations, {fold: read_groups(url, evaluations[fold]) for fold, url in folds.items()}, seed)
     with storage.Commit(out) as commit:
-        write_report(commit, result, page=page(result), picture=_PICTURE, chart=chart(result))
+        write_report(commit, result, document(result))
         commit.finish({"made_by": made_by})
     for method in result.methods:
         report({"method": method.name, **{metric: means.mean for metric, means in method.folds.items()}})
     return result
-
-
-def print_crossval(url: str) -> None:
-    """Write the tables of a committed cross-validation and the place of its report to standard output."""
-    print_report(url, _tables(Crossval.read(url)))
 
 
 def _check_alike(evaluations: Mapping[str, Evaluation]) -> None:
@@ -214,7 +202,35 @@ def _fold_means(folds: Sequence[float | None]) -> FoldMeans:
     )
 
 
-def table(found: Crossval) -> str:
+def document(found: Crossval) -> Document:
+    """The report: means over folds, and comparisons over the test groups of all folds together."""
+    folds = ", ".join(f"{fold} {groups:,}" for fold, groups in found.folds.items())
+    together = f"{len(found.folds)} folds with {sum(found.folds.values()):,} labelled test groups together"
+    shows = f"{metric_label(found.primary)} of each method, fold by fold"
+    pooled = {"all": {method.name: method.pooled for method in found.methods}}
+    sections = [
+        Section("How to read the tables", [Points(_how_to_read(found))]),
+        Section("Fold by fold", [_fold_by_fold(found)]),
+        Section("All test groups together", [all_summaries(pooled)]),
+    ]
+    if found.baseline is not None:
+        title = f"Against {found.baseline}, all test groups together"
+        sections.append(Section(title, [all_comparisons(pooled)]))
+    opening = [Text(f"{together}: {folds}."), *_found(found), Chart(_chart(found), shows, "folds")]
+    return Document("Cross-validation", opening, sections)
+
+
+def _found(found: Crossval) -> Iterator[Block]:
+    """The table of methods, a table of both policies if the folds were evaluated under both, and what they can show."""
+    yield _leaders(found)
+    if has_letor(found.methods[0].folds):
+        yield policies({m.name: {metric: _mean(means) for metric, means in m.folds.items()} for m in found.methods})
+    compared = {method.name: method.pooled.comparisons.get(found.primary) for method in found.methods}
+    if shown := verdicts(compared, found.primary):
+        yield Points(shown)
+
+
+def _leaders(found: Crossval) -> Table:
     """One row per method: NDCG over folds, and over all test groups together the difference from the baseline."""
     cutoffs = [metric for metric in found.methods[0].folds if metric.startswith("ndcg@")]
     header = ["method", *map(metric_label, cutoffs)]
@@ -226,29 +242,10 @@ def table(found: Crossval) -> str:
         if found.baseline is not None:
             row += against(method.pooled.comparisons.get(found.primary))
         rows.append(row)
-    return markdown(header, rows)
+    return Table(header, rows)
 
 
-def page(found: Crossval) -> str:
-    """The whole report in Markdown."""
-    parts = [
-        "# Cross-validation",
-        f"{len(found.folds)} folds with {sum(found.folds.values()):,} labelled test groups together: "
-        f"{', '.join(f'{escape(fold)} {groups:,}' for fold, groups in found.folds.items())}.",
-        *_tables(found),
-        _how_to_read(found),
-        f"![{metric_label(found.primary)} of each method, fold by fold]({_PICTURE})",
-        "## Fold by fold",
-        _fold_by_fold(found),
-        "## All test groups together",
-        all_summaries(_pooled(found)),
-    ]
-    if found.baseline is not None:
-        parts += [f"## Against {escape(found.baseline)}, all test groups together", all_comparisons(_pooled(found))]
-    return "\n\n".join(parts) + "\n"
-
-
-def chart(found: Crossval) -> charts.Spec:
+def _chart(found: Crossval) -> charts.Spec:
     """The primary metric of each method: a dot a fold, and one for the mean over folds."""
     rows = []
     for method in found.methods:
@@ -258,21 +255,8 @@ def chart(found: Crossval) -> charts.Spec:
     return charts.intervals(rows, title=f"{metric_label(found.primary)} of each fold")
 
 
-def _tables(found: Crossval) -> list[str]:
-    """The table of methods, a table of both policies if the folds were evaluated under both, and what they can show."""
-    means = {
-        method.name: {metric: _mean(of_folds) for metric, of_folds in method.folds.items()} for method in found.methods
-    }
-    shown = verdicts({m.name: m.pooled.comparisons.get(found.primary) for m in found.methods}, found.primary)
+def _how_to_read(found: Crossval) -> list[str]:
     return [
-        table(found),
-        *([policies(means)] if has_letor(found.methods[0].folds) else []),
-        *([bullets(shown)] if shown else []),
-    ]
-
-
-def _how_to_read(found: Crossval) -> str:
-    lines = [
         "Figures are means over folds ± their standard error; a fold's figure is the mean over its test groups"
         f"{f' and {found.trials} trials' if found.trials > 1 else ''}.",
         *definitions(
@@ -286,21 +270,16 @@ def _how_to_read(found: Crossval) -> str:
         "training queries, which nothing here accounts for.",
         *intervals((method.pooled for method in found.methods), found.resamples),
     ]
-    return bullets(lines)
 
 
-def _fold_by_fold(found: Crossval) -> str:
+def _fold_by_fold(found: Crossval) -> Table:
     rows = []
     for metric in found.methods[0].folds:
         for method in found.methods:
             means = method.folds[metric]
             row = [metric_label(metric), method.name, *map(number, means.folds)]
             rows.append([*row, number(means.mean), number(means.std_error)])
-    return markdown(["metric", "method", *found.folds, "mean", "std. error"], rows)
-
-
-def _pooled(found: Crossval) -> Scopes:
-    return {"all": {method.name: method.pooled for method in found.methods}}
+    return Table(["metric", "method", *found.folds, "mean", "std. error"], rows)
 
 
 def _mean(means: FoldMeans) -> str:

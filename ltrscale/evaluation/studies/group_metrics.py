@@ -32,9 +32,9 @@ from ltrscale.evaluation.measure.parts import Measuring
 from ltrscale.evaluation.measure.report import EvaluatedData
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS, Slicer
-from ltrscale.evaluation.pages import Findings
 from ltrscale.evaluation.statistics.crossed import Floats
 from ltrscale.ranking.metrics import Metric
+from ltrscale.reports.findings import Findings
 
 _KEPT_BYTES = 1 << 30
 """A process keeps test groups of at most this size; it reads larger ones again for each bundle."""

@@ -16,10 +16,10 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import EvaluatedData
-from ltrscale.evaluation.pages import Findings
 from ltrscale.evaluation.statistics.crossed import Floats
 from ltrscale.evaluation.statistics.curves import Crossover, Drawn, Estimate, crossovers, estimate
 from ltrscale.evaluation.studies.group_metrics import Measured, TestedOn, read_outliers, read_values
+from ltrscale.reports.findings import Findings
 
 ScopeName = Literal["all", "outliers"]
 SCOPES: tuple[ScopeName, ...] = ("all", "outliers")

@@ -6,34 +6,24 @@ The columns of a table are numbers of labelled groups, where the paper's are dat
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ltrscale import storage
-from ltrscale.evaluation import charts
 from ltrscale.evaluation.measure.slices import OUTLIERS
-from ltrscale.evaluation.pages import (
-    Cells,
-    bullets,
-    definitions,
-    markdown,
-    number,
-    print_report,
-    skewed_draws,
-    with_error,
-    write_report,
-)
+from ltrscale.evaluation.pages import Cells, definitions, number, skewed_draws, with_error
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, MOST_DRAWS
 from ltrscale.evaluation.statistics.curves import Crossover, Estimate
 from ltrscale.evaluation.studies.study import Family, Point, ScopeName, Study, Versus
-from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_label
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
+from ltrscale.reports.findings import write_report
 
 CurveRow = dict[str, float | str | None]
 """A row of `charts.lines`."""
 _BESIDE, _FALL = 1.035, 2.0
 _ACROSS = "labelled groups"
-CURVES, DIFFERENCES = "curves.png", "differences.png"
 _FAMILIES: dict[Family, str] = {"trees": "GBDT", "not pretrained": "No pretrain DL", "pretrained": "Pretrained DL"}
 _STRATEGIES = {"LP": "linear probing", "MP": "multilayer probing", "FF": "full finetuning"}
 
@@ -41,24 +31,8 @@ _STRATEGIES = {"LP": "linear probing", "MP": "multilayer probing", "FF": "full f
 def write_study(study: Study, out: str, *, made_by: Mapping[str, Any]) -> None:
     """Commit `report.md` with its pictures and `metrics.json` to a directory."""
     with storage.Commit(out) as commit:
-        if study.opponents:
-            against = study.opponents[0]
-            with commit.file(DIFFERENCES) as path:
-                charts.save(_on_each_scope(study, functools.partial(differences_chart, study, against)), path)
-        curves = _on_each_scope(study, functools.partial(curves_chart, study))
-        write_report(commit, study, page=page(study), picture=CURVES, chart=curves)
+        write_report(commit, study, document(study))
         commit.finish({"made_by": made_by})
-
-
-def print_study(url: str) -> None:
-    """Write the table of methods, the advice and the place of the report to standard output."""
-    study = Study.read(url)
-    undecided = [line for other in study.opponents for line in deciding(study, other)]
-    print_report(url, [*_methods(study)[1:], *_quoted(sentences(study)), *_undecided(undecided)])
-
-
-def _undecided(lines: Sequence[str]) -> list[str]:
-    return [f"{_UNDECIDED}:", bullets(map(escape, lines))] if lines else []
 
 
 def sentences(study: Study) -> list[str]:
@@ -136,31 +110,32 @@ def advice(study: Study, pairs: Mapping[str, str]) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def page(study: Study) -> str:
-    """The whole report in Markdown."""
-    parts = ["# Study", *_progress(study), *_quoted(sentences(study)), _data(study)]
-    parts += [f"![{metric_label(study.primary)} against the number of labelled groups]({CURVES})", *_methods(study)]
+def document(study: Study) -> Document:
+    """The report: advice, tables in the shape of HOU24's, curves and differences."""
+    curves = _on_each_scope(study, functools.partial(curves_chart, study))
+    undecided = [line for other in study.opponents for line in deciding(study, other)]
+    opening = (
+        *_progress(study),
+        *map(Text, sentences(study)),
+        Text(_data(study)),
+        *_blocks(study, {name: name for name in study.methods}, about=" of each method (HOU24, table 1)"),
+        *([Points(undecided, _UNDECIDED)] if undecided else []),
+        Chart(curves, f"{metric_label(study.primary)} against the number of labelled groups", "curves"),
+    )
+    sections = []
     for other in study.opponents:
         which = "" if other == study.baseline else ", which is not pretrained"
-        parts += [f"## Against {escape(other)}{which}", *_against(study, other)]
-    if study.versus:
-        parts.append(f"![Differences against the number of labelled groups]({DIFFERENCES})")
-    parts += [*_shapes(study), "## Time", _time(study), "## How to read", _how_to_read(study)]
-    return "\n\n".join(parts) + "\n"
+        sections.append(Section(f"Against {other}{which}", list(_against(study, other))))
+    sections += [*_shapes(study), Section("Time", _time(study)), Section("How to read", [Points(_how_to_read(study))])]
+    return Document("Study", opening, sections)
 
 
-def _progress(study: Study) -> list[str]:
-    lines = []
+def _progress(study: Study) -> Iterator[Block]:
     if study.models < study.planned:
-        lines.append(f"**{study.models} of {study.planned} models are measured**; the others are missing below.")
+        yield Text(f"{study.models} of {study.planned} models are measured; the others are missing below.")
     if study.failed:
-        shown = [f"{code(name)}: {escape(why)}" for name, why in study.failed.items()]
-        lines.append(f"**{len(study.failed)} tasks failed**; the same command tries them again.\n\n{bullets(shown)}")
-    return lines
-
-
-def _quoted(lines: Iterable[str]) -> list[str]:
-    return [f"> {escape(line)}" for line in lines]
+        shown = [f"{name}: {why}" for name, why in study.failed.items()]
+        yield Points(shown, f"{len(study.failed)} tasks failed; the same command tries them again")
 
 
 def _data(study: Study) -> str:
@@ -172,17 +147,16 @@ def _data(study: Study) -> str:
         validation = f"validation labels are {study.validation_share:g} of the training labels, drawn with them"
     elif study.validation_size:
         ((size, count),) = study.validation_size.items()
-        sample = code(f"{size}: {count:g}")
-        validation = f"validation labels are a sample ({sample}), drawn anew with those of training"
+        validation = f"validation labels are a sample ({size}: {count:g}), drawn anew with those of training"
     else:
         validation = "all labelled groups of the validation split choose epochs, trees and settings, as in the papers"
     drawn = " to ".join(map(str, dict.fromkeys([draws[0], draws[-1]])))
-    periods = " to ".join(map(code, dict.fromkeys([test.periods[0], test.periods[-1]])))
+    periods = " to ".join(dict.fromkeys([test.periods[0], test.periods[-1]]))
     defined = max(e.groups for p in study.points for e in p.estimates["all"].values())
     return (
         f"{what}: {counts}; draws of each number: {drawn}; seeds of each draw: {study.seeds}; {validation}. Test data: "
-        f"{', '.join(map(code, test.data))}, {periods}, {test.groups:,} labelled groups, {defined:,} of them with a "
-        f"relevant document; {test.slices[OUTLIERS]:,} are outlier groups (selection `{test.hash[:12]}`)."
+        f"{', '.join(test.data)}, {periods}, {test.groups:,} labelled groups, {defined:,} of them with a "
+        f"relevant document; {test.slices[OUTLIERS]:,} are outlier groups (selection {test.hash[:12]})."
     )
 
 
@@ -197,10 +171,10 @@ def _in_all(study: Study, name: str) -> str:
     return f" ({with_others if trained_on > study.labelled[name] else 'the others are left out'})"
 
 
-def _grid(study: Study, rows: Mapping[str, Callable[[str], str | None]], header: str = "method") -> str:
+def _grid(study: Study, rows: Mapping[str, Callable[[str], str | None]], caption: str, header: str = "method") -> Table:
     """A table with a column for each number of labelled groups; a dash where a row has nothing to show."""
-    cells = [[escape(name), *(of(n) or "-" for n in study.labelled)] for name, of in rows.items()]
-    return markdown([header, *study.labelled], cells)
+    cells = [[name, *(of(n) or "-" for n in study.labelled)] for name, of in rows.items()]
+    return Table([header, *study.labelled], cells, caption)
 
 
 def _mean(study: Study, method: str, groups: ScopeName) -> Callable[[str], str | None]:
@@ -224,9 +198,10 @@ def _scopes(study: Study) -> dict[ScopeName, str]:
     return both if any(p.estimates["outliers"] for p in study.points) else {"all": label}
 
 
-def _blocks(study: Study, rows: Mapping[str, str | Callable[[str], str | None]], header: str = "method") -> list[str]:
+def _blocks(
+    study: Study, rows: Mapping[str, str | Callable[[str], str | None]], header: str = "method", about: str = ""
+) -> Iterator[Table]:
     """A table for all groups and one for outlier groups; a row is a method, or a function from a number to one."""
-    blocks = []
     for groups, label in _scopes(study).items():
 
         def cells(of: str | Callable[[str], str | None], groups: ScopeName = groups) -> Callable[[str], str | None]:
@@ -234,29 +209,23 @@ def _blocks(study: Study, rows: Mapping[str, str | Callable[[str], str | None]],
                 return _mean(study, of, groups)
             return lambda n: _mean(study, name, groups)(n) if (name := of(n)) is not None else None
 
-        blocks += [f"**{label}**", _grid(study, {row: cells(of) for row, of in rows.items()}, header)]
-    return blocks
+        yield _grid(study, {row: cells(of) for row, of in rows.items()}, f"{label}{about}", header)
 
 
-def _methods(study: Study) -> list[str]:
-    return ["## Methods (HOU24, table 1)", *_blocks(study, {name: name for name in study.methods})]
-
-
-def _against(study: Study, other: str) -> list[str]:
-    """Differences with crossed intervals, what the design could see, percent of the other method, crossovers."""
-    parts = []
+def _against(study: Study, other: str) -> Iterator[Block]:
+    """Differences with crossed intervals, what the design could see, crossovers."""
     for groups, label in _scopes(study).items():
         versus = study.against(other, groups)
         if not versus:
             continue
-
-        parts += [f"**{label}**: difference [95% interval]", _grid(study, _rows(versus, _signed))]
+        yield _grid(study, _rows(versus, _signed), f"{label}: difference [95% interval]")
         if groups == "all":
             seen = _rows(versus, lambda e: number(e.detectable))
-            parts += ["Smallest difference that this design would see with a power of 80%:", _grid(study, seen)]
-            parts += _undecided(list(deciding(study, other)))
-        parts += [f"**{label}**: crossovers", bullets(_crossing(study, v) for v in versus.values())]
-    return parts
+            yield _grid(study, seen, "Smallest difference that this design would see with a power of 80%")
+        yield Points([_crossing(study, v) for v in versus.values()], f"{label}: crossovers")
+    if other == study.opponents[0]:
+        differences = _on_each_scope(study, functools.partial(differences_chart, study, other))
+        yield Chart(differences, "Differences against the number of labelled groups", "differences")
 
 
 _UNDECIDED = "What would decide the open differences, if they are in truth as found"
@@ -292,7 +261,7 @@ def _signed(found: Estimate) -> str:
 
 def _crossing(study: Study, versus: Versus) -> str:
     """Where a method falls behind another or overtakes it."""
-    name, other = escape(versus.method), escape(versus.against)
+    name, other = versus.method, versus.against
     counts = [study.labelled[n] for n in versus.estimates]
     span = f"from {counts[0]:,.0f} to {counts[-1]:,.0f} labelled groups"
     if len(counts) < 2:
@@ -310,32 +279,31 @@ def _around(crossover: Crossover, counts: Sequence[float]) -> str:
     return f"{crossover.at:,.0f} [{low}, {high}]"
 
 
-def _shapes(study: Study) -> list[str]:
+def _shapes(study: Study) -> Iterator[Section]:
     """The tables of HOU24 that the methods of this study have something for."""
-    parts = []
     families = {title: study.of_family(family) for family, title in _FAMILIES.items() if study.of_family(family)}
     if len(families) > 1:
         best = {title: functools.partial(study.best, names) for title, names in families.items()}
-        parts += ["## The best of each family, chosen on validation (HOU24, table 2)", *_blocks(study, best, "family")]
+        title = "The best of each family, chosen on validation (HOU24, table 2)"
+        yield Section(title, list(_blocks(study, best, "family")))
     if study.baseline is not None:
-        parts += [f"## Percent of {escape(study.baseline)} (HOU24, table 3)", *_percent(study, study.baseline)]
+        yield Section(f"Percent of {study.baseline} (HOU24, table 3)", list(_percent(study, study.baseline)))
     about = study.methods
     probed = {name: a for name, a in about.items() if a.pretext is not None and a.strategy is not None}
     if len({a.strategy for a in probed.values()}) > 1:
         rows = {f"{_STRATEGIES[a.strategy or 'FF']}: {name}": name for name, a in sorted(probed.items(), key=_strategy)}
-        parts += ["## Strategies of finetuning (HOU24, table 4)", *_blocks(study, rows, "strategy")]
+        yield Section("Strategies of finetuning (HOU24, table 4)", list(_blocks(study, rows, "strategy")))
     full = {name: a for name, a in about.items() if a.pretext is not None and a.strategy == "FF"}
     for pretext in dict.fromkeys(a.pretext for a in full.values()):
         same = {name: a for name, a in full.items() if a.pretext == pretext}
         if len({a.augment for a in same.values()}) > 1:
             rows = {f"{a.augment}: {name}": name for name, a in same.items()}
-            title = f"## Augmentations of {escape(str(pretext))} (HOU24, tables 14 and 15)"
-            parts += [title, *_blocks(study, rows, "augmentation")]
+            title = f"Augmentations of {pretext} (HOU24, tables 14 and 15)"
+            yield Section(title, list(_blocks(study, rows, "augmentation")))
     trees = {f"{a.unlabelled}: {name}": name for name, a in about.items() if a.unlabelled is not None}
     if len({a.unlabelled for a in about.values()} - {None}) > 1:
-        title = "## Trees with and without unlabelled groups (HOU24, table 16)"
-        parts += [title, *_blocks(study, trees, "unlabelled groups")]
-    return parts
+        title = "Trees with and without unlabelled groups (HOU24, table 16)"
+        yield Section(title, list(_blocks(study, trees, "unlabelled groups")))
 
 
 def _strategy(item: tuple[str, object]) -> tuple[int, str]:
@@ -343,9 +311,8 @@ def _strategy(item: tuple[str, object]) -> tuple[int, str]:
     return list(_STRATEGIES).index(getattr(about, "strategy", "FF")), name
 
 
-def _percent(study: Study, baseline: str) -> list[str]:
+def _percent(study: Study, baseline: str) -> Iterator[Table]:
     """The change against the baseline in percent of its mean, with the half width of the interval."""
-    parts = []
     for groups, label in _scopes(study).items():
         versus = study.against(baseline, groups)
         rows: dict[str, Callable[[str], str | None]] = {
@@ -362,8 +329,7 @@ def _percent(study: Study, baseline: str) -> list[str]:
                 return f"{100 * found.mean / base.mean:+.2f}%{'' if half is None else f' ± {half:.2f}%'}"
 
             rows[name] = cell
-        parts += [f"**{label}**", _grid(study, rows)]
-    return parts
+        yield _grid(study, rows, label)
 
 
 def cost_rows(study: Study) -> Cells:
@@ -378,15 +344,14 @@ def cost_rows(study: Study) -> Cells:
     return [*header, "training, documents/s", "scoring, documents/s"], rows
 
 
-def _time(study: Study) -> str:
+def _time(study: Study) -> tuple[Table, Text]:
     """The table of costs."""
-    text = (
+    return Table(*cost_rows(study)), Text(
         "Minutes of training one model, by the number of labelled groups, without its pretraining and without the "
         "methods that it is built on; those of a tuned method contain all its trials. Documents per second of "
         "pretraining, of training, and of scoring the test groups, on the CPUs of one model. Documents of training are "
         "counted by the steps of networks; trees make none, which is n/a."
     )
-    return f"{markdown(*cost_rows(study))}\n\n{text}"
 
 
 def _minutes(value: float | None) -> str:
@@ -403,9 +368,9 @@ _ONE_ENCODER = (
 )
 
 
-def _how_to_read(study: Study) -> str:
+def _how_to_read(study: Study) -> list[str]:
     metrics = list(dict.fromkeys(m for p in study.points for m in p.estimates["all"])) or [study.primary]
-    lines = [
+    return [
         "Figures after ± are standard errors over the draws of labelled groups, as in the paper; intervals in brackets "
         "hold for other draws and other test groups: both are samples, every draw is tested on every group, and the "
         "variances of both enter (Student's t with Satterthwaite's degrees of freedom). Differences are of the draws "
@@ -418,13 +383,12 @@ def _how_to_read(study: Study) -> str:
         "its interval are the numbers around it at which 0 is not rejected.",
         *definitions(metrics, study.relevant_from, leave_out_constant=study.leave_out_constant),
     ]
-    return bullets(lines)
 
 
 def _skewed(study: Study) -> dict[str, bool]:
     """Whether the draws of each difference that is judged look skewed."""
     return {
-        f"{escape(v.method)} - {escape(v.against)} at {n}": e.skewed
+        f"{v.method} - {v.against} at {n}": e.skewed
         for v in study.versus
         if v.groups == "all"
         for n, e in v.estimates.items()

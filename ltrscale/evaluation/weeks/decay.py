@@ -21,26 +21,17 @@ from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.periods import with_periods_named
 from ltrscale.errors import InputError
-from ltrscale.evaluation import charts
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.shown import POSITIONS
-from ltrscale.evaluation.pages import (
-    Cells,
-    Findings,
-    against,
-    against_header,
-    bullets,
-    markdown,
-    number,
-    print_report,
-    write_report,
-)
+from ltrscale.evaluation.pages import Cells, against, against_header, number
 from ltrscale.evaluation.statistics.summarise import Scope
 from ltrscale.evaluation.weeks.drift import MUCH, SOME, Drift, DriftSettings, PeriodDrift, measure_drift
-from ltrscale.markdown import code, escape
 from ltrscale.progress import Report
 from ltrscale.ranking.choices import metric_label
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
+from ltrscale.reports.findings import Findings, print_report, write_report
 from ltrscale.stages.inputs import OutputUrl, hashes_of
 from ltrscale.stages.origins import bundle_hashes, dataset_hashes
 from ltrscale.stages.stage import Origin, Stage
@@ -111,7 +102,7 @@ class DriftJob(DriftSettings, Stage):
         """Make the report, and print its tables if `show` is set."""
         ran = super().run()
         if show:
-            print_report(self.out, tables(Decay.read(self.out)))
+            print_report(self.out, document(Decay.read(self.out), self.evaluation))
         return ran
 
     def inputs(self) -> dict[str, str]:
@@ -124,8 +115,7 @@ class DriftJob(DriftSettings, Stage):
         """Measure drift, and commit the report."""
         result = decay(Evaluation.read(self.evaluation), self._evaluated, measure_drift(self._evaluated, self))
         with storage.Commit(self.out) as commit:
-            text = page(result, picture=_PICTURE, evaluation=self.evaluation)
-            write_report(commit, result, page=text, picture=_PICTURE, chart=chart(result))
+            write_report(commit, result, document(result, self.evaluation))
             commit.finish({"made_by": origin})
 
     @cached_property
@@ -239,11 +229,6 @@ def drifted(drift: Drift) -> str:
     return f"Features that drifted most, by their PSI: {named}; {beside}."
 
 
-def tables(found: Decay) -> list[str]:
-    """The table of metrics by period, and that of drift."""
-    return [markdown(*metric_rows(found)), markdown(*drift_rows(found))]
-
-
 def metric_rows(found: Decay) -> Cells:
     """The primary metric of each method and period."""
     rows = []
@@ -288,25 +273,23 @@ def _percent(*shares: float) -> list[str]:
     return [f"{share:.2%}" for share in shares]
 
 
-def page(found: Decay, *, picture: str, evaluation: str) -> str:
-    """The whole report in Markdown; `evaluation` is the URL of the evaluation."""
+def document(found: Decay, evaluation: str) -> Document:
+    """The report: metrics by period and drift; `evaluation` is the URL of the evaluation."""
     label = metric_label(found.primary)
-    ends = ", ".join(f"{escape(name)} {code(curve.trained_until)}" for name, curve in found.curves.items())
-    parts = [
-        f"# {label} and drift by period",
-        f"{label} and its intervals are those of {code(evaluation)}. The last periods of training: {ends}.",
-        markdown(*metric_rows(found)),
-        f"![{label} by periods since training]({picture})",
-        "## Drift",
-        escape(drifted(found.drift)),
-        bullets(_how_to_read()),
-        markdown(*drift_rows(found)),
-        "## Features",
-        _features(found),
-        "## Did drift foretell the loss?",
-        _foretelling(found),
-    ]
-    return "\n\n".join(parts) + "\n"
+    ends = ", ".join(f"{name} {curve.trained_until}" for name, curve in found.curves.items())
+    opening = (
+        Text(f"{label} and its intervals are those of {evaluation}. The last periods of training: {ends}."),
+        Table(*metric_rows(found)),
+        Text(drifted(found.drift)),
+        Table(*drift_rows(found)),
+        *curves(found),
+    )
+    sections = (
+        Section("How to read the tables", [Points(_how_to_read())]),
+        Section("Features", list(_features(found))),
+        Section("Did drift foretell the loss?", list(_foretelling(found))),
+    )
+    return Document(f"{label} and drift by period", opening, sections)
 
 
 def _how_to_read() -> list[str]:
@@ -321,7 +304,7 @@ def _how_to_read() -> list[str]:
     ]
 
 
-def _features(found: Decay) -> str:
+def _features(found: Decay) -> Iterator[Block]:
     """The features that drifted most in any period."""
     periods = found.drift.periods
     most = {name: max(p.features[name].psi for p in periods.values()) for name in found.drift.train.features}
@@ -332,36 +315,46 @@ def _features(found: Decay) -> str:
             unknown = "-" if feature.unknown is None else f"{feature.unknown:.2%}"
             missing = f"{feature.missing:.2%}", f"{before.missing:.2%}"
             rows.append([name, period, f"{feature.psi:.3f}", *missing, unknown])
-    table = markdown(["feature", "period", "PSI", "missing", "missing in training", "unknown codes"], rows)
-    return f"The {min(len(most), _FEATURES_SHOWN)} features of the largest PSI; `metrics.json` has all.\n\n{table}"
+    yield Text(f"The {min(len(most), _FEATURES_SHOWN)} features of the largest PSI; metrics.json has all.")
+    yield Table(["feature", "period", "PSI", "missing", "missing in training", "unknown codes"], rows)
 
 
-def _foretelling(found: Decay) -> str:
+def _foretelling(found: Decay) -> Iterator[Block]:
     n = max(one.periods for one in found.foretold)
     if n < FEWEST_PERIODS:
-        return (
+        yield Text(
             f"Cannot judge: {n} {'period' if n == 1 else 'periods'}, where fewer than {FEWEST_PERIODS} cannot tell "
             "a relation from chance. Evaluate more periods."
         )
+        return
+    yield Text(
+        f"Spearman's rank correlation, over periods, of drift with the loss of {metric_label(found.primary)}: 1 where "
+        "more drift was always more loss. features is the median PSI, scores the PSI of scores. p is over "
+        "permutations of the periods and not adjusted for the number of rows. Whatever grows with time correlates with "
+        "a metric that falls with time, so a high value over consecutive periods is no sign of a cause."
+    )
     rows = [
         [f.measure, f.method, f"{f.periods}", "-" if f.correlation is None else f"{f.correlation:+.2f}", number(f.p)]
         for f in found.foretold
     ]
-    text = (
-        f"Spearman's rank correlation, over periods, of drift with the loss of {metric_label(found.primary)}: 1 where "
-        "more drift was always more loss. `features` is the median PSI, `scores` the PSI of scores. p is over "
-        "permutations of the periods and not adjusted for the number of rows. Whatever grows with time correlates with "
-        "a metric that falls with time, so a high value over consecutive periods is no sign of a cause."
+    yield Table(["drift of", "method", "periods", "correlation", "p"], rows)
+
+
+def curves(found: Decay) -> tuple[Chart, Chart]:
+    """The metric of each method by periods since training, and the drift of features."""
+    said = f"{metric_label(found.primary)} by periods since the end of training, with 95% intervals"
+    return (
+        Chart(_decay_chart(found), f"{said}; dots side by side belong to one period", "decay"),
+        Chart(
+            _drift_chart(found),
+            "Drift: the population stability index of the features that drifted most, and the median of all; below "
+            f"{SOME:g} is usually read as none, above {MUCH:g} as much",
+            "drift",
+        ),
     )
-    return f"{text}\n\n{markdown(['drift of', 'method', 'periods', 'correlation', 'p'], rows)}"
 
 
-def chart(found: Decay) -> charts.Spec:
-    """The metric of each method by periods since training, with intervals, and the drift of features below."""
-    return charts.above(decay_chart(found), drift_chart(found), alike=False)
-
-
-def decay_chart(found: Decay) -> charts.Spec:
+def _decay_chart(found: Decay) -> charts.Spec:
     """The metric of each method by periods since training, with intervals."""
     rows = [
         {"x": x, "y": s.mean, "low": s.low, "high": s.high, "series": method}
@@ -371,7 +364,7 @@ def decay_chart(found: Decay) -> charts.Spec:
     return charts.lines(rows, x=_SINCE, y=metric_label(found.primary), ticks=_ticks(found), order=list(found.curves))
 
 
-def drift_chart(found: Decay) -> charts.Spec:
+def _drift_chart(found: Decay) -> charts.Spec:
     """The indices by period of the features that drifted most, and the median of all."""
     most = [name for name, _, _ in found.drift.largest()[:_DRAWN]]
     median = f"median of {len(found.drift.train.features)}"

@@ -23,13 +23,13 @@ from ltrscale.errors import Refused
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.pages import REPORT, print_report, write_report
+from ltrscale.evaluation.weeks import power
 from ltrscale.evaluation.weeks.decay import Decay, DriftJob
 from ltrscale.evaluation.weeks.drift import DriftSettings
-from ltrscale.evaluation.weeks.power import foreseen, plan_table
-from ltrscale.evaluation.weeks.verdict import CANDIDATE, PRODUCTION, Bounds, Check, check_leaks, judge, page, table
+from ltrscale.evaluation.weeks.verdict import CANDIDATE, PRODUCTION, Bounds, Check, check_leaks, document, judge
 from ltrscale.ingest.leaks import look
-from ltrscale.ranking.choices import metric_label
+from ltrscale.reports.findings import print_report, write_report
+from ltrscale.reports.markdown import REPORT
 from ltrscale.stages.origins import content_of
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
@@ -112,13 +112,12 @@ def run_gate(job: GateJob) -> None:
         EvaluateJob(out=places["evaluation"], evaluate=config, ray=job.ray).run(show=False)
         DriftJob(out=places["drift"], evaluation=places["evaluation"], **job.drift.model_dump()).run(show=False)
         verdict = judge(Evaluation.read(places["evaluation"]), Decay.read(places["drift"]), job.bounds, leaks)
-        text = page(verdict, config, [join(place, REPORT) for place in places.values()])
+        report = document(verdict, config, [join(place, REPORT) for place in places.values()])
         inputs = {name: content_of(place) for name, place in places.items()}
         with storage.Commit(job.out) as commit:
-            write_report(commit, verdict, page=text)
+            write_report(commit, verdict, report)
             commit.finish({"made_by": made_by("gate", job.bounds, inputs)})
-    power = [] if verdict.power is None else [verdict.power.stated + "."]
-    print_report(job.out, [table(verdict), *power])
+    print_report(job.out, report)
     if not verdict.passed:
         raise Refused(verdict.reasons)
 
@@ -139,6 +138,5 @@ def print_plan(job: GateJob) -> None:
     if job.plan_from is None:
         EvaluateJob(out=place, evaluate=job.alone, ray=job.ray).run(show=False)
     evaluation = Evaluation.read(place)
-    powers = foreseen(evaluation, job.bounds.margin, job.bounds.refuse)
-    margin = f"bounds.margin {job.bounds.margin:g} in {metric_label(evaluation.primary)}"
-    print_report(place, [f"{margin}, bounds.refuse {job.bounds.refuse}:", plan_table(powers)])
+    powers = power.foreseen(evaluation, job.bounds.margin, job.bounds.refuse)
+    print_report(place, power.document(powers, evaluation.primary))

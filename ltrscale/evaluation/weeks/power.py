@@ -11,8 +11,9 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.shown import AS_SHOWN
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.pages import markdown
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary
+from ltrscale.ranking.choices import metric_label
+from ltrscale.reports.document import Document, Table, Text
 
 TAIL = 0.025
 """Chance of a difference beyond one end of a 95% interval."""
@@ -123,13 +124,14 @@ def foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven")
     return powers
 
 
-def plan_table(found: Mapping[str, Power]) -> str:
-    """A row for each deviation that a difference may have."""
-    worse = any(power.refuse == "worse" for power in found.values())
-    told = "one worse by the margin is refused" if worse else "an equal candidate passes"
+def document(found: Mapping[str, Power], primary: str) -> Document:
+    """A row for each deviation that a difference may have; of these there is at least one."""
+    first = next(iter(found.values()))
+    told = "one worse by the margin is refused" if first.refuse == "worse" else "an equal candidate passes"
     header = ["deviation as of", "deviation", "groups", told, f"groups for {_POWER}"]
     rows = [
         [name, f"{p.deviation:.3f}", f"{p.groups:,}", f"{p.passes:.2f}", "-" if p.needed is None else f"{p.needed:,}"]
         for name, p in found.items()
     ]
-    return markdown(header, rows)
+    margin = f"bounds.margin {first.margin:g} in {metric_label(primary)}, bounds.refuse {first.refuse}:"
+    return Document("Groups that a margin needs", [Text(margin), Table(header, rows)])

@@ -16,16 +16,17 @@ from ltrscale.evaluation.measure.leaks import leaning
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.pages import Findings, against, bullets, markdown, number
+from ltrscale.evaluation.pages import against, number
 from ltrscale.evaluation.statistics.resampling import holm
 from ltrscale.evaluation.statistics.summarise import Comparison
 from ltrscale.evaluation.weeks.decay import Decay
 from ltrscale.evaluation.weeks.drift import MUCH, Drift, PeriodDrift
 from ltrscale.evaluation.weeks.power import TAIL, Power, Refuse, deviation_of
 from ltrscale.ingest.leaks import ASK, questions
-from ltrscale.markdown import code
 from ltrscale.ranking.alone import Alone
 from ltrscale.ranking.choices import metric_label
+from ltrscale.reports.document import Block, Document, Points, Table
+from ltrscale.reports.findings import Findings
 
 PRODUCTION, CANDIDATE = "production", "candidate"
 """Names of the two methods in the evaluation."""
@@ -280,30 +281,27 @@ def _stated(compared: Comparison, primary: str) -> str:
     return f"{metric_label(primary)} {against(compared)[0]}"
 
 
-def table(verdict: Verdict) -> str:
-    """A row for each bound."""
-    rows = [[check.bound, check.where, "holds" if check.holds else "BROKEN", check.reason] for check in verdict.checks]
-    return markdown(["bound", "where", "verdict", "found and asked"], rows)
+def document(verdict: Verdict, config: EvaluateConfig, links: Sequence[str]) -> Document:
+    """The verdict with every bound; `links` are places of the reports that it rests on."""
+    bundles = " and ".join(f"{name} {urls[0]}" for name, urls in config.models.items())
+    made_from = [f"Compared: {bundles}. The figures are those of {' and '.join(links)}."]
+    return Document(f"Gate: {'passed' if verdict.passed else 'refused'}", list(blocks(verdict)), made_from=made_from)
 
 
-def page(verdict: Verdict, config: EvaluateConfig, links: Sequence[str]) -> str:
-    """The verdict in Markdown; `links` are places of the reports that it rests on."""
-    bundles = " and ".join(f"{name} {code(urls[0])}" for name, urls in config.models.items())
+def blocks(verdict: Verdict) -> Iterator[Block]:
+    """What breaks a bound, a row for each bound, and what cannot be judged."""
+    if verdict.reasons:
+        yield Points(verdict.reasons)
+    rows = [[check.bound, check.where, "holds" if check.holds else "broken", check.reason] for check in verdict.checks]
+    yield Table(["bound", "where", "verdict", "found and asked"], rows)
     lines = [f"Differences in {metric_label(verdict.primary)} are candidate minus production, with 95% intervals."]
     if verdict.power is not None:
         lines.append(f"{verdict.power.stated}.")
     if verdict.not_judged:
-        lines.append(f"Too few groups for a verdict: {', '.join(map(code, verdict.not_judged))}.")
+        lines.append(f"Too few groups for a verdict: {', '.join(verdict.not_judged)}.")
     if verdict.drift_not_judged:
-        lines.append(f"Too few groups for a verdict on drift: {', '.join(map(code, verdict.drift_not_judged))}.")
+        lines.append(f"Too few groups for a verdict on drift: {', '.join(verdict.drift_not_judged)}.")
     if verdict.not_excluded:
-        slices = ", ".join(map(code, verdict.not_excluded))
+        slices = ", ".join(verdict.not_excluded)
         lines.append(f"Worse by more than the margin is neither shown nor excluded, for want of groups: {slices}.")
-    parts = [
-        f"# Gate: {'passed' if verdict.passed else 'refused'}",
-        f"Compared: {bundles}. The figures are those of {' and '.join(map(code, links))}.",
-        *([bullets(map(code, verdict.reasons))] if verdict.reasons else []),
-        bullets(lines),
-        table(verdict),
-    ]
-    return "\n\n".join(parts) + "\n"
+    yield Points(lines)

@@ -223,7 +223,7 @@ def test_the_good_ranker_is_ahead_once_clicks_are_corrected_and_behind_before(lo
         assert plain.low is not None
         assert not plain.low <= log.shares[method.name] <= (plain.high or 0)
     text = (tmp_path / "out" / "report.md").read_text()
-    assert "## Corrected for positions" in text
+    assert "*Corrected for positions*" in text
     shares = [number(method.corrected[5].mean) for method in found.corrected.methods]
     assert text.index("No method ranks better than what was shown") < text.index(
         "Corrected for positions, good is best"

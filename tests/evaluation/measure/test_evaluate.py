@@ -26,8 +26,8 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure import parts
 from ltrscale.evaluation.measure.evaluate import evaluate
-from ltrscale.evaluation.measure.opening import opening
-from ltrscale.evaluation.measure.report import Evaluation, page, print_table, table
+from ltrscale.evaluation.measure.page import document, leaderboard
+from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.statistics.crossed import crossed_means
 from ltrscale.models.encoders import ResNetConfig
@@ -39,6 +39,8 @@ from ltrscale.ranking.choices import MetricConfig
 from ltrscale.ranking.loss import Loss
 from ltrscale.ranking.losses import SoftmaxConfig
 from ltrscale.ranking.pointwise import SigmoidConfig
+from ltrscale.reports.findings import print_report
+from ltrscale.reports.markdown import markdown, table
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob, train_gbdt
 
@@ -217,6 +219,11 @@ def test_the_result_does_not_depend_on_batches_and_repeats(
             assert summary.low == pytest.approx(theirs.slices["all"].summaries[name].low, abs=1e-6)
 
 
+def leaders(evaluation: Evaluation) -> str:
+    """The table of methods as reports have it."""
+    return table(*leaderboard(evaluation))
+
+
 def test_directory_reads_back_and_the_report_says_it_all(
     config: EvaluateConfig, evaluated: tuple[Evaluation, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,14 +234,14 @@ def test_directory_reads_back_and_the_report_says_it_all(
     assert manifest["made_by"] == {"stage": "evaluate"}
     assert (out / "ndcg.png").read_bytes()[:4] == b"\x89PNG"
     text = (out / "report.md").read_text()
-    assert table(evaluation) in text
+    assert leaders(evaluation) in text
     trees, networks = evaluation.methods
     assert trees.labelled_groups == (select(config.splits.train, labelled=True).n_groups,)
     assert networks.labelled_groups == (None,) * 3
-    for part in ("NDCG@10", "MRR", "MAP", "P@5", "Holm", "`flag`: >= 1", "](ndcg.png)", "144 labelled query groups"):
+    for part in ("NDCG@10", "MRR", "MAP", "P@5", "Holm", "flag: >= 1", "](ndcg.png)", "144 labelled query groups"):
         assert part in text
-    print_table(str(out))
-    assert capsys.readouterr().out.startswith(table(evaluation))
+    print_report(str(out), document(Evaluation.read(str(out)), str(out)))
+    assert leaders(evaluation) in capsys.readouterr().out
 
 
 def drawn_trees(splits: Splits, folder: Path, *, seeds: range, trees: int, **sizes: Any) -> list[str]:
@@ -316,14 +323,14 @@ def test_an_evaluation_from_before_draws_and_slices_were_known_reads(evaluated: 
             for comparison in scope["comparisons"].values():
                 del comparison["draws"], comparison["detectable"]
     before = Evaluation.model_validate(values)
-    assert table(before) == table(evaluation)
-    text = page(before, opening=opening(before), picture="ndcg.png", out="out")
+    assert leaders(before) == leaders(evaluation)
+    text = markdown(document(before, "out"))
     assert "Smallest detectable" not in text
     assert "Models were selected" not in text
 
 
 def test_table_lines_up_and_has_a_row_for_each_method(evaluated: tuple[Evaluation, Path]) -> None:
-    lines = table(evaluated[0]).splitlines()
+    lines = leaders(evaluated[0]).splitlines()
     assert len(lines) == 4
     assert len({len(line) for line in lines}) == 1
     assert [line.count("|") for line in lines] == [10] * 4
@@ -397,7 +404,7 @@ def test_letor_s_policy_stands_beside_ours(
         cells = [cell.strip() for cell in line.split("|")]
         assert cells[1:3] == ["gbdt", policy]
         assert cells[3:6] == [f"{both.summaries[f'{prefix}ndcg@{k}'].mean:.4f}" for k in (1, 5, 10)]
-    print_table(str(out))
+    print_report(str(out), document(Evaluation.read(str(out)), str(out)))
     assert "\n".join(lines[at : at + 4]) in capsys.readouterr().out
 
 

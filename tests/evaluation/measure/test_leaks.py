@@ -24,6 +24,9 @@ from ltrscale.evaluation.weeks.gate import GateJob, run_gate
 from ltrscale.evaluation.weeks.verdict import Bounds, Verdict, check_leaks
 from ltrscale.experiments.first.init import InitConfig, init
 from ltrscale.experiments.first.look import asked_of
+from ltrscale.experiments.report.models import features
+from ltrscale.experiments.report.opening import paragraphs
+from ltrscale.experiments.report.sources import ReportConfig, Sources
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess
 from ltrscale.ingest.leaks import look, questions
@@ -31,10 +34,7 @@ from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.ingest.profile import look as look_at
 from ltrscale.ingest.structure import read_structure
 from ltrscale.progress import log
-from ltrscale.report.document import Command, Table, Text
-from ltrscale.report.models import features
-from ltrscale.report.opening import paragraphs
-from ltrscale.report.sources import ReportConfig, Sources
+from ltrscale.reports.document import Command, Table, Text
 from ltrscale.training.feature import FeatureJob
 from ltrscale.trees.gbdt import GBDTJob
 

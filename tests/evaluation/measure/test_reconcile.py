@@ -119,7 +119,7 @@ def test_parts_add_up_and_figures_are_those_of_the_rules(tmp_path: Path) -> None
                 assert (step.groups > 0) == bool(step.shown)
     print_at = (tmp_path / "out" / "report.md").read_text()
     assert "### " not in print_at
-    assert "`q" in print_at
+    assert "- ties, " in print_at
 
 
 # For each rule a table in which it alone tells a program from us, and the query that shows it.

@@ -25,9 +25,9 @@ from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.shown import AS_SHOWN, order_shown
 from ltrscale.evaluation.weeks.decay import DriftJob
 from ltrscale.evaluation.weeks.gate import GateJob, run_gate
+from ltrscale.experiments.report.make import ReportJob
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
-from ltrscale.workflows.report import ReportJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]

@@ -183,7 +183,7 @@ def test_p_is_adjusted_over_slices_and_methods(evaluated: tuple[Evaluation, Path
     assert [c.p_holm for c in family] == pytest.approx(holm(np.array([c.p for c in family], float)).tolist())
     text = (out / "report.md").read_text()
     assert "## Slices" in text
-    assert "- long: `n_documents > 5`" in text
+    assert "- long: n_documents > 5" in text
     assert text.count("| meta_device=null") == 3
 
 

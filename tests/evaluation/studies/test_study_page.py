@@ -16,20 +16,20 @@ from scipy.stats import t as student
 from ltrscale import storage
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import EvaluatedData
-from ltrscale.evaluation.pages import Findings
 from ltrscale.evaluation.studies.group_metrics import Measured, TestedOn
 from ltrscale.evaluation.studies.study import About, Cost, Design, Family, Model, Study, study_of
 from ltrscale.evaluation.studies.study_page import (
     advice,
     cost_rows,
     deciding,
-    page,
-    print_study,
+    document,
     sentences,
     worse_with_more,
     write_study,
 )
 from ltrscale.markdown import escape
+from ltrscale.reports.findings import Findings, print_report
+from ltrscale.reports.markdown import markdown
 
 NUMBERS = ("10", "100", "1000")
 OUTLIER_Q = (False, False, False, True, True, True)
@@ -196,6 +196,11 @@ def section(text: str, title: str) -> str:
     return part
 
 
+def page(found: Study) -> str:
+    """The report in Markdown."""
+    return markdown(document(found))
+
+
 def cells(part: str) -> list[dict[str, list[str]]]:
     """The tables of a part of a page: cells by the first of their row, without header and ruler."""
     tables = [block.splitlines() for block in part.split("\n\n") if block.startswith("| ")]
@@ -250,7 +255,7 @@ def test_pretrainings_own_share_is_against_the_control_of_the_chosen_method(foun
         f"at 1000 labelled groups scratch beats simclr ({shown('simclr', 'scratch', '1000')})."
     )
     text = page(found)
-    assert all(f"> {escape(sentence)}\n" in text for sentence in sentences(found))
+    assert all(f"\n{escape(sentence)}\n" in text for sentence in sentences(found))
     of_scratch = cells(section(text, "Against scratch, which is not pretrained"))[0]
     assert of_scratch == {name: [shown(name, "scratch", n) for n in NUMBERS] for name in ("simclr", "probed")}
     of_heads = cells(section(text, "Against scratch_heads, which is not pretrained"))[0]
@@ -278,7 +283,7 @@ def test_untuned_trees_that_get_worse_with_more_labels_are_remarked_on(found: St
     assert float(rest.split(" ")[0]) == pytest.approx(errors, rel=0.03)  # of errors with four digits
     assert rest.partition(" ")[2].startswith("standard errors). Its settings are the same at each number")
     assert remark == sentences(found)[-1]
-    assert f"> {escape(remark)}\n" in page(found)
+    assert f"\n{escape(remark)}\n" in page(found)
     tuned = {**found.methods, "gbdt_pca": found.methods["gbdt_pca"].replace(tuned=True)}
     assert worse_with_more(found.replace(methods=tuned)) == []
     (few,) = worse_with_more(study(measured, names=("gbdt", "gbdt_pca"), controls={}, draws=4))
@@ -299,7 +304,7 @@ def test_without_baseline_and_controls_nothing_is_said(measured: Path) -> None:
 
 def crossings(found: Study, other: str) -> dict[str, str]:
     """What the page says on each method's crossovers, on all groups."""
-    part = section(page(found), f"Against {other}").partition("**Outlier")[0]
+    part = section(page(found), f"Against {other}").partition("*Outlier")[0]
     lines = [line.removeprefix("- ") for line in part.splitlines() if line.startswith("- ")]
     return {line.partition(": ")[0]: line.partition(": ")[2] for line in lines}
 
@@ -352,8 +357,8 @@ def test_the_page_says_what_would_decide_each_open_difference(
             assert f" {e.needs.labels * int(n):,.0f} labelled groups" in line
         assert line in page(found).replace("\\", "")
     write_study(found, str(tmp_path / "summary"), made_by={})
-    print_study(str(tmp_path / "summary"))
-    printed = capsys.readouterr().out.replace("\\", "")
+    print_report(str(tmp_path / "summary"), document(found))
+    printed = capsys.readouterr().out
     assert all(line in printed for of_one in lines.values() for line in of_one)
 
 
@@ -362,7 +367,7 @@ def test_what_is_measured_at_one_number_is_judged_there(measured: Path) -> None:
     said = f"At 100 labelled groups simclr beats scratch ({shown('simclr', 'scratch', '100')})."
     assert sentences(one)[1] == f"Pretraining's own share: {said}"
     assert crossings(one, "scratch") == {"simclr": "measured at 100 labelled groups only"}
-    assert cells(section(page(one), "Methods"))[0]["simclr"] == ["-", cell("simclr", "100"), "-"]
+    assert cells(page(one))[0]["simclr"] == ["-", cell("simclr", "100"), "-"]
 
 
 def test_percent_of_the_baseline(found: Study) -> None:

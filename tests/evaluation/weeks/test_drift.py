@@ -20,17 +20,11 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.evaluation.weeks.decay import (
-    Decay,
-    DriftCorrelation,
-    DriftJob,
-    page,
-    rank_correlation,
-    tables,
-    trained_until,
-)
+from ltrscale.evaluation.weeks.decay import Decay, DriftCorrelation, DriftJob, document, rank_correlation, trained_until
 from ltrscale.evaluation.weeks.drift import Drift, DriftSettings, FeatureDrift, PeriodDrift, measure_drift
 from ltrscale.evaluation.weeks.histograms import Codes, Numbers, psi
+from ltrscale.reports.document import Table
+from ltrscale.reports.markdown import markdown, table
 
 FEATURES = [Feature(name="x"), Feature(name="steps"), Feature(name="never"), Feature(name="c", kind="categorical")]
 WEIGHTS = [1.0, -0.5, 0.0, 0.0]
@@ -258,7 +252,8 @@ def test_the_curve_counts_periods_from_the_end_of_training(report: tuple[Decay, 
         correlation, p = rank_correlation(np.array(values), np.array(losses))
         assert one == DriftCorrelation(measure=drifts, method="linear", periods=5, correlation=correlation, p=p)
     text = (folder / "drift" / "report.md").read_text()
-    assert all(table in text for table in tables(found))
+    shown = [block for block in document(found, "").opening if isinstance(block, Table)]
+    assert [table(block.header, block.rows) in text for block in shown] == [True, True]
     assert (folder / "drift" / "decay.png").stat().st_size > 1000
 
 
@@ -276,8 +271,8 @@ def test_few_periods_are_said_to_be_few(report: tuple[Decay, Path]) -> None:
     few = found.replace(
         foretold=(DriftCorrelation(measure="features", method="m", periods=4, correlation=None, p=None),)
     )
-    assert "Cannot judge: 4 periods" in page(few, picture="p.png", evaluation="e")
-    assert "Cannot judge" not in page(found, picture="p.png", evaluation="e")
+    assert "Cannot judge: 4 periods" in markdown(document(few, "e"))
+    assert "Cannot judge" not in markdown(document(found, "e"))
 
 
 def test_an_evaluation_without_periods_is_refused(config: EvaluateConfig, tmp_path: Path) -> None:

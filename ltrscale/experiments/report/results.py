@@ -3,19 +3,19 @@
 from collections.abc import Iterator
 
 from ltrscale.errors import InputError
-from ltrscale.evaluation import charts
 from ltrscale.evaluation.measure.opening import FEW
-from ltrscale.evaluation.measure.report import Evaluation, leaderboard, leaders_chart, slice_rows
+from ltrscale.evaluation.measure.page import leaderboard, leaders_chart, slice_rows
+from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import definitions, intervals, number, verdicts
 from ltrscale.evaluation.studies.study import Study
 from ltrscale.evaluation.studies.study_page import cost_rows, curves_chart, differences_chart, sentences
-from ltrscale.evaluation.weeks.decay import Decay, decay_chart, drift_chart, drift_rows, drifted, metric_rows
-from ltrscale.evaluation.weeks.drift import MUCH, SOME
-from ltrscale.evaluation.weeks.verdict import Verdict
+from ltrscale.evaluation.weeks.decay import Decay, curves, drift_rows, drifted, metric_rows
+from ltrscale.evaluation.weeks.verdict import Verdict, blocks
+from ltrscale.experiments.report.sources import SUMMARY, Sources
 from ltrscale.ranking.choices import metric_label
-from ltrscale.report.document import Block, Chart, LeftOut, Points, Table, Text
-from ltrscale.report.sources import SUMMARY, Sources
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Chart, LeftOut, Points, Table, Text
 from ltrscale.storage import join
 from ltrscale.tuning.history import History, ended
 from ltrscale.tuning.results import history_chart
@@ -38,7 +38,7 @@ def leaders(sources: Sources) -> Iterator[Block]:
     left_out, policies = evaluation.leave_out_constant, evaluation.policies
     lines += definitions(names, evaluation.relevant_from, leave_out_constant=left_out, stated=policies)
     lines += intervals([method.slices[ALL] for method in evaluation.methods], evaluation.resamples)
-    yield Points(lines, caption="How to read the figures")
+    yield Points(lines, caption="How to read the figures", folded=True)
 
 
 def slices(sources: Sources) -> Iterator[Block]:
@@ -113,13 +113,7 @@ def _decay(found: Decay) -> Iterator[Block]:
         yield Table(*metric_rows(found), caption="By method, in the only period")
         yield Table(*drift_rows(found), caption="Drift of features, lists, labels and scores, in the only period")
         return
-    said = f"{metric_label(found.primary)} by periods since the end of training, with 95% intervals"
-    yield Chart(decay_chart(found), f"{said}; dots side by side belong to one period")
-    yield Chart(
-        drift_chart(found),
-        "Drift: the population stability index of the features that drifted most, and the median of all; below "
-        f"{SOME:g} is usually read as none, above {MUCH:g} as much",
-    )
+    yield from curves(found)
     yield Table(*metric_rows(found), caption="By method and period", folded=True)
     yield Table(*drift_rows(found), caption="Drift of features, lists, labels and scores", folded=True)
 
@@ -131,14 +125,7 @@ def gate(sources: Sources) -> Iterator[Block]:
     verdict = Verdict.read(sources.config.gate)
     broken = "1 bound is" if len(verdict.reasons) == 1 else f"{len(verdict.reasons)} bounds are"
     yield Text("The candidate passes." if verdict.passed else f"The candidate is refused: {broken} broken.")
-    rows = [[c.bound, c.where, "holds" if c.holds else "broken", c.reason] for c in verdict.checks]
-    yield Table(["bound", "where", "verdict", "found"], rows)
-    if verdict.not_judged:
-        yield Text(f"Too small to be judged: {', '.join(verdict.not_judged)}.")
-    if verdict.drift_not_judged:
-        yield Text(f"Too small for a verdict on drift: {', '.join(verdict.drift_not_judged)}.")
-    if verdict.power is not None:
-        yield Text(f"{verdict.power.stated}.")
+    yield from blocks(verdict)
 
 
 def study(sources: Sources) -> Iterator[Block]:

@@ -6,10 +6,10 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
-from ltrscale.evaluation import charts
 from ltrscale.evaluation.measure.outliers import BINS, histograms
-from ltrscale.report.document import Block, Chart, Charts, Table, Text
-from ltrscale.report.sources import Sources
+from ltrscale.experiments.report.sources import Sources
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Chart, Charts, Table, Text
 
 _HISTOGRAMS = 12
 _DOCS_PER_BATCH = 65_536

@@ -13,8 +13,8 @@ from ltrscale.evaluation.measure.shown import AS_SHOWN
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.weeks.decay import Decay, drifted
 from ltrscale.evaluation.weeks.verdict import Verdict
-from ltrscale.report.document import Command, Text
-from ltrscale.report.sources import Sources
+from ltrscale.experiments.report.sources import Sources
+from ltrscale.reports.document import Command, Text
 
 T = TypeVar("T")
 _ASKED = 2

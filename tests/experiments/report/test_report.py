@@ -28,22 +28,22 @@ from ltrscale.evaluation.measure.opening import best_of, opening
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.pages import number, write_report
+from ltrscale.evaluation.pages import number
 from ltrscale.evaluation.weeks.decay import DriftJob
 from ltrscale.evaluation.weeks.verdict import Check, Verdict
+from ltrscale.experiments.report import groups
+from ltrscale.experiments.report.make import ReportJob, make_document
+from ltrscale.experiments.report.models import curves_of
+from ltrscale.experiments.report.sources import ReportConfig, Sources
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.markdown import escape
-from ltrscale.report import groups
-from ltrscale.report.document import Chart, Charts, Document, LeftOut, Points, Table
-from ltrscale.report.make import make_document
-from ltrscale.report.models import curves_of
-from ltrscale.report.sources import ReportConfig, Sources
+from ltrscale.reports.document import Chart, Charts, Document, LeftOut, Points, Table
+from ltrscale.reports.findings import write_report
 from ltrscale.stages.stage import Stage
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.tuning.history import Begun, History, Result
-from ltrscale.workflows.report import ReportJob
 
 pytestmark = pytest.mark.slow
 SCRIPT, COMMENT, MARKUP = "<script>alert(1)</script>", "</script><!--", "<b onclick>&amp;</b>"
@@ -242,7 +242,7 @@ def test_markdown_has_the_same_figures_and_escapes_too(places: Mapping[str, str]
     assert SCRIPT not in text
     assert MARKUP not in text
     assert "\\`pretrained\\`" in text
-    pictures = re.findall(r"\]\((chart-\d\d\.png)\)", text)
+    pictures = re.findall(r"\]\(([\w-]+\.png)\)", text)
     assert len(pictures) == len(page.data["specifications"]) == len(set(pictures))
     for name in pictures:
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
@@ -384,7 +384,7 @@ def test_a_gate_and_a_search_join(places: Mapping[str, str], tmp_path: Path) -> 
     check = Check(bound="margin", where="all", holds=False, reason=reason)
     verdict = Verdict(passed=False, primary="ndcg@5", checks=(check,), not_judged=("tv",), not_excluded=())
     with storage.Commit(str(tmp_path / "gate")) as commit:
-        write_report(commit, verdict, page="")
+        write_report(commit, verdict, Document("Gate", ()))
         commit.finish({"made_by": {}})
     history = History(str(tmp_path / "search"))
     history.open({})

@@ -24,17 +24,17 @@ from ltrscale.data.stream import scored
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.data.stream.windows import Cut, Decoder, assemble
 from ltrscale.errors import InputError
-from ltrscale.evaluation import charts
 from ltrscale.evaluation.measure.agreement import kendall_tau, overlap
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.leaks import importances
 from ltrscale.evaluation.measure.parts import committed_row_groups, look_up
 from ltrscale.evaluation.measure.shown import AS_SHOWN, order_shown
 from ltrscale.evaluation.pages import number
+from ltrscale.experiments.report.sources import Sources, pretrained_for
 from ltrscale.models.ranker import Ranker
 from ltrscale.ranking.choices import metric_label
-from ltrscale.report.document import Block, Chart, Charts, LeftOut, Table, Text
-from ltrscale.report.sources import Sources, pretrained_for
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Chart, Charts, LeftOut, Table, Text
 
 _IDS = ("query_id", "doc_ids")
 _OVERLAP_AT = 5

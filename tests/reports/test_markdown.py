@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from ltrscale.bundle import BundleConfig
 from ltrscale.bundle.saving import card
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.evaluation.pages import markdown
 from ltrscale.markdown import code, escape
+from ltrscale.reports.markdown import table
 
 HOSTILE = ["a|b", "`a`", "a\n# b", "<script>x</script>", "<img src=x>", "[x](javascript:y)", "[x][y]", "[x]: y", "\\|",
            "![x](y)", "\x1b[31m", "a\r| b", "`a` `b`", "`a|b`", "``"]  # fmt: skip
@@ -37,18 +37,18 @@ def test_a_text_makes_no_markup(text: str) -> None:
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.lists(st.lists(st.text("a|`\\<>[]()! \n\x1b", max_size=8), min_size=2, max_size=2), min_size=1, max_size=3))
 def test_a_table_has_its_columns_whatever_stands_in_them(rows: list[list[str]]) -> None:
-    lines = markdown(["one", "two"], rows).split("\n")
+    lines = table(["one", "two"], rows).split("\n")
     assert len(lines) == 2 + len(rows)
     for line in lines:
         assert line.replace("\\\\", "").replace("\\|", "").count("|") == 3
 
 
 def test_plain_cells_stay_as_they_are() -> None:
-    assert markdown(["method", "p"], [["my_method-1.0", "< 0.1 [0.1, 0.2]"], [code("s3://a_b"), "-"]]) == (
+    assert table(["method", "p"], [["my_method-1.0", "< 0.1 [0.1, 0.2]"], ["s3://a_b", "-"]]) == (
         "| method        |                p |\n"
         "| ------------- | ---------------: |\n"
         "| my_method-1.0 | < 0.1 [0.1, 0.2] |\n"
-        "| `s3://a_b`    |                - |"
+        "| s3://a_b      |                - |"
     )
 
 
@@ -61,4 +61,4 @@ def test_the_card_of_a_bundle_shows_texts() -> None:
 
 
 def test_a_narrow_column_has_a_ruler_that_is_one() -> None:
-    assert markdown(["a", "1"], [["b", "2"]]) == "| a  |  1 |\n| -- | -: |\n| b  |  2 |"
+    assert table(["a", "1"], [["b", "2"]]) == "| a  |  1 |\n| -- | -: |\n| b  |  2 |"

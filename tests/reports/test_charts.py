@@ -5,8 +5,8 @@ from collections.abc import Callable
 import altair
 import pytest
 
-from ltrscale.evaluation import charts
-from ltrscale.evaluation.charts import Spec
+from ltrscale.reports import charts
+from ltrscale.reports.charts import Spec
 
 BAD = "</script><!--`|'\"\\ datum.x] }"
 DOTS = [{"name": n, "series": s, "mean": 0.5, "low": 0.4, "high": None} for n in (BAD, "b") for s in (BAD, "z")]

@@ -8,11 +8,11 @@ from typing import Any
 from ltrscale.bundle import TreesBundle
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
-from ltrscale.evaluation import charts
 from ltrscale.evaluation.measure.leaks import importances
-from ltrscale.report.document import Block, Chart, Charts, LeftOut, Table, Text
-from ltrscale.report.results import study_costs
-from ltrscale.report.sources import Sources, minutes, pretrained_for, records
+from ltrscale.experiments.report.results import study_costs
+from ltrscale.experiments.report.sources import Sources, minutes, pretrained_for, records
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Chart, Charts, LeftOut, Table, Text
 
 _POINTS = 150
 """Of a curve; more are averaged in runs."""

@@ -7,7 +7,6 @@ slices, stand in it as data and titles only, never in an expression.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 Spec = dict[str, Any]
@@ -349,8 +348,3 @@ def png(spec: Spec) -> bytes:
     config = {**theme(dark=False), "background": "white", "font": "DejaVu Sans, sans-serif"}
     picture: bytes = vl_convert.vegalite_to_png(fixed, vl_version=VERSION, scale=1.5, config=config)
     return picture
-
-
-def save(spec: Spec, path: Path) -> None:
-    """Save the picture of a chart as PNG."""
-    path.write_bytes(png(spec))
