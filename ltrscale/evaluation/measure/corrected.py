@@ -27,7 +27,7 @@ from torch import Tensor
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.evaluation.clicks_page import Figure, UnderstoodLog, Way
+from ltrscale.evaluation.clicks.page import Figure, UnderstoodLog, Way
 from ltrscale.evaluation.pages import against, number
 from ltrscale.evaluation.statistics.blocks import Blocks, Ints, Tally
 from ltrscale.evaluation.statistics.crossed import Floats

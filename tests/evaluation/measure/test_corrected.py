@@ -13,7 +13,7 @@ from shop import BIAS
 
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.errors import InputError
-from ltrscale.evaluation.clicks import ClicksJob
+from ltrscale.evaluation.clicks.look import ClicksJob
 from ltrscale.evaluation.measure.corrected import (
     CorrectedSums,
     Correction,

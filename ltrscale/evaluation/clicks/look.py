@@ -36,7 +36,7 @@ from ltrscale.clicks.sessions import Bools, Cells, Doubles, Ints, Sessions, coun
 from ltrscale.clicks.trust import judged_by_clicks, slope_of
 from ltrscale.config import Operational
 from ltrscale.draws import random_bits
-from ltrscale.evaluation.clicks_page import (
+from ltrscale.evaluation.clicks.page import (
     Exposure,
     Figure,
     Links,
