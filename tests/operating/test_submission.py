@@ -80,7 +80,7 @@ def test_a_job_and_a_way_to_find_it_are_needed() -> None:
 
 def test_the_id_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr("jobs.submit.submit", lambda _, job: seen.append(job) or 0)
+    monkeypatch.setattr("ltrscale.operating.submission.submit", lambda _, job: seen.append(job) or 0)
     path = "jobs/configs/data/prepare-mq2008.yaml"
     monkeypatch.chdir(ROOT)
     for words in (

@@ -7,12 +7,13 @@ import pytest
 from dataset_changes import add_period, with_renamed_files
 
 from ltrscale import config as configs
-from ltrscale import stages, storage
+from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
+from ltrscale.evaluation.measure import evaluate as evaluating
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.ingest.prepare import PrepareJob
@@ -101,7 +102,7 @@ def test_an_evaluation_reads_what_it_began_with(
         add_period(data, "2026-W04b", like="2026-W02")
         return evaluate(*arguments, **named)
 
-    monkeypatch.setattr(stages, "evaluate", growing)
+    monkeypatch.setattr(evaluating, "evaluate", growing)
     evaluation(tmp_path / "report", trees, where).run()
     assert Evaluation.read(str(tmp_path / "report")).test.hash == began
     monkeypatch.undo()
