@@ -318,7 +318,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         """Open a saved ranker, or a bundle of trees or a finetuned network that a job made.
 
         A job's bundle records how the raw rows of its training data were read: `predict` and `score` read rows in the
-        same way. Where it does not (bundles of earlier versions, or of rows that were no table of items), they find the
+        same way. Where it does not (of rows that were no table of items), they find the
         features by name, and take `query` and `label`.
 
         Raises:

@@ -119,8 +119,8 @@ class _Settings(Config, extra="ignore"):
 
     method: MethodConfig
     augment: AugmentConfig
-    mask: MaskConfig = MaskConfig(identifying=0)
-    stream: StreamConfig = StreamConfig()
+    mask: MaskConfig
+    stream: StreamConfig
 
 
 def contrast(job: ContrastJob, *, made_by: Origin, report: Report) -> Contrast:

@@ -38,7 +38,7 @@ def write_scores(
     """Write the score files of a data set, `batch` groups at a time; returns their directory."""
     dataset = open_dataset(data)
     for period in periods:
-        with storage.Commit(scores.period_url(url, period)) as commit:
+        with storage.Commit(scores.period_url(url, period), manifest=storage.HIDDEN_MANIFEST) as commit:
             files, total = [], Counts(0, 0, 0)
             for file in [file for file in dataset.manifest.files if file.period == period]:
                 table = pq.read_table(storage.join(data, file.path), columns=["gid", "features"], partitioning=None)
@@ -56,6 +56,8 @@ def write_scores(
                 documents=total.documents,
                 bundle_hash="x",
                 made_by={},
+                layout="scores",
+                meta=(),
             )
             commit.finish(manifest.model_dump(mode="json"))
     return url
@@ -179,7 +181,7 @@ def test_periods_that_are_not_scored_or_have_changed_are_named(
     with pytest.raises(InputError, match="leave one out"):
         config.validate(Split, {"data": "set", "scores": "there", "labels": "relevance"}, "test")
     data_set = tmp_path / "wrong" / "period=a"
-    storage.write_bytes(str(data_set / "manifest.json"), b'{"format": "ltrscale-dataset"}')
+    storage.write_bytes(str(data_set / "_manifest.json"), b'{"format": "ltrscale-dataset"}')
     with pytest.raises(InputError, match="not scores but 'ltrscale-dataset'"):
         select(Split(data=(made.url,), scores=str(data_set.parent)), labelled=True)
 

@@ -40,7 +40,7 @@ from ltrscale.ranking.loss import Loss
 from ltrscale.ranking.losses import SoftmaxConfig
 from ltrscale.ranking.pointwise import SigmoidConfig
 from ltrscale.reports.findings import print_report
-from ltrscale.reports.markdown import markdown, table
+from ltrscale.reports.markdown import table
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob, train_gbdt
 
@@ -306,27 +306,6 @@ def test_seeds_are_no_draws_where_all_labels_are_used(config: EvaluateConfig, sp
     text = (tmp_path / "out" / "report.md").read_text()
     assert "They speak of these labels only" in text
     assert "Models were selected on all 72 labelled groups of the validation split: fully labelled." in text
-
-
-def test_an_evaluation_from_before_draws_and_slices_were_known_reads(evaluated: tuple[Evaluation, Path]) -> None:
-    evaluation, _ = evaluated
-    values = evaluation.model_dump(mode="json")
-    del values["validation_groups"], values["conditions"]
-    values["test"]["outlier_groups"] = values["test"].pop("slices")["outliers"]
-    for method in values["methods"]:
-        del method["labels"], method["validation_groups"]
-        slices = method.pop("slices")
-        method |= {"everywhere": slices["all"], "outliers": slices["outliers"]}
-        for scope in slices.values():
-            for summary in scope["summaries"].values():
-                del summary["draws"]
-            for comparison in scope["comparisons"].values():
-                del comparison["draws"], comparison["detectable"]
-    before = Evaluation.model_validate(values)
-    assert leaders(before) == leaders(evaluation)
-    text = markdown(document(before, "out"))
-    assert "Smallest detectable" not in text
-    assert "Models were selected" not in text
 
 
 def test_table_lines_up_and_has_a_row_for_each_method(evaluated: tuple[Evaluation, Path]) -> None:
