@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from ltrscale import storage
 from ltrscale.config import Config, digest, dump, is_current, load, made_by, validate
-from ltrscale.derive.relabelling.relabel import RelabelConfig
 from ltrscale.errors import InputError
 
 PIECES = [
@@ -109,11 +108,6 @@ def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
             Strict,
             ["out=x", "job.shape.kind=square", "job.shape.sied=1"],
             "job.shape.sied: unknown key; did you mean 'job.shape.side'?",
-        ),
-        (
-            RelabelConfig,
-            ["steps=[{kind: binary_feedback, temperature: 2}]"],
-            "command line: steps.0.temperature: the key is 'sharpness' now; rename it",
         ),
         (Job, ["shape.radius=-1"], "shape.radius: Input should be greater than 0 (given -1)"),
         (Job, ["shape.radius=.inf"], "shape.radius: Input should be a finite number"),

@@ -169,7 +169,7 @@ def _write_scores(data: str, out: str) -> None:
                 written.append(ScoreFile(**vars(commit.files[-1]), data=file.path, data_sha256=file.sha256))
             counts = np.array([cell for file in files for cell in file.row_groups]).sum(axis=0).tolist()
             about = {"groups": counts[0], "documents": counts[1], "bundle_hash": "random", "made_by": {}}
-            scores = PeriodScores(period=period, files=tuple(written), **about)
+            scores = PeriodScores(period=period, files=tuple(written), layout="scores", meta=(), **about)
             commit.finish(scores.model_dump(mode="json"))
 
 

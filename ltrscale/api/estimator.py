@@ -290,9 +290,9 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             AttributeError: the ranker is not fitted, a network, or trees that see more than the features.
         """
         bundle: bundles.Bundle | None = vars(self).get("_bundle")
-        if not isinstance(bundle, bundles.TreesBundle) or bundle.projection is not None:
+        if bundle is None or bundle.forest is None or bundle.forest.projection:
             raise AttributeError("feature_importances_ are those of fitted trees that see the features alone")
-        return boosters.importances(bundle.trees.library, bundle.contents, len(bundle.features))
+        return boosters.importances(bundle.forest.library, bundle.contents, len(bundle.features))
 
     @as_value_errors
     def save(self, url: str) -> None:
@@ -318,8 +318,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         """Open a saved ranker, or a bundle of trees or a finetuned network that a job made.
 
         A job's bundle records how the raw rows of its training data were read: `predict` and `score` read rows in the
-        same way. Where it does not (bundles of earlier versions, or of rows that were no table of items), they find the
-        features by name, and take `query` and `label`.
+        same way. Where it does not, as of rows that were no table of items, they find the features by name, and take
+        `query` and `label`.
 
         Raises:
             InputError: no bundle is committed there, or it does not score.
@@ -331,9 +331,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             ranker, columns, width = cls(**saved.arguments), saved.columns, saved.array_width
         else:
             (columns, settings), width = read_as(bundle), None
-            ranker = cls(
-                bundle.trees.library if isinstance(bundle, bundles.TreesBundle) else "neural", prepare=settings or None
-            )
+            ranker = cls(bundle.forest.library if bundle.forest else "neural", prepare=settings or None)
         ranker._open(url, columns, width)
         return ranker
 

@@ -24,7 +24,7 @@ from ltrscale.bundle.contents import (
     read_manifest,
 )
 from ltrscale.bundle.forests import OrderBundle, StackBundle, TreesBundle, order_scorer
-from ltrscale.bundle.loading import load, load_encoder, reading
+from ltrscale.bundle.loading import load, load_encoder, load_pretrained, load_trees, reading
 from ltrscale.bundle.networks import CombinedBundle, EncoderBundle, NetworkBundle, PretrainedBundle, RankerBundle
 from ltrscale.bundle.opened import Bundle, Scorer
 from ltrscale.bundle.saving import About, Pretrained, member_files, save_order, save_pretrained, save_ranker, save_trees
@@ -50,6 +50,8 @@ __all__ = [
     "content_hash",
     "load",
     "load_encoder",
+    "load_pretrained",
+    "load_trees",
     "member_files",
     "order_scorer",
     "read_manifest",

@@ -28,6 +28,11 @@ class TreesBundle(Bundle):
     projection: bytes | None = None
     """Projection from raw features to principal components, for trees that see these."""
 
+    @property
+    def forest(self) -> TreesArchitecture:
+        """How the trees are put together."""
+        return self.trees
+
     def scoring(self, *, device: torch.device | str, threads: int) -> Scorer:
         """The function that scores a batch of this bundle's features."""
         with fitting(self.url):

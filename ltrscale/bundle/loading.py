@@ -51,6 +51,30 @@ def load_encoder(url: str) -> EncoderBundle:
     return opened
 
 
+def load_pretrained(url: str) -> PretrainedBundle:
+    """Open a bundle of a pretrained encoder.
+
+    Raises:
+        InputError: as `load`, or it holds something else.
+    """
+    opened = load(url)
+    if not isinstance(opened, PretrainedBundle):
+        raise InputError(f"{url}: no pretrained encoder; name the bundle that jobs.pretrain made")
+    return opened
+
+
+def load_trees(url: str) -> TreesBundle:
+    """Open a bundle of trees.
+
+    Raises:
+        InputError: as `load`, or it holds something else.
+    """
+    opened = load(url)
+    if not isinstance(opened, TreesBundle):
+        raise InputError(f"{url}: holds {opened.holds}; name a bundle that jobs.train_gbdt made")
+    return opened
+
+
 def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
     """The bundle in a folder of a committed directory; the folder is "" or ends with a slash."""
 

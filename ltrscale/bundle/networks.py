@@ -175,6 +175,17 @@ class RankerBundle(EncoderBundle):
         """Those that finetuning kept."""
         return self.architecture.projector_layers
 
+    def embedder(self) -> Scorer:
+        """Embeddings before the last layer."""
+        ranker = self.ranker()
+        assert isinstance(ranker, Ranker)  # several are a bundle of another class
+
+        def embed(groups: QueryGroups) -> Tensor:
+            with torch.no_grad():
+                return ranker.penultimate(groups)
+
+        return embed
+
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedBundle(EncoderBundle):
@@ -191,6 +202,16 @@ class PretrainedBundle(EncoderBundle):
     def projector(self) -> ProjectorConfig | None:
         """The projector that pretraining has left in this bundle, if any."""
         return self.architecture.projector
+
+    def embedder(self) -> Scorer:
+        """Embeddings of the encoder."""
+        transform, encoder = self.transform(), self.encoder().eval()
+
+        def embed(groups: QueryGroups) -> Tensor:
+            with torch.no_grad():
+                return encoder.embed(transform(groups.features_NF, groups.offsets_Q1), groups)
+
+        return embed
 
     def ranker(self) -> AnyRanker:
         """There is none.

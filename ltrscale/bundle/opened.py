@@ -14,12 +14,13 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle.contents import Kind, Metric
+from ltrscale.bundle.contents import Kind, Metric, TreesArchitecture
 from ltrscale.bundle.reference import Reference
 from ltrscale.data.dataset.manifest import Feature, places
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker
 from ltrscale.models.layers import EncoderSettings
+from ltrscale.models.ranker import Architecture
 
 Scorer = Callable[[QueryGroups], Tensor]
 """Scores [N] of the documents of a batch, higher is better."""
@@ -54,6 +55,16 @@ class Bundle(ABC):
     """Settings with which the raw rows of the training data were read; empty if they are not known."""
     reference: Reference | None
     """What the rows of its training periods look like; None if it does not record that."""
+
+    @property
+    def parts(self) -> tuple[Architecture, ...]:
+        """The architecture of each of its networks; none without networks."""
+        return ()
+
+    @property
+    def forest(self) -> TreesArchitecture | None:
+        """How its trees are put together; None without trees."""
+        return None
 
     @property
     def reads_positions(self) -> bool:
@@ -93,6 +104,14 @@ class Bundle(ABC):
 
         Raises:
             InputError: the bundle holds no network that scores, or its weights do not fit its architecture.
+        """
+        raise self.no_encoder()
+
+    def embedder(self) -> Scorer:
+        """The function from a batch of its features to embeddings [N, D]: of its encoder, or before the last layer.
+
+        Raises:
+            InputError: the bundle holds trees or several rankers, or its weights do not fit its architecture.
         """
         raise self.no_encoder()
 

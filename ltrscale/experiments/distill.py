@@ -24,7 +24,7 @@ from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split, SplitsWithTest
+from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
 from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError
@@ -35,7 +35,7 @@ from ltrscale.evaluation.measure.settings import CutOff, EvaluateConfig, Evaluat
 from ltrscale.evaluation.studies.distillation import TEACHER, Cost, Distillation, document, gather
 from ltrscale.experiments.methods.choices import MethodName
 from ltrscale.launch.start import cluster_for
-from ltrscale.launch.workers import ONE, Workers
+from ltrscale.launch.workers import ONE, Workers, WorkersConfig
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.heads import HeadConfig
@@ -60,6 +60,7 @@ from ltrscale.trees.students import LambdaRankStudent, RegressionStudent, Softma
 class MLPStudent(Config):
     """A network that scores each document independently, trained by squared error against standardised scores."""
 
+    exported: ClassVar = False
     kind: Literal["mlp"] = "mlp"
     finetune: FinetuneConfig = FinetuneConfig(
         network=NetworkConfig(encoder=MLPConfig(dropout=0.0)),  # the teacher's scores are less noisy than clicks
@@ -78,6 +79,10 @@ class MLPStudent(Config):
         if self.finetune.network.transform.per_query:
             raise ValueError("finetune.network.transform.per_query needs whole lists; leave it out")
         return self
+
+    def job(self, out: str, splits: Splits, workers: WorkersConfig) -> FinetuneJob:
+        """The job that trains it on the scores that the splits name."""
+        return FinetuneJob(out=out, splits=splits, finetune=self.finetune, workers=workers)
 
 
 StudentConfig = Annotated[
@@ -163,7 +168,7 @@ class DistillJob(Config):
             self._evaluate(models)
             self._agree(models)
             for name, student in self.students.items():
-                if not isinstance(student, MLPStudent):
+                if student.exported:
                     self._export(name, models[name])
             made = self._report(models)
         print_report(self.out, document(made, self._links()))
@@ -227,11 +232,7 @@ class DistillJob(Config):
         out = join(self.out, "students", name)
         train = self._scored(self._splits.train).replace(labelled_fraction=self.student_fraction)
         splits, workers = self._splits.replace(train=train.model_dump()), self.workers
-        match self.students[name]:
-            case MLPStudent(finetune=settings):
-                FinetuneJob(out=out, splits=splits, finetune=settings, workers=workers).run()
-            case RegressionStudent() | LambdaRankStudent() | SoftmaxStudent() as student:
-                GBDTJob(out=out, splits=splits, gbdt=student.trees, workers=workers).run()
+        self.students[name].job(out, splits, workers).run()
         return out
 
     def _direct(self, config: GBDTConfig) -> str:

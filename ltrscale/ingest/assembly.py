@@ -33,7 +33,7 @@ from ltrscale.ingest.sort import sort_rows
 from ltrscale.ingest.source import Reader
 from ltrscale.ingest.texts import FULL
 from ltrscale.ingest.validate import Groups, Rejections, Validator, to_table
-from ltrscale.ingest.vocabularies import TokenizerConfig, TrainedPieces
+from ltrscale.ingest.vocabularies import TokenizerConfig
 from ltrscale.progress import Advance
 
 
@@ -150,7 +150,7 @@ def training_texts(work: Work, units: Sequence[Unit], tokenizer: TokenizerConfig
     Raises:
         InputError: as `write_unit`.
     """
-    if not isinstance(tokenizer, TrainedPieces):
+    if not tokenizer.learns_from:
         return
     seen = SeenHashes(folder)
     read = work.config.source.open(work.features, first=work.first.url, encoders={})
@@ -158,7 +158,7 @@ def training_texts(work: Work, units: Sequence[Unit], tokenizer: TokenizerConfig
         for block in chain.from_iterable(map(read, unit.files)):
             name = pa.scalar(unit.period or block.period or work.config.period)
             periods_N = pa.repeat(name, len(block)) if unit.period or block.periods_N is None else block.periods_N
-            wanted_N = pc.is_in(periods_N, pa.array(tokenizer.periods, pa.string()))
+            wanted_N = pc.is_in(periods_N, pa.array(tokenizer.learns_from, pa.string()))
             for column in (column for name, column in block.columns.items() if "_tokens_" in name):
                 texts = column.filter(wanted_N).unique().drop_null().to_pylist()
                 new = ~seen.add(hash_ids(texts))

@@ -45,7 +45,7 @@ from ltrscale.ingest.parallel import write_with_ray
 from ltrscale.ingest.places import LikePlaces
 from ltrscale.ingest.rows import Rejection
 from ltrscale.ingest.validate import total
-from ltrscale.ingest.vocabularies import Encoding, encoding_of, open_encoding
+from ltrscale.ingest.vocabularies import Encoding, encoding_of
 from ltrscale.progress import Advance, Report, log, progress
 from ltrscale.simulate.synthetic import SyntheticLog, SyntheticLogConfig
 from ltrscale.stages.stage import Origin, Stage
@@ -174,7 +174,7 @@ def _encoding(
         return None
     if before is not None:
         return encoding_of(before.url)
-    found = open_encoding(tokens.tokenizer, lambda: training_texts(work, units, tokens.tokenizer, folder))
+    found = tokens.tokenizer.open(lambda: training_texts(work, units, tokens.tokenizer, folder))
     if not found.content:
         return found
     return replace(found, vocabulary=put_vocabulary(found.vocabulary, found.content, commit))

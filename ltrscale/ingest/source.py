@@ -14,7 +14,7 @@ from ltrscale.ingest.joins import Join
 from ltrscale.ingest.mapping import ColumnMapping, Fill
 from ltrscale.ingest.rows import RowBlock
 from ltrscale.ingest.texts import TokenColumns
-from ltrscale.ingest.vocabularies import Encoding, files_of
+from ltrscale.ingest.vocabularies import Encoding
 
 Encoders = dict[str, CategoryEncoder]
 """The encoder of each categorical feature, by name."""
@@ -118,7 +118,7 @@ class Source(Config):
 
     def files_beside(self) -> list[str]:
         """The files that are read besides the inputs: those of a tokenizer."""
-        return files_of(self.token_columns.tokenizer) if self.token_columns else []
+        return self.token_columns.tokenizer.files() if self.token_columns else []
 
     def raw_columns(self, features: Sequence[Feature], url: str) -> RawColumns | None:  # noqa: ARG002
         """How a file has the columns that features are made of; None if its rows are no items."""

@@ -20,7 +20,7 @@ from pydantic import Field, StringConstraints, model_validator
 from ltrscale.config import Config
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.tokens import LISTS, NAME, Owner, TokenField
-from ltrscale.ingest.vocabularies import Encoding, ReadyIds, TokenizerConfig
+from ltrscale.ingest.vocabularies import Encoding, TokenizerConfig
 
 FULL = "full_"
 """Begins the column of a `RowBlock` with the number of tokens that a text had before it was cut."""
@@ -105,7 +105,7 @@ class TextReader:
         """The ids of texts, each different text once."""
         assert self.encoding is not None
         coded = texts.dictionary_encode()
-        if isinstance(self.columns.tokenizer, ReadyIds):
+        if not self.encoding.content:
             distinct = _of_numbers(coded.dictionary)
         else:
             ids_T, lengths_K = self.encoding(coded.dictionary.to_pylist())
@@ -117,8 +117,7 @@ class TextReader:
     def _outside(self, name: str, ids: "_Ids") -> dict[int, str]:
         """The rows with an id that the vocabulary does not have."""
         assert self.encoding is not None
-        ready = self.columns.tokenizer
-        size = ready.size if isinstance(ready, ReadyIds) else self.encoding.vocabulary.size
+        size = self.columns.tokenizer.limit(self.encoding.vocabulary)
         bad_T = (ids.ids_T < 0) | (ids.ids_T >= size)
         if not bad_T.any():
             return {}

@@ -26,51 +26,6 @@ _LETTERS = 1 << 20  # no limit
 _EXTRA = "pip install 'ltrscale[text]'"
 
 
-class ReadyIds(Config):
-    """Ids that are ready in the input, as lists or as text with one space between two ids."""
-
-    kind: Literal["ids"] = "ids"
-    size: int = Field(ge=1)
-    """Number of ids in the input, which are below it."""
-    special: dict[Special, int] = Field(default_factory=dict)
-    """Ids of special tokens (pad, unk, cls, sep, mask) among them; those not named get new ids from `size` on."""
-
-
-class WordPieces(Config):
-    """BERT's tokenizer with the word pieces of a file."""
-
-    kind: Literal["wordpiece"] = "wordpiece"
-    path: str
-    """A file with one word piece per line (vocab.txt), perhaps with .gz or .xz; [PAD], [UNK], [CLS], [SEP] and [MASK]
-    among them."""
-    lowercase: bool = True
-    """Lower the case of letters and strip accents, as the vocabularies called uncased need it."""
-
-
-class TrainedPieces(Config):
-    """BERT's tokenizer with word pieces that are learnt from the texts of some periods."""
-
-    kind: Literal["train"] = "train"
-    size: int = Field(default=30_000, ge=100)
-    """The most word pieces."""
-    periods: tuple[str, ...] = Field(min_length=1)
-    """The periods whose texts are read for it, each different text once: those of training, so that nothing of later
-    periods is known."""
-    lowercase: bool = True
-    """As for `wordpiece`."""
-
-
-class KnownTokenizer(Config):
-    """The tokenizer of another data set, or a file of the library `tokenizers`."""
-
-    kind: Literal["known"] = "known"
-    path: str
-    """A data set directory with tokens, or a tokenizer.json."""
-
-
-TokenizerConfig = Annotated[ReadyIds | WordPieces | TrainedPieces | KnownTokenizer, Field(discriminator="kind")]
-
-
 Texts = Callable[[], Iterable[Sequence[str]]]
 """Starts a pass through texts, in blocks."""
 
@@ -95,41 +50,117 @@ class Encoding:
         return np.fromiter(chain.from_iterable(lists), np.int64, int(lengths.sum())), lengths
 
 
-def files_of(config: TokenizerConfig) -> list[str]:
-    """The files that a tokenizer is made from."""
-    match config:
-        case WordPieces(path=path):
-            return [storage.absolute(path)]
-        case KnownTokenizer(path=path):
-            return [storage.absolute(path if path.endswith(".json") else storage.join(path, storage.MANIFEST))]
-        case _:
-            return []
+class Tokenizer(Config):
+    """Where the token ids of texts come from."""
+
+    kind: str
+
+    @property
+    def learns_from(self) -> tuple[str, ...]:
+        """The periods whose texts it is made of; none for one that is there already."""
+        return ()
+
+    def files(self) -> list[str]:
+        """The files that it is made of."""
+        return []
+
+    def open(self, texts: Texts) -> Encoding:
+        """The vocabulary, and what makes ids of texts.
+
+        Args:
+            texts: starts a pass through the texts of the periods that it learns from, in blocks.
+
+        Raises:
+            InputError: a file is missing or no vocabulary, a special token is missing, there is no text to learn from,
+                or the library is not installed.
+        """
+        raise NotImplementedError
+
+    def limit(self, vocabulary: Vocabulary) -> int:
+        """The number above all ids that the input may hold."""
+        return vocabulary.size
 
 
-def open_encoding(config: TokenizerConfig, texts: Texts) -> Encoding:
-    """The vocabulary and tokenizer that a config describes.
+class ReadyIds(Tokenizer):
+    """Ids that are ready in the input, as lists or as text with one space between two ids."""
 
-    Args:
-        config: of the tokenizer.
-        texts: starts a pass through the texts to train on, in blocks; only `train` reads them.
+    kind: Literal["ids"] = "ids"
+    size: int = Field(ge=1)
+    """Number of ids in the input, which are below it."""
+    special: dict[Special, int] = Field(default_factory=dict)
+    """Ids of special tokens (pad, unk, cls, sep, mask) among them; those not named get new ids from `size` on."""
 
-    Raises:
-        InputError: a file is missing or no vocabulary, a special token is missing, there is no text to train on, or the
-            library is not installed.
-    """
-    match config:
-        case ReadyIds(size=size, special=special):
-            return Encoding(_numbered(size, special))
-        case WordPieces(path=path, lowercase=lowercase):
-            words = _words(path)
-            return _encoding(_bert({word: i for i, word in enumerate(words)}, lowercase), path)
-        case TrainedPieces():
-            return _trained(config, texts)
-        case KnownTokenizer(path=path):
-            if path.endswith(".json"):
-                content = storage.read_bytes(path)
-                return _encoding(_parsed(content, path), path)
-            return encoding_of(path)
+    def open(self, texts: Texts) -> Encoding:  # noqa: ARG002
+        """A vocabulary alone."""
+        return Encoding(_numbered(self.size, self.special))
+
+    def limit(self, vocabulary: Vocabulary) -> int:  # noqa: ARG002
+        """Special tokens that got new ids are not in the input."""
+        return self.size
+
+
+class WordPieces(Tokenizer):
+    """BERT's tokenizer with the word pieces of a file."""
+
+    kind: Literal["wordpiece"] = "wordpiece"
+    path: str
+    """A file with one word piece per line (vocab.txt), perhaps with .gz or .xz; [PAD], [UNK], [CLS], [SEP] and [MASK]
+    among them."""
+    lowercase: bool = True
+    """Lower the case of letters and strip accents, as the vocabularies called uncased need it."""
+
+    def files(self) -> list[str]:
+        """The file of word pieces."""
+        return [storage.absolute(self.path)]
+
+    def open(self, texts: Texts) -> Encoding:  # noqa: ARG002
+        """BERT's tokenizer with these pieces."""
+        words = _words(self.path)
+        return _encoding(_bert({word: i for i, word in enumerate(words)}, self.lowercase), self.path)
+
+
+class TrainedPieces(Tokenizer):
+    """BERT's tokenizer with word pieces that are learnt from the texts of some periods."""
+
+    kind: Literal["train"] = "train"
+    size: int = Field(default=30_000, ge=100)
+    """The most word pieces."""
+    periods: tuple[str, ...] = Field(min_length=1)
+    """The periods whose texts are read for it, each different text once: those of training, so that nothing of later
+    periods is known."""
+    lowercase: bool = True
+    """As for `wordpiece`."""
+
+    @property
+    def learns_from(self) -> tuple[str, ...]:
+        """Its periods."""
+        return self.periods
+
+    def open(self, texts: Texts) -> Encoding:
+        """BERT's tokenizer with pieces that are learnt now."""
+        return _trained(self, texts)
+
+
+class KnownTokenizer(Tokenizer):
+    """The tokenizer of another data set, or a file of the library `tokenizers`."""
+
+    kind: Literal["known"] = "known"
+    path: str
+    """A data set directory with tokens, or a tokenizer.json."""
+
+    def files(self) -> list[str]:
+        """The manifest of the data set, or the file."""
+        path = self.path
+        return [storage.absolute(path if path.endswith(".json") else storage.join(path, storage.MANIFEST))]
+
+    def open(self, texts: Texts) -> Encoding:  # noqa: ARG002
+        """That tokenizer."""
+        if self.path.endswith(".json"):
+            return _encoding(_parsed(storage.read_bytes(self.path), self.path), self.path)
+        return encoding_of(self.path)
+
+
+TokenizerConfig = Annotated[ReadyIds | WordPieces | TrainedPieces | KnownTokenizer, Field(discriminator="kind")]
 
 
 def encoding_of(url: str) -> Encoding:

@@ -4,7 +4,7 @@ Shapes: N documents, D width of the embeddings of all parts together.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -30,6 +30,9 @@ class CombinedArchitecture(Config):
 
 class MeanRanker(nn.Module):
     """The mean of several rankers' scores, like DASALC-ens, the mean of 3 to 5 runs (QIN21, section 4.4)."""
+
+    learns: ClassVar = False
+    """Whether it has a layer of its own to train."""
 
     def __init__(self, parts: Sequence[Ranker]) -> None:
         super().__init__()
@@ -59,6 +62,9 @@ class ConcatRanker(nn.Module):
         parts: finetuned rankers.
         dropout: dropout before the linear layer; .7 on MSLR-WEB30K and Istella-S, 0 on Yahoo in the paper.
     """
+
+    learns: ClassVar = True
+    """Whether it has a layer of its own to train."""
 
     def __init__(self, parts: Sequence[Ranker], *, dropout: float = 0.0) -> None:
         super().__init__()

@@ -39,6 +39,7 @@ class SoftmaxConfig(Loss):
 
     kind: Literal["softmax"] = "softmax"
     weighted: ClassVar[bool] = True
+    dual: ClassVar[bool] = True
 
     def of(self, scored: Scored) -> Tensor:
         """See `softmax`."""

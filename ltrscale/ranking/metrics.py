@@ -32,6 +32,8 @@ class Metric(Config):
     """One sentence that defines the metric in reports, without the policy that all metrics share."""
     normalised: ClassVar[bool] = True
     """Whether the best order has value 1 whatever the labels."""
+    cut_as_precision: ClassVar[bool] = False
+    """Whether an evaluation takes it at the cut-offs of precision, not at those of NDCG."""
     rules: ClassVar[Rules] = Rules()
     """The choices that the metric's formula leaves open."""
     ruled_by: ClassVar[tuple[str, ...]] = ()
@@ -271,6 +273,7 @@ class PrecisionConfig(Metric):
 
     kind: Literal["precision"] = "precision"
     label: ClassVar[str] = "P"
+    cut_as_precision: ClassVar[bool] = True
     ruled_by: ClassVar[tuple[str, ...]] = ("short",)
     k: int = Field(5, ge=1)
     """Cut-off: the first ranks that count."""

@@ -23,7 +23,7 @@ Shapes: N documents, G columns.
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -61,7 +61,7 @@ come from elsewhere, but keep their names. No score is negative, so a feature `x
         Raises:
             InputError: the bundle is not one model of trees, or a tree splits on a category.
         """
-        trees = trees_of(bundle, observed.texts, to=self.kind, libraries=("lightgbm", "xgboost"))
+        trees = trees_of(bundle, observed.texts, to=self.kind, libraries=_ROOTS)
         return _files(trees, observed.negative, self.kind), trees.columns
 
     def readers(self, folder: Path) -> tuple[MatrixScorer, ...]:
@@ -120,13 +120,7 @@ class OpenSearchFormat(PluginFormat):
 
 def _files(trees: Trees, negative: Collection[str], to: str) -> Files:
     """The files of trees; `negative` are the features with values below 0, and `to` the engine, for errors."""
-    if trees.library == "lightgbm":
-        roots = [_of_lightgbm(tree["tree_structure"], trees, to) for tree in trees.booster.dump_model()["tree_info"]]
-    else:
-        roots = [json.loads(tree) for tree in trees.booster.get_dump(dump_format="json")]
-        learner = json.loads(trees.booster.save_config())["learner"]
-        # the score of no tree, which the format has no place for but a tree of one leaf
-        roots.append({"leaf": float(learner["learner_model_param"]["base_score"].strip("[]"))})
+    roots = _ROOTS[trees.library](trees, to)
     parts = _parts(trees.columns, negative)
     for root in roots:
         _number(root)
@@ -159,6 +153,21 @@ def _walk(root: Node, values: Mapping[str, NDArray[np.float32]], documents: int)
         children = {child["nodeid"]: child for child in node["children"]}
         waiting += [(children[node["yes"]], rows[first_n]), (children[node["no"]], rows[~first_n])]
     return leaves_N
+
+
+def _roots_of_lightgbm(trees: Trees, to: str) -> list[Node]:
+    return [_of_lightgbm(tree["tree_structure"], trees, to) for tree in trees.booster.dump_model()["tree_info"]]
+
+
+def _roots_of_xgboost(trees: Trees, to: str) -> list[Node]:  # noqa: ARG001
+    learner = json.loads(trees.booster.save_config())["learner"]
+    # the score of no tree, which the format has no place for but a tree of one leaf
+    nothing = {"leaf": float(learner["learner_model_param"]["base_score"].strip("[]"))}
+    return [*(json.loads(tree) for tree in trees.booster.get_dump(dump_format="json")), nothing]
+
+
+_ROOTS: dict[str, Callable[[Trees, str], list[Node]]] = {"lightgbm": _roots_of_lightgbm, "xgboost": _roots_of_xgboost}
+"""The trees of each library that the plugins take, as nodes in XGBoost's form."""
 
 
 def _of_lightgbm(node: Mapping[str, Any], trees: Trees, to: str, depth: int = 0) -> Node:

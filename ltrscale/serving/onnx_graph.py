@@ -21,11 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Bundle, NetworkBundle
+from ltrscale.bundle import Bundle
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker
-from ltrscale.models.listwise import GSFConfig
-from ltrscale.models.ranker import Architecture
 from ltrscale.serving.features import Column, Texts, labels_of
 from ltrscale.serving.format import Files, MatrixFormat, MatrixScorer, Observed
 
@@ -83,14 +81,9 @@ class _OneList(nn.Module):
         return scores_N
 
 
-def parts_of(bundle: Bundle) -> Sequence[Architecture]:
-    """The architectures of all rankers in a bundle."""
-    return bundle.parts if isinstance(bundle, NetworkBundle) else ()
-
-
 def is_listwise(bundle: Bundle) -> bool:
     """Whether the score of a document depends on the others of its list."""
-    return any(part.context is not None or part.transform.per_query for part in parts_of(bundle))
+    return any(part.context is not None or part.transform.per_query for part in bundle.parts)
 
 
 def _columns(bundle: Bundle, texts: Texts) -> tuple[Column, ...]:
@@ -134,7 +127,7 @@ def _graph(bundle: Bundle) -> bytes:
 
 
 def _check(bundle: Bundle) -> None:
-    if not isinstance(bundle, NetworkBundle):
+    if not bundle.parts:
         raise InputError(
             f"{bundle.url}: holds {bundle.holds}, and onnx takes networks only; export trees to lightgbm, xgboost or "
             "treelite"
@@ -144,11 +137,12 @@ def _check(bundle: Bundle) -> None:
             f"{bundle.url}: ranks documents by the positions at which they were shown, which the graph does not get; "
             "train with context.initial_rank: feature, or export a student that jobs.distill trains"
         )
-    if any(isinstance(part.context, GSFConfig) for part in parts_of(bundle)):
-        raise InputError(
-            f"{bundle.url}: a groupwise network (gsf) chooses groups by the length of a list and by hashes, which a "
-            "graph cannot express; export a student that jobs.distill trains from it"
-        )
+    for context in (part.context for part in bundle.parts):
+        if context is not None and context.beyond_graphs:
+            raise InputError(
+                f"{bundle.url}: its list context {context.kind} {context.beyond_graphs}, which a graph cannot express; "
+                "export a student that jobs.distill trains from it"
+            )
 
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:

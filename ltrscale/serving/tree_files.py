@@ -3,6 +3,7 @@
 Shapes: N documents, G columns.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -83,6 +84,13 @@ def _xgboost(path: Path) -> MatrixScorer:
     return scores
 
 
+_FRONTENDS: dict[str, Callable[[Any], Any]] = {
+    "lightgbm": lambda treelite: treelite.frontend.from_lightgbm,
+    "xgboost": lambda treelite: treelite.frontend.from_xgboost,
+}
+"""How treelite reads the trees of each library that it takes."""
+
+
 class TreeliteFormat(MatrixFormat):
     """Treelite's checkpoint, and the settings with which Triton's FIL backend serves it."""
 
@@ -98,9 +106,9 @@ In a model repository of Triton, the files are `NAME/config.pbtxt` and `NAME/1/c
 
     def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[Column, ...]]:
         """Checkpoint and settings."""
-        trees = trees_of(bundle, observed.texts, to=self.kind, libraries=("lightgbm", "xgboost"))
+        trees = trees_of(bundle, observed.texts, to=self.kind, libraries=_FRONTENDS)
         treelite = _treelite()
-        load = treelite.frontend.from_lightgbm if trees.library == "lightgbm" else treelite.frontend.from_xgboost
+        load = _FRONTENDS[trees.library](treelite)
         settings = f"""backend: "fil"
 max_batch_size: 32768
 input [{{ name: "input__0" data_type: TYPE_FP32 dims: [ {len(trees.columns)} ] }}]

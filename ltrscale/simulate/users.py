@@ -43,6 +43,21 @@ class Examiner(Config):
         """The position bias that debiased credit assumes: 1 where no power of the position is true."""
         return 1.0
 
+    @property
+    def examines(self) -> str:
+        """How positions are examined, in words."""
+        raise NotImplementedError
+
+    @property
+    def trusts(self) -> str:
+        """What else makes them click, in words; "" for nothing."""
+        return ""
+
+    @property
+    def beyond_credit(self) -> str:
+        """Which of them debiased credit does not assume, in words; "" if it is true of all."""
+        return ""
+
 
 class PositionBased(Examiner):
     """A position is examined with probability (1 / position)^eta, whatever clicks are above it (PBM)."""
@@ -65,6 +80,21 @@ class PositionBased(Examiner):
         """That of these users."""
         return self.eta
 
+    @property
+    def examines(self) -> str:
+        """By a power of the position."""
+        return f"examines position p with p^-{self.eta:g}"
+
+    @property
+    def trusts(self) -> str:
+        """The order."""
+        return f", or, with probability {self.trust:g} / p, because it stands at position p" if self.trust else ""
+
+    @property
+    def beyond_credit(self) -> str:
+        """Those who trust the order."""
+        return "; users who trust the order are none of them" if self.trust else ""
+
 
 class Cascade(Examiner):
     """Positions are examined from the top; the first click ends the session (Craswell et al., 2008)."""
@@ -74,6 +104,16 @@ class Cascade(Examiner):
     def clicks(self, draw_N: Doubles, attraction_N: Doubles, positions_N: Doubles, offsets_Q1: Ints) -> Clicked:
         """The first that attracts."""
         return first_attracted(draw_N < attraction_N, positions_N, offsets_Q1)
+
+    @property
+    def examines(self) -> str:
+        """In order."""
+        return "reads from the top to the first click"
+
+    @property
+    def beyond_credit(self) -> str:
+        """All of them."""
+        return "; a cascade is none of them"
 
 
 User = Annotated[PositionBased | Cascade, Field(discriminator="kind")]

@@ -117,6 +117,5 @@ def content_of(url: str) -> str:
 
 
 def _content(manifest: Mapping[str, Any]) -> str:
-    # not a single hash, as `ltrscale.bundle.content_hash` is: this form shows which file changed, and old manifests
-    # have it
+    # not a single hash, as `ltrscale.bundle.content_hash` is: this form shows which file changed
     return ",".join(sorted(f"{path}:{sha256}" for path, sha256 in storage.listed_in(manifest).items()))

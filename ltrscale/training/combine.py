@@ -14,7 +14,7 @@ from ltrscale.data.stream.batches import check_batches
 from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context
-from ltrscale.models.combine import AnyRanker, ConcatRanker, How, combine_rankers
+from ltrscale.models.combine import AnyRanker, How, combine_rankers
 from ltrscale.models.ranker import Ranker
 from ltrscale.progress import Report
 from ltrscale.stages.inputs import BundleUrl
@@ -90,7 +90,7 @@ class Combining:
         device = set_up(config)
         model = combine_rankers(parts, how=config.how, dropout=config.dropout).to(device)
         best = Best(model, config, data)
-        if isinstance(model, ConcatRanker):
+        if model.learns:
             objective = RankingObjective(model, config).to(device)
             phase = Phase("concat", "finetuning (concat)", config.epochs, frozen=tuple(model.parts))
             Training(objective, config, data.train, self.out, self.origin, context, best).run(phase)

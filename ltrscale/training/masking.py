@@ -19,7 +19,7 @@ def masked_features(
     """The same mask with the rate of every masked feature under its name, so that nothing is left to find out.
 
     The features that identify a document are found in a sample of the groups that are read, not in the manifests, which
-    may be older than the count, and speak of other periods too. They are logged, with their shares and rates.
+    speak of other periods too. They are logged, with their shares and rates.
 
     Args:
         config: the settings.

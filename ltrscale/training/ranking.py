@@ -15,7 +15,7 @@ from ltrscale.models.propensity import PropensityModel
 from ltrscale.ranking.choices import METRIC, METRICS, LossConfig
 from ltrscale.ranking.clicks import dla_propensity_loss, dla_ranking_loss
 from ltrscale.ranking.loss import Scored
-from ltrscale.ranking.losses import SoftmaxConfig, ordinal
+from ltrscale.ranking.losses import ordinal
 from ltrscale.ranking.negatives import with_negatives
 from ltrscale.ranking.pairwise import LambdaRankConfig
 from ltrscale.training.settings import OptimizerConfig, TrainingConfig
@@ -83,7 +83,7 @@ class RankingConfig(TrainingConfig):
         if isinstance(self.debias, WeightsConfig) and not self.loss.weighted:
             names = ", ".join(kind for kind, cls in by_kind(LossConfig).items() if cls.weighted)
             raise ValueError(f"loss.kind {self.loss.kind} takes no document weights; take one of {names}")
-        if isinstance(self.debias, DLAConfig) and not isinstance(self.loss, SoftmaxConfig):
+        if isinstance(self.debias, DLAConfig) and not self.loss.dual:
             raise ValueError(f"debias.kind dla is defined for the softmax loss, not {self.loss.kind}")
         return self
 

@@ -21,6 +21,7 @@ class LightGBMConfig(TreesConfig):
     """LightGBM: leaves are split best first."""
 
     sampling: ClassVar = "feature_fraction or bagging_fraction"
+    goes_on: ClassVar = True
     kind: Literal["lightgbm"] = "lightgbm"
     """The library."""
     objective: Literal["lambdarank", "rank_xendcg", "regression", "softmax"] = "lambdarank"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.bundle import Bundle, Metric, TreesBundle, load, reading, save_trees
+from ltrscale.bundle import Bundle, Metric, TreesBundle, load, load_trees, reading, save_trees
 from ltrscale.config import Config
 from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split
@@ -129,12 +129,7 @@ def average(runs: Sequence[str], validation: Split, out: str, *, made_by: Mappin
 
 
 def _opened(urls: Sequence[str]) -> list[TreesBundle]:
-    bundles = []
-    for url in urls:
-        opened = load(url)
-        assert isinstance(opened, TreesBundle), f"{url} holds {opened.holds}"
-        bundles.append(opened)
-    return bundles
+    return [load_trees(url) for url in urls]
 
 
 @dataclass(frozen=True, eq=False)

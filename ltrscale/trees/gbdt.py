@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from pydantic import model_validator
 
 from ltrscale import storage
-from ltrscale.bundle import Bundle, TreesArchitecture, TreesBundle, load, reading, save_trees, views
+from ltrscale.bundle import Bundle, TreesArchitecture, load, reading, save_trees, views
 from ltrscale.bundle.reference import reference_of
 from ltrscale.bundle.views import View
 from ltrscale.config import Config, Operational
@@ -170,7 +170,7 @@ def _started(config: GBDTConfig, url: str) -> Bundle:
             library's.
     """
     start, plain = load(url), TreesArchitecture(per_query=config.per_query)
-    if config.kind != plain.library or not isinstance(start, TreesBundle) or start.trees != plain:
+    if not config.goes_on or start.forest != plain:
         raise InputError(
             f"{url}: only LightGBM's trees go on from a bundle, which must hold one LightGBM model with "
             "the same gbdt.per_query; set gbdt.kind to lightgbm and name such a bundle, or leave start out"

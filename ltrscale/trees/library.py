@@ -26,6 +26,8 @@ class TreesConfig(Config, ABC):
 
     sampling: ClassVar[str]
     """The settings that make trees draw at random, for errors."""
+    goes_on: ClassVar[bool] = False
+    """Whether its trees can be added to those of a bundle."""
     num_trees: int = Field(500, ge=1)
     """Maximum number of trees."""
     learning_rate: float = Field(0.1, gt=0)

@@ -70,7 +70,7 @@ def merged(codes: Codes) -> Codes:
 def shared_targets(config: TargetsConfig | None, share: Labelled) -> Floats:
     """Targets of a worker's documents, shape [N]; grades have borders from the scores of all workers."""
     rank, world = rank_and_world()
-    if config is None or config.kind != "quantised" or world == 1:
+    if config is None or not config.of_all_groups or world == 1:
         return make_targets(config, share.labels_N, share.offsets_Q1)
     shares = gather((share.labels_N, share.lengths_Q))
     labels, lengths = zip(*shares, strict=True)

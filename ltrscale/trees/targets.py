@@ -3,7 +3,7 @@
 Shapes: N documents, Q1 = groups + 1 offsets.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,16 +16,33 @@ from ltrscale.config import Config
 Floats = NDArray[np.float64]
 
 
-class StandardisedConfig(Config):
+class Targets(Config):
+    """How labels become targets."""
+
+    kind: str
+    of_all_groups: ClassVar[bool] = False
+    """Whether a target depends on the documents of other groups too."""
+
+    def of(self, labels_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
+        """The targets of some groups, shape [N]."""
+        raise NotImplementedError
+
+
+class StandardisedConfig(Targets):
     """Deviations from the group's mean in units of its standard deviation: a teacher may shift all scores of a list."""
 
     kind: Literal["standardised"] = "standardised"
 
+    def of(self, labels_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
+        """See `standardised`."""
+        return standardised(labels_N, offsets_Q1)
 
-class QuantisedConfig(Config):
+
+class QuantisedConfig(Targets):
     """Grades 0, 1, ..., for objectives that need grades."""
 
     kind: Literal["quantised"] = "quantised"
+    of_all_groups: ClassVar[bool] = True
     grades: int = Field(31, ge=2, le=10_000)
     """Number of grades; HOU24 cuts pseudo-labels into 31, its public code into 5."""
     bins: Literal["even", "equal_frequency"] = "even"
@@ -33,20 +50,18 @@ class QuantisedConfig(Config):
     standardise: bool = False
     """Standardise scores per group first: a listwise teacher may shift all scores of a list."""
 
+    def of(self, labels_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
+        """See `quantised`."""
+        scores_N = standardised(labels_N, offsets_Q1) if self.standardise else labels_N
+        return quantised(scores_N, grades=self.grades, bins=self.bins)
+
 
 TargetsConfig = Annotated[StandardisedConfig | QuantisedConfig, Field(discriminator="kind")]
 
 
 def make_targets(config: TargetsConfig | None, labels_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
     """Labels transformed as a config sets, shape [N]."""
-    match config:
-        case None:
-            return labels_N
-        case StandardisedConfig():
-            return standardised(labels_N, offsets_Q1)
-        case QuantisedConfig():
-            scores_N = standardised(labels_N, offsets_Q1) if config.standardise else labels_N
-            return quantised(scores_N, grades=config.grades, bins=config.bins)
+    return labels_N if config is None else config.of(labels_N, offsets_Q1)
 
 
 def standardised(scores_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:

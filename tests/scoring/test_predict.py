@@ -396,7 +396,7 @@ def edited(url: str, to: Path, edit: Callable[[dict[str, Any]], None]) -> str:
     return str(to)
 
 
-def test_a_bundle_of_an_earlier_version_needs_the_columns(trees: str, week: Rows, tmp_path: Path) -> None:
+def test_a_bundle_that_does_not_record_the_columns_needs_them(trees: str, week: Rows, tmp_path: Path) -> None:
     old = edited(trees, tmp_path / "old", lambda values: values.pop("read_as"))
     path = write_parquet(tmp_path / "week.parquet", week, WITHOUT_LABELS)
     with pytest.raises(InputError, match="old: does not record how its training data were read; set source, as in the"):

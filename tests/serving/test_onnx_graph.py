@@ -95,7 +95,7 @@ def test_a_graph_with_another_weight_is_not_published_and_a_good_one_is_scored_a
 @pytest.mark.parametrize(
     ("context", "reason"),
     [
-        ({"kind": "gsf"}, "a groupwise network"),
+        ({"kind": "gsf"}, "its list context gsf chooses groups"),
         ({"kind": "dlcm"}, "ranks documents by the positions at which they were shown"),
     ],
 )

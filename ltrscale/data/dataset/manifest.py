@@ -165,7 +165,7 @@ class FeatureSummary(Config):
     std: float | None = None
     unique_in_group: float | None = None
     """Share of the documents whose value no other document of their group has, of those in groups of at least two; None
-    for a feature with fractions, and where it was not counted."""
+    for a feature with fractions, and without such groups."""
 
 
 class Accounting(Config):
@@ -200,7 +200,7 @@ class Manifest(Config):
     label_counts: dict[str, int] = Field(default_factory=dict)
     """Documents by label value, at most 64 different ones; empty when there are more."""
     grouped: int = 0
-    """Documents in groups of at least two; 0 where they were not counted."""
+    """Documents in groups of at least two."""
     tokens: tuple[TokenField, ...] = ()
     """Fields with the tokens of queries and documents."""
     token_summaries: dict[str, TokenSummary] = Field(default_factory=dict)
@@ -212,7 +212,7 @@ class Manifest(Config):
     accounting: Accounting = Accounting()
     categories: dict[str, dict[str, int]] = Field(default_factory=dict)
     """The codes of the observed texts of categorical features, by feature, but of whole numbers below 2^24, which are
-    their own codes. A feature is absent if its texts were not recorded, or are more than 4,096."""
+    their own codes. A feature is absent if its texts are more than 4,096."""
     raw: RawColumns | None = None
     """The columns of the raw rows; None if they were no items, one in a row."""
     fills: dict[str, float] = Field(default_factory=dict)

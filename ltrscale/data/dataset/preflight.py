@@ -169,9 +169,9 @@ def difference(before: Contents, now: Contents) -> str:
 
 
 def read_by(url: str) -> Contents:
-    """The files chosen by the run whose pre-flight is frozen at a URL; empty if there is none or it does not say."""
-    found: Contents = (storage.read_manifest(url) or {}).get("preflight", {}).get("read", {})
-    return found
+    """The files chosen by the run whose pre-flight is frozen at a URL; empty if there is none."""
+    manifest = storage.read_manifest(url)
+    return {} if manifest is None else validate(Preflight, manifest["preflight"], url).read
 
 
 def preflight(splits: Mapping[str, Split], config: PreflightConfig) -> Preflight:

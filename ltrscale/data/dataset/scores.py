@@ -67,9 +67,9 @@ class PeriodScores(Config):
     """Content hash of the bundle that scored."""
     made_by: dict[str, Any]
     """The places of bundle and data set, for people to read."""
-    layout: Layout = "scores"
+    layout: Layout
     """The columns of the files."""
-    meta: tuple[str, ...] = ()
+    meta: tuple[str, ...]
     """The columns `meta_*` of the data set that the files have too."""
 
     def is_of(self, files: Sequence[DataFile]) -> bool:

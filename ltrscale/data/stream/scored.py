@@ -79,26 +79,26 @@ def score(selection: Selection, scorer: Callable[[QueryGroups], Tensor], name: s
         name: name of the scorer, for errors.
 
     Raises:
-        InputError: a score is no number, or the data cannot be read.
+        InputError: a score is not finite, or the data cannot be read.
     """
     parts: list[Scores] = []
     with progress(f"score with {name}", selection.n_documents) as advance:
         for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH):
             assert groups.ids_Q is not None
-            parts.append(Scores(groups.ids_Q, groups.offsets_Q1, finite(scorer(groups), name)))
+            parts.append(Scores(groups.ids_Q, groups.offsets_Q1, finite(scorer(groups), name).double()))
             advance(groups.n_documents)
     return Scores.joined(parts)
 
 
 def finite(scores_N: Tensor, name: str) -> Tensor:
-    """The scores, float64.
+    """The scores themselves, where all are finite.
 
     Raises:
-        InputError: one of them is no number.
+        InputError: one of them is not finite.
     """
     if not scores_N.isfinite().all():
-        raise InputError(f"{name}: gives scores that are no numbers; train it again")
-    return scores_N.double()
+        raise InputError(f"{name}: gives scores that are not finite; train it again")
+    return scores_N
 
 
 def committed(url: str, split: Split) -> Scores:

@@ -3,8 +3,8 @@
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +82,6 @@ class MinDocs(Step):
 class BinaryFeedback(Step):
     """Binary labels; the higher the grade, the more probable is a 1 (HOU24, A.2.4)."""
 
-    renamed: ClassVar[Mapping[str, str]] = {"temperature": "sharpness"}
     kind: Literal["binary_feedback"] = "binary_feedback"
     sharpness: float = Field(default=4.0, gt=0)
     """t in P(y = 1) = sigmoid(t (r - tau)): the larger t, the less random the labels."""

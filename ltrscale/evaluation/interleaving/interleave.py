@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Scorer, load, reading
+from ltrscale.bundle import load, reading
 from ltrscale.config import Operational
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
@@ -176,7 +176,7 @@ def _measure(job: InterleaveJob) -> _Measured:
         for groups in iterate(test, docs_per_batch=job.docs_per_batch):
             assert groups.labels_N is not None
             assert groups.ids_Q is not None
-            scores = [_scores(name, scorers[name], groups) for name in job.rankers]
+            scores = [scored.finite(scorers[name](groups), name) for name in job.rankers]
             outcome = simulate(_lists(groups, scores, job, top), job.pairs, traffic)
             values_QR = torch.stack([metric.of(s, groups.labels_N, groups.offsets_Q1) for s in scores], dim=1)
             parts.append((groups.ids_Q.numpy(), *outcome, values_QR.numpy()))
@@ -196,13 +196,6 @@ def _top(job: InterleaveJob) -> float:
     for url in job.test.data:
         counts |= open_dataset(url).manifest.label_counts
     return highest_grade(job.max_relevance, counts)
-
-
-def _scores(name: str, scorer: Scorer, groups: QueryGroups) -> torch.Tensor:
-    scores_N = scorer(groups)
-    if not torch.isfinite(scores_N).all():
-        raise InputError(f"{name}: gives scores that are not finite; train it again")
-    return scores_N
 
 
 def _lists(groups: QueryGroups, scores: list[torch.Tensor], job: InterleaveJob, top: float) -> RankedGroups:

@@ -10,7 +10,7 @@ from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Chart, Document, Points, Section, Table, Text
 from ltrscale.reports.findings import Findings
-from ltrscale.simulate.users import Cascade, PositionBased, User
+from ltrscale.simulate.users import User
 
 
 class Compared(Config):
@@ -118,18 +118,11 @@ def _agreements(found: Interleaved) -> Table:
 
 
 def _explanations(found: Interleaved) -> Iterator[str]:
-    match found.user:
-        case PositionBased(eta=eta, trust=0):
-            examines, outside, trusts = f"examines position p with p^-{eta:g}", "", ""
-        case PositionBased(eta=eta, trust=trust):
-            examines, outside = f"examines position p with p^-{eta:g}", "; users who trust the order are none of them"
-            trusts = f", or, with probability {trust:g} / p, because it stands at position p"
-        case Cascade():
-            examines, outside, trusts = "reads from the top to the first click", "; a cascade is none of them", ""
+    user = found.user
     depth = "the whole list" if found.depth is None else f"the first {found.depth} positions"
     yield (
-        f"A simulated user sees {depth}, {examines}, and clicks an examined document with {found.noise:g} + "
-        f"{1 - found.noise:g} times the probability of its grade{trusts}."
+        f"A simulated user sees {depth}, {user.examines}, and clicks an examined document with {found.noise:g} + "
+        f"{1 - found.noise:g} times the probability of its grade{user.trusts}."
     )
     yield (
         "credit is that of both rankers for a mean impression, lift the difference as a share of their mean, so that "
@@ -143,7 +136,7 @@ def _explanations(found: Interleaved) -> Iterator[str]:
     yield (
         "team_draft prefers nobody if users click at random, balanced may. debiased shows the lists of balanced, and "
         "estimates the clicks on the first documents of each ranker's own list, without bias for users who examine "
-        f"position p with p^-{found.eta:g}{outside}."
+        f"position p with p^-{found.eta:g}{user.beyond_credit}."
     )
     yield (
         "separate shows each user the list of one ranker, as an A/B test does: its lift is the one that the others are "

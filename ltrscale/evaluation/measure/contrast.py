@@ -119,8 +119,8 @@ class _Settings(Config, extra="ignore"):
 
     method: MethodConfig
     augment: AugmentConfig
-    mask: MaskConfig = MaskConfig(identifying=0)
-    stream: StreamConfig = StreamConfig()
+    mask: MaskConfig
+    stream: StreamConfig
 
 
 def contrast(job: ContrastJob, *, made_by: Origin, report: Report) -> Contrast:
@@ -134,9 +134,7 @@ def contrast(job: ContrastJob, *, made_by: Origin, report: Report) -> Contrast:
     Raises:
         InputError: the bundle was not pretrained by a method that compares two views, or the data lack its features.
     """
-    opened = bundle.load(job.bundle)
-    if not isinstance(opened, bundle.PretrainedBundle):
-        raise InputError(f"{job.bundle}: no pretrained encoder; name the bundle that jobs.pretrain made")
+    opened = bundle.load_pretrained(job.bundle)
     settings = validate(_Settings, opened.config, job.bundle)
     method = settings.method
     if not isinstance(method, Siamese) or opened.projector() is None:

@@ -5,19 +5,19 @@
 
 from collections.abc import Mapping
 
-from ltrscale.bundle import Bundle, TreesBundle, boosters
+from ltrscale.bundle import Bundle, boosters
 from ltrscale.storage import join
 
 
 def importances(bundle: Bundle) -> dict[str, float] | None:
     """The importance of each column that trees see, the highest first; None for a network."""
-    if not isinstance(bundle, TreesBundle):
+    if (forest := bundle.forest) is None:
         return None
     every = tuple(feature.name for feature in bundle.features)
-    seen = every if bundle.trees.sees is None else bundle.trees.sees  # a stack may see none
-    names = [*seen, *(f"component {i}" for i in range(bundle.trees.projection)), *bundle.trees.members]
+    seen = every if forest.sees is None else forest.sees  # a stack may see none
+    names = [*seen, *(f"component {i}" for i in range(forest.projection)), *forest.members]
     models = {join(bundle.url, name): content for name, content in bundle.contents.items()}
-    shares = boosters.importances(bundle.trees.library, models, len(names))
+    shares = boosters.importances(forest.library, models, len(names))
     return dict(sorted(zip(names, shares.tolist(), strict=True), key=lambda pair: -pair[1]))
 
 
@@ -27,6 +27,6 @@ def leaning(bundle: Bundle) -> Mapping[str, float | None]:
     A network, or trees that see components or other rankers' scores, lean on every feature that they read.
     """
     every: dict[str, float | None] = dict.fromkeys(feature.name for feature in bundle.features)
-    if not isinstance(bundle, TreesBundle) or bundle.trees.projection or bundle.trees.members:
+    if bundle.forest is None or bundle.forest.projection or bundle.forest.members:
         return every
     return {name: share for name, share in (importances(bundle) or {}).items() if share > 0}

@@ -15,8 +15,7 @@ from ltrscale.evaluation.measure.judged import Judged
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig
 from ltrscale.ranking.graded import ClickNDCGConfig, GainNDCGConfig
-from ltrscale.ranking.letor import LetorPrecisionConfig
-from ltrscale.ranking.metrics import Metric, PrecisionConfig
+from ltrscale.ranking.metrics import Metric
 
 
 def metrics_of(config: EvaluateSettings) -> dict[str, Metric]:
@@ -49,7 +48,7 @@ def _cutoffs(cls: type[Metric], config: EvaluateSettings) -> tuple[int, ...]:
     """Cut-offs of a metric: its own key's, or else those of NDCG."""
     if not cls.has_cutoff():
         return (1,)  # made once; the value is not used
-    return config.precision_at if issubclass(cls, PrecisionConfig | LetorPrecisionConfig) else config.ndcg_at
+    return config.precision_at if cls.cut_as_precision else config.ndcg_at
 
 
 def values_of(

@@ -219,7 +219,7 @@ def _validation(evaluation: Evaluation) -> list[str]:
     """On how many labelled groups of the validation split the models were selected, as far as they state it."""
     everything = evaluation.validation_groups
     counts = sorted({n for method in evaluation.methods for n in method.validation_groups if n is not None})
-    if everything is None or not counts:
+    if not counts:
         return []
     if counts == [everything]:
         return [f"Models were selected on all {everything:,} labelled groups of the validation split: fully labelled."]
@@ -293,7 +293,7 @@ def _methods(methods: Sequence[MethodResult], out: str) -> Iterator[Block]:
         for kind, *counts, url in zip(
             method.kinds,
             method.labelled_groups,
-            method.validation_groups or [None] * len(method.bundles),
+            method.validation_groups,
             method.bundles,
             strict=True,
         )

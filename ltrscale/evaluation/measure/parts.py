@@ -163,7 +163,7 @@ class Measuring:
         of_bundles = self._opened().scorers
         others: dict[str, Scorer] = {url: look_up(url, scores) for url, scores in committed.items()}
         others[POSITIONS] = order_shown
-        return [(of_bundles | others)[url] for url in self.models if url in of_bundles or url in others]
+        return [(of_bundles | others)[url] for url in self.models]
 
     def _measured(
         self, period: str, window: Window, rows: pa.Table, scorers: Sequence[Scorer], n_features: int
@@ -174,7 +174,7 @@ class Measuring:
         for first, last in _batches(window.offsets_Q1, self.docs_per_batch):
             groups = assemble([Cut(window, first, last)], n_features)
             slices.append(self.slicer.find(groups, period, rows.slice(first, last - first)))
-            scores_T = [self._scored(t, scorer, groups, period) for t, scorer in enumerate(scorers)]
+            scores_T = [scored.finite(scorer(groups), url) for url, scorer in zip(self.models, scorers, strict=True)]
             values_TMQ = [self.metrics(scores_N, groups).numpy() for scores_N in scores_T]
             if self.on_clicks:
                 clicked = replace(groups, labels_N=_clicks_of(rows.slice(first, last - first), groups))
@@ -206,13 +206,6 @@ class Measuring:
             return {}
         of_trials = zip(self.logits, zip(*scores, strict=True), strict=True)
         return {t: tally(torch.cat(parts), torch.tensor(labels_N)) for t, parts in of_trials}
-
-    def _scored(self, t: int, scorer: Scorer, groups: QueryGroups, period: str) -> Tensor:
-        scores_N = scorer(groups)
-        if not torch.isfinite(scores_N).all():
-            what = f"gives scores that are not finite (period {period})"
-            raise InputError(f"{self.models[t]}: {what}; train it again")
-        return scores_N
 
 
 def _clicks_of(rows: pa.Table, groups: QueryGroups) -> Tensor:

@@ -28,15 +28,15 @@ class MethodResult(Sliced):
     """Kind of each bundle: neural, trees or feature; `scores`; `order shown`."""
     labelled_groups: tuple[int | None, ...]
     """Number of labelled groups that each bundle was trained on; None if it does not state it."""
-    validation_groups: tuple[int | None, ...] = ()
+    validation_groups: tuple[int | None, ...]
     """Number of labelled groups that each bundle was selected on; None if it does not state it."""
-    labels: tuple[str | None, ...] = ()
+    labels: tuple[str | None, ...]
     """Identity of the labels that each bundle was trained and selected on; None if it does not state it."""
-    debiased: tuple[str | None, ...] = ()
+    debiased: tuple[str | None, ...]
     """How the training of each bundle corrected for positions: `dla`, `weights` or `unbiased`; None if it did not."""
-    otherwise: tuple[str | None, ...] = ()
+    otherwise: tuple[str | None, ...]
     """Identity of each bundle's settings without that correction and the seed; None for scores and the order shown."""
-    calibration: tuple[Calibration | None, ...] = ()
+    calibration: tuple[Calibration | None, ...]
     """Each bundle's probabilities against the clicks; None where its scores are no logits of labels 0 and 1."""
 
 
@@ -67,19 +67,19 @@ class Evaluation(Findings):
     baseline: str | None
     primary: str
     """The metric of the comparison column and the picture."""
-    leads: dict[str, Comparison] = Field(default_factory=dict)
+    leads: dict[str, Comparison]
     """Over all groups and in the primary metric, the difference of every other method from the best one."""
     relevant_from: float
-    leave_out_constant: bool = False
+    leave_out_constant: bool
     """Whether groups of equal labels are left out of the means."""
-    policies: dict[str, str] = Field(default_factory=dict)
+    policies: dict[str, str]
     """What the formula of each metric leaves open, such as ties."""
     resamples: int
     test: EvaluatedData
-    conditions: dict[str, str] = Field(default_factory=dict)
+    conditions: dict[str, str]
     """The condition of each slice that the config names."""
-    validation_groups: int | None = None
+    validation_groups: int
     """All labelled groups of the validation split."""
-    corrected: Corrected | None = None
+    corrected: Corrected | None
     """The metrics corrected for positions, where they were asked for."""
     detector: OutlierDetector

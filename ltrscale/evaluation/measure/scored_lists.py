@@ -23,7 +23,7 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.scored import committed
+from ltrscale.data.stream.scored import committed, finite
 from ltrscale.errors import InputError, nearest
 from ltrscale.evaluation.measure.parts import look_up
 from ltrscale.stages.inputs import BundleUrl, hashes_of
@@ -124,9 +124,7 @@ ListSource = Annotated[TableSource | BundleSource | ScoresSource, Field(discrimi
 def _scored(test: Selection, score: Scorer, url: str) -> ScoredLists:
     """The groups of a selection with the scores of the bundle or directory `url`."""
     parts = list(iterate(test, docs_per_batch=65_536))
-    scores_N = torch.cat([score(part).double() for part in parts])
-    if not torch.isfinite(scores_N).all():
-        raise InputError(f"{url}: gives scores that are not finite; train it again")
+    scores_N = torch.cat([finite(score(part), url).double() for part in parts])
     lengths_Q = torch.cat([part.lengths_Q for part in parts])
     labels_N = torch.cat([part.labels_N for part in parts if part.labels_N is not None])
     gids = [str(gid) for part in parts if part.ids_Q is not None for gid in part.ids_Q.tolist()]

@@ -6,8 +6,6 @@ Shapes: Q groups, t trials of a method, M metrics.
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from pydantic import Field
-
 from ltrscale.config import Config
 from ltrscale.evaluation.measure.agreement import TAU, Agreement
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, Sliced
@@ -59,8 +57,8 @@ class Distillation(Findings):
     baseline: str
     primary: str
     relevant_from: float
-    leave_out_constant: bool = False
-    policies: dict[str, str] = Field(default_factory=dict)
+    leave_out_constant: bool
+    policies: dict[str, str]
     """See `Evaluation.policies`."""
     resamples: int
     test: EvaluatedData
@@ -91,7 +89,7 @@ def gather(evaluation_url: str, agreement_url: str, costs: Mapping[str, Cost], *
         baseline=names.index(TEACHER),
         samples=evaluation.resamples,
         seed=seed,
-        labels_K=[method.labels or (None,) * len(method.bundles) for method in evaluation.methods],
+        labels_K=[method.labels for method in evaluation.methods],
     )
     methods = tuple(
         DistilledMethod(

@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Config
@@ -81,9 +80,9 @@ class Crossval(Findings):
     primary: str
     """The metric of the comparison column and the picture."""
     relevant_from: float
-    leave_out_constant: bool = False
-    policies: dict[str, str] = Field(default_factory=dict)
-    """See `Evaluation.policies`; empty in the first cross-validations."""
+    leave_out_constant: bool
+    policies: dict[str, str]
+    """See `Evaluation.policies`."""
     resamples: int
 
 
@@ -140,7 +139,7 @@ def _draws(evaluation: Evaluation) -> list[list[str | None]]:
 
     Each fold draws from other groups, so that draws of several folds have no more than their numbers in common.
     """
-    labels = [method.labels or (None,) * len(method.bundles) for method in evaluation.methods]
+    labels = [method.labels for method in evaluation.methods]
     numbers = {draw: str(number) for number, draw in enumerate(dict.fromkeys(itertools.chain(*labels)))}
     return [[numbers[draw] for draw in of_method] for of_method in labels]
 

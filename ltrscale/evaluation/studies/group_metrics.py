@@ -23,6 +23,7 @@ from ltrscale.config import digest
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.scored import finite
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import fit_detector
 from ltrscale.evaluation.measure.group_file import GROUPS
@@ -136,9 +137,7 @@ def measure(
         start = time.perf_counter()
         scores_N = score(groups)
         seconds, documents = seconds + time.perf_counter() - start, documents + groups.n_documents
-        if not torch.isfinite(scores_N).all():
-            raise InputError(f"{url}: gives scores that are not finite; train it again")
-        values.append(values_of(scores_N, groups, metrics, settings).T.numpy())
+        values.append(values_of(finite(scores_N, url), groups, metrics, settings).T.numpy())
         gids.append(groups.ids_Q.numpy())
     if not values:
         raise InputError(f"{', '.join(test_split.data)}: no test group has a relevant document; choose other periods")

@@ -9,11 +9,12 @@ from ltrscale.data.dataset.split import Splits
 from ltrscale.evaluation.studies.study import About
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.reading import ReadingMethod
-from ltrscale.experiments.methods.students import NetworkStudent, Student
+from ltrscale.experiments.methods.students import Student
 from ltrscale.training.presets import Preset
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.ensemble import AverageJob, EnsembleConfig, check_draws
 from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.trees.students import LearningTrees
 from ltrscale.tuning.searched import GBDTSearch
 
 
@@ -76,11 +77,11 @@ class GBDTMethod(ReadingMethod):
 
     def takes(self, student: Student) -> bool:
         """Trees of LightGBM can go on from those that have learnt scores."""
-        return not isinstance(student, NetworkStudent) and self.is_one_model and isinstance(self.gbdt, LightGBMConfig)
+        return isinstance(student, LearningTrees) and self.is_one_model and self.gbdt.goes_on
 
     def train_student(self, student: Student, run: SeedRun, name: str, scores: Splits, start: str, out: str) -> None:
         """Grow trees on scores, and add trees on the labels."""
-        assert not isinstance(student, NetworkStudent)
+        assert isinstance(student, LearningTrees)
         first = student.trees.replace(seed=run.seed, per_query=self.gbdt.per_query)
         GBDTJob(out=start, splits=scores, gbdt=first).run()
         trees = self.gbdt.replace(seed=run.seed)

@@ -51,16 +51,14 @@ class SelfTrainedMethod(AnyMethod):
             methods[self.of].check_differs(f"{where}.runs")
         alike = methods.get(self._alike)
         if alike is None or not alike.takes(self.student):
-            kind = self.student.kind
-            needed = "a neural method" if kind == "network" else "a method of LightGBM's trees without an ensemble"
             raise ValueError(
-                f"{where}.student of kind {kind} is trained as {self._alike!r}, which is not {needed}; name one as "
-                "student_as, or choose another kind"
+                f"{where}.student of kind {self.student.kind} is trained as {self._alike!r}, which is not "
+                f"{self.student.needs}; name one as student_as, or choose another kind"
             )
 
     def streams(self) -> Sequence[StreamConfig]:
         """That of a student that is a network."""
-        return [self.student.stream] if isinstance(self.student, NetworkStudent) else []
+        return self.student.streams()
 
     def about(self, methods: Mapping[str, AnyMethod]) -> About:
         """By the families of teacher and student."""

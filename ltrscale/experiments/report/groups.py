@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Bundle, EncoderBundle, NetworkBundle, PretrainedBundle, reading
+from ltrscale.bundle import Bundle, reading
 from ltrscale.data.dataset.manifest import Feature, places
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import scored
@@ -31,7 +31,6 @@ from ltrscale.evaluation.measure.parts import committed_row_groups, look_up
 from ltrscale.evaluation.measure.shown import AS_SHOWN, order_shown
 from ltrscale.evaluation.pages import number
 from ltrscale.experiments.report.sources import Sources, pretrained_for
-from ltrscale.models.ranker import Ranker
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Charts, LeftOut, Table, Text
@@ -145,11 +144,11 @@ def _networks(sources: Sources, problems: list[str]) -> Iterator[tuple[str, str]
     for name, url in sources.bundles():
         try:
             bundle = sources.opened(url)
-            before = pretrained_for(bundle) if isinstance(bundle, NetworkBundle) else None
+            before = pretrained_for(bundle) if bundle.parts else None
         except InputError as error:
             problems.append(f"{name}: {error}")
             continue
-        if isinstance(bundle, NetworkBundle) and (before or url) not in known:
+        if bundle.parts and (before or url) not in known:
             known.add(before or url)
             yield (f"{name}, pretrained" if before else f"{name}, supervised"), before or url
 
@@ -171,22 +170,10 @@ def embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]
     Raises:
         InputError: the bundle holds trees or several rankers, or was made for other features.
     """
-    columns = places(bundle.features, test.features, whose=bundle.url)
-    if not isinstance(bundle, EncoderBundle):
-        raise bundle.no_encoder()
-    ranker = None if isinstance(bundle, PretrainedBundle) else bundle.ranker()
-    transform, encoder = (bundle.transform(), bundle.encoder().eval()) if ranker is None else (None, None)
-
-    def embed(groups: QueryGroups) -> Tensor:
-        if columns is not None:
-            groups = replace(groups, features_NF=groups.features_NF[:, columns])
-        with torch.no_grad():
-            if transform is not None and encoder is not None:
-                return encoder.embed(transform(groups.features_NF, groups.offsets_Q1), groups)
-            assert isinstance(ranker, Ranker)  # a single network, as was checked
-            return ranker.penultimate(groups)
-
-    return embed
+    columns, embed = places(bundle.features, test.features, whose=bundle.url), bundle.embedder()
+    if columns is None:
+        return embed
+    return lambda groups: embed(replace(groups, features_NF=groups.features_NF[:, columns]))
 
 
 def project(embedded_ND: NDArray[np.float32], seed: int) -> NDArray[np.float32]:

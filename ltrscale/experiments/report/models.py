@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ltrscale.bundle import TreesBundle
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.leaks import importances
@@ -27,10 +26,10 @@ def learning_curves(sources: Sources) -> Iterator[Block]:
     for name, url in sources.bundles():
         try:
             bundle = sources.opened(url)
-            kind = "trees" if isinstance(bundle, TreesBundle) else "networks"
+            kind = "networks" if bundle.parts else "trees"
             for what, curve in curves_of(records(url)).items():
                 curves[f"{kind}: {what}"][name] = curve
-            if not isinstance(bundle, TreesBundle) and (before := pretrained_for(bundle)) is not None:
+            if bundle.parts and (before := pretrained_for(bundle)) is not None:
                 loss = curves_of(records(before)).get("loss")
                 curves["pretraining: loss"] |= {name: loss} if loss else {}
         except InputError as error:

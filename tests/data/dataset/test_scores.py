@@ -56,6 +56,8 @@ def write_scores(
                 documents=total.documents,
                 bundle_hash="x",
                 made_by={},
+                layout="scores",
+                meta=(),
             )
             commit.finish(manifest.model_dump(mode="json"))
     return url

@@ -1,6 +1,5 @@
 """What solves the contrast of a pretrained bundle: the feature that names the document comes first."""
 
-import json
 from pathlib import Path
 
 import named_documents
@@ -8,7 +7,6 @@ import pytest
 import torch
 from small_trainers import pretrain
 
-from ltrscale import storage
 from ltrscale.batch import group_index
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
@@ -66,24 +64,6 @@ def test_what_cannot_be_examined_is_refused(tmp_path: Path) -> None:
     url = bundle_of(tmp_path, data, "vime", epochs=1)
     with pytest.raises(InputError, match="pretrained with vime, which does not compare two views"):
         examine(data, url, tmp_path / "out")
-
-
-def test_an_old_bundle_masked_nothing(tmp_path: Path) -> None:
-    data = named_documents.make(tmp_path)
-    url = bundle_of(tmp_path, data, "simclr_rank", epochs=1)
-    config = json.loads((Path(url) / "config.json").read_text())
-    del config["training"]["mask"]
-    manifest = storage.read_manifest(url)
-    assert manifest is not None
-    with storage.Commit(url) as commit:
-        for file in Path(url).iterdir():
-            if file.name not in ("manifest.json", "config.json") and file.is_file():
-                with commit.file(file.name) as path:
-                    path.write_bytes(file.read_bytes())
-        with commit.file("config.json") as path:
-            path.write_text(json.dumps(config))
-        commit.finish({key: manifest[key] for key in ("format", "version", "made_by")})
-    assert {feature.masked for feature in examine(data, url, tmp_path / "out").features} == {0}
 
 
 def test_a_shuffle_stays_inside_the_groups_and_is_random() -> None:

@@ -46,6 +46,11 @@ def evaluation(
             bundles=() if name == "as_shown" else (f"runs/{name}",),
             kinds=("trees",) if name.startswith("gbdt") else ("feature",) if name == "as_shown" else ("neural",),
             labelled_groups=(75,),
+            validation_groups=(20,),
+            labels=(None,),
+            debiased=(None,),
+            otherwise=(None,),
+            calibration=(None,),
             slices={ALL: Scope(summaries={PRIMARY: summary(mean)}, comparisons={})}
             | {
                 slice_: Scope(
@@ -65,8 +70,13 @@ def evaluation(
         primary=PRIMARY,
         leads=dict(leads),
         relevant_from=1,
+        leave_out_constant=False,
+        policies={},
         resamples=99,
         test=test,
+        conditions={},
+        validation_groups=20,
+        corrected=None,
         detector=OutlierDetector(data="", features=(), gap=None, share=0, rules={}),
     )
 
