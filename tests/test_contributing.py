@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "contributing.md").read_text()
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMES = re.findall(r"`((?:ltrscale|jobs|tests|docs)/[\w./]+)(?:::([\w.]+))?`", FENCE.sub("", PAGE))
-KINDS = ("margin", "masked", "gated", "rprec", "three_trees", "compressed", "orc")
+KINDS = ("margin", "masked", "gated", "fmeasure", "three_trees", "compressed", "orc")
 
 
 def blocks(language: str) -> list[str]:
@@ -145,7 +145,8 @@ def test_laws_docs_and_bench_pick_every_recipe_up(copy: Copy) -> None:
 def test_all_recipes_train_and_are_reported(copy: Copy) -> None:
     copy.run(*commands()[-1])
     found = json.loads((copy.root / "runs" / "tried" / "evaluation" / "metrics.json").read_text())
-    assert "rprec" in found["methods"][0]["slices"]["all"]["summaries"]
+    assert {"fmeasure@5", "fmeasure(beta=0.5)@5"} <= {*found["methods"][0]["slices"]["all"]["summaries"]}
     assert [method["name"] for method in found["methods"]] == ["tried", "trees"]
     report = (copy.root / "runs" / "tried" / "evaluation" / "report.md").read_text()
-    assert "R-Prec is the precision at the rank that equals" in report
+    assert "F@k is the harmonic mean of precision and recall" in report
+    assert "F(beta=0.5): beta 0.5; ties by expectation" in report

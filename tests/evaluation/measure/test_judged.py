@@ -61,6 +61,8 @@ def slow(metric: Metric, scores: list[float], own: list[float], judged: list[flo
             return oracle.expected_dcg(scores, own, k)
         case "err":
             return oracle.err(scores, own, k, 4)
+        case "rbp":
+            return oracle.rbp(scores, own, k, 0.8)
     raise AssertionError(metric.kind)
 
 
