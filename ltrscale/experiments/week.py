@@ -28,7 +28,7 @@ from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.weeks.decay import Decay, DriftJob
-from ltrscale.evaluation.weeks.gate import GateJob, run_gate
+from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.evaluation.weeks.verdict import PRODUCTION, of_drift
 from ltrscale.experiments.methods.base import SeedRun
 from ltrscale.experiments.next_steps import predict_command, weekly_command
@@ -206,7 +206,7 @@ def _judged(job: WeeklyJob, new: Dataset, week: Week) -> Week:
         PrepareJob(out=job.data, prepare=job.reading(add=True), ray=job.ray).run()
     bundle = _trained(job, week.splits, join(folder, "models"))
     try:
-        run_gate(_gate(job, week, bundle, join(folder, "gate")))
+        _gate(job, week, bundle, join(folder, "gate")).run()
     except Refused as refused:
         return week.replace(outcome="refused", reasons=str(refused).split("\n"))
     if job.refit:

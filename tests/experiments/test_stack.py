@@ -13,7 +13,7 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.leaks import importances
-from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.stack import StackJob
 from ltrscale.stages.origins import check_unseen
 from ltrscale.trees.gbdt import GBDTJob
@@ -121,13 +121,13 @@ def test_a_pipeline_compares_a_stack_with_its_members(synthetic_dataset: str, tm
     for split in values["splits"].values():  # type: ignore[attr-defined]
         del split["data"]
     config = configs.validate(PipelineConfig, values, "pipeline")
-    written = written_directories(run_pipeline, config)
+    written = written_directories(PipelineConfig.run, config)
     models = [f"seed-0/{name}/model" for name in ("gbdt", "semi", "mean", "stack", "more")]
     folds = [f"seed-0/folds/{k}-of-2/{name}/model" for k in (0, 1) for name in ("semi", "mean")]
     candidates = {path for path in written if "candidates" in path}
     assert len(candidates) == 6
     assert sorted(set(written) - candidates) == sorted([*models, *folds, "evaluation"])
-    assert written_directories(run_pipeline, config) == []
+    assert written_directories(PipelineConfig.run, config) == []
     metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
     assert [method["kinds"] for method in metrics["methods"]] == [["trees"]] * 5
 

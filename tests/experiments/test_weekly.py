@@ -23,7 +23,7 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.weeks.verdict import Bounds, Verdict
 from ltrscale.experiments import week as steps
 from ltrscale.experiments.first.weekly import weekly_text
-from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.service import InService, Week
 from ltrscale.experiments.week import run_weekly
 from ltrscale.experiments.weekly import WeeklyJob
@@ -225,7 +225,7 @@ def test_the_printed_commands_lead_from_a_pipeline_to_ranked_items_and_to_the_ne
 ) -> None:
     caplog.set_level("INFO", "ltrscale")
     (place / "weekly.yaml").write_text(weekly_text(str(place), "week"))
-    run_pipeline(load(PipelineConfig, str(place / "pipeline.yaml"), ["methods.three=null"]))
+    load(PipelineConfig, str(place / "pipeline.yaml"), ["methods.three=null"]).run()
     first = told(place, caplog)
     assert [words[0] for words in first] == ["refit", "report", "score", "predict", "weekly"]
     for words in first:

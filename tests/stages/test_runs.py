@@ -21,7 +21,7 @@ from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
 from ltrscale.experiments.crossval import CrossvalJob
 from ltrscale.experiments.distill import DistillJob
-from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import run_study
 from ltrscale.experiments.study_grid import StudyConfig
 from ltrscale.progress import Report, log
@@ -143,7 +143,7 @@ COMPARED: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("job", "run", "cls", "settings"),
     [
-        ("pipeline", run_pipeline, PipelineConfig, COMPARED),
+        ("pipeline", PipelineConfig.run, PipelineConfig, COMPARED),
         ("crossval", CrossvalJob.run, CrossvalJob, {"folds": ["a", "b"], "pipeline": {**COMPARED, "data": "{fold}"}}),
         ("study", run_study, StudyConfig, {**COMPARED, "grid": [{"labelled": [8]}]}),
         (
