@@ -134,7 +134,7 @@ def test_one_report_compares_a_method_with_and_without_categories(synthetic_data
         },
     }
     config = pipeline(synthetic_dataset, tmp_path / "out", methods)
-    written = written_directories(PipelineConfig.run, config)
+    written = written_directories(config)
     read = {name: {f.kind for f in load(f"{config.out}/seed-0/{name}/model").features} for name in methods}
     both = {"numeric", "categorical"}
     few = {"numeric"}
@@ -143,7 +143,7 @@ def test_one_report_compares_a_method_with_and_without_categories(synthetic_data
     report = (tmp_path / "out" / "evaluation" / "report.md").read_text()
     assert all(f"\n| {name} " in report for name in methods)
     methods["bare"]["leave_out"] = ["numeric"]
-    changed = written_directories(PipelineConfig.run, pipeline(synthetic_dataset, tmp_path / "out", methods))
+    changed = written_directories(pipeline(synthetic_dataset, tmp_path / "out", methods))
     assert changed[0] == "seed-0/bare/model"
     assert not any("tuned" in name or "trees" in name for name in changed)
 

@@ -257,7 +257,7 @@ def test_a_pipeline_trains_each_run_once_and_then_only_what_changed(url: str, tm
     def parts(folder: str, *names: str) -> list[str]:
         return [f"{folder}/{name}" for name in names]
 
-    written = written_directories(PipelineConfig.run, pipeline())
+    written = written_directories(pipeline())
     of_folds = [
         part
         for k in (0, 1)
@@ -274,9 +274,9 @@ def test_a_pipeline_trains_each_run_once_and_then_only_what_changed(url: str, tm
         "seed-0/stack/model",
         "evaluation",
     ]
-    assert written_directories(PipelineConfig.run, pipeline()) == []
+    assert written_directories(pipeline()) == []
     student = {**LEARN, "optimizer": {"learning_rate": 2e-2}}
-    changed = written_directories(PipelineConfig.run, pipeline(student=student))
+    changed = written_directories(pipeline(student=student))
     learnt = [part for part in (*written[5:8], *of_folds) if part.endswith(("student/student", "student/model"))]
     assert changed == [*learnt, "seed-0/stack/model", "evaluation"]
 

@@ -181,7 +181,7 @@ def test_the_same_command_goes_on_from_wherever_it_was_stopped(place: Path, monk
     stops: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         "before it joins": lambda m: m.setattr(PrepareJob, "run", lambda own: stop() if own.prepare.add else add(own)),
         "at the training": lambda m: m.setattr(GBDTJob, "work", stop),
-        "at the gate": lambda m: m.setattr(steps, "run_gate", stop),
+        "at the gate": lambda m: m.setattr(steps.GateJob, "run", stop),
         "at the export": lambda m: m.setattr(steps.ExportJob, "work", stop),
         "at the pointer": lambda m: m.setattr(InService, "write", stop),
         "after the pointer": lambda m: m.setattr(steps, "_next", stop),

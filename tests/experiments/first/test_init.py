@@ -18,7 +18,7 @@ from ltrscale.experiments.first.init import InitConfig, init
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.refit import RefitSettings
-from ltrscale.experiments.study_grid import StudyConfig
+from ltrscale.experiments.study import StudyConfig
 from ltrscale.ingest.prepare import PrepareJob
 
 
