@@ -26,7 +26,7 @@ from ltrscale.experiments.first.init import InitConfig, init
 from ltrscale.experiments.first.look import asked_of
 from ltrscale.experiments.report.models import features
 from ltrscale.experiments.report.opening import paragraphs
-from ltrscale.experiments.report.sources import ReportConfig, Sources
+from ltrscale.experiments.report.sources import Sources
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess
 from ltrscale.ingest.leaks import look, questions
@@ -165,9 +165,9 @@ def test_totals_of_later_labels_are_found(shop: Mapping[str, Any]) -> None:
     assert {*questions(look(Split(data=(data,))))} == {LEAK, "revenue"}
 
 
-def opened_with(**settings: Any) -> tuple[list[str], list[str]]:
+def opened_with(evaluation: str, gate: str | None = None) -> tuple[list[str], list[str]]:
     """The texts and the commands of a report's opening."""
-    blocks = paragraphs(Sources.open(validate(ReportConfig, settings, "test")))
+    blocks = paragraphs(Sources.open(evaluation), gate=gate)
     texts = [block.text for block in blocks if isinstance(block, Text)]
     return texts, [block.line for block in blocks if isinstance(block, Command)]
 
@@ -195,8 +195,7 @@ def test_the_report_does_not_ask_where_no_model_leans_on_the_leak_or_the_gate_ha
 
 
 def test_the_report_asks_with_the_gain_share(shop: Mapping[str, Any]) -> None:
-    config = ReportConfig(evaluation=str(shop["folder"] / "evaluation"))
-    blocks = list(features(Sources.open(config)))
+    blocks = list(features(Sources.open(str(shop["folder"] / "evaluation"))))
     (question,) = [block.text for block in blocks if isinstance(block, Text) and "is it known" in block.text]
     share = (importances(load(shop["leaky"])) or {})[LEAK]
     assert share > 0.8
