@@ -73,10 +73,11 @@ _CLASSES: dict[str, type[Metric]] = _NAMED | by_kind(LetorMetricConfig | GainNDC
 def _form(cls: type[Metric]) -> str:
     """How to write the name of a metric, with the defaults of its own keys."""
     keys = tuple((key, str(cls.model_fields[key].default)) for key in cls.own_keys())
-    return str(Name(kind_of(cls), keys)) + ("@K" if cls.needs_cutoff() else "")
+    cutoff = "@K" if cls.needs_cutoff() else "[@K]" if "k" in cls.model_fields else ""
+    return f"{Name(kind_of(cls), keys)}{cutoff}"
 
 
-_FORMS = sorted(map(_form, _NAMED.values()), key=lambda form: not form.endswith("@K"))
+_FORMS = [*map(_form, sorted(_NAMED.values(), key=lambda cls: not cls.needs_cutoff()))]
 METRICS = f"{', '.join(_FORMS[:-1])} or {_FORMS[-1]}"
 """The names of all metrics, for messages to the user."""
 

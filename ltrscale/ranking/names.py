@@ -27,12 +27,14 @@ class Name(NamedTuple):
         """The parts of a name.
 
         Raises:
-            ValueError: the text has not the form of a name.
+            ValueError: the text has not the form of a name, or states a key twice.
         """
         found = _FORM.fullmatch(text)
         if found is None:
             raise ValueError(f"{text!r} has not the form kind(key=value)@k")
         keys = [key.strip().partition("=") for key in (found["keys"] or "").split(",") if key]
+        if len({key for key, _, _ in keys}) < len(keys):
+            raise ValueError(f"{text!r} states a key twice")
         cutoff = None if found["k"] is None else int(found["k"])
         return cls(found["kind"], tuple((key, value) for key, _, value in keys), cutoff)
 
