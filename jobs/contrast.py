@@ -8,10 +8,10 @@ After `make demo`:
 """
 
 from jobs.cli import Command, Job, main
-from ltrscale.evaluation.measure.contrast import ContrastJob
 
 
 def _job() -> Job:
+    from ltrscale.evaluation.measure.contrast import ContrastJob
 
     return ContrastJob, ContrastJob.run
 

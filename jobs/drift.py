@@ -8,10 +8,10 @@ After the example of `python -m jobs.evaluate --help` with `--set 'evaluate.slic
 """
 
 from jobs.cli import Command, Job, main
-from ltrscale.evaluation.weeks.decay import DriftJob
 
 
 def _job() -> Job:
+    from ltrscale.evaluation.weeks.decay import DriftJob
 
     return DriftJob, DriftJob.run
 

@@ -7,10 +7,10 @@ After `make demo`:
 """
 
 from jobs.cli import Command, Job, main
-from ltrscale.serving.export import ExportJob
 
 
 def _job() -> Job:
+    from ltrscale.serving.export import ExportJob
 
     return ExportJob, ExportJob.run
 

@@ -28,9 +28,9 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.evaluation.weeks.gate import GateJob, run_gate
+    from ltrscale.evaluation.weeks.gate import GateJob
 
-    return GateJob, run_gate
+    return GateJob, GateJob.run
 
 
 COMMAND = Command(

@@ -6,10 +6,10 @@ Uses of columns are guessed from names and values; name those that are guessed w
 """
 
 from jobs.cli import Command, Job, main
-from ltrscale.experiments.first.init import InitConfig, init
 
 
 def _job() -> Job:
+    from ltrscale.experiments.first.init import InitConfig, init
 
     return InitConfig, init
 

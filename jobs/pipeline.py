@@ -10,9 +10,9 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+    from ltrscale.experiments.pipeline import PipelineConfig
 
-    return PipelineConfig, run_pipeline
+    return PipelineConfig, PipelineConfig.run
 
 
 COMMAND = Command(

@@ -7,10 +7,10 @@ After `make demo`:
 """
 
 from jobs.cli import Command, Job, main
-from ltrscale.serving.register import RegisterJob
 
 
 def _job() -> Job:
+    from ltrscale.serving.register import RegisterJob
 
     return RegisterJob, RegisterJob.run
 

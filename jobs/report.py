@@ -15,10 +15,10 @@ jobs.drift made of an evaluation with `evaluate.slice_by=[period]`.
 """
 
 from jobs.cli import Command, Job, main
-from ltrscale.experiments.report.make import ReportJob
 
 
 def _job() -> Job:
+    from ltrscale.experiments.report.make import ReportJob
 
     return ReportJob, ReportJob.run
 

@@ -6,10 +6,10 @@ After `make demo`, a list, and with `--compare "[runs/a, runs/b]"` two runs side
 """
 
 from jobs.cli import Command, Job, main
-from ltrscale.experiments.listing import RunsJob
 
 
 def _job() -> Job:
+    from ltrscale.experiments.listing import RunsJob
 
     return RunsJob, RunsJob.run
 

@@ -7,10 +7,10 @@ After `make demo`:
 """
 
 from jobs.cli import Command, Job, main
-from ltrscale.scoring.score import ScoreJob
 
 
 def _job() -> Job:
+    from ltrscale.scoring.score import ScoreJob
 
     return ScoreJob, ScoreJob.run
 

@@ -11,10 +11,9 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.experiments.study import run_study
-    from ltrscale.experiments.study_grid import StudyConfig
+    from ltrscale.experiments.study import StudyConfig
 
-    return StudyConfig, run_study
+    return StudyConfig, StudyConfig.run
 
 
 COMMAND = Command(

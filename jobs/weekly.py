@@ -14,10 +14,9 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.experiments.week import run_weekly
     from ltrscale.experiments.weekly import WeeklyJob
 
-    return WeeklyJob, run_weekly
+    return WeeklyJob, WeeklyJob.run
 
 
 COMMAND = Command(

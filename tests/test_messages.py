@@ -20,7 +20,7 @@ from ltrscale import storage
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob, prepare
 from ltrscale.training.pretrain import PretrainJob
@@ -225,7 +225,7 @@ def test_labels_that_are_all_zero_end_a_pipeline_before_training(
         "methods": {name: methods[name]},
         "evaluate": {"baseline": None},
     }
-    message = refused(run_pipeline, PipelineConfig.model_validate(config))
+    message = refused(PipelineConfig.run, PipelineConfig.model_validate(config))
     assert message.startswith(f"{zero}: all labels of its 20 labelled groups are 0")
     assert not (out / "seed-0").exists()
 

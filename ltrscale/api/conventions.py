@@ -16,7 +16,7 @@ from ltrscale.experiments.methods.semi import SemiMethod
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.launch.workers import Workers
 from ltrscale.pretext.choices import FeatureMethodConfig
-from ltrscale.ranking.choices import METRIC
+from ltrscale.ranking.choices import MetricName
 from ltrscale.trees.configs import GBDTConfig
 
 P = ParamSpec("P")
@@ -58,7 +58,7 @@ class Arguments(Config):
     method: str
     settings: dict[str, Any] | None
     prepare: dict[str, Any] | None
-    metric: str = Field(pattern=METRIC)
+    metric: MetricName
     validation_fraction: float = Field(gt=0, lt=1)
     seed: int = Field(ge=0)
     workers: Workers

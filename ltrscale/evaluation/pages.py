@@ -7,6 +7,7 @@ from scipy.special import bdtrc
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.summarise import PATTERNS, Comparison, Scope
 from ltrscale.ranking.choices import metric_class, metric_label
+from ltrscale.ranking.names import Name
 from ltrscale.reports.document import Table
 
 Cells = tuple[list[str], list[list[str]]]
@@ -40,16 +41,17 @@ def definitions(
         leave_out_constant: whether groups of equal labels are left out.
         stated: the policy of each metric as results state it; by default as `relevant_from` says.
     """
-    kinds = dict.fromkeys(metric.partition("@")[0] for metric in metrics)
-    of_kinds = {metric.partition("@")[0]: policy for metric, policy in (stated or {}).items()}
+    kinds = dict.fromkeys(map(_uncut, metrics))
+    of_kinds = {_uncut(metric): policy for metric, policy in (stated or {}).items()}
     alike: dict[str, list[str]] = {}
     for kind in kinds:
         if kind not in of_kinds and "gains" in metric_class(kind).model_fields:
             continue  # results of several evaluations do not state their gains
-        policy = of_kinds.get(kind) or metric_class(kind).made(k=1, threshold=relevant_from).policy
+        own = Name.parsed(kind).keys
+        policy = of_kinds.get(kind) or metric_class(kind).made(threshold=relevant_from, own=own).policy
         alike.setdefault(policy, []).append(metric_label(kind))
     lines = [
-        " ".join(definition for kind in kinds if (definition := metric_class(kind).definition)),
+        " ".join(cls.definition for cls in dict.fromkeys(map(metric_class, kinds)) if cls.definition),
         *(f"{', '.join(labels)}: {policy}." for policy, labels in alike.items()),
         "A group without a relevant document leaves a metric undefined: it is left out of the mean and counted.",
     ]
@@ -61,6 +63,10 @@ def definitions(
             "comparison with published figures only. MeanNDCG is the mean of NDCG at all ranks of the list."
         )
     return lines
+
+
+def _uncut(metric: str) -> str:
+    return str(Name.parsed(metric).uncut())
 
 
 def policies(cells: Mapping[str, Mapping[str, str]]) -> Table:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.split import LabelColumn
 from ltrscale.evaluation.studies.folds import Crossval, document, summarise_folds
-from ltrscale.experiments.pipeline import PipelineConfig, evaluation_on, run_pipeline
+from ltrscale.experiments.pipeline import PipelineConfig, evaluation_on
 from ltrscale.launch.start import cluster_for
 from ltrscale.progress import Report, log
 from ltrscale.reports.findings import print_report
@@ -74,7 +74,7 @@ class CrossvalJob(Config):
         with recorded(self.out, self, "crossval"), cluster_for(self.pipeline.workers):  # one cluster for all folds
             for fold in self.folds:
                 log.info("fold %s", fold)
-                run_pipeline(self.of(fold))
+                self.of(fold).run()
             summaries = [self._summarised(column) for column in self.pipeline.evaluate_on]
         for out in summaries:
             print_report(out, document(Crossval.read(out)))

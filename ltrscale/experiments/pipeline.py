@@ -127,15 +127,14 @@ class PipelineConfig(Config):
                 raise ValueError("refit.test: there is no test split to learn from; leave it out")
         return self
 
+    def run(self) -> None:
+        """Prepare, relabel, train every method with every seed, evaluate; skips stages that are up to date.
 
-def run_pipeline(config: PipelineConfig) -> None:
-    """Prepare, relabel, train every method with every seed, evaluate; skips stages that are up to date.
-
-    Raises:
-        InputError: as the stages; for a split that cannot be read, before anything is trained.
-    """
-    with recorded(config.out, config, "pipeline"), cluster_for(config.workers):  # one cluster for all stages
-        _run(config)
+        Raises:
+            InputError: as the stages; for a split that cannot be read, before anything is trained.
+        """
+        with recorded(self.out, self, "pipeline"), cluster_for(self.workers):  # one cluster for all stages
+            _run(self)
 
 
 def _run(config: PipelineConfig) -> None:

@@ -18,8 +18,8 @@ from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.studies.group_metrics import describe_test, measure
 from ltrscale.evaluation.studies.study import Design, Model, study_of
 from ltrscale.evaluation.studies.study_page import write_study
-from ltrscale.experiments.methods.base import SeedRun
-from ltrscale.experiments.study_grid import MOST_DRAWS, Cell, StudyConfig, shared_encoders
+from ltrscale.experiments.methods.base import AnyMethod, SeedRun
+from ltrscale.experiments.study_grid import MOST_DRAWS, Cell
 from ltrscale.launch.workers import ONE
 from ltrscale.progress import Report
 from ltrscale.stages.inputs import BundleUrl, OutputUrl
@@ -167,12 +167,18 @@ def timed(folder: str, of: object) -> Iterator[None]:
 class StudyParts:
     """The study as every process has it, with the data sets as they were when it began."""
 
-    config: StudyConfig
+    out: str
+    methods: Mapping[str, AnyMethod]
+    """The methods, of which those with the same pretraining share an encoder."""
+    splits: SplitsWithTest
+    evaluate: EvaluateSettings
+    threads: int
+    """Threads of a task."""
     view: Mapping[str, Dataset] = field(default_factory=dict)
 
     def place(self, *names: str) -> str:
         """A directory of the study."""
-        return join(self.config.out, *names)
+        return join(self.out, *names)
 
     def encoder(self, name: str, seed: int) -> str:
         """The directory of the pretraining of a method."""
@@ -180,22 +186,18 @@ class StudyParts:
 
     def encoders(self, seed: int) -> SeedRun:
         """The run that pretrains for all others with a seed."""
-        config = self.config
-        return SeedRun(
-            shared_encoders(config.methods), config.splits, seed, ONE, self.place("pretrained", f"seed-{seed}")
-        )
+        return SeedRun(self.methods, self.splits, seed, ONE, self.place("pretrained", f"seed-{seed}"))
 
-    def run_of(self, cell: Cell) -> SeedRun:
+    def run_of(self, cell: Cell, sized: SplitsWithTest) -> SeedRun:
         """The run of a model; initial weights and the order of the data differ between draws, too."""
-        threads = self.config.workers.threads
-        methods = {name: method.with_threads(threads) for name, method in shared_encoders(self.config.methods).items()}
-        splits, seed = self.config.sized(cell.labelled).drawn(cell.draw), MOST_DRAWS * cell.seed + cell.draw
+        methods = {name: method.with_threads(self.threads) for name, method in self.methods.items()}
+        splits, seed = sized.drawn(cell.draw), MOST_DRAWS * cell.seed + cell.draw
         return SeedRun(methods, splits, seed, ONE, self.place(cell.run), encoders=self.encoders(cell.seed))
 
     def describe_test(self) -> None:
         """Find the outliers among the test groups."""
         with one_view(self.view):
-            TestGroups(out=self.place("test"), splits=self.config.splits, evaluate=self.config.evaluate).run()
+            TestGroups(out=self.place("test"), splits=self.splits, evaluate=self.evaluate).run()
 
     def pretrain(self, name: str, seed: int) -> None:
         """Pretrain the encoder of a method."""
@@ -205,9 +207,9 @@ class StudyParts:
             with timed(self.encoder(name, seed), of):
                 run.pretrained(name)
 
-    def train(self, cell: Cell) -> None:
-        """Train a model and measure it."""
-        run, folder = self.run_of(cell), self.place(cell.folder)
+    def train(self, cell: Cell, sized: SplitsWithTest) -> None:
+        """Train a model on so many labelled groups, and measure it."""
+        run, folder = self.run_of(cell, sized), self.place(cell.folder)
         with one_view(self.view):
             splits = (run.splits.train, run.splits.validation)
             settings = [run.methods[cell.method], *splits]
@@ -217,7 +219,7 @@ class StudyParts:
             Measurement(
                 out=join(folder, "measured"),
                 bundle=bundle,
-                splits=self.config.splits,
-                evaluate=self.config.evaluate,
-                threads=self.config.workers.threads,
+                splits=self.splits,
+                evaluate=self.evaluate,
+                threads=self.threads,
             ).run()

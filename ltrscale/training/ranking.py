@@ -12,7 +12,7 @@ from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, side_by_side
 from ltrscale.models.propensity import PropensityModel
-from ltrscale.ranking.choices import METRIC, METRICS, LossConfig
+from ltrscale.ranking.choices import METRICS, LossConfig, MetricName
 from ltrscale.ranking.clicks import dla_propensity_loss, dla_ranking_loss
 from ltrscale.ranking.loss import Scored
 from ltrscale.ranking.losses import ordinal
@@ -72,9 +72,7 @@ class RankingConfig(TrainingConfig):
     """Validate and keep a running mean of the weights after each epoch of a phase, in which earlier epochs have this
     weight; .9 averages about ten epochs, .999 all (Izmailov et al. 2018). BatchNorm statistics are computed anew for
     the mean. 0 keeps the weights of a single epoch, as in the papers."""
-    validation_metric: str = Field(
-        "ndcg@5", pattern=METRIC, description=f"Chooses the epoch whose weights are kept: {METRICS}."
-    )
+    validation_metric: MetricName = Field("ndcg@5", description=f"Chooses the epoch whose weights are kept: {METRICS}.")
     stream: StreamConfig = StreamConfig(docs_per_batch=1024, streams=1)
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, clip_norm=1.0)
 

@@ -15,7 +15,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.stages.stage import Stage
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
@@ -134,7 +134,7 @@ def test_one_report_compares_a_method_with_and_without_categories(synthetic_data
         },
     }
     config = pipeline(synthetic_dataset, tmp_path / "out", methods)
-    written = written_directories(run_pipeline, config)
+    written = written_directories(config)
     read = {name: {f.kind for f in load(f"{config.out}/seed-0/{name}/model").features} for name in methods}
     both = {"numeric", "categorical"}
     few = {"numeric"}
@@ -143,7 +143,7 @@ def test_one_report_compares_a_method_with_and_without_categories(synthetic_data
     report = (tmp_path / "out" / "evaluation" / "report.md").read_text()
     assert all(f"\n| {name} " in report for name in methods)
     methods["bare"]["leave_out"] = ["numeric"]
-    changed = written_directories(run_pipeline, pipeline(synthetic_dataset, tmp_path / "out", methods))
+    changed = written_directories(pipeline(synthetic_dataset, tmp_path / "out", methods))
     assert changed[0] == "seed-0/bare/model"
     assert not any("tuned" in name or "trees" in name for name in changed)
 
@@ -177,5 +177,5 @@ def test_what_cannot_be_left_out_is_named_before_anything_is_trained(
     synthetic_dataset: str, tmp_path: Path, methods: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        run_pipeline(pipeline(synthetic_dataset, tmp_path / "out", methods))
+        pipeline(synthetic_dataset, tmp_path / "out", methods).run()
     assert not (tmp_path / "out" / "seed-0").exists()

@@ -15,7 +15,7 @@ from written_directories import written_directories
 from ltrscale import bundle, storage
 from ltrscale import config as configs
 from ltrscale.errors import InputError
-from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.pipeline import PipelineConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,7 +45,7 @@ def small(out: Path, *changes: str) -> PipelineConfig:
 @pytest.mark.slow
 def test_a_pipeline_runs_once_and_then_only_what_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "demo"
-    first = written_directories(run_pipeline, small(out))
+    first = written_directories(small(out))
     models = [f"seed-0/{name}/model" for name in ("gbdt", "no_pretraining", "simclr_rank", "simsiam")]
     assert set(models) <= set(first)
     assert "evaluation" in first
@@ -54,15 +54,15 @@ def test_a_pipeline_runs_once_and_then_only_what_changed(tmp_path: Path, capsys:
         assert word in printed
     check_evaluation(out / "evaluation")
 
-    assert written_directories(run_pipeline, small(out)) == []
-    changed = written_directories(run_pipeline, small(out, "methods.simsiam.finetune.epochs=3"))
+    assert written_directories(small(out)) == []
+    changed = written_directories(small(out, "methods.simsiam.finetune.epochs=3"))
     assert changed == ["seed-0/simsiam/model", "evaluation"]
     fewer = ["splits.train.labelled_fraction=0.25", "methods.simsiam.finetune.epochs=3"]
     # pretraining reads no labels and is not repeated
-    assert set(written_directories(run_pipeline, small(out, *fewer))) == {*models, "evaluation"}
-    again = written_directories(run_pipeline, small(out, *fewer, "seeds=[0, 1]"))
+    assert set(written_directories(small(out, *fewer))) == {*models, "evaluation"}
+    again = written_directories(small(out, *fewer, "seeds=[0, 1]"))
     assert set(again) == {*(name.replace("seed-0", "seed-1") for name in models), "evaluation"}
-    own = written_directories(run_pipeline, small(out, *fewer, "seeds=[0, 1]", "pretrain_once=false"))
+    own = written_directories(small(out, *fewer, "seeds=[0, 1]", "pretrain_once=false"))
     encoders = [f"seed-1/{name}/pretrained" for name in ("simclr_rank", "simsiam")]
     assert set(own) == {*encoders, *(folder.replace("pretrained", "model") for folder in encoders), "evaluation"}
 
@@ -93,11 +93,11 @@ def test_a_period_that_no_split_reads_changes_nothing(synthetic_dataset: str, tm
         }
         return configs.validate(PipelineConfig, values, "test")
 
-    assert len(written_directories(run_pipeline, comparison(data, tmp_path / "out"))) == 10
+    assert len(written_directories(comparison(data, tmp_path / "out"))) == 10
     for url in (data, elsewhere):
         add_period(url, "2025-W52", like="2026-W02")
-    assert written_directories(run_pipeline, comparison(data, tmp_path / "out")) == []
-    run_pipeline(comparison(elsewhere, tmp_path / "again"))
+    assert written_directories(comparison(data, tmp_path / "out")) == []
+    comparison(elsewhere, tmp_path / "again").run()
     for name in methods:
         made, again = (bundle.load(str(tmp_path / out / "seed-0" / name / "model")) for out in ("out", "again"))
         assert made.contents == again.contents
@@ -154,7 +154,7 @@ def test_settings_that_nothing_would_read_are_named_before_anything_runs(
 
 def test_labels_to_test_on_that_are_missing_are_named_before_training(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"evaluate_on: .*data has no 'relevance', which relabelled data sets have"):
-        run_pipeline(small(tmp_path / "out", "evaluate_on=[labels, relevance]"))
+        small(tmp_path / "out", "evaluate_on=[labels, relevance]").run()
     assert not (tmp_path / "out" / "seed-0").exists()
 
 
@@ -245,7 +245,7 @@ def test_methods_built_on_others_are_trained_once_on_relabelled_data(tmp_path: P
         "evaluate_on": ["labels", "relevance"],
     }
     config = configs.validate(PipelineConfig, values, "test")
-    written = written_directories(run_pipeline, config)
+    written = written_directories(config)
     assert written == [
         "data-log", "data", "relabelled", "seed-0/tuned/pretrained", "seed-0/probed/model",
         "seed-0/runs/1/probed/model", "seed-0/ensemble/model", "seed-0/tuned/model", "seed-0/joined/model",
@@ -261,7 +261,7 @@ def test_methods_built_on_others_are_trained_once_on_relabelled_data(tmp_path: P
     )
     assert run.content != own.content
     assert torch.equal(run.encoder().linear.weight, own.encoder().linear.weight)  # both probe one pretrained encoder
-    assert written_directories(run_pipeline, config) == []
+    assert written_directories(config) == []
 
 
 @pytest.mark.slow
@@ -296,7 +296,7 @@ def test_a_network_learns_clicks_then_labels_and_a_stack_reads_both(tmp_path: Pa
         "evaluate": {"baseline": "clicked", "resamples": 200},
     }
     config = configs.validate(PipelineConfig, values, "test")
-    written = written_directories(run_pipeline, config)
+    written = written_directories(config)
     assert written == [
         "data-log", "data", "learn-from/clicks", "seed-0/clicked/model", "seed-0/judged/model",
         "seed-0/folds/0-of-2/judged/model", "seed-0/folds/1-of-2/judged/model", "seed-0/stack/model", "evaluation",
@@ -304,4 +304,4 @@ def test_a_network_learns_clicks_then_labels_and_a_stack_reads_both(tmp_path: Pa
     first, then = (bundle.load(str(tmp_path / "out" / "seed-0" / name / "model")) for name in ("clicked", "judged"))
     assert str(tmp_path / "out" / "learn-from" / "clicks") in str(first.made_by)
     assert first.url in str(then.made_by)
-    assert written_directories(run_pipeline, config) == []
+    assert written_directories(config) == []

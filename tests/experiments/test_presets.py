@@ -18,7 +18,7 @@ from ltrscale.errors import InputError
 from ltrscale.experiments.methods.gbdt import GBDTMethod
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.semi import SemiMethod
-from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.ranker import Architecture
 from ltrscale.pretext.choices import FeatureMethodConfig
@@ -174,7 +174,7 @@ def test_a_comparison_under_one_preset_runs(synthetic_dataset: str, tmp_path: Pa
         "rank": {"kind": "neural", "pretrain": {**small, "method": {"projector": {"width": 8}}}, "finetune": tune},
         "siam": {"kind": "neural", "pretrain": {**small, "method": {"kind": "simsiam"}}, "finetune": tune},
     }
-    run_pipeline(comparison(methods, preset="hou24", data=synthetic_dataset, out=str(tmp_path)))
+    comparison(methods, preset="hou24", data=synthetic_dataset, out=str(tmp_path)).run()
     made = {name: bundle.load(str(tmp_path / "seed-0" / name / "model")) for name in methods}
     assert made["trees"].trees is not None
     assert made["trees"].trees.per_query

@@ -21,7 +21,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.refit import RefitJob, _Learned
 from ltrscale.training import validation
 from ltrscale.training.finetune import FinetuneJob
@@ -190,7 +190,7 @@ def test_a_pipeline_ends_with_the_commands_that_come_next(
     def suggested(out: Path, *more: str) -> dict[str, list[str]]:
         """The arguments of the commands, by the name of the job."""
         caplog.clear()
-        run_pipeline(pipeline(synthetic_dataset, out, *changes, *more))
+        pipeline(synthetic_dataset, out, *changes, *more).run()
         commands = [message.split("python -m ")[1] for message in caplog.messages if message.startswith("next, ")]
         return {words[0]: words[1:] for words in map(shlex.split, commands)}
 
@@ -210,12 +210,12 @@ def test_a_pipeline_ends_with_the_commands_that_come_next(
 @pytest.mark.slow
 def test_a_pipeline_makes_final_models_last(synthetic_dataset: str, tmp_path: Path) -> None:
     out, refit = tmp_path / "out", ["refit.methods=[gbdt, net, tuned]"]
-    made = written_directories(run_pipeline, pipeline(synthetic_dataset, out, *refit))
+    made = written_directories(pipeline(synthetic_dataset, out, *refit))
     finals = [f"final/{name}" for name in ("gbdt", "net", "tuned")]
     assert made[-4:] == ["evaluation", *finals]
-    assert written_directories(run_pipeline, pipeline(synthetic_dataset, out, *refit)) == []
+    assert written_directories(pipeline(synthetic_dataset, out, *refit)) == []
     before = {name: bundle.load(str(out / name)) for name in finals}
-    made = written_directories(run_pipeline, pipeline(synthetic_dataset, out, *refit, "refit.test=true"))
+    made = written_directories(pipeline(synthetic_dataset, out, *refit, "refit.test=true"))
     assert made == finals
     for name in finals:
         after = bundle.load(str(out / name))
@@ -232,7 +232,7 @@ def test_a_pipeline_without_a_test_split_trains_on_all_weeks(synthetic_dataset: 
     out = tmp_path / "out"
     changes = ["splits={train: {periods: 2026-W01..2026-W03}, validation: {periods: 2026-W04}}", "methods.mean=null"]
     changes = [changes[0], "methods={net: {kind: gbdt, gbdt: {num_trees: 5}}}", "refit.methods=[net]"]
-    made = written_directories(run_pipeline, pipeline(synthetic_dataset, out, *changes))
+    made = written_directories(pipeline(synthetic_dataset, out, *changes))
     assert made == ["seed-0/net/model", "final/net"]
     everything = select(Split(data=(synthetic_dataset,)), labelled=True)
     assert bundle.load(str(out / "final" / "net")).count("labelled_groups") == everything.n_groups

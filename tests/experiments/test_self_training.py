@@ -22,7 +22,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau
 from ltrscale.experiments.methods.base import SeedRun
-from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.launch.workers import ONE
 from ltrscale.stages.origins import check_unseen
 
@@ -257,7 +257,7 @@ def test_a_pipeline_trains_each_run_once_and_then_only_what_changed(url: str, tm
     def parts(folder: str, *names: str) -> list[str]:
         return [f"{folder}/{name}" for name in names]
 
-    written = written_directories(run_pipeline, pipeline())
+    written = written_directories(pipeline())
     of_folds = [
         part
         for k in (0, 1)
@@ -274,9 +274,9 @@ def test_a_pipeline_trains_each_run_once_and_then_only_what_changed(url: str, tm
         "seed-0/stack/model",
         "evaluation",
     ]
-    assert written_directories(run_pipeline, pipeline()) == []
+    assert written_directories(pipeline()) == []
     student = {**LEARN, "optimizer": {"learning_rate": 2e-2}}
-    changed = written_directories(run_pipeline, pipeline(student=student))
+    changed = written_directories(pipeline(student=student))
     learnt = [part for part in (*written[5:8], *of_folds) if part.endswith(("student/student", "student/model"))]
     assert changed == [*learnt, "seed-0/stack/model", "evaluation"]
 
@@ -319,7 +319,7 @@ def test_a_method_that_learns_elsewhere_teaches_there(url: str, tmp_path: Path) 
         "learn_from": {"earlier": {"splits": {"train": train, "validation": {"data": url, "periods": "p3"}}}},
         "methods": {"trees": trees, "new": new},
     }
-    run_pipeline(configs.validate(PipelineConfig, values, "test"))
+    configs.validate(PipelineConfig, values, "test").run()
     folder = tmp_path / "seed-0" / "new"
     assert scored_periods(str(folder / "scores")) == ["p1"]
     assert bundle.load(str(folder / "student")).metrics["labelled_groups"] == 60

@@ -13,7 +13,7 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.leaks import importances
-from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.stack import StackJob
 from ltrscale.stages.origins import check_unseen
 from ltrscale.trees.gbdt import GBDTJob
@@ -86,11 +86,11 @@ def test_a_stack_is_evaluated_like_any_bundle_and_only_what_changed_is_trained_a
     stack: StackJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     itself = f"stack: writing {stack.out}"
-    assert written_directories(StackJob.run, stack) == []
+    assert written_directories(stack) == []
     with_features = stack.replace(stack={**stack.stack.model_dump(), "features": "all"})
-    assert written_directories(StackJob.run, with_features) == [itself]
+    assert written_directories(with_features) == [itself]
     members = {**stack.model_dump()["members"], "trees": {**GBDT, "gbdt": {**TREES, "num_leaves": 7}}}
-    again = written_directories(StackJob.run, stack.replace(members=members))
+    again = written_directories(stack.replace(members=members))
     trees = [f"training/{folder}trees/model" for folder in ("", "folds/0-of-2/", "folds/1-of-2/")]
     assert sorted(again) == sorted([itself, *trees])
 
@@ -121,13 +121,13 @@ def test_a_pipeline_compares_a_stack_with_its_members(synthetic_dataset: str, tm
     for split in values["splits"].values():  # type: ignore[attr-defined]
         del split["data"]
     config = configs.validate(PipelineConfig, values, "pipeline")
-    written = written_directories(run_pipeline, config)
+    written = written_directories(config)
     models = [f"seed-0/{name}/model" for name in ("gbdt", "semi", "mean", "stack", "more")]
     folds = [f"seed-0/folds/{k}-of-2/{name}/model" for k in (0, 1) for name in ("semi", "mean")]
     candidates = {path for path in written if "candidates" in path}
     assert len(candidates) == 6
     assert sorted(set(written) - candidates) == sorted([*models, *folds, "evaluation"])
-    assert written_directories(run_pipeline, config) == []
+    assert written_directories(config) == []
     metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
     assert [method["kinds"] for method in metrics["methods"]] == [["trees"]] * 5
 

@@ -20,8 +20,8 @@ from ltrscale.config import validate
 from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.statistics.crossed import crossed_means
 from ltrscale.evaluation.studies.study import Study
-from ltrscale.experiments.study import run_study
-from ltrscale.experiments.study_grid import StudyConfig, cells_of, shared_encoders
+from ltrscale.experiments.study import StudyConfig
+from ltrscale.experiments.study_grid import shared_encoders
 from ltrscale.experiments.study_models import Spent
 from ltrscale.stages.runs import heard_by
 
@@ -67,7 +67,7 @@ def names(written: list[str]) -> set[str]:
 @pytest.fixture(scope="module")
 def done(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     out = tmp_path_factory.mktemp("study") / "out"
-    return out, written_directories(run_study, study(synthetic_dataset, out))
+    return out, written_directories(study(synthetic_dataset, out))
 
 
 def values_of(out: Path, number: int, draw: int, method: str) -> np.ndarray:
@@ -142,7 +142,7 @@ def test_two_workers_of_ray_find_the_figures_of_none(
 ) -> None:
     """All but the cost."""
     here, _ = done
-    run_study(study(synthetic_dataset, tmp_path / "out", workers={"number": 2, "cpus": 0.5}))
+    study(synthetic_dataset, tmp_path / "out", workers={"number": 2, "cpus": 0.5}).run()
     serial, parallel = (Study.read(str(out / "summary")) for out in (here, tmp_path / "out"))
     assert serial.models == serial.planned == 2 * 2 * len(METHODS)
     assert parallel.model_dump(exclude={"costs"}) == serial.model_dump(exclude={"costs"})
@@ -154,18 +154,18 @@ def test_a_second_run_trains_nothing_and_a_larger_one_only_what_is_new(
     synthetic_dataset: str, done: tuple[Path, list[str]]
 ) -> None:
     out, _ = done
-    assert written_directories(run_study, study(synthetic_dataset, out)) == []
+    assert written_directories(study(synthetic_dataset, out)) == []
     time_before = Spent.read(str(out / "models/8/draw-0/seed-0/simclr"))
     grid = [*GRID, {"labelled": [8], "draws": 3, "methods": ["gbdt"]}]
-    more = written_directories(run_study, study(synthetic_dataset, out, grid=grid))
+    more = written_directories(study(synthetic_dataset, out, grid=grid))
     assert more == ["models/8/draw-2/seed-0/gbdt/model", "models/8/draw-2/seed-0/gbdt/measured", "summary"]
     assert Spent.read(str(out / "models/8/draw-0/seed-0/simclr")) == time_before
     (out / "models/30/draw-1/seed-0/plain/measured" / storage.MANIFEST).unlink()  # as if killed before it was there
-    again, *rest = written_directories(run_study, study(synthetic_dataset, out, grid=grid))
+    again, *rest = written_directories(study(synthetic_dataset, out, grid=grid))
     assert again == "models/30/draw-1/seed-0/plain/measured", "trained nothing again"
     assert rest in (["summary"], [])  # the summary stays if the measured time, too, is the same
     switched = study(synthetic_dataset, out, grid=grid, evaluate={"baseline": "plain"})
-    assert written_directories(run_study, switched) == ["test", "summary"]
+    assert written_directories(switched) == ["test", "summary"]
 
 
 @pytest.mark.slow
@@ -177,12 +177,12 @@ def test_a_moved_study_trains_nothing_again(
     changes: dict[str, Any] = {"methods": methods, "grid": [{"labelled": [8], "draws": 1}]}
     shutil.copytree(first, tmp_path / "here")
     shutil.rmtree(tmp_path / "here" / "summary")
-    run_study(study(synthetic_dataset, tmp_path / "here", **changes))
+    study(synthetic_dataset, tmp_path / "here", **changes).run()
     spent = Spent.read(str(tmp_path / "here/models/8/draw-0/seed-0/tuned"))
     (tmp_path / "here").rename(tmp_path / "there")
     shutil.copytree(synthetic_dataset, tmp_path / "data")
-    assert written_directories(run_study, study(synthetic_dataset, tmp_path / "there", **changes)) == []
-    assert written_directories(run_study, study(str(tmp_path / "data"), tmp_path / "there", **changes)) == []
+    assert written_directories(study(synthetic_dataset, tmp_path / "there", **changes)) == []
+    assert written_directories(study(str(tmp_path / "data"), tmp_path / "there", **changes)) == []
     assert Spent.read(str(tmp_path / "there/models/8/draw-0/seed-0/tuned")) == spent
 
 
@@ -211,14 +211,14 @@ def test_the_time_of_a_search_adds_up_over_stops(synthetic_dataset: str, tmp_pat
         for _ in range(2):
             start = time.monotonic()
             with pytest.raises(Stopped):
-                run_study(config)
+                config.run()
             spent = Spent.read(folder)
             assert spent is not None
             assert not spent.done
             assert spent.documents == sum(heard)
             assert seconds < spent.seconds <= seconds + time.monotonic() - start
             seconds = spent.seconds
-        run_study(config)
+        config.run()
     spent = Spent.read(folder)
     assert spent is not None
     assert spent.done
@@ -238,7 +238,7 @@ def test_a_failing_method_is_named_and_the_others_are_reported(synthetic_dataset
     few = config.splits.validation.replace(labelled_groups=20)
     config = config.replace(splits=config.splits.replace(validation=few.model_dump()).model_dump())
     with pytest.raises(InputError, match=r"2 tasks failed, the first is models/30/draw-0/seed-0/wild .*NaN"):
-        run_study(config)
+        config.run()
     found = Study.read(str(tmp_path / "out" / "summary"))
     assert {point.method for point in found.points} == {"gbdt", "plain"}
     assert set(found.failed) == {f"models/30/draw-0/seed-0/{name}" for name in ("wild", "mean")}
@@ -262,7 +262,7 @@ def test_validation_labels_shrink_with_the_training_labels_if_asked(synthetic_da
 def test_too_many_labels_are_refused_before_anything_is_trained(synthetic_dataset: str, tmp_path: Path) -> None:
     config = study(synthetic_dataset, tmp_path / "out", grid=[{"labelled": [8, 100_000]}])
     with pytest.raises(InputError, match="relevant_groups is 100000; lower it"):
-        run_study(config)
+        config.run()
     assert not (tmp_path / "out" / "models").exists()
 
 
@@ -383,7 +383,7 @@ def test_parts_of_the_grid_join_and_methods_come_after_those_that_they_need() ->
         {"labelled": [8, 30], "draws": 2, "methods": ["gbdt"]},
         {"labelled": [30], "draws": 3, "seeds": [0, 1], "methods": ["gbdt", "mean"]},
     ]
-    cells = cells_of(study("nowhere", Path("nowhere"), methods=methods, grid=grid, control=None))
+    cells = study("nowhere", Path("nowhere"), methods=methods, grid=grid, control=None).cells
     assert len({cell.folder for cell in cells}) == len(cells) == 2 + 3 * 2 * 4
     order = [cell.method for cell in cells if (cell.draw, cell.seed, cell.labelled) == (0, 0, 30)]
     assert order.index("mean") > max(order.index("plain"), order.index("simclr"))

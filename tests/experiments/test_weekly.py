@@ -21,11 +21,10 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.weeks.verdict import Bounds, Verdict
-from ltrscale.experiments import week as steps
+from ltrscale.experiments import weekly as steps
 from ltrscale.experiments.first.weekly import weekly_text
-from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.service import InService, Week
-from ltrscale.experiments.week import run_weekly
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import log
@@ -171,7 +170,7 @@ def test_week_12_goes_into_service_and_week_13_does_not(
 @pytest.mark.slow
 def test_the_same_command_goes_on_from_wherever_it_was_stopped(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if another week joins the data set meanwhile: it ends on what it began with."""
-    run_weekly(job(place, None))  # the first model, and week 11
+    job(place, None).run()  # the first model, and week 11
     assert service(place).period == "2026-W11"
 
     def stop(*_: Any, **__: Any) -> None:
@@ -181,7 +180,7 @@ def test_the_same_command_goes_on_from_wherever_it_was_stopped(place: Path, monk
     stops: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         "before it joins": lambda m: m.setattr(PrepareJob, "run", lambda own: stop() if own.prepare.add else add(own)),
         "at the training": lambda m: m.setattr(GBDTJob, "work", stop),
-        "at the gate": lambda m: m.setattr(steps, "run_gate", stop),
+        "at the gate": lambda m: m.setattr(steps.GateJob, "run", stop),
         "at the export": lambda m: m.setattr(steps.ExportJob, "work", stop),
         "at the pointer": lambda m: m.setattr(InService, "write", stop),
         "after the pointer": lambda m: m.setattr(steps, "_next", stop),
@@ -190,7 +189,7 @@ def test_the_same_command_goes_on_from_wherever_it_was_stopped(place: Path, monk
         with monkeypatch.context() as patch:
             stopped(patch)
             with pytest.raises(KeyboardInterrupt):
-                run_weekly(job(place, export="lightgbm"))
+                job(place, export="lightgbm").run()
         served = service(place).period
         assert served == ("2026-W12" if where == "after the pointer" else "2026-W11"), where
         if number == 1:
@@ -199,7 +198,7 @@ def test_the_same_command_goes_on_from_wherever_it_was_stopped(place: Path, monk
             late.to_csv(place / "late.csv", index=False)
             prepare = {**PREPARE, "inputs": str(place / "late.csv"), "add": True}
             validate(PrepareJob, {"out": str(place / "data"), "prepare": prepare}, "test").run()
-    run_weekly(job(place, export="lightgbm"))
+    job(place, export="lightgbm").run()
     assert service(place).period == "2026-W12"
     assert learnt(service(place).bundle) == WEEKS[5:11]
     assert judged_on(place, "2026-W12") == ("2026-W12",)
@@ -211,11 +210,11 @@ def test_a_week_that_was_stopped_does_not_replace_the_model_of_a_later_one(
     with monkeypatch.context() as patch:
         patch.setattr(steps, "_judged", lambda *_: sys.exit("stopped"))
         with pytest.raises(SystemExit):
-            run_weekly(job(place))
+            job(place).run()
     later = service(place).replace(bundle="later", period="2026-W13")
     later.write(str(place / "weekly"))
     with pytest.raises(InputError, match=r"2026-W12: was stopped, and later of 2026-W13 is in service since"):
-        run_weekly(job(place))
+        job(place).run()
     assert service(place) == later
 
 
@@ -225,7 +224,7 @@ def test_the_printed_commands_lead_from_a_pipeline_to_ranked_items_and_to_the_ne
 ) -> None:
     caplog.set_level("INFO", "ltrscale")
     (place / "weekly.yaml").write_text(weekly_text(str(place), "week"))
-    run_pipeline(load(PipelineConfig, str(place / "pipeline.yaml"), ["methods.three=null"]))
+    load(PipelineConfig, str(place / "pipeline.yaml"), ["methods.three=null"]).run()
     first = told(place, caplog)
     assert [words[0] for words in first] == ["refit", "report", "score", "predict", "weekly"]
     for words in first:
@@ -251,7 +250,7 @@ def test_the_first_config_is_that_of_the_defaults(tmp_path: Path) -> None:
 
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = storage.below(str(place))
-    run_weekly(job(place, dry_run=True, refit=True, export="lightgbm", registry={"name": "shop"}))
+    job(place, dry_run=True, refit=True, export="lightgbm", registry={"name": "shop"}).run()
     assert storage.below(str(place)) == there
     printed = capsys.readouterr().out
     for line in (
@@ -269,30 +268,30 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(place: Path, capsys:
 
 @pytest.mark.slow
 def test_a_worse_candidate_is_refused_and_the_old_one_stays(place: Path) -> None:
-    run_weekly(job(place, None))
+    job(place, None).run()
     before = service(place)
     write_pipeline(place, leave_out=["text_match", "list_price", "rating", "in_stock", "brand", "category"])
     with pytest.raises(Refused, match=r"all groups: NDCG@5 -.*upper end of at least 0 \(bounds.refuse: worse\)"):
-        run_weekly(job(place))
+        job(place).run()
     assert service(place) == before
     assert not Verdict.read(f"{place}/weekly/weeks/2026-W12/gate").passed
     assert periods(place)[-1] == "2026-W12", "the rows were good"
     write_pipeline(place)
-    run_weekly(job(place))
+    job(place).run()
     assert (service(place).period, service(place).before) == ("2026-W12", before.bundle), "other settings, judged anew"
 
 
 @pytest.mark.slow
 def test_other_bounds_judge_a_week_anew_against_the_same_model(place: Path) -> None:
-    run_weekly(job(place))
+    job(place).run()
     first = service(place)
     with pytest.raises(Refused, match=r"needs [0-9,]+ more groups"):
-        run_weekly(job(place, bounds={"refuse": "unproven"}))
+        job(place, bounds={"refuse": "unproven"}).run()
     week = Week.read(str(place / "weekly"), "2026-W12")
     assert week is not None
     assert (week.production, week.outcome) == (first.before, "refused")
     assert service(place) == first, "what has been put into service stays"
-    run_weekly(job(place))
+    job(place).run()
     assert (service(place).bundle, service(place).before) == (first.bundle, first.before)
 
 
@@ -303,63 +302,63 @@ def test_only_periods_that_neither_has_seen_are_judged_on(place: Path) -> None:
         "validation": {"periods": "last 1 but 2"},
         "test": {"periods": "last 2"},
     }
-    run_weekly(job(place, refit=True, splits=splits))
+    job(place, refit=True, splits=splits).run()
     assert learnt(f"{place}/weekly/first/trees/model") == WEEKS[5:9]
     assert judged_on(place, "2026-W12") == ("2026-W11", "2026-W12")
     final = service(place).bundle
     assert final.endswith("2026-W12/final")
     assert sorted(learnt(final)) == WEEKS[5:12], "once more, on the test periods too"
     with pytest.raises(InputError, match=r"splits.test: .*final has learnt from '2026-W12', so that no test"):
-        run_weekly(job(place, None, refit=True, splits=splits, production=final, out=str(place / "other")))
+        job(place, None, refit=True, splits=splits, production=final, out=str(place / "other")).run()
     assert not (place / "other" / "service.json").exists(), "production may be set to another one"
 
 
 @pytest.mark.slow
 def test_a_mean_of_trees_can_be_trained_each_week(place: Path) -> None:
-    run_weekly(job(place, None, method="three"))
+    job(place, None, method="three").run()
     assert service(place).bundle.endswith("three/model")
     with pytest.raises(InputError, match="refit: three makes several models"):
-        run_weekly(job(place, None, method="three", refit=True))
+        job(place, None, method="three", refit=True).run()
 
 
 def test_what_cannot_be_done_is_said_with_the_remedy(place: Path) -> None:
     with pytest.raises(InputError, match=r"method: .*pipeline.yaml has no method 'tree'; did you mean 'trees'"):
-        run_weekly(job(place, method="tree"))
+        job(place, method="tree").run()
     log = pd.read_csv(place / "log.csv", dtype=str)
     log[log["searched_at"].str.startswith("2026-02-0")].to_csv(place / "W6.csv", index=False)
     with pytest.raises(InputError, match=r"the rows are of .*, and .*data has '2026-W11' already; add earlier periods"):
-        run_weekly(job(place, 6))
+        job(place, 6).run()
     late = log[log["searched_at"].str.startswith("2026-03-1")]
     late[late["searched_at"] < "2026-03-15"].to_csv(place / "W11.csv", index=False)
     with pytest.raises(InputError, match=r"data has 2026-W11 already, and a period is not replaced; leave inputs out"):
-        run_weekly(job(place, 11))
+        job(place, 11).run()
     week, spilt = pd.read_csv(place / "W12.csv", dtype=str), log[log["searched_at"] > "2026-03-15"].head(9)
     pd.concat([week, spilt]).to_csv(place / "W11.csv", index=False)
     with pytest.raises(InputError, match=r"data has 2026-W11 already, and .*; leave its rows out of the inputs"):
-        run_weekly(job(place, 11))
+        job(place, 11).run()
     week.assign(purchased="").to_csv(place / "W11.csv", index=False)
     with pytest.raises(InputError, match=r"2026-W12 has no labels, by which models are judged; run this again once"):
-        run_weekly(job(place, 11))
+        job(place, 11).run()
     with pytest.raises(InputError, match=r"splits.train.periods: .*'last 9' are more periods than there are; it has"):
-        run_weekly(job(place, splits={"train": {"periods": "last 9"}}))
+        job(place, splits={"train": {"periods": "last 9"}}).run()
     with pytest.raises(InputError, match="nothing-there"):
-        run_weekly(job(place, production=f"{place}/nothing-there"))
+        job(place, production=f"{place}/nothing-there").run()
     values = yaml.safe_load((place / "pipeline.yaml").read_text())
     (place / "pipeline.yaml").write_text(yaml.safe_dump({**values, "relabel": {"steps": [{"kind": "relevant_only"}]}}))
     with pytest.raises(InputError, match=r"relabel: new periods join a data set of jobs.prepare; leave it out"):
-        run_weekly(job(place))
+        job(place).run()
     assert not (place / "weekly" / "service.json").exists()
 
 
 def test_a_bundle_of_other_periods_is_taken_to_have_seen_none(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As one that learnt from tables in memory, whose periods are `train` and `validation`."""
-    run_weekly(job(place, None))
+    job(place, None).run()
     manifest = Path(service(place).bundle, "manifest.json")
     written = json.loads(manifest.read_text())
     for split, period in zip(written["made_by"]["config"]["splits"], ("train", "validation"), strict=True):
         split.update(periods=[period], data=["gone"])
     manifest.write_text(json.dumps(written))
-    run_weekly(job(place, production=service(place).bundle, out=str(place / "other")))
+    job(place, production=service(place).bundle, out=str(place / "other")).run()
     gate = Evaluation.read(f"{place}/other/weeks/2026-W12/gate/evaluation")
     assert gate.test.periods == ("2026-W12",)
     assert "names none of these periods as learnt from; it is taken to have seen none" in caplog.text
@@ -371,7 +370,7 @@ def test_routine_is_the_default(place: Path) -> None:
 
 
 def test_the_pointer_is_plain_json(place: Path) -> None:
-    run_weekly(job(place, None))
+    job(place, None).run()
     pointer = json.loads((place / "weekly" / "service.json").read_text())
     assert bundle.load(pointer["bundle"]).features
     assert load(WeeklyJob, f"{place}/weekly/run/config.yaml").method == "trees"

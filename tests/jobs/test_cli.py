@@ -19,7 +19,7 @@ from ltrscale.experiments.distill import DistillJob
 from ltrscale.experiments.methods.gbdt import GBDTMethod
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.stack import StackJob
-from ltrscale.experiments.study_grid import StudyConfig
+from ltrscale.experiments.study import StudyConfig
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.scoring.predict import PredictJob

@@ -21,9 +21,8 @@ from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
 from ltrscale.experiments.crossval import CrossvalJob
 from ltrscale.experiments.distill import DistillJob
-from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
-from ltrscale.experiments.study import run_study
-from ltrscale.experiments.study_grid import StudyConfig
+from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.study import StudyConfig
 from ltrscale.progress import Report, log
 from ltrscale.stages import runs
 from ltrscale.stages.stage import Origin, Stage
@@ -141,14 +140,13 @@ COMPARED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("job", "run", "cls", "settings"),
+    ("job", "cls", "settings"),
     [
-        ("pipeline", run_pipeline, PipelineConfig, COMPARED),
-        ("crossval", CrossvalJob.run, CrossvalJob, {"folds": ["a", "b"], "pipeline": {**COMPARED, "data": "{fold}"}}),
-        ("study", run_study, StudyConfig, {**COMPARED, "grid": [{"labelled": [8]}]}),
+        ("pipeline", PipelineConfig, COMPARED),
+        ("crossval", CrossvalJob, {"folds": ["a", "b"], "pipeline": {**COMPARED, "data": "{fold}"}}),
+        ("study", StudyConfig, {**COMPARED, "grid": [{"labelled": [8]}]}),
         (
             "distill",
-            DistillJob.run,
             DistillJob,
             {name: COMPARED[name] for name in ("data", "splits")}
             | {"teacher": "teacher", "students": {"softmax": {"kind": "softmax"}}},
@@ -156,13 +154,13 @@ COMPARED: dict[str, Any] = {
     ],
 )
 def test_a_job_of_several_stages_writes_nothing_into_the_output_of_another(
-    synthetic_dataset: str, tmp_path: Path, job: str, run: Callable[[Any], None], cls: type[Config], settings: Any
+    synthetic_dataset: str, tmp_path: Path, job: str, cls: Any, settings: Any
 ) -> None:
     out = tmp_path / "data"
     shutil.copytree(synthetic_dataset, out)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with pytest.raises(InputError, match=rf"data: the output of prepare is there, which {job} would delete; choose"):
-        run(validate(cls, {"out": str(out), **settings}, "test"))
+        validate(cls, {"out": str(out), **settings}, "test").run()
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 

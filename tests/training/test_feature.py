@@ -23,9 +23,8 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.studies.folds import Crossval
 from ltrscale.evaluation.studies.study import Study
 from ltrscale.experiments.crossval import CrossvalJob
-from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
-from ltrscale.experiments.study import run_study
-from ltrscale.experiments.study_grid import StudyConfig
+from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.study import StudyConfig
 from ltrscale.scoring.score import ScoreJob
 
 SPLITS = {
@@ -73,8 +72,8 @@ def test_a_pipeline_takes_it_as_baseline(synthetic_dataset: str, feature: str, t
         "reversed": {"kind": "feature", "feature": feature, "ascending": True},
     }
     config = pipeline(synthetic_dataset, tmp_path, methods, seeds=[0, 1])
-    assert len(written_directories(run_pipeline, config)) == 7
-    assert written_directories(run_pipeline, config) == []
+    assert len(written_directories(config)) == 7
+    assert written_directories(config) == []
     found = Evaluation.read(str(tmp_path / "evaluation"))
     assert found.baseline == "by_value"
     assert [method.kinds for method in found.methods] == [("trees",) * 2, ("feature",) * 2, ("feature",) * 2]
@@ -114,7 +113,7 @@ def test_its_bundle_states_validation_metrics_and_scores_other_data(
     synthetic_dataset: str, feature: str, tmp_path: Path
 ) -> None:
     config = pipeline(synthetic_dataset, tmp_path / "out", {"by_value": {"kind": "feature", "feature": feature}})
-    run_pipeline(config)
+    config.run()
     bundle = load(url := str(tmp_path / "out" / "seed-0" / "by_value" / "model"))
     assert [f.name for f in bundle.features] == [feature]
     assert bundle.contents == {}
@@ -146,7 +145,7 @@ def test_a_study_has_its_line(synthetic_dataset: str, feature: str, tmp_path: Pa
         "evaluate": {"baseline": "by_value"},
         "workers": 0,
     }
-    run_study(validate(StudyConfig, values, "test"))
+    validate(StudyConfig, values, "test").run()
     found = Study.read(str(tmp_path / "summary"))
     points = [found.find("by_value", number) for number in ("20", "40")]
     means = {point.estimates["all"]["ndcg@5"].mean for point in points if point is not None}
@@ -197,7 +196,7 @@ def test_an_unknown_feature_is_refused_before_anything_is_trained(
 ) -> None:
     methods = {"gbdt": TREES, "by_value": {"kind": "feature", "feature": name}}
     with pytest.raises(InputError, match=message):
-        run_pipeline(pipeline(synthetic_dataset, tmp_path, methods))
+        pipeline(synthetic_dataset, tmp_path, methods).run()
     assert not (tmp_path / "seed-0").exists()
 
 

@@ -1,7 +1,6 @@
 """Finetuning strategies, from bundle to bundle: reused weights, trained parameters, and the epoch to keep."""
 
 import typing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, ConcatRanker, MeanRanker
 from ltrscale.models.ranker import Ranker
 from ltrscale.pretext.choices import FeatureMethodConfig
-from ltrscale.ranking.metrics import mrr, ndcg, precision
+from ltrscale.ranking.choices import named
+from ltrscale.ranking.metrics import ndcg
 from ltrscale.training import validation
 from ltrscale.training.combine import CombineConfig
 from ltrscale.training.finetune import FinetuneConfig
@@ -163,7 +163,7 @@ def validated(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
     return states
 
 
-@pytest.mark.parametrize("metric", ["mrr", "precision@1"])
+@pytest.mark.parametrize("metric", ["mrr", "precision@1", "rbp(persistence=0.5)@3"])
 def test_any_metric_chooses_the_epoch(
     synthetic_dataset: str, tmp_path: Path, validated: list[dict[str, torch.Tensor]], metric: str
 ) -> None:
@@ -176,9 +176,9 @@ def test_any_metric_chooses_the_epoch(
     assert (made.metrics[f"validation_{metric}"], made.metrics["epoch"]) == (values[best], best + 1)
     for name, value in made.weights().items():
         assert torch.equal(value, validated[best][name]), name
-    scorer, measure = made.scorer(), mrr if metric == "mrr" else partial(precision, k=1)
+    scorer, measure = made.scorer(), named(metric)
     value_Q = [
-        measure(scorer(groups), groups.labels_N, groups.offsets_Q1)
+        measure.of(scorer(groups), groups.labels_N, groups.offsets_Q1)
         for groups in iterate(select(splits(synthetic_dataset)[1], labelled=True))
     ]
     assert float(torch.cat(value_Q).nanmean()) == pytest.approx(values[best], rel=1e-5)

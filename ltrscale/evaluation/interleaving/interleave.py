@@ -30,7 +30,7 @@ from ltrscale.evaluation.measure.settings import CutOff
 from ltrscale.evaluation.statistics.crossed import Floats
 from ltrscale.evaluation.statistics.lift import Difference, agreement, impressions_needed, lift
 from ltrscale.progress import Report, progress
-from ltrscale.ranking.choices import METRIC, METRICS, named
+from ltrscale.ranking.choices import METRICS, MetricName, named
 from ltrscale.reports.findings import print_report, write_report
 from ltrscale.simulate.ragged import Ints
 from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
@@ -66,7 +66,7 @@ class InterleaveJob(Stage):
     eta: float | None = Field(default=None, ge=0)
     """Position bias that debiased credit assumes; by default that of a `pbm` user, and 1 for a `cascade`, to which no
     power of the position is true."""
-    metric: str = Field("ndcg@5", pattern=METRIC, description=f"Offline metric to compare with the lift: {METRICS}.")
+    metric: MetricName = Field("ndcg@5", description=f"Offline metric to compare with the lift: {METRICS}.")
     power: float = Field(default=0.8, gt=0.5, lt=1)
     """Probability with which `needed` impressions find the difference, at a two-sided level of 5%; .8 is customary."""
     seed: int = 0

@@ -13,13 +13,13 @@ from ltrscale.config import members
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.judged import Judged
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
-from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig
+from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig, named
 from ltrscale.ranking.graded import ClickNDCGConfig, GainNDCGConfig
 from ltrscale.ranking.metrics import Metric
 
 
 def metrics_of(config: EvaluateSettings) -> dict[str, Metric]:
-    """Every metric of the chosen policies, by name."""
+    """Every metric of the chosen policies, and those that `metrics` adds, by name."""
     classes: list[type[Metric]] = [*members(MetricConfig)]
     if config.policy == "letor4":
         classes += members(LetorMetricConfig)
@@ -28,6 +28,7 @@ def metrics_of(config: EvaluateSettings) -> dict[str, Metric]:
         for cls in classes
         for k in _cutoffs(cls, config)
     ]
+    metrics += [named(name, threshold=config.relevant_from, grades=config.grades) for name in config.metrics]
     if config.gains is not None:
         metrics += [GainNDCGConfig(k=k, gains=config.gains) for k in config.ndcg_at]
     return {metric.name: metric for metric in metrics}
@@ -44,10 +45,10 @@ def all_metrics(config: EvaluateConfig) -> dict[str, Metric]:
     return metrics_of(config) | clicks_metrics(config)
 
 
-def _cutoffs(cls: type[Metric], config: EvaluateSettings) -> tuple[int, ...]:
-    """Cut-offs of a metric: its own key's, or else those of NDCG."""
-    if not cls.has_cutoff():
-        return (1,)  # made once; the value is not used
+def _cutoffs(cls: type[Metric], config: EvaluateSettings) -> tuple[int | None, ...]:
+    """Cut-offs of a metric: its own key's, or else those of NDCG; none where it can do without."""
+    if not cls.needs_cutoff():
+        return (None,)
     return config.precision_at if cls.cut_as_precision else config.ndcg_at
 
 

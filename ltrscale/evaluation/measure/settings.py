@@ -12,6 +12,7 @@ from ltrscale.evaluation.measure.corrected import PropensitiesConfig
 from ltrscale.evaluation.measure.outliers import OutlierConfig
 from ltrscale.evaluation.measure.shown import AS_SHOWN, POSITIONS
 from ltrscale.evaluation.measure.slices import ConditionText, SliceName
+from ltrscale.ranking.choices import MetricName
 from ltrscale.ranking.graded import Gains
 from ltrscale.stages.inputs import BundleUrls
 
@@ -27,6 +28,8 @@ class EvaluateSettings(Config):
     """Cut-offs of NDCG, and of every other metric with a cut-off except precision."""
     precision_at: tuple[CutOff, ...] = (5,)
     """Cut-offs of precision."""
+    metrics: tuple[MetricName, ...] = ()
+    """Metrics to report beside those that every evaluation has, by their names, such as `rbp(persistence=0.95)`."""
     primary_cutoff: int = 5
     """The NDCG cut-off of the comparison column and the picture."""
     relevant_from: float = Field(default=1.0, gt=0)

@@ -92,51 +92,49 @@ class GateJob(Config):
         settings: dict[str, Any] = {**self.evaluate.model_dump(), "slices": {}, "slice_by": ()}
         return EvaluateConfig(**settings, models={PRODUCTION: (self.production,)}, splits=self.splits)
 
+    @one_view()
+    def run(self) -> None:
+        """Evaluate, measure drift and commit the verdict, or print the plan; skips what is up to date.
 
-@one_view()
-def run_gate(job: GateJob) -> None:
-    """Evaluate, measure drift and commit the verdict; skips what is up to date. With `plan` see `print_plan`.
+        Raises:
+            Refused: a bound is broken; names each of them.
+            InputError: as `EvaluateJob` and `DriftJob`; or `plan_from` names no evaluation that compares two bundles.
+        """
+        job = with_relative_named(self)
+        if job.plan:
+            job._print_plan()
+        else:
+            job._judge()
 
-    Raises:
-        Refused: a bound is broken; names each of them.
-        InputError: as `EvaluateJob` and `DriftJob`.
-    """
-    job = with_relative_named(job)
-    if job.plan:
-        print_plan(job)
-        return
-    config = job.evaluation
-    places = {name: join(job.out, name) for name in ("evaluation", "drift")}
-    with recorded(job.out, job, "gate"):
-        leaks = list(_leaks(config, job.bounds))
-        EvaluateJob(out=places["evaluation"], evaluate=config, ray=job.ray).run(show=False)
-        DriftJob(out=places["drift"], evaluation=places["evaluation"], **job.drift.model_dump()).run(show=False)
-        verdict = judge(Evaluation.read(places["evaluation"]), Decay.read(places["drift"]), job.bounds, leaks)
-        report = document(verdict, config, [join(place, REPORT) for place in places.values()])
-        inputs = {name: content_of(place) for name, place in places.items()}
-        with storage.Commit(job.out) as commit:
-            write_report(commit, verdict, report)
-            commit.finish({"made_by": made_by("gate", job.bounds, inputs)})
-    print_report(job.out, report)
-    if not verdict.passed:
-        raise Refused(verdict.reasons)
+    def _judge(self) -> None:
+        """Commit the verdict."""
+        config = self.evaluation
+        places = {name: join(self.out, name) for name in ("evaluation", "drift")}
+        with recorded(self.out, self, "gate"):
+            leaks = list(_leaks(config, self.bounds))
+            EvaluateJob(out=places["evaluation"], evaluate=config, ray=self.ray).run(show=False)
+            DriftJob(out=places["drift"], evaluation=places["evaluation"], **self.drift.model_dump()).run(show=False)
+            verdict = judge(Evaluation.read(places["evaluation"]), Decay.read(places["drift"]), self.bounds, leaks)
+            report = document(verdict, config, [join(place, REPORT) for place in places.values()])
+            inputs = {name: content_of(place) for name, place in places.items()}
+            with storage.Commit(self.out) as commit:
+                write_report(commit, verdict, report)
+                commit.finish({"made_by": made_by("gate", self.bounds, inputs)})
+        print_report(self.out, report)
+        if not verdict.passed:
+            raise Refused(verdict.reasons)
+
+    def _print_plan(self) -> None:
+        """Print how many groups the margin needs, by an existing evaluation or by production alone."""
+        place = self.plan_from or join(self.out, "plan")
+        if self.plan_from is None:
+            EvaluateJob(out=place, evaluate=self.alone, ray=self.ray).run(show=False)
+        evaluation = Evaluation.read(place)
+        powers = power.foreseen(evaluation, self.bounds.margin, self.bounds.refuse)
+        print_report(place, power.document(powers, evaluation.primary))
 
 
 def _leaks(config: EvaluateConfig, bounds: Bounds) -> Iterator[Check]:
     """The checks of the candidate's features, each alone on the test split."""
     looks = look(config.splits.test, k=config.primary_cutoff, relevant_from=config.relevant_from)
     return check_leaks(looks, load(config.models[CANDIDATE][0]), bounds.expected)
-
-
-def print_plan(job: GateJob) -> None:
-    """Print how many groups the margin needs, by an existing evaluation or by production alone.
-
-    Raises:
-        InputError: as `EvaluateJob`, or `plan_from` names no evaluation that compares two bundles.
-    """
-    place = job.plan_from or join(job.out, "plan")
-    if job.plan_from is None:
-        EvaluateJob(out=place, evaluate=job.alone, ray=job.ray).run(show=False)
-    evaluation = Evaluation.read(place)
-    powers = power.foreseen(evaluation, job.bounds.margin, job.bounds.refuse)
-    print_report(place, power.document(powers, evaluation.primary))

@@ -21,7 +21,7 @@ from ltrscale.experiments.first.sizes import LogSize
 from ltrscale.experiments.first.study import first_runs
 from ltrscale.experiments.first.weekly import weekly_text
 from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.study_grid import StudyConfig
+from ltrscale.experiments.study import StudyConfig
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess, guess

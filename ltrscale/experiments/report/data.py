@@ -15,7 +15,7 @@ _HISTOGRAMS = 12
 _DOCS_PER_BATCH = 65_536
 
 
-def outliers(sources: Sources) -> Iterator[Block]:
+def outliers(sources: Sources, documents: int) -> Iterator[Block]:
     """The rules of the evaluation over histograms of the validation split."""
     detector = sources.evaluation.detector
     how = "by the named features only" if detector.gap is None else f"beyond {detector.gap} empty bins of {BINS}"
@@ -32,7 +32,7 @@ def outliers(sources: Sources) -> Iterator[Block]:
     header = ["feature", "outlier below", "outlier from", "missing is one"]
     yield Table(header, rows, caption="The rules", folded=len(rows) > _HISTOGRAMS)
     whole = select(sources.evaluated.splits.validation, labelled=False)
-    sample = spread(whole, documents=sources.config.histogram_documents)
+    sample = spread(whole, documents=documents)
     known = [f.name for f in sample.features if f.name in detector.rules and f.kind == "numeric"][:_HISTOGRAMS]
     places = {[f.name for f in sample.features].index(name): name for name in known}
     found = histograms(lambda: iterate(sample, docs_per_batch=_DOCS_PER_BATCH), list(places))

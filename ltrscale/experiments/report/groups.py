@@ -94,7 +94,7 @@ def values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.flo
 
     Memory is eight bytes for each group and method.
     """
-    url = sources.config.evaluation
+    url = sources.url
     data = storage.read_verified(url, GROUPS, storage.read_manifest(url) or {})
     parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in methods}
     with pq.ParquetFile(pa.BufferReader(data)) as file:
@@ -107,11 +107,11 @@ def values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.flo
     return {name: np.concatenate(of_method).astype(np.float64) for name, of_method in parts.items()}
 
 
-def embeddings(sources: Sources) -> Iterator[Block]:
-    """t-SNE of the documents of some groups with a relevant document, in the embeddings of each network."""
+def embeddings(sources: Sources, of: Mapping[str, str], *, documents: int, seed: int) -> Iterator[Block]:
+    """t-SNE of documents in the embeddings of the bundles named, by title, or of each network of the evaluation."""
     found: dict[str, Bundle] = {}
     problems: list[str] = []
-    for title, url in (sources.config.embeddings or dict(_networks(sources, problems))).items():
+    for title, url in (of or dict(_networks(sources, problems))).items():
         try:
             found[title] = sources.opened(url)
         except InputError as error:
@@ -119,20 +119,20 @@ def embeddings(sources: Sources) -> Iterator[Block]:
     yield from map(LeftOut, problems)
     if not found:
         raise InputError("the evaluation has no single network; name bundles of networks under embeddings")
-    batches = [part.groups for part in read(sources, reading(sampled(sources), found.values()))]
+    batches = [part.groups for part in read(sources, reading(sampled(sources, documents, seed), found.values()))]
     labels_N = torch.cat([_labels(groups) for groups in batches]).numpy()
     shown = []
     for title, bundle in found.items():
         try:
             embedded_ND = torch.cat(list(map(embedder(bundle, sources.test), batches)))
-            shown.append(_scatter(title, project(embedded_ND.numpy(), sources.config.seed), labels_N))
+            shown.append(_scatter(title, project(embedded_ND.numpy(), seed), labels_N))
         except InputError as error:
             yield LeftOut(f"{title}: {error}")
     yield Charts(shown)
     yield Text(
         f"t-SNE (van der Maaten and Hinton 2008) of the {len(labels_N):,} documents of "
         f"{sum(groups.n_groups for groups in batches):,} test groups with a relevant document, drawn with seed "
-        f"{sources.config.seed}; size and colour are the label, as in HOU24's figures 4, 6 and 7. Only neighbourhoods "
+        f"{seed}; size and colour are the label, as in HOU24's figures 4, 6 and 7. Only neighbourhoods "
         "mean something: neither axes nor distances between clusters do. An encoder of pretraining alone has seen no "
         "label; a supervised network is shown before its last layer."
     )
@@ -153,15 +153,15 @@ def _networks(sources: Sources, problems: list[str]) -> Iterator[tuple[str, str]
             yield (f"{name}, pretrained" if before else f"{name}, supervised"), before or url
 
 
-def sampled(sources: Sources) -> Selection:
+def sampled(sources: Sources, documents: int, seed: int) -> Selection:
     """Test groups in which the primary metric is defined, drawn at random until they have enough documents."""
     (defined_Q,) = values(sources, [sources.evaluation.methods[0].name]).values()
     numbers = np.flatnonzero(~np.isnan(defined_Q))
     if not len(numbers):
         raise InputError("no test group has a relevant document; evaluate other periods")
-    order = np.random.default_rng(sources.config.seed).permutation(numbers)
+    order = np.random.default_rng(seed).permutation(numbers)
     mean = sources.evaluation.test.documents / sources.test.n_groups
-    return chosen(sources.test, order[: max(1, round(sources.config.documents / mean))])
+    return chosen(sources.test, order[: max(1, round(documents / mean))])
 
 
 def embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]:
@@ -199,14 +199,14 @@ def _labels(groups: QueryGroups) -> Tensor:
     return groups.labels_N
 
 
-def agreement(sources: Sources) -> Iterator[Block]:
-    """How alike the orders of two methods are, for every pair."""
+def agreement(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
+    """How alike the orders of two methods are on at most so many groups, for every pair."""
     names = [method.name for method in sources.evaluation.methods]
     if len(names) < 2:
         raise InputError("the evaluation has one method; evaluate two to see whether they agree")
     groups = sources.test.n_groups
-    size = min(groups, sources.config.agreement_groups)
-    numbers_M = np.random.default_rng(sources.config.seed).permutation(groups)[:size]
+    size = min(groups, most)
+    numbers_M = np.random.default_rng(seed).permutation(groups)[:size]
     pairs = list(itertools.combinations(names, 2))
     taus: dict[tuple[str, str], list[Tensor]] = {pair: [] for pair in pairs}
     shared: dict[tuple[str, str], list[Tensor]] = {pair: [] for pair in pairs}
@@ -232,13 +232,12 @@ def agreement(sources: Sources) -> Iterator[Block]:
     )
 
 
-def differing(sources: Sources) -> Iterator[Block]:
-    """The groups where the metrics of two methods differ most, as lists."""
+def differing(sources: Sources, n: int) -> Iterator[Block]:
+    """The groups where the metrics of two methods differ most, as lists, n where each of them is ahead."""
     one, other = sources.compared()
     of_methods = values(sources, [one, other])
     lead_Q = of_methods[other] - of_methods[one]
     order = np.argsort(np.nan_to_num(lead_Q), kind="stable")
-    n = sources.config.lists
     picked = [q for q in [*order[::-1][:n], *order[:n]] if lead_Q[q] != 0 and not np.isnan(lead_Q[q])]
     if not picked:
         raise InputError(f"{one} and {other} differ in no group; set compare to two other methods, or lists above 0")

@@ -170,7 +170,7 @@ def _missing(sources: Sources) -> Iterator[Block]:
         yield Chart(charts.bars(rows, title="share of documents without it"), said + more)
 
 
-def cost(sources: Sources) -> Iterator[Block]:
+def cost(sources: Sources, study: str | None) -> Iterator[Block]:
     """Minutes and documents a second of each method's first bundle, as its run recorded them."""
     rows = []
     for name, url in sources.bundles():
@@ -186,7 +186,7 @@ def cost(sources: Sources) -> Iterator[Block]:
             "Of the first bundle of each method, as its run recorded it, on the machine of that run: the median "
             "documents/s over epochs, and the time of the last run, which is a part for one that was interrupted."
         )
-    yield from study_costs(sources)
+    yield from study_costs(study)
 
 
 def _cost(url: str) -> tuple[str, str]:

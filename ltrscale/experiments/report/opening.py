@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -23,36 +23,36 @@ _HOPELESS = 20.0
 """Times the groups and draws, beyond which a difference is not worth its proof."""
 
 
-def paragraphs(sources: Sources) -> list[Text | Command]:
+def paragraphs(sources: Sources, *, gate: str | None = None, drift: str | None = None) -> list[Text | Command]:
     """What the report opens with; sections say what cannot be read."""
-    asked = dict(_readable(unanswered, sources))
-    texts = [" ".join(opening(sources.evaluation)), *_readable(drift, sources), *leaks([*asked.values()])]
-    verdicts = list(_readable(verdict, sources))
+    verdicts = list(_readable(_verdict(gate)))
+    asked = dict(_readable(_unanswered(sources, verdicts)))
+    texts = [" ".join(opening(sources.evaluation)), *_readable(_drift(drift)), *leaks([*asked.values()])]
     step, command = next_step(sources.evaluation, verdicts[0] if verdicts else None, [*asked])
     return [*(Text(text) for text in [*texts, step] if text), *([Command(command)] if command else [])]
 
 
-def _readable(of: Callable[[Sources], Iterator[T]], sources: Sources) -> Iterator[T]:
-    """What comes of some sources until one cannot be read."""
+def _readable(found: Iterator[T]) -> Iterator[T]:
+    """What comes until a source cannot be read."""
     with suppress(InputError):
-        yield from of(sources)
+        yield from found
 
 
-def verdict(sources: Sources) -> Iterator[Verdict]:
+def _verdict(gate: str | None) -> Iterator[Verdict]:
     """That of the gate, if one is named."""
-    if sources.config.gate is not None:
-        yield Verdict.read(sources.config.gate)
+    if gate is not None:
+        yield Verdict.read(gate)
 
 
-def drift(sources: Sources) -> Iterator[str]:
+def _drift(url: str | None) -> Iterator[str]:
     """The features that drifted most, where a drift report is named."""
-    if sources.config.drift is not None:
-        yield drifted(Decay.read(sources.config.drift).drift)
+    if url is not None:
+        yield drifted(Decay.read(url).drift)
 
 
-def unanswered(sources: Sources) -> Iterator[tuple[str, str]]:
+def _unanswered(sources: Sources, verdicts: Sequence[Verdict]) -> Iterator[tuple[str, str]]:
     """The features that rank too well alone, with the question, unless the `bounds.expected` of the gate has them."""
-    checks = [check for found in _readable(verdict, sources) for check in found.checks]
+    checks = [check for verdict in verdicts for check in verdict.checks]
     expected = {check.where for check in checks if check.bound == "expected" and check.holds}
     yield from (item for item in sources.questions.items() if item[0] not in expected)
 

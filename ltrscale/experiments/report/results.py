@@ -72,12 +72,12 @@ def slices(sources: Sources) -> Iterator[Block]:
     )
 
 
-def weeks(sources: Sources) -> Iterator[Block]:
-    """The metric by period, and drift."""
+def weeks(sources: Sources, drift: str | None) -> Iterator[Block]:
+    """The metric by period, and drift where a drift report is named."""
     evaluation, primary = sources.evaluation, sources.primary
     what = metric_label(primary)
-    if sources.config.drift is not None:
-        yield from _decay(Decay.read(sources.config.drift))
+    if drift is not None:
+        yield from _decay(Decay.read(drift))
         return
     periods = [name for name in evaluation.test.slices if name.startswith("period=")]
     if not periods:
@@ -118,19 +118,19 @@ def _decay(found: Decay) -> Iterator[Block]:
     yield Table(*drift_rows(found), caption="Drift of features, lists, labels and scores", folded=True)
 
 
-def gate(sources: Sources) -> Iterator[Block]:
+def gate(url: str | None) -> Iterator[Block]:
     """The verdict of a gate and its checks."""
-    if sources.config.gate is None:
+    if url is None:
         raise InputError("no gate is named; run jobs.gate and set gate=DIR")
-    verdict = Verdict.read(sources.config.gate)
+    verdict = Verdict.read(url)
     broken = "1 bound is" if len(verdict.reasons) == 1 else f"{len(verdict.reasons)} bounds are"
     yield Text("The candidate passes." if verdict.passed else f"The candidate is refused: {broken} broken.")
     yield from blocks(verdict)
 
 
-def study(sources: Sources) -> Iterator[Block]:
+def study(url: str | None) -> Iterator[Block]:
     """The curves of a study by the number of labelled groups, with crossovers."""
-    found = _study(sources)
+    found = _study(url)
     what = metric_label(found.primary)
     yield from map(Text, sentences(found))
     yield Chart(curves_chart(found), f"{what} by the number of labelled groups; dots side by side belong to one number")
@@ -146,31 +146,29 @@ def study(sources: Sources) -> Iterator[Block]:
     yield Table(["method", *found.labelled], means, caption=f"{what} by the number of labelled groups")
 
 
-def _study(sources: Sources) -> Study:
+def _study(url: str | None) -> Study:
     """The study.
 
     Raises:
         InputError: none is named, or none is there.
     """
-    url = sources.config.study
     if url is None:
         raise InputError("no study is named; run jobs.study and set study=DIR")
     return Study.read(join(url, SUMMARY))
 
 
-def study_costs(sources: Sources) -> Iterator[Block]:
+def study_costs(url: str | None) -> Iterator[Block]:
     """What the methods of a study have cost."""
-    if sources.config.study is not None:
+    if url is not None:
         caption = (
             "Minutes of training one model by the number of labelled groups, and documents a second, in the study; n/a "
             "for trees, which train in no steps that count documents"
         )
-        yield Table(*cost_rows(_study(sources)), caption=caption)
+        yield Table(*cost_rows(_study(url)), caption=caption)
 
 
-def search(sources: Sources) -> Iterator[Block]:
+def search(url: str | None) -> Iterator[Block]:
     """The course of a search and its best trials."""
-    url = sources.config.search
     if url is None:
         raise InputError("no search is named; run jobs.tune and set search=DIR")
     trials = [(trial, trial.result) for trial in ended(History(url).trials()) if trial.result is not None]

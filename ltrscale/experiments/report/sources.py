@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from pydantic import Field
-
 from ltrscale import storage
 from ltrscale.bundle import Bundle, load
 from ltrscale.bundle.provenance import Provenance
-from ltrscale.config import Config, validate
+from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.errors import InputError
@@ -32,59 +30,32 @@ SUMMARY = "summary"
 """The directory of a study's results, below its own."""
 
 
-class ReportConfig(Config):
-    """The results to show, and how much of them."""
-
-    evaluation: str
-    """Directory that jobs.evaluate made; what it records says where bundles and data are."""
-    drift: str | None = None
-    """Directory that jobs.drift made, for the decay curve and the drift of features."""
-    gate: str | None = None
-    """Directory that jobs.gate made, for its verdict."""
-    study: str | None = None
-    """Directory that jobs.study made, for the curves by the number of labelled groups."""
-    search: str | None = None
-    """Directory that jobs.tune made, for the course of the search."""
-    compare: tuple[str, str] | None = None
-    """The two methods whose most different groups are listed; by default the baseline and the best other method."""
-    lists: int = Field(3, ge=0, le=100)
-    """Groups to list where the first method is ahead, and as many where the second is."""
-    embeddings: dict[str, str] = Field(default_factory=dict)
-    """Bundles whose embeddings are pictured, by title; by default the networks of the evaluation: the encoder as
-    pretraining left it, or else the layer before the last one of a network that learnt from labels alone."""
-    documents: int = Field(1000, ge=10, le=20_000)
-    """Documents of the embedding pictures: about 1,000 in HOU24, figures 4, 6 and 7."""
-    agreement_groups: int = Field(500, ge=1, le=100_000)
-    """Test groups on which methods are compared in order."""
-    histogram_documents: int = Field(200_000, ge=1)
-    """Documents of the validation split, in whole row groups at equal distances, that the histograms count."""
-    seed: int = 0
-    """Of the samples of groups, and of t-SNE."""
-
-
 @dataclass(frozen=True)
 class Sources:
     """What a report is made from."""
 
-    config: ReportConfig
+    url: str
+    """Directory of the evaluation."""
     evaluation: Evaluation
     evaluated: EvaluateConfig
     """The config of the evaluation."""
+    compare: tuple[str, str] | None = None
+    """The methods whose groups are listed, where they are named."""
     _opened: dict[str, Bundle] = field(default_factory=dict, repr=False)
 
     @staticmethod
-    def open(config: ReportConfig) -> "Sources":
+    def open(url: str, compare: tuple[str, str] | None = None) -> "Sources":
         """Read the evaluation.
 
         Raises:
             InputError: there is none, or the methods to compare are not among its own.
         """
-        evaluation = Evaluation.read(config.evaluation)
+        evaluation = Evaluation.read(url)
         names = [method.name for method in evaluation.methods]
-        for name in config.compare or ():
+        for name in compare or ():
             if name not in names:
                 raise InputError(f"compare: the evaluation has no method {name!r}; it has {', '.join(names)}")
-        return Sources(config, evaluation, EvaluateConfig.recorded(config.evaluation))
+        return Sources(url, evaluation, EvaluateConfig.recorded(url), compare)
 
     @property
     def primary(self) -> str:
@@ -112,8 +83,8 @@ class Sources:
         Raises:
             InputError: the evaluation has one method only.
         """
-        if self.config.compare is not None:
-            return self.config.compare
+        if self.compare is not None:
+            return self.compare
         ranked = [method.name for method in self.best_first()]
         if len(ranked) < 2:
             raise InputError("the evaluation has one method; evaluate two to see where they differ")

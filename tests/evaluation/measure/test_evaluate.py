@@ -39,6 +39,7 @@ from ltrscale.ranking.choices import MetricConfig
 from ltrscale.ranking.loss import Loss
 from ltrscale.ranking.losses import SoftmaxConfig
 from ltrscale.ranking.pointwise import SigmoidConfig
+from ltrscale.ranking.rank_biased import rbp
 from ltrscale.reports.findings import print_report
 from ltrscale.reports.markdown import table
 from ltrscale.trees.configs import LightGBMConfig
@@ -114,8 +115,13 @@ KNOWN: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "map": metrics.average_precision,
     "precision@5": partial(metrics.precision, k=5),
 }
+KEYED = ("rbp(persistence=0.5)@5",)
 OTHERS = [cls for cls in members(MetricConfig) if kind_of(cls) not in {name.partition("@")[0] for name in KNOWN}]
-METRICS = KNOWN | {cls.made(k=k).name: cls.made(k=k).of for cls in OTHERS for k in (1, 5, 10)}
+METRICS = KNOWN | {
+    metric.name: metric.of
+    for cls in OTHERS
+    for metric in (cls.made(k=k) for k in ((1, 5, 10) if cls.needs_cutoff() else (None,)))
+}
 
 
 def values_by_hand(config: EvaluateConfig, url: str) -> dict[str, list[float]]:
@@ -453,7 +459,9 @@ def test_scores_that_are_no_numbers_are_an_error(config: EvaluateConfig, splits:
 def test_gains_of_one_s_own_and_the_highest_grade_are_evaluated_and_stated(
     config: EvaluateConfig, evaluated: tuple[Evaluation, Path], tmp_path: Path
 ) -> None:
-    own = config.replace(models={"gbdt": config.models["gbdt"]}, gains=[0, 1, 1, 9], grades=3, relevant_from=2)
+    own = config.replace(
+        models={"gbdt": config.models["gbdt"]}, gains=[0, 1, 1, 9], grades=3, relevant_from=2, metrics=KEYED
+    )
     found = evaluate(own, str(tmp_path / "own"), made_by={}, report=lambda _: None)
     batch = next(iter(iterate(select(config.splits.test, labelled=True), docs_per_batch=10_000)))
     assert batch.labels_N is not None
@@ -462,6 +470,8 @@ def test_gains_of_one_s_own_and_the_highest_grade_are_evaluated_and_stated(
         "gain_ndcg@5": metrics.gain_ndcg(lists[0], torch.tensor([0, 1, 1, 9])[batch.labels_N.long()], lists[2], k=5),
         "err@5": graded.err(*lists, k=5, grades=3),
         "recall@5": metrics.recall(*lists, k=5, threshold=2),
+        "rbp": rbp(*lists, threshold=2),
+        "rbp(persistence=0.5)@5": rbp(*lists, k=5, persistence=0.5, threshold=2),
     }
     means = {name: summary.mean for name, summary in found.methods[0].slices["all"].summaries.items()}
     assert {name: means[name] for name in expected} == pytest.approx(
@@ -469,9 +479,10 @@ def test_gains_of_one_s_own_and_the_highest_grade_are_evaluated_and_stated(
     )
     assert set(found.policies) == set(means)
     assert "gain 0, 1, 1, 9 by label" in found.policies["gain_ndcg@5"]
+    assert "persistence 0.5; " in found.policies["rbp(persistence=0.5)@5"]
     text = (tmp_path / "own" / "report.md").read_text()
     assert all(policy in text for policy in found.policies.values())
-    assert set(evaluated[0].policies) == set(means) - {f"gain_ndcg@{k}" for k in (1, 5, 10)}
+    assert set(evaluated[0].policies) == set(means) - {*(f"gain_ndcg@{k}" for k in (1, 5, 10)), *KEYED}
     for gains, said in (([0, 1, 2], "no gain for label 3"), ("column", "needs the column `gains`")):
         with pytest.raises(InputError, match=f"evaluate.gains.*{said}"):
             evaluate(own.replace(gains=gains), str(tmp_path / "bad"), made_by={}, report=lambda _: None)

@@ -19,8 +19,8 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.judged import Judged
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateSettings
-from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
-from ltrscale.experiments.study_grid import StudyConfig
+from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.study import StudyConfig
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
 from ltrscale.ranking.choices import MetricConfig, metric_class
@@ -61,6 +61,8 @@ def slow(metric: Metric, scores: list[float], own: list[float], judged: list[flo
             return oracle.expected_dcg(scores, own, k)
         case "err":
             return oracle.err(scores, own, k, 4)
+        case "rbp":
+            return oracle.rbp(scores, own, k, 0.8)
     raise AssertionError(metric.kind)
 
 
@@ -170,7 +172,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_an_evaluation_counts_what_the_search_has_missed(searched: Path, tmp_path: Path) -> None:
-    run_pipeline(comparison(searched, tmp_path))
+    comparison(searched, tmp_path).run()
     found = Evaluation.read(str(tmp_path / "evaluation"))
     judged, lists = (rows(searched / f"{name}.csv") for name in ("judged", "lists"))
     expected: dict[str, list[float]] = {"ndcg@5": [], "recall@5": [], "map": []}
@@ -203,7 +205,7 @@ def test_an_evaluation_counts_what_the_search_has_missed(searched: Path, tmp_pat
 def test_trec_eval_counts_the_same(searched: Path, tmp_path: Path) -> None:
     """With -c, which counts queries without a list."""
     pytrec_eval = pytest.importorskip("pytrec_eval")
-    run_pipeline(comparison(searched, tmp_path))
+    comparison(searched, tmp_path).run()
     judged: dict[str, dict[str, int]] = {}
     scored: dict[str, dict[str, float]] = {}
     for row in rows(searched / "judged.csv"):
@@ -217,9 +219,9 @@ def test_trec_eval_counts_the_same(searched: Path, tmp_path: Path) -> None:
 
 
 def test_judgements_that_change_are_judged_anew(searched: Path, tmp_path: Path) -> None:
-    run_pipeline(comparison(searched, tmp_path))
+    comparison(searched, tmp_path).run()
     before = (tmp_path / "evaluation" / "metrics.json").read_bytes()
-    run_pipeline(comparison(searched, tmp_path, judged=None))
+    comparison(searched, tmp_path, judged=None).run()
     after = Evaluation.read(str(tmp_path / "evaluation"))
     assert (tmp_path / "evaluation" / "metrics.json").read_bytes() != before
     assert (after.test.groups, after.test.unlisted) == (QUERIES * 5 // 6, 0)
@@ -274,7 +276,7 @@ def test_bm25_has_its_known_quality_on_nfcorpus(
         "methods": {"bm25": {"kind": "feature", "feature": "score"}},
         "evaluate": {"baseline": None, "resamples": 100, "judged": str(tmp_path / "prepare-nfcorpus-judged")},
     }
-    run_pipeline(validate(PipelineConfig, values, "test"))
+    validate(PipelineConfig, values, "test").run()
     found = Evaluation.read(str(tmp_path / "out" / "evaluation"))
     summary = found.methods[0].slices["all"].summaries["ndcg@10"]
     assert (found.test.groups, found.test.unlisted) == (325, 26)

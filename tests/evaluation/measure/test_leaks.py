@@ -20,13 +20,13 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.leaks import importances, leaning
-from ltrscale.evaluation.weeks.gate import GateJob, run_gate
+from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.evaluation.weeks.verdict import Bounds, Verdict, check_leaks
 from ltrscale.experiments.first.init import InitConfig, init
 from ltrscale.experiments.first.look import asked_of
 from ltrscale.experiments.report.models import features
 from ltrscale.experiments.report.opening import paragraphs
-from ltrscale.experiments.report.sources import ReportConfig, Sources
+from ltrscale.experiments.report.sources import Sources
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess
 from ltrscale.ingest.leaks import look, questions
@@ -165,9 +165,9 @@ def test_totals_of_later_labels_are_found(shop: Mapping[str, Any]) -> None:
     assert {*questions(look(Split(data=(data,))))} == {LEAK, "revenue"}
 
 
-def opened_with(**settings: Any) -> tuple[list[str], list[str]]:
+def opened_with(evaluation: str, gate: str | None = None) -> tuple[list[str], list[str]]:
     """The texts and the commands of a report's opening."""
-    blocks = paragraphs(Sources.open(validate(ReportConfig, settings, "test")))
+    blocks = paragraphs(Sources.open(evaluation), gate=gate)
     texts = [block.text for block in blocks if isinstance(block, Text)]
     return texts, [block.line for block in blocks if isinstance(block, Command)]
 
@@ -185,18 +185,17 @@ def test_the_report_does_not_ask_where_no_model_leans_on_the_leak_or_the_gate_ha
     shop: Mapping[str, Any],
 ) -> None:
     job = gate(shop, "honest", feature_psi=None)
-    run_gate(job)
+    job.run()
     texts, _ = opened_with(evaluation=f"{job.out}/evaluation")
     assert not asked(texts)
     job = gate(shop, "leaky", expected=[LEAK], feature_psi=None)
-    run_gate(job)
+    job.run()
     assert len(asked(opened_with(evaluation=f"{job.out}/evaluation")[0])) == 1
     assert not asked(opened_with(evaluation=f"{job.out}/evaluation", gate=job.out)[0])
 
 
 def test_the_report_asks_with_the_gain_share(shop: Mapping[str, Any]) -> None:
-    config = ReportConfig(evaluation=str(shop["folder"] / "evaluation"))
-    blocks = list(features(Sources.open(config)))
+    blocks = list(features(Sources.open(str(shop["folder"] / "evaluation"))))
     (question,) = [block.text for block in blocks if isinstance(block, Text) and "is it known" in block.text]
     share = (importances(load(shop["leaky"])) or {})[LEAK]
     assert share > 0.8
@@ -210,12 +209,12 @@ def test_the_report_asks_with_the_gain_share(shop: Mapping[str, Any]) -> None:
 def test_the_gate_refuses_a_candidate_that_leans_on_a_leak_until_it_is_expected(shop: Mapping[str, Any]) -> None:
     job = gate(shop, "leaky")
     with pytest.raises(Refused, match=f"{LEAK} alone ranks at .* of the candidate's gain: is it known") as refused:
-        run_gate(job)
+        job.run()
     assert "name it in bounds.expected; else train without it" in str(refused.value)
     (check,) = [check for check in Verdict.read(job.out).checks if not check.holds]
     assert (check.bound, check.where) == ("expected", LEAK)
     job = gate(shop, "leaky", expected=["page_*"])
-    run_gate(job)
+    job.run()
     (check,) = [check for check in Verdict.read(job.out).checks if check.bound == "expected"]
     assert (check.holds, check.where) == (True, LEAK)
     assert check.reason.endswith("; bounds.expected names it")
@@ -223,7 +222,7 @@ def test_the_gate_refuses_a_candidate_that_leans_on_a_leak_until_it_is_expected(
 
 def test_the_gate_lets_a_candidate_pass_that_does_not_read_the_leak(shop: Mapping[str, Any]) -> None:
     job = gate(shop, "honest")
-    run_gate(job)
+    job.run()
     (check,) = [check for check in Verdict.read(job.out).checks if check.bound == "expected"]
     assert check.holds
     assert "the best, text_match, reaches NDCG@5" in check.reason

@@ -24,7 +24,7 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.shown import AS_SHOWN, order_shown
 from ltrscale.evaluation.weeks.decay import DriftJob
-from ltrscale.evaluation.weeks.gate import GateJob, run_gate
+from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.experiments.report.make import ReportJob
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
@@ -182,11 +182,11 @@ def test_gate_drift_and_report_live_with_it(
             "bounds": {"groups": 10, "margin": 0.5, "expected": ["x"]},
         }
     )
-    run_gate(job)
+    job.run()
     judged = Evaluation.read(str(tmp_path / "gate" / "evaluation"))
     assert [method.name for method in judged.methods] == ["production", "candidate", AS_SHOWN]
-    run_gate(job.replace(plan=True, out=str(tmp_path / "plan")))
-    run_gate(job.replace(plan=True, plan_from=str(tmp_path / "gate" / "evaluation"), out=str(tmp_path / "from")))
+    job.replace(plan=True, out=str(tmp_path / "plan")).run()
+    job.replace(plan=True, plan_from=str(tmp_path / "gate" / "evaluation"), out=str(tmp_path / "from")).run()
     drift = str(tmp_path / "drift")
     DriftJob(out=drift, evaluation=evaluated[1]).run(show=False)
     ReportJob(out=str(tmp_path / "report"), evaluation=evaluated[1], compare=(AS_SHOWN, "many")).run()

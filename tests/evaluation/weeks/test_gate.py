@@ -20,7 +20,7 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, scopes
 from ltrscale.evaluation.weeks.decay import Decay
-from ltrscale.evaluation.weeks.gate import GateJob, run_gate
+from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.evaluation.weeks.power import Power, foreseen
 from ltrscale.evaluation.weeks.verdict import CANDIDATE, Bounds, Verdict, judge
 
@@ -67,7 +67,7 @@ def config(places: dict[str, str], candidate: str, bounds: dict[str, Any], out: 
 
 @pytest.fixture(scope="module")
 def found(places: dict[str, str]) -> tuple[Evaluation, Decay]:
-    run_gate(GateJob.model_validate(config(places, "worse on tv", {}, places["out"])))
+    GateJob.model_validate(config(places, "worse on tv", {}, places["out"])).run()
     return tuple(of.read(f"{places['out']}/{name}") for of, name in ((Evaluation, "evaluation"), (Decay, "drift")))  # type: ignore[return-value]
 
 
@@ -370,7 +370,7 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluation, Decay]
     evaluate = {"resamples": 100, "outliers": {"gap": None}}
     job = {"out": out, "production": model, "candidate": model, "splits": splits, "evaluate": evaluate}
     with pytest.raises(Refused):
-        run_gate(GateJob.model_validate(job))
+        GateJob.model_validate(job).run()
     return Evaluation.read(f"{out}/evaluation"), Decay.read(f"{out}/drift")
 
 

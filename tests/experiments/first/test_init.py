@@ -16,9 +16,9 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.experiments.first.init import InitConfig, init
 from ltrscale.experiments.methods.neural import NeuralMethod
-from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.refit import RefitSettings
-from ltrscale.experiments.study_grid import StudyConfig
+from ltrscale.experiments.study import StudyConfig
 from ltrscale.ingest.prepare import PrepareJob
 
 
@@ -118,7 +118,7 @@ def test_the_pipeline_that_is_written_runs_on_numbers_of_any_scale(tmp_path: Pat
         "methods.scratch.finetune.epochs=1",
         "methods.trees.gbdt.num_trees=5",
     ]
-    run_pipeline(load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"), few))
+    load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"), few).run()
     report = (tmp_path / "out" / "models" / "evaluation" / "report.md").read_text()
     assert all(f"\n| {name} " in report for name in ("trees", "scratch", "pretrained"))
 
@@ -135,7 +135,7 @@ def test_a_search_engine_s_score_is_the_baseline_and_the_stack_rises_with_it(tmp
     few += ["methods.pretrained.pretrain.epochs=1", "methods.stack.stack.folds=2"]
     pipeline = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"), few)
     assert pipeline.evaluate.baseline == "engine"
-    run_pipeline(pipeline)
+    pipeline.run()
     models = {name: bundle.load(f"{pipeline.out}/seed-0/{name}/model") for name in ("engine", "stack")}
     assert [feature.name for feature in models["engine"].features] == ["BM25"]
     trees = lightgbm.Booster(model_str=models["stack"].content.decode())

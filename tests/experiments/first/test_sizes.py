@@ -18,7 +18,7 @@ from ltrscale.experiments.first.study import OVER_DRAWS, OVER_LISTS, StudySize, 
 from ltrscale.experiments.methods.gbdt import GBDTMethod
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.study_grid import StudyConfig
+from ltrscale.experiments.study import StudyConfig
 
 MINUTES = 15
 WEEKS = Plan("week", tuple(f"2026-W{i:02}" for i in range(1, 12)), ("iso",))

@@ -34,7 +34,7 @@ from ltrscale.evaluation.weeks.verdict import Check, Verdict
 from ltrscale.experiments.report import groups
 from ltrscale.experiments.report.make import ReportJob, make_document
 from ltrscale.experiments.report.models import curves_of
-from ltrscale.experiments.report.sources import ReportConfig, Sources
+from ltrscale.experiments.report.sources import Sources
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.markdown import escape
 from ltrscale.reports.document import Chart, Charts, Document, LeftOut, Points, Table
@@ -273,7 +273,7 @@ def test_the_browser_sees_problems(tmp_path: Path) -> None:
 
 def document(places: Mapping[str, str], **settings: Any) -> Document:
     settings = {"evaluation": places["evaluation"], "documents": 60, "agreement_groups": 30, **settings}
-    return make_document(Sources.open(ReportConfig(**settings)))
+    return make_document(ReportJob(out="page", **settings))
 
 
 def left_out(found: Document) -> dict[str, list[str]]:
@@ -324,15 +324,15 @@ def test_what_cannot_be_reached_is_left_out_with_a_line(places: Mapping[str, str
 
 
 def test_embeddings_are_of_the_groups_stated_and_the_same_again(places: Mapping[str, str]) -> None:
-    sources = Sources.open(ReportConfig(evaluation=places["evaluation"], documents=60, seed=3))
+    sources = Sources.open(places["evaluation"])
     table = pq.read_table(Path(places["evaluation"], "groups.parquet")).to_pandas()
     defined = table[(table.method == "gbdt") & table[sources.primary].notna()]
-    batches = [part.groups for part in groups.read(sources, groups.sampled(sources))]
+    batches = [part.groups for part in groups.read(sources, groups.sampled(sources, 60, 3))]
     gids = [int(gid) for batch in batches for gid in batch.ids_Q]  # type: ignore[union-attr]
     assert set(gids) <= set(defined.gid)
     assert len(set(gids)) == len(gids) > 5
     expected = defined[defined.gid.isin(gids)].documents.sum()
-    both = [list(groups.embeddings(sources)) for _ in range(2)]
+    both = [list(groups.embeddings(sources, {}, documents=60, seed=3)) for _ in range(2)]
     shown = [next(block for block in blocks if isinstance(block, Charts)) for blocks in both]
     assert shown[0] == shown[1]
     assert [chart.spec["title"] for chart in shown[0].charts] == [
@@ -347,11 +347,11 @@ def test_embeddings_are_of_the_groups_stated_and_the_same_again(places: Mapping[
 
 def test_lists_are_those_that_differ_most(places: Mapping[str, str]) -> None:
     """Ranks, against pandas, and the metric of the groups, against `groups.parquet`."""
-    sources = Sources.open(ReportConfig(evaluation=places["evaluation"], compare=(METHODS[0], METHODS[2]), lists=2))
+    sources = Sources.open(places["evaluation"], (METHODS[0], METHODS[2]))
     wide = pq.read_table(Path(places["evaluation"], "groups.parquet")).to_pandas()
     lead = wide.pivot(index="gid", columns="method", values=sources.primary)
     lead = (lead[METHODS[2]] - lead[METHODS[0]]).dropna()
-    tables = [block for block in groups.differing(sources) if isinstance(block, Table)]
+    tables = [block for block in groups.differing(sources, 2) if isinstance(block, Table)]
     shown = [re.findall(r" (\d\.\d{4}) by", table.caption) for table in tables]
     found = [float(one) - float(other) for one, other in shown]
     assert found == pytest.approx([*lead.nlargest(2), *lead.nsmallest(2)], abs=2e-4)
@@ -365,8 +365,8 @@ def test_lists_are_those_that_differ_most(places: Mapping[str, str]) -> None:
 
 
 def test_categories_have_their_names(places: Mapping[str, str]) -> None:
-    sources = Sources.open(ReportConfig(evaluation=places["evaluation"]))
-    tables = [block for block in groups.differing(sources) if isinstance(block, Table)]
+    sources = Sources.open(places["evaluation"])
+    tables = [block for block in groups.differing(sources, 3) if isinstance(block, Table)]
     shown = {row[table.header.index("colour")] for table in tables for row in table.rows}
     long = "a name of more than 64 characters, of which a table does not sh…"
     assert shown == {MARKUP, "red", long, "-"}
