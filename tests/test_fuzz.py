@@ -125,7 +125,7 @@ def saved(home: Path) -> Path:
     tensors = {"weights": {"w": torch.zeros(2)}, "optimizer": {"m": torch.zeros(2)}}
     state = {"step": 3, "epoch": 0, "account": [1, 2], "positions": {"0": [0, 1]}, "optimizer": [{"lr": 0.1}]}
     made_by = {"stage": "x", "config": {"seed": 0}, "inputs": {}}
-    checkpoint.write(str(home / "step-3"), Snapshot(state, tensors, {"place": 1}), origin=made_by, data="h")
+    checkpoint.write_checkpoint(str(home / "step-3"), Snapshot(state, tensors, {"place": 1}), origin=made_by, data="h")
     return home / "step-3"
 
 
@@ -247,7 +247,7 @@ def test_the_manifest_of_a_checkpoint(home: Path, saved: Path, drawn: st.DataObj
     path = saved / storage.MANIFEST
     with one_line_at_most(home, path):
         write(path, drawn.draw(changed(json.loads(path.read_text()))))
-        assert checkpoint.read(str(saved)).step >= 0
+        assert checkpoint.read_checkpoint(str(saved)).step >= 0
 
 
 @fuzzed

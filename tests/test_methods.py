@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from ltrscale.derive.relabelling.relabel import StepConfig
+from ltrscale.derive.relabelling.relabel import RelabelStepConfig
 from ltrscale.experiments.methods.choices import Method
 from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.pretext.augment import AugmentConfig
@@ -41,7 +41,7 @@ UNIONS = {
     "debias": (DebiasConfig, METHODS),
     "schedule": (ScheduleConfig, METHODS),
     "gbdt": (GBDTConfig, METHODS),
-    "step": (StepConfig, SIMULATORS),
+    "step": (RelabelStepConfig, SIMULATORS),
     "pipeline": (Method, GUIDE),
 }
 

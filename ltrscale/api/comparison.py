@@ -5,7 +5,7 @@ from typing import Any
 
 from ltrscale import storage
 from ltrscale.api import frames
-from ltrscale.api.estimator import Ranker, Settings
+from ltrscale.api.estimator import Keys, Ranker
 from ltrscale.config import validate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
@@ -20,7 +20,7 @@ def compare(
     *,
     out: str,
     group: Any = None,
-    evaluate: Settings | None = None,
+    evaluate: Keys | None = None,
     **columns: Any,
 ) -> Evaluation:
     """Evaluate rankers on the same labelled groups as `jobs.evaluate` does, print the table, and write the report.
@@ -45,7 +45,7 @@ def compare(
     name, first = next(iter(rankers.items()))
     if "splits_" not in vars(first):
         raise InputError(f"{name} was not fitted by this process, so its validation groups are not known; fit it first")
-    table, columns = frames.read_table(X, y, group, {**first.columns_, **columns}, labels_needed=True)
+    table, columns = frames.rows_as_table(X, y, group, {**first.columns_, **columns}, labels_needed=True)
     data = storage.join(out, "data")
     frames.prepare_tables({"test": table}, columns, first.prepare or {}, data)
     config = {

@@ -36,13 +36,13 @@ from ltrscale.errors import InputError
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.mapping import ColumnMapping
-from ltrscale.ranking.choices import named
-from ltrscale.serving.uses import ROW, read_as, uses_in_scoring, with_fills
+from ltrscale.ranking.choices import metric_named
+from ltrscale.serving.uses import ROW, uses_in_scoring, uses_of, with_fills
 from ltrscale.stages.runs import check_replaceable
 
 _ESTIMATOR = "estimator.json"
 _DOCS_PER_BATCH = 1 << 16
-Settings = Mapping[str, Any]
+Keys = Mapping[str, Any]
 
 
 class _Saved(Config):
@@ -104,8 +104,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         self,
         method: str = "lightgbm",
         *,
-        settings: Settings | None = None,
-        prepare: Settings | None = None,
+        settings: Keys | None = None,
+        prepare: Keys | None = None,
         metric: str = "ndcg@5",
         validation_fraction: float = 0.2,
         seed: int = 0,
@@ -174,7 +174,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         method = arguments.as_method()
         if method.pretraining() is None:
             raise InputError(f"Ranker({self.method!r}) does not pretrain; choose a pretext objective as method")
-        table, columns = frames.read_table(X, None, group, columns)
+        table, columns = frames.rows_as_table(X, None, group, columns)
         out = self._folder("pretrain")
         frames.prepare_tables({"all": table}, columns, self.prepare or {}, storage.join(out, "data"))
         documents = Split(data=(storage.join(out, "data"),))
@@ -201,7 +201,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         """
         arguments, known = self._arguments(), vars(self)
         method = arguments.as_method()
-        table, columns = frames.read_table(
+        table, columns = frames.rows_as_table(
             X, y, group, {**known.get("_pretrained_on", {}), **columns}, labels_needed=True
         )
         if validation is None:
@@ -209,7 +209,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         else:
             parts = validation if isinstance(validation, tuple) else (validation,)
             frames.check_width(parts[0], frames.width(X), "validation")
-            train, held_out = table, frames.to_table(*parts)
+            train, held_out = table, frames.to_raw_table(*parts)
         out = self._folder("fit")
         data = storage.join(out, "data")
         frames.prepare_tables({"train": train, "validation": held_out}, columns, self.prepare or {}, data)
@@ -236,7 +236,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         """
         bundle = self._fitted()
         frames.check_width(X, self._array_width)
-        table, uses = frames.read_table(X, None, group, {**self.columns_, **columns})
+        table, uses = frames.rows_as_table(X, None, group, {**self.columns_, **columns})
         if not len(table):
             return np.zeros(0)
         table = table.append_column(ROW, pa.array(np.arange(len(table))))
@@ -248,9 +248,9 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             return found_N
         # every row needs a score, so none may be left out
         with frames.prepared(table, uses, {**(self.prepare or {}), "max_rejected": 0, "expect": {}}) as split:
-            selection = bundles.reading(select(split, labelled=False), [bundle])
+            selection = bundles.with_tokens_of(select(split, labelled=False), [bundle])
             scorer = bundle.scorer(features=selection.features, device=choose_device("auto"))
-            scores = scored.score(selection, scorer, bundle.url)
+            scores = scored.score_selection(selection, scorer, bundle.url)
             read = pa.concat_tables(read_direct(selection.row_groups, ["gid", "doc_ids"]))
         assert np.array_equal(read["gid"].to_numpy(), scores.ids_Q.numpy())
         rows_N = read["doc_ids"].combine_chunks().flatten().cast(pa.int64()).to_numpy()
@@ -270,11 +270,11 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         Raises:
             InputError: as `predict`; no group has labels.
         """
-        bundle, metric = self._fitted(), named(self._arguments().metric)
+        bundle, metric = self._fitted(), metric_named(self._arguments().metric)
         frames.check_width(X, self._array_width)
-        table, columns = frames.read_table(X, y, group, {**self.columns_, **columns}, labels_needed=True)
+        table, columns = frames.rows_as_table(X, y, group, {**self.columns_, **columns}, labels_needed=True)
         with frames.prepared(table, columns, self.prepare or {}) as split:
-            selection = bundles.reading(select(split, labelled=True), [bundle])
+            selection = bundles.with_tokens_of(select(split, labelled=True), [bundle])
             scorer = bundle.scorer(features=selection.features, device=choose_device("auto"))
             values = []
             for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH):
@@ -324,13 +324,13 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         Raises:
             InputError: no bundle is committed there, or it does not score.
         """
-        bundle, manifest = bundles.load(url), bundles.read_manifest(url)
+        bundle, manifest = bundles.load(url), bundles.read_bundle_manifest(url)
         if _ESTIMATOR in storage.listed_in(manifest):
             content = json.loads(storage.read_verified(url, _ESTIMATOR, manifest))
             saved = validate(_Saved, content, storage.join(url, _ESTIMATOR))
             ranker, columns, width = cls(**saved.arguments), saved.columns, saved.array_width
         else:
-            (columns, settings), width = read_as(bundle), None
+            (columns, settings), width = uses_of(bundle), None
             ranker = cls(bundle.forest.library if bundle.forest else "neural", prepare=settings or None)
         ranker._open(url, columns, width)
         return ranker
@@ -369,7 +369,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         if kept is None or kept[0] != key:
             of_scoring = uses_in_scoring(uses, self._fitted(), named=named)
             # key and value as one: another thread may ask with other uses
-            kept = self._kept["reading"] = key, (of_scoring, frames.reading(of_scoring, self.prepare or {}))
+            kept = self._kept["reading"] = key, (of_scoring, frames.reading_of(of_scoring, self.prepare or {}))
         found: tuple[dict[str, Any], PrepareConfig] = kept[1]
         return found
 
@@ -405,7 +405,7 @@ def _remove(folder: Path, process: int) -> None:
 
 def _files(url: str) -> dict[str, bytes]:
     """The files of a bundle by name, and its manifest."""
-    manifest = bundles.read_manifest(url)
+    manifest = bundles.read_bundle_manifest(url)
     files = {name: storage.read_verified(url, name, manifest) for name in storage.listed_in(manifest)}
     return files | {storage.MANIFEST: storage.read_bytes(storage.join(url, storage.MANIFEST))}
 

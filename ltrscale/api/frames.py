@@ -42,7 +42,7 @@ LABEL, QUERY = "__label__", "__query__"
 """The columns that hold labels and query ids which came as arrays."""
 
 
-def to_table(rows: Any, labels: Any = None, group: Any = None) -> pa.Table:
+def to_raw_table(rows: Any, labels: Any = None, group: Any = None) -> pa.Table:
     """Rows as an Arrow table, with the columns `LABEL` and `QUERY` for labels and groups that are given as arrays.
 
     Args:
@@ -170,11 +170,11 @@ def _query_ids(group: NDArray[Any], n_rows: int) -> pa.Array:
     )
 
 
-def read_table(
+def rows_as_table(
     rows: Any, labels: Any, group: Any, columns: Mapping[str, Any], *, labels_needed: bool = False
 ) -> tuple[pa.Table, dict[str, Any]]:
     """Rows as a table, and the uses of its columns."""
-    table = to_table(rows, labels, group)
+    table = to_raw_table(rows, labels, group)
     columns = dict(columns)
     if labels is not None:
         if columns.get("label", LABEL) != LABEL:
@@ -276,7 +276,7 @@ def held_out(table: pa.Table, columns: Mapping[str, Any], share: float, seed: in
 
 def _codes(table: pa.Table, column: str) -> NDArray[np.int64]:
     """A number for each value of a column, in the order of first appearance; -1 where it has none."""
-    encoded = cols.plain(table[column].combine_chunks()).dictionary_encode()
+    encoded = cols.without_dictionary(table[column].combine_chunks()).dictionary_encode()
     codes_N: NDArray[np.int64] = encoded.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
     return codes_N
 
@@ -326,7 +326,7 @@ def _is_apart(table: pa.Table, query: str | None) -> bool:
     return 1 + int(np.count_nonzero(np.diff(codes_N))) > len(np.unique(codes_N))
 
 
-def reading(columns: Mapping[str, Any], settings: Mapping[str, Any]) -> PrepareConfig:
+def reading_of(columns: Mapping[str, Any], settings: Mapping[str, Any]) -> PrepareConfig:
     """How rows to score are read, by the uses of their columns and further keys of `prepare`.
 
     Raises:

@@ -16,28 +16,36 @@ a file, `load` opens a bundle only if its content hash is a line of that file.
 
 from ltrscale.bundle.contents import (
     BundleConfig,
+    BundleKind,
     FeatureOrder,
-    Kind,
-    Metric,
+    MetricValue,
     TreesArchitecture,
     content_hash,
-    read_manifest,
+    read_bundle_manifest,
 )
 from ltrscale.bundle.forests import OrderBundle, StackBundle, TreesBundle, order_scorer
-from ltrscale.bundle.loading import load, load_encoder, load_pretrained, load_trees, reading
+from ltrscale.bundle.loading import load, load_encoder, load_pretrained, load_trees, with_tokens_of
 from ltrscale.bundle.networks import CombinedBundle, EncoderBundle, NetworkBundle, PretrainedBundle, RankerBundle
 from ltrscale.bundle.opened import Bundle, Scorer
-from ltrscale.bundle.saving import About, Pretrained, member_files, save_order, save_pretrained, save_ranker, save_trees
+from ltrscale.bundle.saving import (
+    BundleFacts,
+    Pretrained,
+    member_files,
+    save_order,
+    save_pretrained,
+    save_ranker,
+    save_trees,
+)
 
 __all__ = [
-    "About",
     "Bundle",
     "BundleConfig",
+    "BundleFacts",
+    "BundleKind",
     "CombinedBundle",
     "EncoderBundle",
     "FeatureOrder",
-    "Kind",
-    "Metric",
+    "MetricValue",
     "NetworkBundle",
     "OrderBundle",
     "Pretrained",
@@ -54,10 +62,10 @@ __all__ = [
     "load_trees",
     "member_files",
     "order_scorer",
-    "read_manifest",
-    "reading",
+    "read_bundle_manifest",
     "save_order",
     "save_pretrained",
     "save_ranker",
     "save_trees",
+    "with_tokens_of",
 ]

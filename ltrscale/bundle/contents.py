@@ -14,8 +14,8 @@ from ltrscale.errors import InputError, nearest
 from ltrscale.models.combine import CombinedArchitecture
 from ltrscale.models.ranker import Architecture
 
-Metric = float | int | str | None
-Kind = Literal["neural", "pretrained", "trees", "feature"]
+MetricValue = float | int | str | None
+BundleKind = Literal["neural", "pretrained", "trees", "feature"]
 FORMAT, VERSION = "ltrscale-bundle", 1
 TRUSTED = "LTRSCALE_TRUSTED_BUNDLES"
 """The environment variable that names a file with the content hashes of trusted bundles."""
@@ -80,7 +80,7 @@ class FeatureOrder(Config):
 class BundleConfig(Config):
     """`config.json` of a bundle."""
 
-    kind: Kind
+    kind: BundleKind
     features: tuple[Feature, ...]
     """Features that the model reads, in order."""
     architecture: Architecture | CombinedArchitecture | None = None
@@ -96,7 +96,7 @@ class BundleConfig(Config):
     read_as: dict[str, Any] = Field(default_factory=dict)
     """Settings of jobs.prepare with which the raw rows of the training data were read, for jobs.predict; empty if they
     are not known."""
-    metrics: dict[str, Metric] = Field(default_factory=dict)
+    metrics: dict[str, MetricValue] = Field(default_factory=dict)
     """Metrics as training reported them; None where undefined."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Versions of Python and the libraries."""
@@ -119,7 +119,7 @@ def _instead_of(url: str) -> str:
     return f"it has no {storage.MANIFEST}; make a bundle with jobs.finetune, jobs.train_gbdt or a pipeline"
 
 
-def read_manifest(url: str) -> dict[str, Any]:
+def read_bundle_manifest(url: str) -> dict[str, Any]:
     """The manifest of a bundle: its files with their hashes, and its origin.
 
     Raises:
@@ -147,7 +147,7 @@ def content_hash(url: str) -> str:
     Raises:
         InputError: as `read_manifest`.
     """
-    return _hash_of(read_manifest(url))
+    return _hash_of(read_bundle_manifest(url))
 
 
 def _hash_of(manifest: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import boosters, views
-from ltrscale.bundle.contents import FeatureOrder, Kind, TreesArchitecture
+from ltrscale.bundle.contents import BundleKind, FeatureOrder, TreesArchitecture
 from ltrscale.bundle.opened import Bundle, Scorer, fitting
 from ltrscale.models.layers import EncoderSettings
 
@@ -22,7 +22,7 @@ from ltrscale.models.layers import EncoderSettings
 class TreesBundle(Bundle):
     """One model of trees, or several whose scores are averaged."""
 
-    kind: ClassVar[Kind] = "trees"
+    kind: ClassVar[BundleKind] = "trees"
     holds: ClassVar = "trees"
     trees: TreesArchitecture
     projection: bytes | None = None
@@ -82,7 +82,7 @@ class StackBundle(TreesBundle):
 class OrderBundle(Bundle):
     """The order of documents by one feature; it holds no model."""
 
-    kind: ClassVar[Kind] = "feature"
+    kind: ClassVar[BundleKind] = "feature"
     holds: ClassVar = "the order of a feature"
     order: FeatureOrder
 

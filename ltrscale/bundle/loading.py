@@ -14,7 +14,7 @@ from ltrscale.bundle.contents import (
     FeatureOrder,
     TreesArchitecture,
     member_folder,
-    read_manifest,
+    read_bundle_manifest,
 )
 from ltrscale.bundle.forests import OrderBundle, StackBundle, TreesBundle
 from ltrscale.bundle.networks import CombinedBundle, EncoderBundle, PretrainedBundle, RankerBundle
@@ -36,7 +36,7 @@ def load(url: str) -> Bundle:
         InputError: nothing is committed there, it is not a bundle or has another version, or a file, which the message
             names, is missing or changed.
     """
-    return _open(url, "", read_manifest(url))
+    return _open(url, "", read_bundle_manifest(url))
 
 
 def load_encoder(url: str) -> EncoderBundle:
@@ -121,7 +121,7 @@ def _reference(content: bytes, url: str) -> Reference:
     return validate(Reference, _json(content, where), where)
 
 
-def reading(selection: Selection, opened: Iterable[Bundle]) -> Selection:
+def with_tokens_of(selection: Selection, opened: Iterable[Bundle]) -> Selection:
     """The same groups with the token fields that some bundles read; unchanged if none reads any.
 
     Raises:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle.contents import Kind
+from ltrscale.bundle.contents import BundleKind
 from ltrscale.bundle.opened import Bundle, Scorer, fitting
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture, combine_rankers
@@ -80,7 +80,7 @@ class NetworkBundle(Bundle):
 class CombinedBundle(NetworkBundle):
     """Several rankers combined into one."""
 
-    kind: ClassVar[Kind] = "neural"
+    kind: ClassVar[BundleKind] = "neural"
     holds: ClassVar = "several rankers"
     architecture: CombinedArchitecture
 
@@ -168,7 +168,7 @@ class EncoderBundle(NetworkBundle):
 class RankerBundle(EncoderBundle):
     """One finetuned ranker."""
 
-    kind: ClassVar[Kind] = "neural"
+    kind: ClassVar[BundleKind] = "neural"
     layers_of_projector: ClassVar = "neck."
 
     def projector_layers(self) -> int:
@@ -191,7 +191,7 @@ class RankerBundle(EncoderBundle):
 class PretrainedBundle(EncoderBundle):
     """A pretrained encoder, which does not score."""
 
-    kind: ClassVar[Kind] = "pretrained"
+    kind: ClassVar[BundleKind] = "pretrained"
     layers_of_projector: ClassVar = "projector.layers."
 
     def projector_layers(self) -> int:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle.contents import Kind, Metric, TreesArchitecture
+from ltrscale.bundle.contents import BundleKind, MetricValue, TreesArchitecture
 from ltrscale.bundle.reference import Reference
 from ltrscale.data.dataset.manifest import Feature, places
 from ltrscale.errors import InputError
@@ -39,7 +39,7 @@ def fitting(where: str) -> Iterator[None]:
 class Bundle(ABC):
     """A bundle, opened and checked against its hashes by `load`; a subclass for what each kind holds."""
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[BundleKind]
     holds: ClassVar[str]
     """What it holds, for errors."""
     url: str
@@ -47,7 +47,7 @@ class Bundle(ABC):
     config: Mapping[str, Any]
     """Settings of the run that made the bundle."""
     dataset_hash: str
-    metrics: Mapping[str, Metric]
+    metrics: Mapping[str, MetricValue]
     made_by: Mapping[str, Any]
     contents: Mapping[str, bytes]
     """Bytes of the files of weights or trees, by name."""

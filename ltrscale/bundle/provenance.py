@@ -6,7 +6,7 @@ from ltrscale.config import Config, digest
 from ltrscale.data.dataset.split import Split
 
 
-class Recorded(Config, extra="ignore"):
+class RecordedSplits(Config, extra="ignore"):
     """The part of a stage's config that lists the splits for training and selection."""
 
     splits: tuple[Split, ...] = ()
@@ -15,7 +15,7 @@ class Recorded(Config, extra="ignore"):
 class Provenance(Config, extra="ignore"):
     """The part of a manifest's `made_by` from which the data that a bundle has seen follow."""
 
-    config: Recorded = Recorded()
+    config: RecordedSplits = RecordedSplits()
     inputs: dict[str, str] = Field(default_factory=dict)
     """Content hash of each input, by its URL."""
 

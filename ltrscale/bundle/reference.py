@@ -67,7 +67,7 @@ class Reference(Config):
         return cls(lists=groups.n_groups, features=seen)
 
 
-def look(selection: Selection) -> QueryGroups | None:
+def sample_of(selection: Selection) -> QueryGroups | None:
     """The groups of a selection, labelled or not, of about `DOCUMENTS` documents; None if it serves no features."""
     if not selection.features:
         return None
@@ -89,7 +89,7 @@ def reference_of(selection: Selection) -> Reference:
     key = (selection.hash, selection.features, tuple(sorted((fills or {}).items())))
     found = _references.pop(key, None)
     if found is None:
-        groups = look(selection)
+        groups = sample_of(selection)
         found = Reference(lists=0, features=()) if groups is None else Reference.of(groups, selection.features, fills)
     _references[key] = found
     for oldest in list(_references)[:-_REFERENCES]:

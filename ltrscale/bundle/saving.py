@@ -19,12 +19,12 @@ from ltrscale.bundle.contents import (
     VERSION,
     WEIGHTS,
     BundleConfig,
+    BundleKind,
     FeatureOrder,
-    Kind,
-    Metric,
+    MetricValue,
     TreesArchitecture,
     member_folder,
-    read_manifest,
+    read_bundle_manifest,
 )
 from ltrscale.bundle.reference import Reference
 from ltrscale.bundle.views import Projection
@@ -54,7 +54,7 @@ class Pretrained(Protocol):
         """Architecture of these parts."""
 
 
-class About(TypedDict):
+class BundleFacts(TypedDict):
     """Facts that every bundle records.
 
     `config`: settings of the run; `read_as`: how the raw rows of the training data were read; `reference`: what these
@@ -66,19 +66,19 @@ class About(TypedDict):
     dataset_hash: str
     read_as: NotRequired[Mapping[str, Any]]
     reference: NotRequired[Reference | None]
-    metrics: Mapping[str, Metric]
+    metrics: Mapping[str, MetricValue]
     made_by: Mapping[str, Any]
     files: NotRequired[Mapping[str, bytes]]
 
 
-def save_ranker(url: str, model: AnyRanker, **about: Unpack[About]) -> None:
+def save_ranker(url: str, model: AnyRanker, **about: Unpack[BundleFacts]) -> None:
     """Commit a ranker as a bundle."""
     title = "A neural ranker: raw features in, one score a document out."
     contents = {WEIGHTS: _serialise(model.state_dict())}
     _save(url, "neural", contents, about, [title], architecture=model.architecture)
 
 
-def save_pretrained(url: str, model: Pretrained, **about: Unpack[About]) -> None:
+def save_pretrained(url: str, model: Pretrained, **about: Unpack[BundleFacts]) -> None:
     """Commit the transform, encoder and projector of a pretrained network as a bundle."""
     modules = {"transform": model.transform, "encoder": model.encoder, "projector": model.projector}
     tensors = {
@@ -97,7 +97,7 @@ def save_trees(
     trees: TreesArchitecture,
     *,
     projection: Projection | None = None,
-    **about: Unpack[About],
+    **about: Unpack[BundleFacts],
 ) -> None:
     """Commit trees, each model in its library's own format, as a bundle.
 
@@ -117,7 +117,7 @@ def save_trees(
     _save(url, "trees", contents, about, [title, *inside], trees=trees)
 
 
-def save_order(url: str, order: FeatureOrder, **about: Unpack[About]) -> None:
+def save_order(url: str, order: FeatureOrder, **about: Unpack[BundleFacts]) -> None:
     """Commit the order of documents by one feature as a bundle; `features` is that feature alone."""
     title = "The order of one feature: its value is the score of a document."
     _save(url, "feature", {}, about, [title], order=order)
@@ -129,16 +129,16 @@ def member_files(name: str, url: str) -> dict[str, bytes]:
     Raises:
         InputError: as `load`.
     """
-    manifest = read_manifest(url)
+    manifest = read_bundle_manifest(url)
     paths = [file["path"] for file in manifest.get("files", [])]
     return {f"{member_folder(name)}/{path}": storage.read_verified(url, path, manifest) for path in paths}
 
 
 def _save(
     url: str,
-    kind: Kind,
+    kind: BundleKind,
     contents: Mapping[str, bytes],
-    about: About,
+    about: BundleFacts,
     says: Sequence[str],
     *,
     architecture: Architecture | CombinedArchitecture | None = None,
@@ -165,7 +165,7 @@ def _save(
         CONFIG: (config.model_dump_json(indent=1) + "\n").encode(),
         **contents,
         **({} if reference is None else {REFERENCE: reference.model_dump_json().encode()}),
-        CARD: card(config, *says).encode(),
+        CARD: bundle_card(config, *says).encode(),
         **about.get("files", {}),
     }
     with storage.Commit(url) as commit:
@@ -175,7 +175,7 @@ def _save(
         commit.finish({"format": FORMAT, "version": VERSION, "made_by": dict(about["made_by"])})
 
 
-def card(config: BundleConfig, title: str, *inside: str) -> str:
+def bundle_card(config: BundleConfig, title: str, *inside: str) -> str:
     """The card for people, in Markdown: its title, facts of every bundle, and lines on what is inside."""
     categorical = sum(feature.kind == "categorical" for feature in config.features)
     metrics = [f"| {escape(name)} | {escape(str(value))} |" for name, value in config.metrics.items()]

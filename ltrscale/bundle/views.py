@@ -18,7 +18,7 @@ from torch import Tensor
 from ltrscale.batch import QueryGroups, standardise_by_group, standardise_groups
 from ltrscale.data.dataset.manifest import Feature
 
-Columns = Callable[[QueryGroups], NDArray[np.float32]]
+TreeColumns = Callable[[QueryGroups], NDArray[np.float32]]
 """Columns [N, G] of the documents of a batch with raw features [N, F]."""
 
 
@@ -27,7 +27,7 @@ class View:
     """Names and kinds of the columns that trees see, and the function that makes the columns."""
 
     features: tuple[Feature, ...]
-    columns: Columns
+    columns: TreeColumns
 
 
 def raw(features: Sequence[Feature]) -> View:

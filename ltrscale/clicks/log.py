@@ -12,13 +12,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.clicks.sessions import Bools, Doubles, Ints, Sessions, sums
+from ltrscale.arrays import Bools, Doubles, Ints
+from ltrscale.clicks.sessions import Sessions, sums
 from ltrscale.config import Config
-from ltrscale.data.columns import spread
+from ltrscale.data.columns import spread_over_documents
 from ltrscale.data.dataset.selection import RowGroup, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.ids import hash_ids
-from ltrscale.data.stream.readers import REMEDY, read_direct
+from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
 from ltrscale.draws import splitmix64
 from ltrscale.errors import InputError
 from ltrscale.progress import progress
@@ -53,7 +54,7 @@ class LogSettings(Config):
 
 
 @dataclass(frozen=True, eq=False)
-class Tally:
+class LogTally:
     """Counts over all groups."""
 
     groups: int
@@ -71,8 +72,8 @@ class Tally:
     clicks: Doubles
     """Groups with 0, 1, 2, 3, and at least 4 clicks at any position."""
 
-    def __add__(self, other: "Tally") -> "Tally":
-        return Tally(**{name: value + vars(other)[name] for name, value in vars(self).items()})
+    def __add__(self, other: "LogTally") -> "LogTally":
+        return LogTally(**{name: value + vars(other)[name] for name, value in vars(self).items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +89,7 @@ class ClickLog:
     """The expert label of each pair; NaN without one."""
     labels: str | None
     """The column that these labels are from; None if there are none."""
-    tally: Tally
+    tally: LogTally
     """Of the log."""
     share: float
     """Share of the queries in the sample."""
@@ -156,7 +157,7 @@ class _Reader:
 
     def __init__(self, settings: LogSettings, share: float, of_log: set[int]) -> None:
         self.settings, self.share, self.of_log = settings, share, of_log
-        self.tally: Tally | None = None
+        self.tally: LogTally | None = None
         self.label_columns: set[str] = set()
         self.labels_are_clicks = True
         self.present: set[str] = set()
@@ -259,8 +260,8 @@ class _Lists:
                 found_Q = pc.list_value_length(column).fill_null(-1).to_numpy(zero_copy_only=False)
                 if ((found_Q != lengths_Q) & (found_Q >= 0)).any():
                     what = f"row group {row_group.index}: column {name!r} does not have one value a document"
-                    raise InputError(f"{row_group.url}: {what}; {REMEDY}")
-                columns[name] = spread(column, lengths_Q)
+                    raise InputError(f"{row_group.url}: {what}; {PREPARE_AGAIN}")
+                columns[name] = spread_over_documents(column, lengths_Q)
         label_column = "relevance" if "relevance" in columns else "labels"
         labels = columns.get(label_column)
         return _Lists(
@@ -319,7 +320,7 @@ class _Placed:
         return _Part(codes_SP, shown_SP, clicks_SP, labels_SP, queries_Q[chosen_Q], held_out, in_log)
 
 
-def _tally(lists: _Lists, placed: _Placed, *, groups: int, unusable: int) -> Tally:
+def _tally(lists: _Lists, placed: _Placed, *, groups: int, unusable: int) -> LogTally:
     """Counts of the groups of a row group."""
     depth, inside_N, below_N = placed.depth, placed.inside_N, placed.shown_N & ~placed.inside_N
     clicked_N = (lists.clicks_N > 0) & placed.shown_N
@@ -327,7 +328,7 @@ def _tally(lists: _Lists, placed: _Placed, *, groups: int, unusable: int) -> Tal
     last_Q = np.full(len(lists.lengths_Q), -1)
     np.maximum.at(last_Q, lists.group_N[clicked_N], placed.place_N[clicked_N])
     ones_N = np.ones(int(inside_N.sum()))
-    return Tally(
+    return LogTally(
         groups=groups,
         unusable=unusable,
         doubled=int(placed.doubled_Q.sum()),

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.data.columns import spread
+from ltrscale.arrays import Floats, Ints
+from ltrscale.data.columns import spread_over_documents
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, ListedFile, Manifest
 from ltrscale.data.dataset.selection import RowGroup, select
 from ltrscale.data.dataset.split import Split
@@ -33,9 +34,9 @@ from ltrscale.data.dataset.tokens import (
     to_columns,
 )
 from ltrscale.data.dataset.writer import PER_DOCUMENT, Compression, DatasetWriter, to_lists
-from ltrscale.data.stream.readers import REMEDY, read_direct
+from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
 from ltrscale.errors import InputError
-from ltrscale.simulate.ragged import Floats, Ints, offsets
+from ltrscale.simulate.ragged import offsets
 
 _BLOCK_DOCUMENTS = 1 << 14
 
@@ -162,7 +163,7 @@ def _tables(row_groups: Sequence[RowGroup], columns: Sequence[str], n_features: 
         lengths_Q = np.asarray(pc.list_value_length(table.column("features")), dtype=np.int64) // n_features
         if lengths_Q.sum() != row_group.documents:
             found = f"{lengths_Q.sum()} documents where the manifest lists {row_group.documents}"
-            raise InputError(f"{row_group.url}: row group {row_group.index} has {found}; {REMEDY}")
+            raise InputError(f"{row_group.url}: row group {row_group.index} has {found}; {PREPARE_AGAIN}")
         yield table, lengths_Q
 
 
@@ -195,7 +196,9 @@ def _block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -
         found_Q = pc.list_value_length(column).fill_null(-1).to_numpy()
         if ((found_Q != lengths_Q) & (found_Q >= 0)).any():
             where = f"in the files of period {first.period}"
-            raise InputError(f"{first.url}: column {name!r} {where} does not have one value a document; {REMEDY}")
+            raise InputError(
+                f"{first.url}: column {name!r} {where} does not have one value a document; {PREPARE_AGAIN}"
+            )
     doc_ids = lists.pop("doc_ids", None)
     texts = [name for name in table.schema.names if is_of_documents(name)]
     mapped = {"gid", "features", "doc_ids", *PER_DOCUMENT, *texts, *map(lengths_of, texts)}
@@ -207,7 +210,7 @@ def _block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -
         features_NF=table.column("features").combine_chunks().flatten().to_numpy().reshape(-1, n_features),
         columns_N={name: _dense(column, lengths_Q) for name, column in lists.items()},
         rows_Q=table.select(others),
-        doc_ids_N=None if doc_ids is None else spread(doc_ids, lengths_Q),
+        doc_ids_N=None if doc_ids is None else spread_over_documents(doc_ids, lengths_Q),
         tokens_N={name: _tokens(table, name, int(lengths_Q.sum()), first) for name in texts},
     )
 
@@ -217,9 +220,9 @@ def _tokens(table: pa.Table, name: str, documents: int, first: RowGroup) -> pa.L
     try:
         lists = from_columns(table.column(name).combine_chunks(), table.column(lengths_of(name)).combine_chunks())
     except (KeyError, ValueError) as error:
-        raise InputError(f"{first.url}: column {name!r} of period {first.period}: {error}; {REMEDY}") from error
+        raise InputError(f"{first.url}: column {name!r} of period {first.period}: {error}; {PREPARE_AGAIN}") from error
     if len(lists) != documents:
-        raise InputError(f"{first.url}: column {name!r} does not have the tokens of each document; {REMEDY}")
+        raise InputError(f"{first.url}: column {name!r} does not have the tokens of each document; {PREPARE_AGAIN}")
     return lists
 
 

@@ -10,20 +10,20 @@ from ltrscale.ranking.choices import metric_class, metric_label
 from ltrscale.ranking.names import Name
 from ltrscale.reports.document import Table
 
-Cells = tuple[list[str], list[list[str]]]
+TableCells = tuple[list[str], list[list[str]]]
 """Header and rows of a table."""
 Scopes = Mapping[str, Mapping[str, Scope]]
 """Results by the name of the groups and the name of the method."""
 
 _SKEWED = 5
 """Skewed differences that are named."""
-LETOR = "letor_"
+LETOR_PREFIX = "letor_"
 """Prefix of the names of metrics under LETOR's policy."""
 
 
 def has_letor(metrics: Iterable[str]) -> bool:
     """Whether any of these metrics is under LETOR's policy."""
-    return any(metric.startswith(LETOR) for metric in metrics)
+    return any(metric.startswith(LETOR_PREFIX) for metric in metrics)
 
 
 def definitions(
@@ -80,12 +80,14 @@ def policies(cells: Mapping[str, Mapping[str, str]]) -> Table:
         gbdt letor4 0.41 0.44
         gbdt expected 0.46 -
     """
-    names = [name.removeprefix(LETOR) for name in next(iter(cells.values())) if name.startswith(LETOR)]
+    names = [name.removeprefix(LETOR_PREFIX) for name in next(iter(cells.values())) if name.startswith(LETOR_PREFIX)]
     rows = []
     for method, values in cells.items():
-        rows.append([method, "letor4", *(values[LETOR + name] for name in names)])
+        rows.append([method, "letor4", *(values[LETOR_PREFIX + name] for name in names)])
         rows.append([method, "expected", *(values.get(name, "-") for name in names)])
-    return Table(["method", "policy", *(metric_label(LETOR + name).removeprefix("LETOR ") for name in names)], rows)
+    return Table(
+        ["method", "policy", *(metric_label(LETOR_PREFIX + name).removeprefix("LETOR ") for name in names)], rows
+    )
 
 
 def number(value: float | None) -> str:
@@ -178,7 +180,7 @@ def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:
     ]
 
 
-def intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
+def how_intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
     """How intervals and p values were made, for those that occur, and what they speak of."""
     scopes = list(scopes)
     summaries = [next(iter(scope.summaries.values())).draws for scope in scopes]

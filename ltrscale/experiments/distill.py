@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ltrscale import storage
-from ltrscale.bundle import load, reading
+from ltrscale.bundle import load, with_tokens_of
 from ltrscale.config import Config, is_current, made_by
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
@@ -32,7 +32,7 @@ from ltrscale.evaluation.measure.agreement import AgreementConfig, agree
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff, EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.studies.distillation import TEACHER, Cost, Distillation, document, gather
+from ltrscale.evaluation.studies.distillation import TEACHER, Distillation, ServingCost, document, gather_distillation
 from ltrscale.experiments.methods.choices import MethodName
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers, WorkersConfig
@@ -278,7 +278,9 @@ class DistillJob(Config):
             return Distillation.read(out)
         every = {**({TEACHER: self.teacher} if self.teacher else {}), **models}
         costs = measure_costs(every, self._splits.test, self.speed)
-        comparison = gather(self._place("evaluation"), self._place("agreement"), costs, seed=self.evaluate.seed)
+        comparison = gather_distillation(
+            self._place("evaluation"), self._place("agreement"), costs, seed=self.evaluate.seed
+        )
         with storage.Commit(self.out) as commit:
             write_report(commit, comparison, document(comparison, self._links()))
             commit.finish({"made_by": origin})
@@ -318,20 +320,20 @@ class _ReportIdentity(Config):
     seed: int
 
 
-def measure_costs(models: Mapping[str, str], test: Split, config: SpeedConfig) -> dict[str, Cost]:
+def measure_costs(models: Mapping[str, str], test: Split, config: SpeedConfig) -> dict[str, ServingCost]:
     """Size and speed of bundles, by method: all score the same documents, in turns, on one thread.
 
     Raises:
         InputError: a bundle is missing, or its features differ from the data's.
     """
     bundles = {name: load(url) for name, url in models.items()}
-    selection = reading(select(test, labelled=False), bundles.values())
+    selection = with_tokens_of(select(test, labelled=False), bundles.values())
     groups = next(iterate(selection, docs_per_batch=config.documents))
     scorers = [bundle.scorer(features=selection.features, threads=1) for bundle in bundles.values()]
     log.info("distill: measuring the speed of %d methods on %d documents", len(models), groups.n_documents)
     seconds = cpu_seconds(*[lambda scorer=scorer: scorer(groups) for scorer in scorers], repeats=config.repeats)
     return {
-        name: Cost(
+        name: ServingCost(
             kind=bundle.kind,
             bytes=sum(map(len, bundle.contents.values())),
             documents_per_second=groups.n_documents / time,

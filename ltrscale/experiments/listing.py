@@ -43,7 +43,7 @@ class RunsJob(Config):
 
 
 @dataclass(frozen=True)
-class Run:
+class ListedRun:
     """The record of one run.
 
     `metrics` are the last values by name, those that the output itself states included; `seconds` is the time from the
@@ -74,7 +74,7 @@ class Run:
         return f"{best} {self.metrics[best]:.4f}"
 
 
-def runs_below(under: str) -> Iterator[Run]:
+def runs_below(under: str) -> Iterator[ListedRun]:
     """The runs of all directories below a path, in the order of their names.
 
     Raises:
@@ -88,7 +88,7 @@ def runs_below(under: str) -> Iterator[Run]:
     yield from map(read_run, urls)
 
 
-def read_run(out: str) -> Run:
+def read_run(out: str) -> ListedRun:
     """The record of the run that made, or is making, an output.
 
     Raises:
@@ -115,7 +115,7 @@ def read_run(out: str) -> Run:
     log = text(_LOG)
     # a pipeline commits what it makes below it, scores and predictions are committed period by period
     made = manifest is not None or "ended" in environment
-    return Run(
+    return ListedRun(
         out=out,
         stage=(manifest or {}).get("made_by", {}).get("stage") or _verb(environment.get("command", [])),
         started=environment.get("time", ""),
@@ -153,7 +153,7 @@ def _stated(out: str) -> dict[str, float]:
     return numbers(json.loads(storage.read_bytes(place)).get("metrics", {})) if storage.exists(place) else {}
 
 
-def listing(runs: list[Run]) -> Table:
+def listing(runs: list[ListedRun]) -> Table:
     """A row for each run."""
     table = Table("output", "stage", "started (UTC)", "state", "time", "docs/s", "metric", box=None)
     for run in runs:
@@ -170,7 +170,7 @@ def listing(runs: list[Run]) -> Table:
     return table
 
 
-def comparison(a: Run, b: Run) -> Table:
+def comparison(a: ListedRun, b: ListedRun) -> Table:
     """The settings in which two runs differ, their time, and the last value of each metric."""
     table = Table("", a.out, b.out, "difference", box=None)
     for name in ("stage", "started", "state"):

@@ -12,7 +12,7 @@ from ltrscale import bundle
 from ltrscale.bundle import Bundle
 from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import Config, Operational, validate
-from ltrscale.data.dataset.disjoint import joined
+from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.experiments.methods.base import AnyMethod
@@ -138,4 +138,4 @@ class RefitJob(TrainingStage):
 
     def _rest(self, learned: _Learned) -> Split:
         """The groups that join those of the training split."""
-        return learned.validation if self.also is None else joined(learned.validation, self.also)
+        return learned.validation if self.also is None else joined_splits(learned.validation, self.also)

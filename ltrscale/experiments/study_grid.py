@@ -9,18 +9,18 @@ from ltrscale.config import Config, digest
 from ltrscale.experiments.methods.base import AnyMethod
 from ltrscale.storage import join
 
-MOST_DRAWS = 10_000
+MOST_STUDY_DRAWS = 10_000
 
-Labelled = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)]
+LabelledCount = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)]
 
 
 class GridConfig(Config):
     """A part of the study: every method with every number of labelled groups, draw and seed."""
 
-    labelled: tuple[Labelled, ...] = Field(min_length=1)
+    labelled: tuple[LabelledCount, ...] = Field(min_length=1)
     """Labelled groups of the training split that are used: a number, see `counts`, or as a decimal up to 1.0 a share of
     all (HOU24: .001 to 1)."""
-    draws: int = Field(5, ge=1, lt=MOST_DRAWS)
+    draws: int = Field(5, ge=1, lt=MOST_STUDY_DRAWS)
     """Random samples of that size; fewer than five judge nothing, and ten cost twice as much for intervals that are a
     third narrower. With the same number a smaller sample is part of a larger one."""
     seeds: tuple[int, ...] = Field((0,), min_length=1)
@@ -32,7 +32,7 @@ class GridConfig(Config):
 class Cell(Config):
     """One model of the study."""
 
-    labelled: Labelled
+    labelled: LabelledCount
     draw: int
     seed: int
     method: str

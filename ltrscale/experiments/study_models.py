@@ -15,11 +15,11 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.metrics import metrics_of
 from ltrscale.evaluation.measure.outliers import OutlierConfig
 from ltrscale.evaluation.measure.settings import EvaluateSettings
-from ltrscale.evaluation.studies.group_metrics import describe_test, measure
+from ltrscale.evaluation.studies.group_metrics import describe_test, measure_groups
 from ltrscale.evaluation.studies.study import Design, Model, study_of
 from ltrscale.evaluation.studies.study_page import write_study
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
-from ltrscale.experiments.study_grid import MOST_DRAWS, Cell
+from ltrscale.experiments.study_grid import MOST_STUDY_DRAWS, Cell
 from ltrscale.launch.workers import ONE
 from ltrscale.progress import Report
 from ltrscale.stages.inputs import BundleUrl, OutputUrl
@@ -78,7 +78,7 @@ class Measurement(Stage):
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Measure, and commit."""
-        measure(self.bundle, self.splits.test, self.evaluate, self.out, threads=self.threads, made_by=origin)
+        measure_groups(self.bundle, self.splits.test, self.evaluate, self.out, threads=self.threads, made_by=origin)
 
 
 class Summarised(Config):
@@ -191,7 +191,7 @@ class StudyParts:
     def run_of(self, cell: Cell, sized: SplitsWithTest) -> SeedRun:
         """The run of a model; initial weights and the order of the data differ between draws, too."""
         methods = {name: method.with_threads(self.threads) for name, method in self.methods.items()}
-        splits, seed = sized.drawn(cell.draw), MOST_DRAWS * cell.seed + cell.draw
+        splits, seed = sized.drawn(cell.draw), MOST_STUDY_DRAWS * cell.seed + cell.draw
         return SeedRun(methods, splits, seed, ONE, self.place(cell.run), encoders=self.encoders(cell.seed))
 
     def describe_test(self) -> None:

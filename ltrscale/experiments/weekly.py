@@ -23,7 +23,7 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Config, Operational, digest, load, result_of, validate
 from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
-from ltrscale.data.dataset.origin import read_as, settings_of
+from ltrscale.data.dataset.origin import prepare_settings_of, read_as
 from ltrscale.data.dataset.periods import among, in_few_words
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.errors import InputError, Refused, suggestion
@@ -148,7 +148,9 @@ class WeeklyJob(Config):
             )
         given = {} if self.max_rejected is None else {"max_rejected": self.max_rejected}
         own = {"inputs": self.inputs, "add": add, "expect": {}}
-        return validate(PrepareConfig, {**made_by["config"], **settings_of(read_as(before)), **given, **own}, self.data)
+        return validate(
+            PrepareConfig, {**made_by["config"], **prepare_settings_of(read_as(before)), **given, **own}, self.data
+        )
 
     def named(self, periods: list[str]) -> SplitsWithTest:
         """The splits with the periods that there are, by name."""

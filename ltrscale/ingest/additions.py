@@ -19,16 +19,16 @@ from ltrscale.data.dataset.tokens import summed
 from ltrscale.data.ids import hash_ids
 from ltrscale.errors import InputError
 from ltrscale.ingest import parquet
-from ltrscale.ingest.categories import merged
-from ltrscale.ingest.inputs import Work
-from ltrscale.ingest.validate import total
+from ltrscale.ingest.categories import merged_texts
+from ltrscale.ingest.inputs import UnitSettings
+from ltrscale.ingest.validate import total_accounting
 
 _ADDED = "added"
 _BATCH = 1 << 16
 _UNIT = re.compile(r"/part-([0-9]+)-")
 
 
-def holds(out: str, origin: Mapping[str, Any]) -> bool:
+def holds_inputs(out: str, origin: Mapping[str, Any]) -> bool:
     """Whether the same command with the same inputs has made the data set or added to it, and no file is missing."""
     manifest = storage.read_manifest(out)
     # through JSON, as the manifest was: tuples become lists
@@ -55,7 +55,7 @@ def check_nothing_added(out: str, before: Mapping[str, Any]) -> None:
         )
 
 
-def check_addable(before: Dataset, work: Work) -> tuple[Feature, ...]:
+def check_addable(before: Dataset, work: UnitSettings) -> tuple[Feature, ...]:
     """Check that inputs may be added to a data set; returns its features, in the order in which to read them.
 
     Raises:
@@ -80,7 +80,7 @@ def check_addable(before: Dataset, work: Work) -> tuple[Feature, ...]:
     return theirs
 
 
-def _check_tokens(before: Dataset, work: Work) -> None:
+def _check_tokens(before: Dataset, work: UnitSettings) -> None:
     """Check that the inputs have the token fields of the data set."""
     tokens = work.config.source.token_columns
     ours, theirs = (tuple(tokens.fields()) if tokens else ()), before.manifest.tokens
@@ -120,7 +120,7 @@ def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
                 yield hash_ids(batch.rows.column("query_id").to_pylist())
 
 
-def joined(before: Manifest, new: Manifest) -> Manifest:
+def with_addition(before: Manifest, new: Manifest) -> Manifest:
     """The manifest of a data set with an addition; `new` is the manifest of the addition alone."""
     files = sorted([*before.files, *new.files], key=lambda file: (file.period, file.path))
     stats, added = (FeatureStats.of(part.summaries, part.counts().documents, part.grouped) for part in (before, new))
@@ -134,7 +134,7 @@ def joined(before: Manifest, new: Manifest) -> Manifest:
         tokens=before.tokens,
         token_summaries=summed([before.token_summaries, new.token_summaries]),
         vocabulary=before.vocabulary,
-        accounting=total([before.accounting, new.accounting]),
+        accounting=total_accounting([before.accounting, new.accounting]),
         categories=_categories(before, new),
         raw=before.raw,
         fills=before.fills,
@@ -145,7 +145,7 @@ def joined(before: Manifest, new: Manifest) -> Manifest:
 
 def _categories(before: Manifest, new: Manifest) -> dict[str, dict[str, int]]:
     """The texts of both, without the features of which either has too many."""
-    both = {name: merged(before.categories.get(name), new.categories.get(name)) for name in before.categories}
+    both = {name: merged_texts(before.categories.get(name), new.categories.get(name)) for name in before.categories}
     return {name: dict(sorted(texts.items())) for name, texts in both.items() if texts is not None}
 
 

@@ -23,9 +23,9 @@ from ltrscale.data.dataset.tokens import TokenSummary, is_of_documents, summaris
 from ltrscale.data.dataset.writer import DatasetWriter
 from ltrscale.data.ids import QueryIds, SeenHashes, hash_ids
 from ltrscale.errors import InputError
-from ltrscale.ingest.categories import CategoryEncoder, Recorded
+from ltrscale.ingest.categories import CategoryEncoder, RecordedCodes
 from ltrscale.ingest.fills import completed
-from ltrscale.ingest.inputs import Start, Unit, Work, check_period
+from ltrscale.ingest.inputs import Unit, UnitSettings, UnitStart, check_period
 from ltrscale.ingest.places import LikePlaces
 from ltrscale.ingest.quarantine import Quarantine
 from ltrscale.ingest.rows import Rejection, RowBlock
@@ -57,7 +57,7 @@ class Written:
     first_rejections: tuple[Rejection, ...]
     categories: Mapping[str, NDArray[np.uint64]]
     tokens: Mapping[str, TokenSummary]
-    texts: Mapping[str, Recorded]
+    texts: Mapping[str, RecordedCodes]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,14 @@ class Survey:
 
 
 def write_unit(
-    work: Work, unit: Unit, start: Start, *, commit: storage.Commit, ids: QueryIds, folder: Path, advance: Advance
+    work: UnitSettings,
+    unit: Unit,
+    start: UnitStart,
+    *,
+    commit: storage.Commit,
+    ids: QueryIds,
+    folder: Path,
+    advance: Advance,
 ) -> Written:
     """Read a unit and write its data files and quarantine through the commit.
 
@@ -144,7 +151,9 @@ def cut_off(groups: Groups) -> dict[str, TokenSummary]:
     return found
 
 
-def training_texts(work: Work, units: Sequence[Unit], tokenizer: TokenizerConfig, folder: Path) -> Iterator[list[str]]:
+def training_texts(
+    work: UnitSettings, units: Sequence[Unit], tokenizer: TokenizerConfig, folder: Path
+) -> Iterator[list[str]]:
     """The texts of all token fields in the periods that a tokenizer is trained on, each different text once.
 
     Raises:
@@ -175,7 +184,7 @@ class _Ignored:
         """Nothing."""
 
 
-def survey_unit(work: Work, unit: Unit, *, folder: Path) -> Survey:
+def survey_unit(work: UnitSettings, unit: Unit, *, folder: Path) -> Survey:
     """Read a unit and report the groups that it would keep if no unit came before it.
 
     Raises:
@@ -201,7 +210,7 @@ def silent(units: float, of_total: float | None = None) -> None:
     """Ignore progress."""
 
 
-def _validator(work: Work, unit: Unit, ids: QueryIds, rejections: Rejections) -> Validator:
+def _validator(work: UnitSettings, unit: Unit, ids: QueryIds, rejections: Rejections) -> Validator:
     config = work.config
     validator = Validator(
         ids,
@@ -216,7 +225,7 @@ def _validator(work: Work, unit: Unit, ids: QueryIds, rejections: Rejections) ->
 
 
 def _feed(
-    work: Work,
+    work: UnitSettings,
     unit: Unit,
     validator: Validator,
     encoders: dict[str, CategoryEncoder],
@@ -240,7 +249,9 @@ def _feed(
         pass_on(validator.end())
 
 
-def _streams(work: Work, unit: Unit, read: Reader, folder: Path, advance: Advance) -> Iterator[Iterator[RowBlock]]:
+def _streams(
+    work: UnitSettings, unit: Unit, read: Reader, folder: Path, advance: Advance
+) -> Iterator[Iterator[RowBlock]]:
     """The inputs that have whole groups: each file, or all files sorted.
 
     A sort handles the rows twice, once to read and once to yield them, so each time they count for half of their bytes.
@@ -267,7 +278,7 @@ def _counted(blocks: Iterable[RowBlock], size: float, advance: Advance) -> Itera
     advance(0, (1 - done) * size)
 
 
-def _periods(groups: Groups, work: Work, unit: Unit) -> str | pa.StringArray:
+def _periods(groups: Groups, work: UnitSettings, unit: Unit) -> str | pa.StringArray:
     """The period of all groups, or one for each group: that of its first row."""
     rows = groups.rows
     if unit.period or rows.periods_N is None:
@@ -277,7 +288,7 @@ def _periods(groups: Groups, work: Work, unit: Unit) -> str | pa.StringArray:
     return pa.array(names, pa.string()).take(coded.indices)
 
 
-def _free(period: str, file: str, work: Work) -> str:
+def _free(period: str, file: str, work: UnitSettings) -> str:
     """The period, if it can name a directory and may be written."""
     if period in work.taken:
         raise InputError(

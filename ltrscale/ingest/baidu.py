@@ -27,11 +27,11 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.rows import TEXT_LENGTH, Rejection, RowBlock, Rule, keep
 from ltrscale.ingest.source import Encoders, File, Reader, Source
-from ltrscale.ingest.textrows import Lines, blocks
-from ltrscale.ingest.texts import FULL, TextColumn, TextReader, TokenColumns
+from ltrscale.ingest.textrows import Lines, line_blocks
+from ltrscale.ingest.texts import FULL, TextColumn, TokenColumns, TokenReader
 from ltrscale.ingest.vocabularies import Encoding, ReadyIds
 
-FEATURES = (
+BAIDU_FEATURES = (
     Feature(name="query_length"),
     Feature(name="title_length"),
     Feature(name="abstract_length"),
@@ -61,7 +61,7 @@ class BaiduUltr(Source):
 
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:  # noqa: ARG002
         """The same ones of all files."""
-        return FEATURES
+        return BAIDU_FEATURES
 
     def open(
         self,
@@ -133,7 +133,7 @@ def read_baidu(url: str, config: BaiduUltr, *, encoding: Encoding | None, encode
         read = _judgements(url)
         names = ("title", "abstract", "labels", "meta_bucket")
     query: _Query | None = None
-    for lines in blocks(url):
+    for lines in line_blocks(url):
         rows, query = read(lines, query)
         if rows.lines or rows.rejected:
             yield _block(url, config, lines, rows, names, encoding, encoders)
@@ -262,7 +262,7 @@ def _tokens(
     config: BaiduUltr, texts: dict[str, pa.Array], encoding: Encoding | None, faults: dict[int, tuple[Rule, str]]
 ) -> dict[str, pa.Array]:
     """The tokens of all rows; adds the faults of those that have bad ones."""
-    reader, columns = TextReader(config.token_columns, encoding), dict[str, pa.Array]()
+    reader, columns = TokenReader(config.token_columns, encoding), dict[str, pa.Array]()
     for token_field, text in config.token_columns.fields().items():
         ids = pc.replace_substring(texts[token_field.name], "\x01", " ")
         found, bad = reader.read(token_field, ids, text)
@@ -273,7 +273,7 @@ def _tokens(
 
 
 def _features(columns: dict[str, pa.Array], media: pa.Array | None, n: int, encoders: Encoders) -> NDArray[np.float32]:
-    features_NF = np.full((n, len(FEATURES)), np.nan, np.float32)
+    features_NF = np.full((n, len(BAIDU_FEATURES)), np.nan, np.float32)
     for i, column in enumerate(("query_tokens_query", "document_tokens_title", "document_tokens_abstract")):
         features_NF[:, i] = columns[FULL + column].to_numpy()
     if media is not None:

@@ -18,7 +18,7 @@ N_CODES = 1 << 24
 _SHIFT = np.uint64(40)  # the upper 24 of 64 bits are the code
 _MOST_VALUES = 1 << 22
 _MOST_TEXTS = 4096
-Recorded = dict[str, int] | None
+RecordedCodes = dict[str, int] | None
 """The codes of texts; None if they are too many to record."""
 
 
@@ -52,13 +52,13 @@ class CategoryEncoder:
 
     def __init__(self) -> None:
         self.collisions = 0
-        self.texts: Recorded = {}
+        self.texts: RecordedCodes = {}
         self._known: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
 
     def encode(self, column: pa.Array) -> NDArray[np.float32]:
         """The codes of a block, as by the function `encode`."""
         identities_N, missing_N, hashed = _identities(column)
-        self.texts = merged(self.texts, hashed)
+        self.texts = merged_texts(self.texts, hashed)
         self.note(np.unique(identities_N[~missing_N]))
         return _codes(identities_N, missing_N)
 
@@ -88,7 +88,7 @@ class CategoryEncoder:
         return int(((last - first) * (last - first - 1) // 2).sum())
 
 
-def merged(a: Recorded, b: Recorded) -> Recorded:
+def merged_texts(a: RecordedCodes, b: RecordedCodes) -> RecordedCodes:
     """The texts of both; None if they are too many, or were too many before.
 
     Example:
@@ -107,7 +107,7 @@ def _codes(identities_N: NDArray[np.uint64], missing_N: NDArray[np.bool_]) -> ND
     return codes_N
 
 
-def _identities(column: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_], Recorded]:
+def _identities(column: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_], RecordedCodes]:
     """A 64-bit identity of each value, whose upper bits are the code; which are missing; the codes of hashed texts."""
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     values = encoded.dictionary
@@ -121,7 +121,7 @@ def _identities(column: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_]
     return identities[index_N], missing[index_N], hashed
 
 
-def _identities_of_distinct(values: pa.Array) -> tuple[NDArray[np.uint64], Recorded]:
+def _identities_of_distinct(values: pa.Array) -> tuple[NDArray[np.uint64], RecordedCodes]:
     """The identities of a dictionary's values, arbitrary for a null; and the codes of the texts that are hashed."""
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.uint8())

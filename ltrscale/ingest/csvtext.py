@@ -20,7 +20,7 @@ from pyarrow import csv as arrow_csv
 
 from ltrscale.errors import InputError
 from ltrscale.ingest.lines import UTF8
-from ltrscale.ingest.textrows import SNIFFED_LINES, Lines, TextReader, blocks
+from ltrscale.ingest.textrows import SNIFFED_LINES, Lines, TextReader, line_blocks
 
 NULLS = ("", "NULL", "Null", "null", "NaN", "Nan", "nan", "NAN")
 """Fields that mean a missing value, in any column."""
@@ -74,7 +74,7 @@ def read_schema(url: str, dialect: Dialect) -> pa.Schema:
     Raises:
         InputError: the file is missing, empty or damaged, or its first line is no header.
     """
-    lines = next(blocks(url, dialect.encoding), None)
+    lines = next(line_blocks(url, dialect.encoding), None)
     if lines is None:
         raise InputError(f"{url}: the file is empty; a CSV file begins with a line of column names")
     names = _header(url, lines, dialect)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ltrscale.data import columns as cols
 from ltrscale.data.times import Clock, instants, periods
 from ltrscale.ingest.mapping import ColumnMapping, GroupColumns
-from ltrscale.ingest.rows import TEXT_LENGTH, Rejection, Rule, Texts, plain
+from ltrscale.ingest.rows import TEXT_LENGTH, RawTexts, Rejection, Rule, plain_value
 
 
 class Examined:
@@ -37,7 +37,7 @@ class Examined:
         for i in np.flatnonzero(bad_N & ~self.bad_N).tolist():
             found = reason
             if column is not None:
-                value = repr(plain(self.batch.column(column)[i]))
+                value = repr(plain_value(self.batch.column(column)[i]))
                 found = f"{value} {fault}" if fault else f"{reason} ({value})"
             self._findings[i] = rule, reason, found
         self.bad_N |= bad_N
@@ -80,7 +80,7 @@ class Examined:
         """Columns of groups, unchanged, by their names in the data set."""
         found = {}
         for name in names:
-            column = cols.plain(self.batch.column(name))
+            column = cols.without_dictionary(self.batch.column(name))
             key = f"meta_{name.removeprefix('meta_')}"  # a data set that is read again keeps its columns' names
             found[key] = self.texts(name) if cols.is_text(column.type) else column
         return found
@@ -88,7 +88,7 @@ class Examined:
     def rejections(
         self,
         lines_N: NDArray[np.int64],
-        texts: Texts,
+        texts: RawTexts,
         query_ids_N: pa.StringArray,
         rows_N: NDArray[np.int64] | None = None,
     ) -> list[Rejection]:

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from ltrscale.data.dataset.manifest import Dataset, Feature
 from ltrscale.errors import InputError
-from ltrscale.ingest.inputs import PrepareConfig, Unit, Work
+from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings
 from ltrscale.ingest.mapping import Fill
 from ltrscale.ingest.rows import RowBlock
 
 _MOST_VALUES = 1 << 20
 
 
-def find_fills(work: Work, units: Sequence[Unit], before: Dataset | None) -> dict[str, float]:
+def find_fills(work: UnitSettings, units: Sequence[Unit], before: Dataset | None) -> dict[str, float]:
     """The number for a missing value of each feature that is filled; those of the data set that is added to, if any.
 
     Raises:
@@ -63,7 +63,7 @@ def _check_same(before: Dataset, wanted: Mapping[str, Fill]) -> None:
             )
 
 
-def _medians(names: Sequence[str], work: Work, units: Sequence[Unit]) -> dict[str, float]:
+def _medians(names: Sequence[str], work: UnitSettings, units: Sequence[Unit]) -> dict[str, float]:
     """The medians of some features over the rows of the periods that the config names, of all rows by default."""
     if not names:
         return {}

@@ -19,10 +19,10 @@ from ltrscale.errors import InputError
 from ltrscale.ingest import parquet
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.examined import Examined
-from ltrscale.ingest.mapping import GroupColumns, agree, missing, path_value, resolve_groups
+from ltrscale.ingest.mapping import GroupColumns, check_same_features, missing, path_value, resolve_groups
 from ltrscale.ingest.rows import RowBlock, RowTexts
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
-from ltrscale.ingest.texts import TextColumn, TextReader, TokenColumns
+from ltrscale.ingest.texts import TextColumn, TokenColumns, TokenReader
 from ltrscale.ingest.vocabularies import Encoding
 
 
@@ -41,7 +41,7 @@ class GroupRows(Source):
         self, features: Sequence[Feature], *, first: str, encoders: Encoders, encoding: Encoding | None = None
     ) -> Reader:
         """See `read_groups`."""
-        read = partial(read_groups, mapping=self.columns, features=features, first=first, encoders=encoders)
+        read = partial(read_group_rows, mapping=self.columns, features=features, first=first, encoders=encoders)
         return lambda file: read(file.url, encoding=encoding)
 
     def for_scoring(self, needs: Needs) -> Self:
@@ -85,7 +85,7 @@ def _parquet_schema(url: str) -> pa.Schema:
     return parquet.read_schema(url)
 
 
-def read_groups(
+def read_group_rows(
     url: str,
     mapping: GroupColumns,
     *,
@@ -118,7 +118,7 @@ def read_groups(
     schema = _parquet_schema(url)
     found = resolve_groups(schema, mapping, url)
     if features is not None and not mapping.matrix:
-        agree(schema, found, features, mapping, url, first)
+        check_same_features(schema, found, features, mapping, url, first)
     elif features is not None and list(features) != found:
         raise InputError(f"{url}: its {len(found)} features are not those of {first}; prepare the two apart")
     used, known = found if features is None else features, {} if encoders is None else encoders
@@ -159,9 +159,9 @@ class _GroupBlocks:
         starts_N[np.cumsum(lengths_G) - lengths_G] = True
 
         def spread(name: str) -> pa.Array:
-            return cols.spread(batch.column(name), lengths_G)
+            return cols.spread_over_documents(batch.column(name), lengths_G)
 
-        labels_N = None if mapping.labels is None else cols.numbers(spread(mapping.labels))
+        labels_N = None if mapping.labels is None else cols.float_column(spread(mapping.labels))
         return RowBlock(
             file=self.url,
             lines_N=np.repeat(raw.lines_N[good_G], lengths_G),
@@ -218,7 +218,7 @@ class _GroupBlocks:
         tokens = self.mapping.tokens
         for field, text in (tokens.fields() if tokens else {}).items():
             assert tokens is not None
-            reader, values = TextReader(tokens, self.encoding), groups.batch.column(text.column)
+            reader, values = TokenReader(tokens, self.encoding), groups.batch.column(text.column)
             if field.of == "query":
                 columns, faults = reader.read(field, values, text)
                 groups.reject_each(faults, "bad_tokens")
@@ -256,7 +256,7 @@ class _GroupBlocks:
         if self.mapping.matrix:
             values = batch.column(columns[0]).flatten()
             values = values.flatten() if cols.is_list(values.type) else values
-            features_NF = cols.numbers(values).reshape(n, len(self.features))
+            features_NF = cols.float_column(values).reshape(n, len(self.features))
             if self.mapping.categorical:
                 features_NF = features_NF.copy()  # Arrow's own memory cannot be written
         else:
@@ -269,7 +269,7 @@ class _GroupBlocks:
                 if self.mapping.matrix:  # codes of an earlier data set, whose texts are not here
                     encoder.texts = None
             elif not self.mapping.matrix:
-                features_NF[:, i] = cols.numbers(batch.column(feature.name).flatten())
+                features_NF[:, i] = cols.float_column(batch.column(feature.name).flatten())
         return features_NF
 
 
@@ -281,7 +281,7 @@ def _lengths(column: pa.Array) -> NDArray[np.int64]:
 
 def _sums(column: pa.Array) -> NDArray[np.int64]:
     """The sum of each list, -1 where a value is negative, null or no whole number."""
-    values = cols.plain(column.flatten()).cast(pa.float64()).fill_null(-1).to_numpy()
+    values = cols.without_dictionary(column.flatten()).cast(pa.float64()).fill_null(-1).to_numpy()
     wrong = (values < 0) | (values != np.floor(values))
     group = np.repeat(np.arange(len(column)), _lengths(column))
     sums: NDArray[np.int64] = np.bincount(group, weights=np.where(wrong, 0, values), minlength=len(column)).astype(int)

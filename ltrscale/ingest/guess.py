@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from ltrscale.errors import InputError, suggestion
 from ltrscale.ingest import roles
-from ltrscale.ingest.profile import Column
-from ltrscale.ingest.roles import FEW, Candidate, Choice, choose
+from ltrscale.ingest.profile import LogColumn
+from ltrscale.ingest.roles import FEW_LISTS, Candidate, Choice, choose_role
 from ltrscale.ingest.structure import Structure
 
 _CODE = r"^c_|_?id$|_id_|code$|type$|category|brand|country|region|^cat_"
@@ -32,19 +32,19 @@ _LEAST = {"query": 2.0, "item": 2.0, "time": 1.5, "label": 2.0, "positions": 2.0
 class Guess:
     """The uses of columns; `others` are columns without one, with the reason."""
 
-    query: Column
-    within: tuple[Column, ...] = ()
+    query: LogColumn
+    within: tuple[LogColumn, ...] = ()
     """Further columns that make the query's id with `query`."""
-    item: Column | None = None
-    label: Column | None = None
-    gain: Column | None = None
-    clicks: Column | None = None
-    time: Column | None = None
-    positions: Column | None = None
-    meta: tuple[Column, ...] = ()
-    features: tuple[Column, ...] = ()
-    categorical: tuple[Column, ...] = ()
-    dates: tuple[Column, ...] = ()
+    item: LogColumn | None = None
+    label: LogColumn | None = None
+    gain: LogColumn | None = None
+    clicks: LogColumn | None = None
+    time: LogColumn | None = None
+    positions: LogColumn | None = None
+    meta: tuple[LogColumn, ...] = ()
+    features: tuple[LogColumn, ...] = ()
+    categorical: tuple[LogColumn, ...] = ()
+    dates: tuple[LogColumn, ...] = ()
     others: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, Choice] = field(default_factory=dict)
     """For each role that was guessed: the reasons, and the rivals."""
@@ -52,7 +52,7 @@ class Guess:
     """A question on each feature that may be known only after users have acted."""
 
 
-def guess(columns: Sequence[Column], seen: Structure, given: Mapping[str, str | None], where: str) -> Guess:
+def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str | None], where: str) -> Guess:
     """The likely uses of a log's columns.
 
     Args:
@@ -68,10 +68,10 @@ def guess(columns: Sequence[Column], seen: Structure, given: Mapping[str, str | 
     known = {use: _take(left, name, use, where) for use, name in given.items() if name is not None}
     choices: dict[str, Choice] = {}
 
-    def chosen(use: str, candidates: Sequence[Candidate]) -> Column | None:
+    def chosen(use: str, candidates: Sequence[Candidate]) -> LogColumn | None:
         if use in known:
             return known[use]
-        choice = choose(candidates, least=_LEAST[use], rivals=2 if use == "time" else 0)
+        choice = choose_role(candidates, least=_LEAST[use], rivals=2 if use == "time" else 0)
         if choice is None:
             return None
         choices[use] = choice
@@ -98,13 +98,13 @@ def guess(columns: Sequence[Column], seen: Structure, given: Mapping[str, str | 
     return _with_rest(taken, [column for column in left.values() if column is not gain], outcomes, key, seen)
 
 
-def _no_query(candidates: Sequence[Candidate], columns: Sequence[Column]) -> str:
+def _no_query(candidates: Sequence[Candidate], columns: Sequence[LogColumn]) -> str:
     best = max(candidates, key=lambda each: each.score, default=None)
     near = f"; {best.name} is the nearest, but {best.reasons[-1]}" if best and best.reasons else ""
     return f"no column looks like a query's id{near}; name it, as --set query={best.name if best else columns[0].name}"
 
 
-def _combined(query: Column, within: Sequence[Column], seen: Structure) -> tuple[Column, Structure]:
+def _combined(query: LogColumn, within: Sequence[LogColumn], seen: Structure) -> tuple[LogColumn, Structure]:
     """The query's column and the structure; a column for all that make its id, where these are several."""
     if query.name not in seen:
         return query, seen
@@ -115,11 +115,11 @@ def _combined(query: Column, within: Sequence[Column], seen: Structure) -> tuple
     return key, replace(seen, codes={**seen.codes, key.name: seen.joined(query.name, names)})
 
 
-def _counts_clicks(column: Column) -> bool:
-    return column.numeric and column.least >= 0 and roles.named(column, _CLICKED)
+def _counts_clicks(column: LogColumn) -> bool:
+    return column.numeric and column.least >= 0 and roles.has_pattern(column, _CLICKED)
 
 
-def _outcomes(left: Mapping[str, Column], label: Column | None, seen: Structure) -> dict[str, str]:
+def _outcomes(left: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure) -> dict[str, str]:
     """The columns that say what came of a list, with the reason."""
     found = {
         name: "another label: it would give the answer away" for name, each in left.items() if roles.is_label(each)
@@ -141,9 +141,11 @@ def _follows(value_N: NDArray[np.float64], label_N: NDArray[np.float64]) -> bool
     return bool(both_N.any() and both_N.sum() >= 0.99 * (value_N > 0).sum())
 
 
-def _gain(left: Mapping[str, Column], label: Column | None, seen: Structure) -> Column | None:
+def _gain(left: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure) -> LogColumn | None:
     """What a document brought, by its name; it has brought nothing where the label is 0."""
-    named = [each for each in left.values() if each.numeric and each.least >= 0 and roles.named(each, roles.WORTH)]
+    named = [
+        each for each in left.values() if each.numeric and each.least >= 0 and roles.has_pattern(each, roles.WORTH)
+    ]
     named = [each for each in named if roles.is_label(each) and each.name in seen]
     if label is not None and label.numeric:
         named = [each for each in named if _follows(seen.numbers(each.name), seen.numbers(label.name))]
@@ -151,10 +153,10 @@ def _gain(left: Mapping[str, Column], label: Column | None, seen: Structure) -> 
 
 
 def _with_rest(
-    found: Guess, rest: Sequence[Column], outcomes: Mapping[str, str], key: Column, seen: Structure
+    found: Guess, rest: Sequence[LogColumn], outcomes: Mapping[str, str], key: LogColumn, seen: Structure
 ) -> Guess:
     """The guess with the uses of all other columns."""
-    uses: dict[str, list[Column]] = {"meta": [], "features": [], "categorical": [], "dates": []}
+    uses: dict[str, list[LogColumn]] = {"meta": [], "features": [], "categorical": [], "dates": []}
     others = dict(outcomes)
     for column in (found.gain, found.clicks if found.positions is not None else None):
         if column is not None:
@@ -171,11 +173,11 @@ def _with_rest(
     return replace(found, meta=meta, features=features, categorical=categorical, dates=dates, others=others)
 
 
-def _use(column: Column, found: Guess, key: Column, seen: Structure) -> str:
+def _use(column: LogColumn, found: Guess, key: LogColumn, seen: Structure) -> str:
     """The use of a column without a role, or the reason why it has none."""
     if column.distinct <= 1:
         return "the same value in every row" if column.distinct else "no single value that can be read"
-    if roles.is_time(column):
+    if roles.looks_like_time(column):
         return "dates" if found.time is not None else "a date, and no column with the time of the row"
     lists = seen.lists(key.name)
     in_list = column.name in seen and lists.constant(seen.codes[column.name]) > 0.95
@@ -183,7 +185,7 @@ def _use(column: Column, found: Guess, key: Column, seen: Structure) -> str:
     rare = column.distinct * _SEEN_OFTEN > lists.distinct
     if roles.is_person(column) or (in_list and (asked or (roles.names_one(column) and rare))):
         return "meta"
-    if column.numeric and not (column.whole and roles.named(column, _CODE)):
+    if column.numeric and not (column.whole and roles.has_pattern(column, _CODE)):
         return "features"
     if roles.names_one(column) and column.distinct * _SEEN_OFTEN > column.rows:
         return f"an id of {column.distinct:,} things, each in few rows"
@@ -194,7 +196,7 @@ def _use(column: Column, found: Guess, key: Column, seen: Structure) -> str:
     return "text, which a model reads as tokens (docs/text.md)" if column.length > _LONG else "categorical"
 
 
-def _names(column: Column, item: Column | None, seen: Structure) -> bool:
+def _names(column: LogColumn, item: LogColumn | None, seen: Structure) -> bool:
     """Whether nearly each item has another value."""
     if item is None or not {item.name, column.name} <= {*seen.codes}:
         return False
@@ -203,7 +205,7 @@ def _names(column: Column, item: Column | None, seen: Structure) -> bool:
     )
 
 
-def doubtful(columns: Sequence[Column], seen: Structure, given: Mapping[str, str | None]) -> dict[str, str]:
+def doubtful(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str | None]) -> dict[str, str]:
     """The columns that are likely no features, with the reason; those with a single value do no harm, and are none.
 
     Args:
@@ -222,13 +224,13 @@ def doubtful(columns: Sequence[Column], seen: Structure, given: Mapping[str, str
     return {name: reason for name, reason in reasons.items() if name not in {*single, *given.values()}}
 
 
-def _take(left: dict[str, Column], name: str, use: str, where: str) -> Column:
+def _take(left: dict[str, LogColumn], name: str, use: str, where: str) -> LogColumn:
     if name not in left:
         raise InputError(f"{where}: {use}: no column {name!r} is left; {suggestion(name, left, 'the columns are')}")
     return left.pop(name)
 
 
-def grades_of(label: Column) -> dict[str, float] | tuple[float, ...] | None:
+def grades_of(label: LogColumn) -> dict[str, float] | tuple[float, ...] | None:
     """Grades for a label of words, or of numbers too large to be grades; None for a label that has grades.
 
     Example:
@@ -237,7 +239,7 @@ def grades_of(label: Column) -> dict[str, float] | tuple[float, ...] | None:
         >>> grades_of(event)
         {'view': 0, 'add_to_cart': 1, 'purchase': 2}
     """
-    if label.numeric and label.least >= 0 and label.most <= FEW:
+    if label.numeric and label.least >= 0 and label.most <= FEW_LISTS:
         return None
     if label.numeric:
         top = max(label.most, 1.0)

@@ -25,7 +25,7 @@ from ltrscale.ingest.vocabularies import Encoding
 _PERIOD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 
 
-class Input(Config):
+class InputFiles(Config):
     """Files to read, in the order of their names."""
 
     path: str
@@ -51,7 +51,7 @@ def _paths(value: Any) -> Any:
     return [{"path": entry} if isinstance(entry, str) else entry for entry in entries]
 
 
-Inputs = Annotated[tuple[Input, ...], BeforeValidator(_paths)]
+Inputs = Annotated[tuple[InputFiles, ...], BeforeValidator(_paths)]
 """Several inputs; a plain string is a path."""
 
 
@@ -117,7 +117,7 @@ class PrepareConfig(Config):
         return self
 
 
-def list_inputs(inputs: Sequence[Input]) -> list[File]:
+def list_inputs(inputs: Sequence[InputFiles]) -> list[File]:
     """The files of all inputs, in order.
 
     Raises:
@@ -220,7 +220,7 @@ def cut_units(
 
 
 @dataclass(frozen=True)
-class Work:
+class UnitSettings:
     """The settings that all units share. `taken` are the periods that may not be written, since they exist already.
 
     `first` is the file whose features all others must have; `encoding` makes tokens of texts.
@@ -234,17 +234,17 @@ class Work:
     encoding: Encoding | None = None
 
 
-def open_work(config: PrepareConfig, files: Sequence[File], out: str, taken: Iterable[str] = ()) -> Work:
+def open_work(config: PrepareConfig, files: Sequence[File], out: str, taken: Iterable[str] = ()) -> UnitSettings:
     """Find the inputs' features.
 
     Raises:
         InputError: the features cannot be inferred, or differ between files.
     """
-    return Work(config, config.source.find_features(files), files[0], out, frozenset(taken))
+    return UnitSettings(config, config.source.find_features(files), files[0], out, frozenset(taken))
 
 
 @dataclass(frozen=True)
-class Start:
+class UnitStart:
     """The start of a unit: the gid of its first group, which counts the groups before it, and their documents."""
 
     gid: int = 0

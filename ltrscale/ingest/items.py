@@ -13,9 +13,9 @@ from ltrscale import storage
 from ltrscale.data.dataset.manifest import Feature, RawColumns, matching
 from ltrscale.errors import InputError
 from ltrscale.ingest import joins, tables
-from ltrscale.ingest.joins import Join, Joined, load
-from ltrscale.ingest.logs import ItemBlocks, holds, numbers_of, sources_of
-from ltrscale.ingest.mapping import ColumnMapping, Fill, agree, missing, resolve
+from ltrscale.ingest.joins import Join, Joined, load_table
+from ltrscale.ingest.logs import ItemBlocks, column_holds, numbers_of, sources_of
+from ltrscale.ingest.mapping import ColumnMapping, Fill, check_same_features, missing, resolve_features
 from ltrscale.ingest.rows import RowBlock
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
 from ltrscale.ingest.texts import TokenColumns
@@ -63,7 +63,7 @@ class ItemRows(Source):
 
     def features_of(self, url: str) -> tuple[Feature, ...]:
         """The features of a file."""
-        return tuple(resolve(self._whole(url), self.columns, url))
+        return tuple(resolve_features(self._whole(url), self.columns, url))
 
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
         """The features of the first file."""
@@ -73,7 +73,7 @@ class ItemRows(Source):
         self, features: Sequence[Feature], *, first: str, encoders: Encoders, encoding: Encoding | None = None
     ) -> Reader:
         """See `read`."""
-        joined = [load(join, self.columns.dialect) for join in self.joins]
+        joined = [load_table(join, self.columns.dialect) for join in self.joins]
         read = partial(self.read, features=features, first=first, encoders=encoders, joined=joined)
         return lambda file: read(file.url, encoding=encoding, batch_rows=_ROWS)
 
@@ -112,9 +112,9 @@ class ItemRows(Source):
         """
         mapping, schema = self.columns, self.schema_of(url)
         whole = joins.with_joined(schema, [table.join for table in joined], mapping.dialect, url)
-        found = resolve(whole, mapping, url)
+        found = resolve_features(whole, mapping, url)
         if features is not None:
-            agree(whole, found, features, mapping, url, first)
+            check_same_features(whole, found, features, mapping, url, first)
         used, known = found if features is None else features, {} if encoders is None else encoders
         build = ItemBlocks(url, mapping, used, known, joined, encoding)
         wanted = {*mapping.named().values(), *mapping.meta, *sources_of(mapping, used)}
@@ -132,7 +132,7 @@ class ItemRows(Source):
         return RawColumns(
             rows=form,
             reads={
-                name: holds(whole.field(name).type, form if name in own else "parquet", number=name in numbers)
+                name: column_holds(whole.field(name).type, form if name in own else "parquet", number=name in numbers)
                 for name in whole.names
                 if name in used
             },

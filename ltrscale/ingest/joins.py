@@ -33,7 +33,7 @@ def _pairs(value: Any) -> Any:
     return dict(zip(names, names, strict=True)) if isinstance(names, list | tuple) else names
 
 
-Names = Annotated[dict[str, str], BeforeValidator(_pairs)]
+JoinedNames = Annotated[dict[str, str], BeforeValidator(_pairs)]
 
 
 class Join(Config):
@@ -41,9 +41,9 @@ class Join(Config):
 
     path: str
     """Files of the table: Parquet, CSV or JSON lines, as the log itself."""
-    key: Names = Field(min_length=1)
+    key: JoinedNames = Field(min_length=1)
     """The key: a column, several, or `{column of the log: column of the table}`. The table has each key once."""
-    columns: Names = Field(default_factory=dict)
+    columns: JoinedNames = Field(default_factory=dict)
     """Columns to take: their names, or `{new name: column of the table}`."""
     rows: Literal["matched", "unmatched", "all"] = "matched"
     """The rows of the log to keep: those with a key of the table, those without, or all. The others are rejected."""
@@ -133,7 +133,7 @@ def with_joined(schema: pa.Schema, joins: Sequence[Join], dialect: Callable[[str
     return schema
 
 
-def load(join: Join, dialect: Callable[[str], Dialect]) -> Joined:
+def load_table(join: Join, dialect: Callable[[str], Dialect]) -> Joined:
     """Read the key and the columns of a table.
 
     Raises:
@@ -154,7 +154,7 @@ def load(join: Join, dialect: Callable[[str], Dialect]) -> Joined:
                 raise InputError(f"{url}: line {first.line}: {first.found}; a table that joins must be whole; mend it")
             keys.append(_keys([raw.rows.column(name) for name in join.key.values()]))
             for name, column in join.columns.items():
-                columns[name].append(cols.plain(raw.rows.column(column)))
+                columns[name].append(cols.without_dictionary(raw.rows.column(column)))
     keys_K = pa.concat_arrays(keys) if keys else pa.array([], pa.string())
     hashes_K = hash_ids([key or "" for key in keys_K.to_pylist()])
     order_K = np.argsort(hashes_K, kind="stable")

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import json as arrow_json
 
 from ltrscale.errors import InputError
-from ltrscale.ingest.textrows import SNIFFED_LINES, TextReader, blocks
+from ltrscale.ingest.textrows import SNIFFED_LINES, TextReader, line_blocks
 
 
 def read_schema(url: str) -> pa.Schema:
@@ -22,7 +22,7 @@ def read_schema(url: str) -> pa.Schema:
     Raises:
         InputError: the file is missing, empty or damaged, or none of these lines is an object.
     """
-    lines = next(blocks(url), None)
+    lines = next(line_blocks(url), None)
     if lines is None:
         raise InputError(f"{url}: the file is empty; a file of JSON lines has an object per line")
     kinds: dict[str, Counter[type]] = {}

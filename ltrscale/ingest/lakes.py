@@ -19,14 +19,14 @@ _LIBRARIES: dict[Lake, str] = {"delta": "deltalake", "iceberg": "pyiceberg"}
 _METADATA = re.compile(r"/v?([0-9]+)(?:-[0-9a-f-]+)?(?:\.gz)?\.metadata\.json$")
 
 
-class Snapshot(NamedTuple):
+class TableVersion(NamedTuple):
     """A version of a table and its files, sorted."""
 
     version: int
     files: tuple[str, ...]
 
 
-def snapshot(url: str, lake: Lake, version: int | None) -> Snapshot:
+def snapshot(url: str, lake: Lake, version: int | None) -> TableVersion:
     """The files of a table.
 
     Args:
@@ -57,7 +57,7 @@ def _named(url: str) -> Iterator[None]:
         raise InputError(f"{url}: cannot be read as a table: {error}; check the path, table and version") from error
 
 
-def _delta(url: str, version: int | None) -> Snapshot:
+def _delta(url: str, version: int | None) -> TableVersion:
     from deltalake import DeltaTable
 
     table = DeltaTable(storage.absolute(url), version=version, storage_options=_options())
@@ -66,7 +66,7 @@ def _delta(url: str, version: int | None) -> Snapshot:
     configuration = table.metadata().configuration
     if configuration.get("delta.columnMapping.mode", "none") != "none":
         raise InputError(f"{url}: its columns have other names in its files (column mapping); write the table anew")
-    return Snapshot(table.version(), tuple(sorted(table.file_uris())))
+    return TableVersion(table.version(), tuple(sorted(table.file_uris())))
 
 
 def _options() -> dict[str, str]:
@@ -75,7 +75,7 @@ def _options() -> dict[str, str]:
     return {"AWS_ALLOW_HTTP": "true"} if endpoint.startswith("http://") else {}
 
 
-def _iceberg(url: str, version: int | None) -> Snapshot:
+def _iceberg(url: str, version: int | None) -> TableVersion:
     from pyiceberg.table import StaticTable
 
     table = StaticTable.from_metadata(_newest_metadata(url))
@@ -88,7 +88,7 @@ def _iceberg(url: str, version: int | None) -> Snapshot:
         raise InputError(f"{url}: deleted rows are still in its files; rewrite the data files of the table")
     if other := next((task.file.file_path for task in tasks if task.file.file_format != "PARQUET"), None):
         raise InputError(f"{url}: {other} is no Parquet; rewrite the table as Parquet")
-    return Snapshot(current.snapshot_id, tuple(sorted(_plain(task.file.file_path) for task in tasks)))
+    return TableVersion(current.snapshot_id, tuple(sorted(_plain(task.file.file_path) for task in tasks)))
 
 
 def _check_names(url: str, table: Any) -> None:

@@ -18,7 +18,7 @@ _DOCUMENTS = 100_000
 ASK = "is it known when the list is shown?"
 
 
-def look(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[Alone]:
+def look_alone(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[Alone]:
     """Look at each feature of a split alone, the best first.
 
     It reads a sample of the labelled groups: whole row groups at equal distances, about 100,000 documents.

@@ -19,7 +19,7 @@ from ltrscale.errors import InputError
 from ltrscale.ingest.lines import read_lines
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
 from ltrscale.ingest.source import Encoders, File, Reader, Source
-from ltrscale.ingest.svmlight import RowFormat, count_features, parse
+from ltrscale.ingest.svmlight import RowFormat, count_features, parse_lines
 from ltrscale.ingest.vocabularies import Encoding
 
 _BLOCK_BYTES = 1 << 22  # larger blocks are no faster and take more memory
@@ -149,7 +149,7 @@ def _blocks(url: str, row_format: RowFormat, block_bytes: int) -> Iterator[RowBl
     size = values = rejected = 0
     line = 1
     for piece, share in read_lines(url, size=min(_PIECE, block_bytes, room)):
-        part = parse(piece, url, line, row_format)
+        part = parse_lines(piece, url, line, row_format)
         line += piece.count(b"\n")
         if len(part) or part.rejected:
             parts.append(part)

@@ -45,14 +45,14 @@ class LineTexts:
 
     def __call__(self, line: int) -> str:
         """The text of one line."""
-        return shown(self._lines[line - self.first])
+        return shown_line(self._lines[line - self.first])
 
     def only(self, lines_N: NDArray[np.int64]) -> KeptTexts:
         """The texts of these lines, without the rest of the text in memory."""
         return KeptTexts({line: self(line) for line in lines_N.tolist()})
 
 
-def shown(line: bytes) -> str:
+def shown_line(line: bytes) -> str:
     """A line in the form in which people see it."""
     # 4 bytes are the most that UTF-8 needs for a character
     return line[: 4 * TEXT_LENGTH].decode(errors="replace").rstrip("\r")[:TEXT_LENGTH]

@@ -22,14 +22,14 @@ from ltrscale.ingest import joins, tables
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.examined import Examined
 from ltrscale.ingest.joins import Joined
-from ltrscale.ingest.mapping import ColumnMapping, agree, path_value, resolve
+from ltrscale.ingest.mapping import ColumnMapping, check_same_features, path_value, resolve_features
 from ltrscale.ingest.rows import RowBlock, RowTexts, keep
 from ltrscale.ingest.source import Encoders
-from ltrscale.ingest.texts import TextReader
+from ltrscale.ingest.texts import TokenReader
 from ltrscale.ingest.vocabularies import Encoding
 
 
-def holds(
+def column_holds(
     kind: pa.DataType, form: tables.Form, *, number: bool
 ) -> Literal["number", "boolean", "integer", "text", "value"]:
     """What a column holds; `number` is whether its file reads it as such where it has text only."""
@@ -69,7 +69,7 @@ def read_table(table: pa.Table, mapping: ColumnMapping, features: Sequence[Featu
         InputError: a column is missing or has a type that does not fit.
     """
     name = "the table"
-    agree(table.schema, resolve(table.schema, mapping, name), features, mapping, name, name)
+    check_same_features(table.schema, resolve_features(table.schema, mapping, name), features, mapping, name, name)
     build = ItemBlocks(name, mapping, features, {})
     wanted = {*mapping.named().values(), *(mapping.source_of(feature.name) for feature in features)}
     rows = table.select([column for column in table.column_names if column in wanted]).combine_chunks()
@@ -134,7 +134,7 @@ class ItemBlocks:
         """The tokens of rows; rows with bad ones are rejected."""
         found: dict[str, pa.Array] = {}
         if self.mapping.tokens is not None:
-            reader = TextReader(self.mapping.tokens, self.encoding)
+            reader = TokenReader(self.mapping.tokens, self.encoding)
             for field, text in self.mapping.tokens.fields().items():
                 column = rows.batch.column(text.column)
                 if cols.is_text(cols.value_type(column.type)):
@@ -150,7 +150,7 @@ class ItemBlocks:
         if name is None:
             return np.full(len(rows.batch), np.nan, np.float32)
         if not isinstance(grades, dict):
-            labels_N = cols.numbers(rows.batch.column(name))
+            labels_N = cols.float_column(rows.batch.column(name))
             if grades is None:
                 return labels_N
             # in float32, as the labels are: else 0.1 would not reach the cut point 0.1
@@ -162,7 +162,7 @@ class ItemBlocks:
         unknown_N = pc.and_(pc.is_valid(found), pc.is_null(index_N)).to_numpy(zero_copy_only=False)
         fault = f"has no grade ({', '.join(grades)} have one)"
         rows.reject(unknown_N, f"column {name!r} {fault}", "bad_label", column=name, fault=fault)
-        return cols.numbers(pa.array(list(grades.values()), pa.float32()).take(index_N))
+        return cols.float_column(pa.array(list(grades.values()), pa.float32()).take(index_N))
 
     def _dates(self, rows: Examined) -> dict[str, NDArray[np.float32]]:
         """The features of dates, NaN where there is none."""
@@ -180,7 +180,7 @@ class ItemBlocks:
         for i, feature in enumerate(self.features):
             column = pa.array(dates[feature.name]) if feature.name in dates else rows.batch.column(feature.name)
             if feature.kind == "numeric":
-                features_NF[:, i] = cols.numbers(column)
+                features_NF[:, i] = cols.float_column(column)
                 continue
             if cols.is_text(cols.value_type(column.type)):
                 column = rows.texts(feature.name)

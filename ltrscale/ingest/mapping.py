@@ -14,7 +14,7 @@ from ltrscale.config import Config
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Relative, Texts
-from ltrscale.data.times import ISO, Clock, Part, Period, is_time
+from ltrscale.data.times import ISO, Clock, DatePart, PeriodUnit, is_time
 from ltrscale.errors import InputError, nearest, suggestion
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.lines import UTF8
@@ -36,7 +36,7 @@ class _Columns(Config):
     ISO 8601 and for numbers since 1970."""
     time_zone: str = "UTC"
     """The log's zone, such as Europe/Berlin: of times that do not state one, and that in which days begin."""
-    period: Period = "week"
+    period: PeriodUnit = "week"
     """The period of a time stamp: week (2026-W07, ISO), day (2026-02-14) or hour (2026-02-14T09)."""
     period_column: str | None = None
     """Column that has the period itself, or a part of the path that does (.../name=value/...)."""
@@ -132,7 +132,7 @@ class ColumnMapping(_Columns):
     """Numeric features, such as price or f_*."""
     categorical: tuple[str, ...] = ()
     """Categorical features, such as country or c_*."""
-    dates: dict[str, tuple[Part, ...]] = Field(default_factory=dict)
+    dates: dict[str, tuple[DatePart, ...]] = Field(default_factory=dict)
     """Features of columns with times or dates, such as {listed: [days_before], sent: [weekday, hour]}: the days from it
     to the row's own `time`, a number; the weekday (Monday is 0) or hour, a category."""
     fill: dict[str, Fill] = Field(default_factory=dict)
@@ -232,7 +232,7 @@ class ColumnMapping(_Columns):
         parts = {f"within {name}": name for name in self.within}
         return {use: name for use, name in single.items() if name is not None} | parts | self.side()
 
-    def date_features(self) -> dict[str, tuple[str, Part]]:
+    def date_features(self) -> dict[str, tuple[str, DatePart]]:
         """The features of dates, by their names: column and part."""
         return {f"{column}.{part}": (column, part) for column, parts in self.dates.items() for part in parts}
 
@@ -307,7 +307,7 @@ class GroupColumns(_Columns):
         return {use: name for use, name in single.items() if name is not None} | lists
 
 
-def resolve(schema: pa.Schema, mapping: ColumnMapping, file: str) -> list[Feature]:
+def resolve_features(schema: pa.Schema, mapping: ColumnMapping, file: str) -> list[Feature]:
     """The features that a mapping finds in a file, in the order that ColumnMapping states.
 
     Raises:
@@ -392,7 +392,7 @@ def _in_path(schema: pa.Schema, use: str, name: str, file: str) -> bool:
     return use == "period_column" and name not in schema.names and path_value(file, name) is not None
 
 
-def agree(
+def check_same_features(
     schema: pa.Schema,
     found: Sequence[Feature],
     features: Sequence[Feature],

@@ -8,15 +8,15 @@ from ltrscale.data.dataset.relevant import none_relevant
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import identifying
 from ltrscale.errors import InputError
-from ltrscale.ingest.inputs import Expected, Work
-from ltrscale.ingest.leaks import look, of_queries, questions
+from ltrscale.ingest.inputs import Expected, UnitSettings
+from ltrscale.ingest.leaks import look_alone, of_queries, questions
 from ltrscale.ingest.quarantine import QUARANTINE
 from ltrscale.ingest.rows import Rejection
 from ltrscale.ingest.source import Source
 from ltrscale.progress import Report, log
 
 
-def check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], work: Work, *, key: str) -> None:
+def check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], work: UnitSettings, *, key: str) -> None:
     """Raise InputError if there are no rows, or too few good ones; `key` is the start of the keys that it names."""
     rows, rejected, config = accounting.rows_in, accounting.rows_rejected, work.config
     if not rows:
@@ -35,7 +35,7 @@ def check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], wo
         )
 
 
-def _is_scattered(accounting: Accounting, work: Work) -> bool:
+def _is_scattered(accounting: Accounting, work: UnitSettings) -> bool:
     """Whether query ids returned, as they do in a log that is sorted by time and not by query."""
     return bool(accounting.rules.get("returning_query")) and not work.config.sort
 
@@ -128,7 +128,7 @@ def warn_of_places(out: str, names: Sequence[str]) -> None:
 
 def ask_of_leaks(out: str) -> None:
     """Log what is odd about features alone, and warn of those that may be known only after users have acted."""
-    found = look(Split(data=out))
+    found = look_alone(Split(data=out))
     for line in of_queries(found):
         log.info("prepare: %s", line)
     for question in questions(found).values():

@@ -17,7 +17,7 @@ from ltrscale import storage
 from ltrscale.data.ids import QueryIds
 from ltrscale.engine import plain_errors, ray_cluster
 from ltrscale.ingest.assembly import Survey, Written, silent, survey_unit, write_unit
-from ltrscale.ingest.inputs import Start, Unit, Work
+from ltrscale.ingest.inputs import Unit, UnitSettings, UnitStart
 from ltrscale.progress import Advance
 
 _PATIENCE_S = 30.0
@@ -28,7 +28,7 @@ _REMEDY = "lower unit_mb or sort_memory, or give Ray fewer CPUs"
 class _Plan(NamedTuple):
     """A unit's start, and its query ids that earlier units have."""
 
-    start: Start
+    start: UnitStart
     returning: NDArray[np.uint64]
 
 
@@ -41,7 +41,13 @@ class _WrittenUnit(NamedTuple):
 
 
 def write_with_ray(
-    work: Work, units: Sequence[Unit], start: Start, *, commit: storage.Commit, ids: QueryIds, advance: Advance
+    work: UnitSettings,
+    units: Sequence[Unit],
+    start: UnitStart,
+    *,
+    commit: storage.Commit,
+    ids: QueryIds,
+    advance: Advance,
 ) -> list[Written]:
     """Write all units in tasks of the Ray cluster that this process is connected to, or else of a new one.
 
@@ -79,25 +85,25 @@ def write_with_ray(
     return [done[i].written for i in range(len(units))]
 
 
-def _plans(surveys: Iterable[Survey], start: Start, ids: QueryIds) -> Iterator[_Plan]:
+def _plans(surveys: Iterable[Survey], start: UnitStart, ids: QueryIds) -> Iterator[_Plan]:
     """Prefix sums over the units, without the groups whose query id an earlier unit has."""
     gid, documents = start.gid, start.documents
     for survey in surveys:
         back_Q, others_back_Q = ids.groups.add(survey.kept_Q), ids.groups.add(survey.others_Q)
         returning = np.concatenate([survey.kept_Q[back_Q], survey.others_Q[others_back_Q]])
-        yield _Plan(Start(gid, documents), returning)
+        yield _Plan(UnitStart(gid, documents), returning)
         gid += int((~back_Q).sum())
         documents += int(survey.documents_Q[~back_Q].sum())
 
 
-def _survey(work: Work, unit: Unit) -> Survey:
+def _survey(work: UnitSettings, unit: Unit) -> Survey:
     """The task of the first pass."""
     with storage.scratch.directory() as folder:
         return survey_unit(work, unit, folder=folder)
 
 
 def _write(
-    work: Work, unit: Unit, start: Start, returning: NDArray[np.uint64], leases: tuple[storage.Lease, ...]
+    work: UnitSettings, unit: Unit, start: UnitStart, returning: NDArray[np.uint64], leases: tuple[storage.Lease, ...]
 ) -> _WrittenUnit:
     """The task of the second pass."""
     storage.join_leases(leases)

@@ -19,13 +19,13 @@ from ltrscale.data.dataset.tokens import TokenSummary, put_vocabulary, summed
 from ltrscale.data.ids import QueryIds
 from ltrscale.ingest import additions
 from ltrscale.ingest.assembly import Written, check_columns, training_texts, write_unit
-from ltrscale.ingest.categories import CategoryEncoder, Recorded, merged
+from ltrscale.ingest.categories import CategoryEncoder, RecordedCodes, merged_texts
 from ltrscale.ingest.fills import filled, find_fills
 from ltrscale.ingest.inputs import (
     PrepareConfig,
-    Start,
     Unit,
-    Work,
+    UnitSettings,
+    UnitStart,
     cut_units,
     fingerprints,
     input_fingerprints,
@@ -44,7 +44,7 @@ from ltrscale.ingest.outcome import (
 from ltrscale.ingest.parallel import write_with_ray
 from ltrscale.ingest.places import LikePlaces
 from ltrscale.ingest.rows import Rejection
-from ltrscale.ingest.validate import total
+from ltrscale.ingest.validate import total_accounting
 from ltrscale.ingest.vocabularies import Encoding, encoding_of
 from ltrscale.progress import Advance, Report, log, progress
 from ltrscale.simulate.synthetic import SyntheticLog, SyntheticLogConfig
@@ -109,7 +109,7 @@ def _silent(_: Mapping[str, object]) -> None:
 
 def is_prepared(out: str, origin: Mapping[str, Any]) -> bool:
     """Whether `prepare` with this origin (`made_by`) has made the data set or added to it; logs it if so."""
-    there = additions.holds(out, origin)
+    there = additions.holds_inputs(out, origin)
     if there:
         log.info("prepare: %s is up to date, nothing to do", out)
     return there
@@ -155,7 +155,7 @@ def prepare(
         new, totals = _write(work, units, commit, folder, before, origin, ray=ray)
         check_rows(new.accounting, totals.first_rejections, work, key="" if for_scoring else "prepare.")
         check_expected(config.expect, new)
-        manifest = new if before is None else additions.joined(before.manifest, new)
+        manifest = new if before is None else additions.with_addition(before.manifest, new)
         commit.finish(manifest.model_dump(mode="json"))
     report_counts(out, new, report, added=before is not None)
     if not for_scoring:
@@ -166,7 +166,7 @@ def prepare(
 
 
 def _encoding(
-    work: Work, units: Sequence[Unit], before: Dataset | None, commit: storage.Commit, folder: Path
+    work: UnitSettings, units: Sequence[Unit], before: Dataset | None, commit: storage.Commit, folder: Path
 ) -> Encoding | None:
     """What makes tokens of texts, its file in place: that of the data set, or a new one."""
     tokens = work.config.source.token_columns
@@ -192,7 +192,7 @@ def _before(config: PrepareConfig, out: str) -> Dataset | None:
 
 
 def _write(
-    work: Work,
+    work: UnitSettings,
     units: Sequence[Unit],
     commit: storage.Commit,
     folder: Path,
@@ -202,10 +202,10 @@ def _write(
     ray: bool,
 ) -> tuple[Manifest, "_Totals"]:
     """Put all files in place; returns the manifest of these files alone, and what it was made from."""
-    ids, start, schema = QueryIds(folder), Start(), None
+    ids, start, schema = QueryIds(folder), UnitStart(), None
     if before is not None:
         groups, documents, _ = before.manifest.counts()
-        start, schema = Start(groups, documents), additions.schema_of(before)
+        start, schema = UnitStart(groups, documents), additions.schema_of(before)
         if any(not unit.period for unit in units):
             for hashes in additions.known_ids(before):
                 ids.groups.add(hashes)
@@ -223,9 +223,9 @@ def _write(
 
 
 def _write_here(
-    work: Work,
+    work: UnitSettings,
     units: Sequence[Unit],
-    start: Start,
+    start: UnitStart,
     *,
     commit: storage.Commit,
     ids: QueryIds,
@@ -236,21 +236,21 @@ def _write_here(
     for unit in units:
         written = write_unit(work, unit, start, commit=commit, ids=ids, folder=folder, advance=advance)
         accounting = written.accounting
-        start = Start(start.gid + accounting.groups_kept, start.documents + accounting.rows_kept)
+        start = UnitStart(start.gid + accounting.groups_kept, start.documents + accounting.rows_kept)
         yield written
 
 
 class _Totals:
     """The manifest's totals of all units, which are added in their order."""
 
-    def __init__(self, work: Work, schema: pa.Schema | None) -> None:
+    def __init__(self, work: UnitSettings, schema: pa.Schema | None) -> None:
         self.first_rejections: list[Rejection] = []
         self._work = work
         self._schema, self._schema_of = schema, work.out
         self._stats, self._labels = FeatureStats(len(work.features)), LabelCounts()
         self.places = LikePlaces(len(work.features))
         self._encoders: dict[str, CategoryEncoder] = {}
-        self._texts: dict[str, Recorded] = {}
+        self._texts: dict[str, RecordedCodes] = {}
         self._accounting: list[Accounting] = []
         self._tokens: list[Mapping[str, TokenSummary]] = []
         self._files: list[DataFile] = []
@@ -268,7 +268,7 @@ class _Totals:
         for name, values in written.categories.items():
             self._encoders.setdefault(name, CategoryEncoder()).note(values)
         for name, texts in written.texts.items():
-            self._texts[name] = merged(self._texts.get(name, {}), texts)
+            self._texts[name] = merged_texts(self._texts.get(name, {}), texts)
         self._accounting.append(written.accounting)
         self._tokens.append(written.tokens)
         self._files += written.files
@@ -288,7 +288,7 @@ class _Totals:
             tokens=tuple(tokens.fields()) if tokens else (),
             token_summaries=summed(self._tokens),
             vocabulary=encoding.vocabulary if encoding else None,
-            accounting=total(self._accounting, lost_groups=lost_groups, hash_collisions=collisions),
+            accounting=total_accounting(self._accounting, lost_groups=lost_groups, hash_collisions=collisions),
             categories={name: dict(sorted(texts.items())) for name, texts in self._texts.items() if texts is not None},
             raw=self._work.config.source.raw_columns(self._work.features, self._work.first.url),
             fills=self._work.config.source.fills,

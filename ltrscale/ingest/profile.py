@@ -29,7 +29,7 @@ _STRAY = 0.05
 
 
 @dataclass(frozen=True)
-class Column:
+class LogColumn:
     """A column in the first rows of a log.
 
     `formats` are those in which all but a few of its values can be read as times, the best first; `bad` is the share of
@@ -107,7 +107,7 @@ def _numbers(schema: pa.Schema) -> int:
     return sum(pa.types.is_floating(kind) for kind in schema.types)
 
 
-def look(urls: Sequence[str], dialect: Dialect, rows: int) -> list[Column]:
+def first_columns(urls: Sequence[str], dialect: Dialect, rows: int) -> list[LogColumn]:
     """The columns of the first file, in the first rows of all.
 
     Raises:
@@ -118,7 +118,7 @@ def look(urls: Sequence[str], dialect: Dialect, rows: int) -> list[Column]:
         raise InputError(f"{urls[0]}: two columns have the same name; rename all but one")
     first: list[pa.Table] = []
     for batch in batches(urls, schema.names, dialect):
-        first.append(pa.table({name: cols.plain(batch.column(name)) for name in schema.names}))
+        first.append(pa.table({name: cols.without_dictionary(batch.column(name)) for name in schema.names}))
         if sum(map(len, first)) >= rows:
             break
     if not sum(map(len, first)):
@@ -132,10 +132,13 @@ def look(urls: Sequence[str], dialect: Dialect, rows: int) -> list[Column]:
     return columns_of(sample, sample.schema if urls[0].endswith(".parquet") else schema, dialect)
 
 
-def columns_of(rows: pa.Table, schema: pa.Schema, dialect: Dialect) -> list[Column]:
+def columns_of(rows: pa.Table, schema: pa.Schema, dialect: Dialect) -> list[LogColumn]:
     """The columns of at least one row; the schema says which columns of text hold numbers."""
     kinds = zip(schema.names, schema.types, rows.columns, strict=True)
-    return [_column(name, cols.value_type(kind), cols.plain(v.combine_chunks()), dialect) for name, kind, v in kinds]
+    return [
+        _column(name, cols.value_type(kind), cols.without_dictionary(v.combine_chunks()), dialect)
+        for name, kind, v in kinds
+    ]
 
 
 def batches(urls: Sequence[str], names: Sequence[str], dialect: Dialect) -> Iterator[pa.RecordBatch]:
@@ -158,9 +161,9 @@ def batches_of(url: str, names: Sequence[str], dialect: Dialect, *, first: str) 
     yield from (each.rows for each in raw)
 
 
-def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) -> Column:
+def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) -> LogColumn:
     if pa.types.is_nested(kind):
-        return Column(name, kind, len(values), 0.0, 0, False, 0.0, 0.0, 0.0, (), ())
+        return LogColumn(name, kind, len(values), 0.0, 0, False, 0.0, 0.0, 0.0, (), ())
     counted = values.drop_null().value_counts()
     known, counts_V = counted.field("values"), counted.field("counts").to_numpy()
     numbers_V = _values(known, dialect) if cols.is_number(kind) else np.zeros(0)
@@ -174,7 +177,7 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
     if pa.types.is_boolean(kind):
         numbers_V = np.array([0.0, 1.0])
     texts = cols.texts(known.slice(0, _TRIED))[0].drop_null().to_pylist() if _readable(kind) else []
-    return Column(
+    return LogColumn(
         name=name,
         type=kind,
         rows=len(values),

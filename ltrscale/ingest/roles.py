@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ltrscale.ingest.profile import Column
+from ltrscale.ingest.profile import LogColumn
 from ltrscale.ingest.structure import Structure
 
 _LIST = r"(query|search|impression|request|srch|qid|list|slate|serp|feed|ranking)"
@@ -46,7 +46,7 @@ LABELS = (
 _BEFORE = (
     r"^[fn]_|share|rate|ratio|mean|avg|median|total|count|ctr|past|last|prev|hist|prior|_\d+[hdwmy]|_(score|days?)$"
 )
-FEW = 32
+FEW_LISTS = 32
 """The most different values of a label."""
 _CLOSE = 1.5
 _RARE = 0.02
@@ -58,7 +58,7 @@ _PAIRED = 1.0
 class Candidate:
     """A column that may have a role, with the reasons of its score."""
 
-    column: Column
+    column: LogColumn
     score: float
     reasons: tuple[str, ...]
 
@@ -78,17 +78,17 @@ class Choice:
     """What a reader has to check; empty where the choice is clear."""
 
 
-Points = Iterable[tuple[float, str]]
+Scores = Iterable[tuple[float, str]]
 """Points with their reasons; a point of 0 is no reason."""
 
 
-def candidate(column: Column, points: Points) -> Candidate:
+def candidate(column: LogColumn, points: Scores) -> Candidate:
     """A candidate with the sum of its points."""
     points = [(score, why) for score, why in points if round(score, 1)]
     return Candidate(column, sum(score for score, _ in points), tuple(why for _, why in points))
 
 
-def choose(candidates: Sequence[Candidate], *, least: float, rivals: int = 0) -> Choice | None:
+def choose_role(candidates: Sequence[Candidate], *, least: float, rivals: int = 0) -> Choice | None:
     """The best candidate, with those that come near as rivals; None where no one has `least` points.
 
     `rivals` are named however far they are behind.
@@ -110,44 +110,44 @@ def choose(candidates: Sequence[Candidate], *, least: float, rivals: int = 0) ->
     return Choice(best, tuple(each for each, named in zip(others, worth, strict=True) if named), doubt)
 
 
-def is_time(column: Column) -> bool:
+def looks_like_time(column: LogColumn) -> bool:
     """Whether a column holds times; digits also need the name of one, since ids are numbers of the same size."""
-    return bool(column.formats) and (not column.digits or named(column, _TIME))
+    return bool(column.formats) and (not column.digits or has_pattern(column, _TIME))
 
 
-def named(column: Column, *patterns: str) -> bool:
+def has_pattern(column: LogColumn, *patterns: str) -> bool:
     """Whether a column's name, in lower case, has one of the patterns."""
     return any(re.search(pattern, column.name.lower()) for pattern in patterns)
 
 
-def _is_key(column: Column) -> bool:
-    return column.distinct > 1 and (not column.numeric or column.whole) and not is_time(column)
+def _is_key(column: LogColumn) -> bool:
+    return column.distinct > 1 and (not column.numeric or column.whole) and not looks_like_time(column)
 
 
-def names_one(column: Column) -> bool:
+def names_one(column: LogColumn) -> bool:
     """Whether a column is named as an identifier."""
-    return named(column, _ID, _PERSON)
+    return has_pattern(column, _ID, _PERSON)
 
 
-def is_asked(column: Column) -> bool:
+def is_asked(column: LogColumn) -> bool:
     """Whether a column is named as the text of a query."""
-    return named(column, _ASKED)
+    return has_pattern(column, _ASKED)
 
 
-def is_person(column: Column) -> bool:
+def is_person(column: LogColumn) -> bool:
     """Whether a column names a user or a session."""
-    return named(column, _PERSON)
+    return has_pattern(column, _PERSON)
 
 
 # queries
 
 
-def queries(columns: Sequence[Column], seen: Structure) -> list[Candidate]:
+def queries(columns: Sequence[LogColumn], seen: Structure) -> list[Candidate]:
     """The columns that may name the lists to rank."""
     keys = [column for column in columns if column.name in seen and _is_key(column)]
-    clocks = [column for column in columns if column.name in seen and is_time(column)]
+    clocks = [column for column in columns if column.name in seen and looks_like_time(column)]
     clocks = [column for column in clocks if not _is_of_item(column)] or clocks
-    slots = [column for column in columns if column.name in seen and column.numeric and named(column, _POSITION)]
+    slots = [column for column in columns if column.name in seen and column.numeric and has_pattern(column, _POSITION)]
     keys = [column for column in keys if column not in slots and not is_label(column)]
     likely = sorted((_thing(column, seen, keys) for column in keys), key=lambda each: -each.score)[:2]
     things = [each.column for each in likely if each.score > _PAIRED]  # a color comes again, too
@@ -155,8 +155,12 @@ def queries(columns: Sequence[Column], seen: Structure) -> list[Candidate]:
 
 
 def _query_points(
-    column: Column, seen: Structure, clocks: Sequence[Column], slots: Sequence[Column], things: Sequence[Column]
-) -> Points:
+    column: LogColumn,
+    seen: Structure,
+    clocks: Sequence[LogColumn],
+    slots: Sequence[LogColumn],
+    things: Sequence[LogColumn],
+) -> Scores:
     yield _query_name(column)
     lists = seen.lists(column.name)
     rows = len(seen.codes[column.name])
@@ -179,7 +183,7 @@ def _query_points(
         yield 3.0 * agreed[best], f"{best} is the same in {agreed[best]:.0%} of its lists"
 
 
-def _query_name(column: Column) -> tuple[float, str]:
+def _query_name(column: LogColumn) -> tuple[float, str]:
     name = column.name.lower()
     if re.search(rf"^{_LIST}{_ID}|^(qid|query|search|impression|q|request)$", name):
         return 4.0, "the name of a list"
@@ -198,7 +202,7 @@ def _query_name(column: Column) -> tuple[float, str]:
     return (0.5, "the name of an id") if re.search(_ID, name) else (-1.0, "no name of an id")
 
 
-def within(column: Column, columns: Sequence[Column], seen: Structure) -> tuple[Column, ...]:
+def within(column: LogColumn, columns: Sequence[LogColumn], seen: Structure) -> tuple[LogColumn, ...]:
     """A further column that makes a query's id with the column of the best candidate, whose runs return; or none.
 
     A customer's rows stand together on each day: there is a list for each run, and the day tells them apart.
@@ -210,7 +214,7 @@ def within(column: Column, columns: Sequence[Column], seen: Structure) -> tuple[
         if other is column or other.name not in seen or (other.numeric and not other.whole):
             continue
         pairs = len(np.unique(seen.joined(column.name, [other.name])))
-        if is_time(other) and abs(pairs - lists.runs) <= 0.1 * lists.runs:
+        if looks_like_time(other) and abs(pairs - lists.runs) <= 0.1 * lists.runs:
             return (other,)
     return ()
 
@@ -218,13 +222,13 @@ def within(column: Column, columns: Sequence[Column], seen: Structure) -> tuple[
 # items
 
 
-def items(columns: Sequence[Column], query: Column, seen: Structure) -> list[Candidate]:
+def items(columns: Sequence[LogColumn], query: LogColumn, seen: Structure) -> list[Candidate]:
     """The columns that may name the documents."""
     keys = [column for column in columns if column.name in seen and _is_key(column) and not is_label(column)]
-    keys = [column for column in keys if not named(column, _POSITION)]
+    keys = [column for column in keys if not has_pattern(column, _POSITION)]
     lists = seen.lists(query.name)
 
-    def points(column: Column) -> Points:
+    def points(column: LogColumn) -> Scores:
         alone = _thing(column, seen, keys)
         yield alone.score, "; ".join(alone.reasons)
         repeats = lists.repeats(seen.codes[column.name])
@@ -235,11 +239,11 @@ def items(columns: Sequence[Column], query: Column, seen: Structure) -> list[Can
     return [candidate(column, points(column)) for column in keys if column is not query]
 
 
-def _thing(column: Column, seen: Structure, columns: Sequence[Column]) -> Candidate:
+def _thing(column: LogColumn, seen: Structure, columns: Sequence[LogColumn]) -> Candidate:
     """A column as an item's id, whatever the query is."""
     lists, name = seen.lists(column.name), column.name.lower()
 
-    def points() -> Points:
+    def points() -> Scores:
         if re.search(rf"(^|_){_THING}({_ID}|s?$)", name):
             yield (4.0, "the name of an item's id") if re.search(_ID, name) else (3.0, "the name of an item")
         elif re.search(rf"{_LIST}|{_VISIT}.*{_ID}", name) or is_person(column):
@@ -265,21 +269,21 @@ def _thing(column: Column, seen: Structure, columns: Sequence[Column]) -> Candid
 # times
 
 
-def times(columns: Sequence[Column], query: Column, seen: Structure, item: Column | None) -> list[Candidate]:
+def times(columns: Sequence[LogColumn], query: LogColumn, seen: Structure, item: LogColumn | None) -> list[Candidate]:
     """The columns that may have the time of a row."""
     return [
         candidate(column, _time_points(column, query, seen, item))
         for column in columns
-        if column.formats and column.name in seen and (is_time(column) or not names_one(column))
+        if column.formats and column.name in seen and (looks_like_time(column) or not names_one(column))
     ]
 
 
-def _time_points(column: Column, query: Column, seen: Structure, item: Column | None) -> Points:
-    if named(column, _EVENT_TIME):
+def _time_points(column: LogColumn, query: LogColumn, seen: Structure, item: LogColumn | None) -> Scores:
+    if has_pattern(column, _EVENT_TIME):
         yield 3.0, "the name of an event's time"
-    elif named(column, _ITEM_TIME):
+    elif has_pattern(column, _ITEM_TIME):
         yield -2.0, "the name of an item's or a person's date"
-    elif named(column, _TIME):
+    elif has_pattern(column, _TIME):
         yield 2.0, "the name of a time"
     elif column.digits:
         yield -3.0, "a number without the name of a time"
@@ -303,27 +307,29 @@ def _span(hours: float) -> str:
     return f"{hours:.1g} h" if hours < 48 else f"{hours / 24:,.0f} days"
 
 
-def _is_of_item(column: Column) -> bool:
-    return named(column, _ITEM_TIME) and not named(column, _EVENT_TIME)
+def _is_of_item(column: LogColumn) -> bool:
+    return has_pattern(column, _ITEM_TIME) and not has_pattern(column, _EVENT_TIME)
 
 
 # labels and places
 
 
-def is_label(column: Column) -> bool:
+def is_label(column: LogColumn) -> bool:
     """Whether a column is named as what happened after the list was shown, and not as what did so before."""
-    return any(named(column, pattern) for pattern, _ in LABELS) and not named(column, _BEFORE)
+    return any(has_pattern(column, pattern) for pattern, _ in LABELS) and not has_pattern(column, _BEFORE)
 
 
-def labels(columns: Sequence[Column], query: Column, seen: Structure, item: Column | None) -> list[Candidate]:
+def labels(columns: Sequence[LogColumn], query: LogColumn, seen: Structure, item: LogColumn | None) -> list[Candidate]:
     """The columns that may have the labels."""
-    fits = [column for column in columns if column.name in seen and column.distinct > 1 and not is_time(column)]
-    fits = [column for column in fits if column.numeric or column.distinct <= FEW]
+    fits = [column for column in columns if column.name in seen and column.distinct > 1 and not looks_like_time(column)]
+    fits = [column for column in fits if column.numeric or column.distinct <= FEW_LISTS]
     return [candidate(column, _label_points(column, query, seen, item)) for column in fits if not names_one(column)]
 
 
-def _label_points(column: Column, query: Column, seen: Structure, item: Column | None) -> Points:
-    points = next((points for pattern, points in LABELS if named(column, pattern)), 0.0) if is_label(column) else -2.0
+def _label_points(column: LogColumn, query: LogColumn, seen: Structure, item: LogColumn | None) -> Scores:
+    points = (
+        next((points for pattern, points in LABELS if has_pattern(column, pattern)), 0.0) if is_label(column) else -2.0
+    )
     yield points, "the name of a label" if points > 0 else "no name of a label"
     lists = seen.lists(query.name)
     varies = 1.0 - lists.constant(seen.codes[column.name])
@@ -339,12 +345,14 @@ def _label_points(column: Column, query: Column, seen: Structure, item: Column |
         yield (0.0, "") if own else (3.5, "one row a list at most")
 
 
-def positions(columns: Sequence[Column], query: Column, seen: Structure) -> list[Candidate]:
+def positions(columns: Sequence[LogColumn], query: LogColumn, seen: Structure) -> list[Candidate]:
     """The columns that may say where an item was shown."""
-    named_so = [column for column in columns if column.numeric and column.name in seen and named(column, _POSITION)]
+    named_so = [
+        column for column in columns if column.numeric and column.name in seen and has_pattern(column, _POSITION)
+    ]
     lists = seen.lists(query.name)
 
-    def points(column: Column) -> Points:
+    def points(column: LogColumn) -> Scores:
         yield 2.0, "the name of a place"
         repeats = lists.repeats(seen.codes[column.name])
         yield 2.0 - 4.0 * repeats, f"comes again in {repeats:.0%} of the rows" if repeats > 0.005 else "once a list"
@@ -352,7 +360,7 @@ def positions(columns: Sequence[Column], query: Column, seen: Structure) -> list
     return [candidate(column, points(column)) for column in named_so]
 
 
-def structured(columns: Sequence[Column]) -> list[str]:
+def structured(columns: Sequence[LogColumn]) -> list[str]:
     """The columns whose structure decides on roles: all but measured quantities."""
     found = [column for column in columns if not column.numeric or column.whole or is_label(column)]
     return [column.name for column in found if column.distinct > 1]

@@ -50,14 +50,14 @@ class Rejection:
     found: str = ""
 
 
-class Texts(Protocol):
+class RawTexts(Protocol):
     """The input of rows as text, for the quarantine; a text is made only when it is requested."""
 
     def __call__(self, line: int) -> str:
         """The text of this line (text) or row (Parquet), at most 1,000 characters."""
         ...
 
-    def only(self, lines_N: NDArray[np.int64]) -> "Texts":
+    def only(self, lines_N: NDArray[np.int64]) -> "RawTexts":
         """The texts of these lines, without the rest of the input in memory."""
         ...
 
@@ -86,7 +86,7 @@ class RowBlock:
     """Further columns: each document's `positions`, `clicks`, `weights`, `gains` and tokens; `meta_*` and the query's
     tokens, as in a group's first row; of each text of tokens its full length (see `texts.FULL`)."""
     rejected: list[Rejection] = field(default_factory=list)
-    texts: Texts | None = None
+    texts: RawTexts | None = None
     share: float = 0.0
 
     def __len__(self) -> int:
@@ -158,7 +158,7 @@ def keep(rows: RowBlock, keep_N: NDArray[np.bool_]) -> RowBlock:
     )
 
 
-def _join_texts(pieces: Sequence[RowBlock]) -> Texts | None:
+def _join_texts(pieces: Sequence[RowBlock]) -> RawTexts | None:
     """The texts of all pieces, if all have some and are of one file: line numbers identify rows within a file only."""
     texts = [piece.texts for piece in pieces if piece.texts is not None and piece.file == pieces[0].file]
     return _Joined([int(piece.lines_N[0]) for piece in pieces], texts) if len(texts) == len(pieces) else None
@@ -169,12 +169,12 @@ class _Joined:
     """The texts of consecutive pieces, each with the line at which it begins."""
 
     firsts: Sequence[int]
-    texts: Sequence[Texts]
+    texts: Sequence[RawTexts]
 
     def __call__(self, line: int) -> str:
         return self.texts[bisect_right(self.firsts, line) - 1](line)
 
-    def only(self, lines_N: NDArray[np.int64]) -> Texts:
+    def only(self, lines_N: NDArray[np.int64]) -> RawTexts:
         piece_N = np.searchsorted(self.firsts, lines_N, side="right") - 1
         used = np.unique(piece_N).tolist()
         kept = [self.texts[i].only(lines_N[piece_N == i]) for i in used]
@@ -191,7 +191,7 @@ class KeptTexts:
         """The text of one line."""
         return self.by_line[line]
 
-    def only(self, lines_N: NDArray[np.int64]) -> Texts:
+    def only(self, lines_N: NDArray[np.int64]) -> RawTexts:
         """The texts of these lines only."""
         return KeptTexts({line: self.by_line[line] for line in lines_N.tolist()})
 
@@ -208,7 +208,7 @@ class RowTexts:
         if self._last[0] != line:
             row = int(np.searchsorted(self.lines_N, line))
             columns = zip(self.batch.schema.names, self.batch, strict=True)
-            values = {name: plain(column[row]) for name, column in columns}
+            values = {name: plain_value(column[row]) for name, column in columns}
             self._last = line, json.dumps(values, default=str, ensure_ascii=False)[:TEXT_LENGTH]
         return self._last[1]
 
@@ -218,7 +218,7 @@ class RowTexts:
         return RowTexts(self.batch.take(pa.array(np.searchsorted(self.lines_N, lines))), lines)
 
 
-def plain(value: pa.Scalar) -> object:
+def plain_value(value: pa.Scalar) -> object:
     """A value for messages; text that cannot be read is replaced."""
     try:
         return value.as_py()

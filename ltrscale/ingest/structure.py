@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 from ltrscale.data import columns as cols
 from ltrscale.data.times import Clock, instants
 from ltrscale.ingest.csvtext import Dialect
-from ltrscale.ingest.profile import Column, batches_of
+from ltrscale.ingest.profile import LogColumn, batches_of
 
-Codes = NDArray[np.int64]
+ValueCodes = NDArray[np.int64]
 
 _LOOKED_AT = 1 << 20
 _SAMPLED = 200_000
 
 
 @dataclass(frozen=True)
-class Lists:
+class KeyLists:
     """The rows of some values of a key, by these values."""
 
-    rows_L: Codes
-    starts_Q: Codes
+    rows_L: ValueCodes
+    starts_Q: ValueCodes
     distinct: int
     """Values of the key, in all rows."""
     paired: float
@@ -38,7 +38,7 @@ class Lists:
     """Runs of equal values, in all rows."""
 
     @classmethod
-    def of(cls, codes_N: Codes) -> "Lists":
+    def of(cls, codes_N: ValueCodes) -> "KeyLists":
         """The lists of a key; -1 is none."""
         known_N = codes_N[codes_N >= 0]
         n, lengths_V = len(known_N), np.bincount(known_N)
@@ -47,12 +47,12 @@ class Lists:
         together = (n - runs) / (n - distinct) if n > distinct else 0.0
         return cls(*_sample(codes_N), distinct, float(lengths_V[lengths_V > 1].sum() / max(n, 1)), together, runs)
 
-    def constant(self, codes_N: Codes) -> float:
+    def constant(self, codes_N: ValueCodes) -> float:
         """Share of the lists with several rows in which a column has a single value."""
         least_Q, most_Q, several_Q = self._ends(codes_N)
         return float((least_Q == most_Q)[several_Q].mean()) if several_Q.any() else 1.0
 
-    def spread(self, seconds_N: Codes) -> float:
+    def spread(self, seconds_N: ValueCodes) -> float:
         """Seconds from the first to the last time of a list, the median over lists with several rows."""
         least_Q, most_Q, several_Q = self._ends(seconds_N)
         return float(np.median((most_Q - least_Q)[several_Q])) if several_Q.any() else 0.0
@@ -62,7 +62,7 @@ class Lists:
         counts_Q: NDArray[np.int64] = np.add.reduceat(true_N[self.rows_L].astype(np.int64), self.starts_Q)
         return counts_Q
 
-    def repeats(self, codes_N: Codes) -> float:
+    def repeats(self, codes_N: ValueCodes) -> float:
         """Share of the rows with a value that another row of their list has had."""
         codes_L = codes_N[self.rows_L]
         list_L = np.repeat(np.arange(len(self.starts_Q)), np.diff([*self.starts_Q, len(self.rows_L)]))
@@ -72,7 +72,7 @@ class Lists:
         pairs = list_L[known_L] * (int(codes_L.max()) + 1) + codes_L[known_L]
         return 1.0 - len(np.unique(pairs)) / len(pairs)
 
-    def _ends(self, values_N: Codes) -> tuple[Codes, Codes, NDArray[np.bool_]]:
+    def _ends(self, values_N: ValueCodes) -> tuple[ValueCodes, ValueCodes, NDArray[np.bool_]]:
         values_L = values_N[self.rows_L]
         if not len(values_L):
             return values_L, values_L, values_L > 0
@@ -80,7 +80,7 @@ class Lists:
         return *ends, np.diff([*self.starts_Q, len(self.rows_L)]) > 1
 
 
-def _sample(codes_N: Codes) -> tuple[Codes, Codes]:
+def _sample(codes_N: ValueCodes) -> tuple[ValueCodes, ValueCodes]:
     """The rows of whole lists, sorted by list, and where each list starts."""
     every = -(-len(codes_N) // _SAMPLED) or 1
     rows = np.flatnonzero((codes_N >= 0) & (codes_N % every == 0))
@@ -93,7 +93,7 @@ def _sample(codes_N: Codes) -> tuple[Codes, Codes]:
 class Structure:
     """Columns of many rows as numbers: equal values have equal numbers from 0 on, and -1 is none."""
 
-    codes: Mapping[str, Codes]
+    codes: Mapping[str, ValueCodes]
     values: Mapping[str, pa.Array]
     """The distinct values of each column, by number."""
     files: tuple[int, ...] = (0,)
@@ -102,15 +102,15 @@ class Structure:
     """Whether these are all rows."""
     dialect: Dialect = field(default_factory=Dialect)
     """The form in which a file of text has numbers."""
-    _lists: dict[str, Lists] = field(default_factory=dict)
+    _lists: dict[str, KeyLists] = field(default_factory=dict)
 
     def __contains__(self, name: str) -> bool:
         return name in self.codes
 
-    def lists(self, name: str) -> Lists:
+    def lists(self, name: str) -> KeyLists:
         """The lists of a column."""
         if name not in self._lists:
-            self._lists[name] = Lists.of(self.codes[name])
+            self._lists[name] = KeyLists.of(self.codes[name])
         return self._lists[name]
 
     def numbers(self, name: str) -> NDArray[np.float64]:
@@ -123,10 +123,10 @@ class Structure:
         found_N: NDArray[np.float64] = np.append(found_V, np.nan)[self.codes[name]]
         return found_N
 
-    def seconds(self, column: Column) -> Codes:
+    def seconds(self, column: LogColumn) -> ValueCodes:
         """A column of times in seconds since 1970, by row, 0 for what is none."""
         seconds_V, _ = instants(self.values[column.name], Clock(formats=column.formats[:1]))
-        seconds_N: Codes = np.append(seconds_V, 0)[self.codes[column.name]]
+        seconds_N: ValueCodes = np.append(seconds_V, 0)[self.codes[column.name]]
         return seconds_N
 
     def decides(self, name: str, other: str) -> bool:
@@ -135,7 +135,7 @@ class Structure:
         lists = self.lists(name)
         return len(lists.rows_L) > len(lists.starts_Q) and lists.constant(other_N) > 0.97 and codes_N is not other_N
 
-    def joined(self, name: str, others: Sequence[str]) -> Codes:
+    def joined(self, name: str, others: Sequence[str]) -> ValueCodes:
         """The numbers of the combinations of several columns; -1 where one of them has none."""
         codes_N = self.codes[name]
         for other in others:
@@ -179,7 +179,7 @@ def read_structure(
 
 
 def _dictionary(column: pa.Array) -> pa.DictionaryArray:
-    column = cols.plain(column)
+    column = cols.without_dictionary(column)
     if pa.types.is_null(column.type):
         return pa.DictionaryArray.from_arrays(pa.nulls(len(column), pa.int32()), pa.nulls(0))
     if cols.is_text(column.type):

@@ -26,12 +26,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ltrscale.ingest.lines import LineTexts, shown
+from ltrscale.arrays import Bools, Floats, Ints
+from ltrscale.ingest.lines import LineTexts, shown_line
 from ltrscale.ingest.rows import Rejection, RowBlock, Rule
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float32]
-Bools = NDArray[np.bool_]
 
 _SEPARATES = bytes(byte in b" \t\r\v\f\n:" for byte in range(256))  # as `bytes.split`, which the slow path uses
 _NEWLINE, _COLON, _ZERO = b"\n:0"
@@ -85,7 +82,7 @@ class _Layout(NamedTuple):
     values_V: _Words
 
 
-def parse(text: bytes, file: str, first_line: int, row_format: RowFormat) -> RowBlock:
+def parse_lines(text: bytes, file: str, first_line: int, row_format: RowFormat) -> RowBlock:
     """Parse whole lines, each with a newline at its end; `first_line` is the number of the first one.
 
     Rows that break a rule are in `rejected`. Without qid the query ids are empty.
@@ -113,7 +110,7 @@ def parse(text: bytes, file: str, first_line: int, row_format: RowFormat) -> Row
                 slow.append((at, row))
             else:
                 query_id = _query_id(words) if row_format.qid else ""
-                rejected.append(Rejection(file, first_line + at, row, shown(lines[at]), query_id))
+                rejected.append(Rejection(file, first_line + at, row, shown_line(lines[at]), query_id))
         rows = _merge(rows, _stack(slow, row_format))
     return RowBlock(
         file=file,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ltrscale.errors import InputError
 from ltrscale.ingest import csvtext, jsontext, parquet
 from ltrscale.ingest.csvtext import Dialect
-from ltrscale.ingest.rows import Rejection, RowTexts, Texts
+from ltrscale.ingest.rows import RawTexts, Rejection, RowTexts
 from ltrscale.ingest.textrows import TextReader
 
 _PACKED = ("", ".gz", ".xz")
@@ -31,7 +31,7 @@ class Raw(NamedTuple):
 
     rows: pa.RecordBatch
     lines_N: NDArray[np.int64]
-    texts: Texts
+    texts: RawTexts
     rejected: list[Rejection]
     share: float
 

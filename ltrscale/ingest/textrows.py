@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ltrscale.ingest.lines import UTF8, LineTexts, read_lines, shown
+from ltrscale.ingest.lines import UTF8, LineTexts, read_lines, shown_line
 from ltrscale.ingest.rows import TEXT_LENGTH, Rejection
 
 SNIFFED_LINES = 1000
@@ -26,7 +26,7 @@ _NEWLINE, _RETURN = b"\n\r"
 
 
 @dataclass(frozen=True)
-class Table:
+class LineTable:
     """The rows of some lines with their line numbers, and the lines that were rejected."""
 
     rows: pa.RecordBatch
@@ -53,7 +53,7 @@ class Lines(LineTexts):
 
     def __call__(self, line: int) -> str:
         """The text of one line."""
-        return shown(self.text[self.starts_M[line - self.first] : self.ends_M[line - self.first]])
+        return shown_line(self.text[self.starts_M[line - self.first] : self.ends_M[line - self.first]])
 
     def bytes_of(self, index: int) -> bytes:
         """One line of the block, by its index there."""
@@ -66,7 +66,7 @@ class Lines(LineTexts):
         return blank_M
 
 
-def blocks(url: str, encoding: str = UTF8) -> Iterator[Lines]:
+def line_blocks(url: str, encoding: str = UTF8) -> Iterator[Lines]:
     """The lines of a file in blocks of a few megabytes."""
     first = 1
     for text, share in read_lines(url, size=_BLOCK, encoding=encoding):
@@ -91,13 +91,13 @@ class TextReader(ABC):
     header: ClassVar[bool] = False
     """Whether the first line has the names of the columns."""
 
-    def __iter__(self) -> Iterator[Table]:
+    def __iter__(self) -> Iterator[LineTable]:
         """The tables of the file, in order, each of at most `batch_rows` lines.
 
         Raises:
             InputError: the file is damaged.
         """
-        for lines in blocks(self.url, self._encoding()):
+        for lines in line_blocks(self.url, self._encoding()):
             row_M = ~lines.blank_M()
             row_M[0] &= lines.first > 1 or not self.header
             faults = self._faults(lines, row_M)
@@ -113,7 +113,7 @@ class TextReader(ABC):
                 table = pa.concat_tables([rows for rows, _ in parts])
                 batch = pa.record_batch([column.combine_chunks() for column in table.columns], list(self.columns))
                 lines_N = lines.first + np.concatenate([numbers for _, numbers in parts])
-                yield Table(batch, lines_N, sorted(rejected, key=lambda rejection: rejection.line), lines)
+                yield LineTable(batch, lines_N, sorted(rejected, key=lambda rejection: rejection.line), lines)
 
     def _encoding(self) -> str:
         return UTF8

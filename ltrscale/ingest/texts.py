@@ -77,7 +77,7 @@ class TokenColumns(Config):
 
 
 @dataclass(frozen=True)
-class TextReader:
+class TokenReader:
     """Turns columns into lists of ids; without an encoding it leaves texts as they are, to train a tokenizer."""
 
     columns: TokenColumns
@@ -157,7 +157,7 @@ def _of_lists(values: pa.Array) -> _Ids:
     missing_N = values.is_null().to_numpy(zero_copy_only=False)
     if not len(flat):
         return _Ids(np.empty(0, np.int64), np.zeros(len(values), np.int64), missing_N, {})
-    numbers_T = cols.plain(flat).cast(pa.float64()).fill_null(np.nan).to_numpy()
+    numbers_T = cols.without_dictionary(flat).cast(pa.float64()).fill_null(np.nan).to_numpy()
     bad_T = numbers_T != np.floor(numbers_T)  # NaN too
     row_T = np.repeat(np.arange(len(values)), lengths_N)
     ids_T = np.where(bad_T, 0, numbers_T).astype(np.int64)

@@ -251,7 +251,7 @@ class Validator:
             yield "duplicate_document", repeated_N
 
 
-def total(parts: Iterable[Accounting], *, lost_groups: int = 0, hash_collisions: int = 0) -> Accounting:
+def total_accounting(parts: Iterable[Accounting], *, lost_groups: int = 0, hash_collisions: int = 0) -> Accounting:
     """The sum of several accountings, plus the given rejected groups and collisions."""
     sums: Counter[str] = Counter(groups_in=lost_groups, groups_rejected=lost_groups, hash_collisions=hash_collisions)
     rules: Counter[str] = Counter()

@@ -26,7 +26,7 @@ _LETTERS = 1 << 20  # no limit
 _EXTRA = "pip install 'ltrscale[text]'"
 
 
-Texts = Callable[[], Iterable[Sequence[str]]]
+TextSource = Callable[[], Iterable[Sequence[str]]]
 """Starts a pass through texts, in blocks."""
 
 
@@ -64,7 +64,7 @@ class Tokenizer(Config):
         """The files that it is made of."""
         return []
 
-    def open(self, texts: Texts) -> Encoding:
+    def open(self, texts: TextSource) -> Encoding:
         """The vocabulary, and what makes ids of texts.
 
         Args:
@@ -90,7 +90,7 @@ class ReadyIds(Tokenizer):
     special: dict[Special, int] = Field(default_factory=dict)
     """Ids of special tokens (pad, unk, cls, sep, mask) among them; those not named get new ids from `size` on."""
 
-    def open(self, texts: Texts) -> Encoding:  # noqa: ARG002
+    def open(self, texts: TextSource) -> Encoding:  # noqa: ARG002
         """A vocabulary alone."""
         return Encoding(_numbered(self.size, self.special))
 
@@ -113,7 +113,7 @@ class WordPieces(Tokenizer):
         """The file of word pieces."""
         return [storage.absolute(self.path)]
 
-    def open(self, texts: Texts) -> Encoding:  # noqa: ARG002
+    def open(self, texts: TextSource) -> Encoding:  # noqa: ARG002
         """BERT's tokenizer with these pieces."""
         words = _words(self.path)
         return _encoding(_bert({word: i for i, word in enumerate(words)}, self.lowercase), self.path)
@@ -136,7 +136,7 @@ class TrainedPieces(Tokenizer):
         """Its periods."""
         return self.periods
 
-    def open(self, texts: Texts) -> Encoding:
+    def open(self, texts: TextSource) -> Encoding:
         """BERT's tokenizer with pieces that are learnt now."""
         return _trained(self, texts)
 
@@ -153,7 +153,7 @@ class KnownTokenizer(Tokenizer):
         path = self.path
         return [storage.absolute(path if path.endswith(".json") else storage.join(path, storage.MANIFEST))]
 
-    def open(self, texts: Texts) -> Encoding:  # noqa: ARG002
+    def open(self, texts: TextSource) -> Encoding:  # noqa: ARG002
         """That tokenizer."""
         if self.path.endswith(".json"):
             return _encoding(_parsed(storage.read_bytes(self.path), self.path), self.path)
@@ -194,7 +194,7 @@ def _words(path: str) -> list[str]:
         raise InputError(f"{path}: no text in UTF-8 ({error}); name a file with one word piece per line") from error
 
 
-def _trained(config: TrainedPieces, texts: Texts) -> Encoding:
+def _trained(config: TrainedPieces, texts: TextSource) -> Encoding:
     """Word pieces learnt from texts, the same ones each time.
 
     The library counts letters in an order that changes from run to run, and numbers pieces in that order. So a first

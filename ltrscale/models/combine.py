@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
 from ltrscale.models.layers import Dropout, MicroBatchNorm
-from ltrscale.models.ranker import Architecture, Ranker, Scores
+from ltrscale.models.ranker import Architecture, Ranker, RankerScores
 
 How = Literal["mean", "concat"]
 
@@ -43,9 +43,9 @@ class MeanRanker(nn.Module):
         """The configs of its parts."""
         return CombinedArchitecture(how="mean", parts=tuple(part.architecture for part in _rankers(self.parts)))
 
-    def score(self, groups: QueryGroups) -> Scores:
+    def score(self, groups: QueryGroups) -> RankerScores:
         """Scores [N], without grades of lists."""
-        return Scores(self(groups), None)
+        return RankerScores(self(groups), None)
 
     def forward(self, groups: QueryGroups) -> Tensor:
         """Scores [N]."""
@@ -86,9 +86,9 @@ class ConcatRanker(nn.Module):
         self.parts.eval()
         return self
 
-    def score(self, groups: QueryGroups) -> Scores:
+    def score(self, groups: QueryGroups) -> RankerScores:
         """Scores [N], without grades of lists."""
-        return Scores(self(groups), None)
+        return RankerScores(self(groups), None)
 
     def forward(self, groups: QueryGroups) -> Tensor:
         """Scores [N]."""

@@ -28,7 +28,7 @@ Counted = tuple[NDArray[np.float32], NDArray[np.int64]]
 """The different values [V], sorted, and their counts [V]."""
 
 
-class Vocabulary:
+class ValueCounts:
     """Exact counts of the different values of a feature, without missing ones; parts can be merged.
 
     Codes of categories are integers below 2**24, so memory holds at most 2**24 codes of 12 bytes whatever the number of
@@ -223,7 +223,7 @@ class Wanted:
     documents: int | None = None
 
 
-class Statistics:
+class FeatureStatistics:
     """Statistics of some documents; parts can be merged.
 
     Example:
@@ -241,7 +241,7 @@ class Statistics:
         self.moments = Moments.none(len(wanted.numeric))
         self.sample = Sample(wanted.sample, wanted.documents)
         self.vocabularies = {
-            column: Vocabulary(wanted.discrete_up_to if numeric else None)
+            column: ValueCounts(wanted.discrete_up_to if numeric else None)
             for column, numeric in enumerate(wanted.numeric)
             if wanted.discrete_up_to or not numeric
         }

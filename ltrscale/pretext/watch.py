@@ -26,7 +26,7 @@ MIN_NORM = 1e-8
 """Vectors shorter than this count as zero vectors."""
 
 
-def directions(z_ND: Tensor) -> Tensor:
+def unit_vectors(z_ND: Tensor) -> Tensor:
     """Vectors scaled to length 1, in float32 at least; a zero vector stays zero and has gradient 0.
 
     The norm of a zero vector is replaced by infinity, because dividing by a small constant would give a gradient of
@@ -112,7 +112,7 @@ def warning_of(found: Geometry, if_solved: str) -> str | None:
 
 
 @torch.no_grad()
-def measure(
+def collapse_measures(
     z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, anchors: int = ANCHORS, rivals: int = RIVALS
 ) -> Tensor:
     """The first six of `Sums` for the first documents of a micro-batch, float64, shape [6].
@@ -135,7 +135,7 @@ def measure(
     n = min(rivals, len(z0_ND))
     place_C = torch.arange(n, device=z0_ND.device)
     group_C = torch.searchsorted(offsets_Q1[1:].contiguous(), place_C, right=True)
-    first_CD, second_CD = directions(z0_ND[:n]), directions(z1_ND[:n])
+    first_CD, second_CD = unit_vectors(z0_ND[:n]), unit_vectors(z1_ND[:n])
     anchors_AD = first_CD[:anchors]
     positive_A = (anchors_AD * second_CD[:anchors]).sum(1)
     rival_AC = (group_C[:anchors, None] == group_C) & (place_C[:anchors, None] != place_C)
@@ -156,7 +156,7 @@ def measure(
     return torch.stack([part.double() for part in parts])
 
 
-class Watch:
+class CollapseWatch:
     """Sums over the micro-batches of an epoch, or of the part since a resume; they stay on the device until taken."""
 
     def __init__(self) -> None:

@@ -82,7 +82,7 @@ METRICS = f"{', '.join(_FORMS[:-1])} or {_FORMS[-1]}"
 """The names of all metrics, for messages to the user."""
 
 
-def named(name: str, *, threshold: float = 1.0, grades: int = 4) -> Metric:
+def metric_named(name: str, *, threshold: float = 1.0, grades: int = 4) -> Metric:
     """The metric with a given name, such as ndcg@5.
 
     Args:
@@ -118,7 +118,7 @@ def named(name: str, *, threshold: float = 1.0, grades: int = 4) -> Metric:
         raise ValueError(f"{name!r}: {problem['loc'][0]}: {problem['msg']}") from error
 
 
-MetricName = Annotated[str, AfterValidator(lambda name: named(name).name)]
+MetricName = Annotated[str, AfterValidator(lambda name: metric_named(name).name)]
 """The name of a metric, in the one way in which figures are stored under it."""
 
 

@@ -261,7 +261,7 @@ def _draw(
     return (pool[places_PT] if len(pool) else places_PT), mask_PT
 
 
-class Lists(NamedTuple):
+class RankedLists(NamedTuple):
     """The lists of a chunk, each in order of falling gain; padding comes last and has gain -inf."""
 
     rows_ML: Tensor
@@ -270,7 +270,7 @@ class Lists(NamedTuple):
     gains_ML: Tensor
 
 
-Solve = Callable[[Lists, bool], tuple[Tensor, Tensor]]
+Solve = Callable[[RankedLists, bool], tuple[Tensor, Tensor]]
 """Computes the loss of each list [M] and its slope by the scores [M, L]; without the flag the slope may be 0."""
 
 
@@ -303,11 +303,11 @@ class _ListLoss(torch.autograd.Function):
         return slope_N * grad_Q.repeat_interleave(offsets_Q1.diff()), None, None, None
 
 
-def _best_first(scores_N: Tensor, gains_N: Tensor, chunk: Chunk) -> Lists:
+def _best_first(scores_N: Tensor, gains_N: Tensor, chunk: Chunk) -> RankedLists:
     gains_ML, order_ML = torch.where(chunk.mask_ML, gains_N[chunk.rows_ML], -torch.inf).sort(descending=True)
     rows_ML = chunk.rows_ML.gather(1, order_ML)
     # The mask stays valid: padding was last before the sort and has the lowest gain.
-    return Lists(rows_ML, chunk.mask_ML, scores_N[rows_ML], gains_ML)
+    return RankedLists(rows_ML, chunk.mask_ML, scores_N[rows_ML], gains_ML)
 
 
 def over_ideal(gains_ML: Tensor, truncation: int | None = None) -> Tensor:
@@ -382,7 +382,7 @@ def over_pairs(
     return over_lists(scores_N, gains_N, offsets_Q1, lambda lists, with_slope: _solve(lists, rule, with_slope))
 
 
-def _solve(lists: Lists, rule: _Rule, with_slope: bool) -> tuple[Tensor, Tensor]:
+def _solve(lists: RankedLists, rule: _Rule, with_slope: bool) -> tuple[Tensor, Tensor]:
     """The loss of each list, and its slope by the scores (0 unless `with_slope`)."""
     lowest_M1 = lists.gains_ML.gather(1, lists.mask_ML.sum(-1, keepdim=True) - 1)
     # Gains fall along a row, so only the first documents beat another one: their rows are enough.
@@ -420,7 +420,7 @@ def _scale(total_M: Tensor, rule: _Rule) -> Tensor:
             return torch.ones_like(total_M)
 
 
-def _weigher(lists: Lists, rule: _Rule) -> Callable[[slice, Tensor], Tensor]:
+def _weigher(lists: RankedLists, rule: _Rule) -> Callable[[slice, Tensor], Tensor]:
     """A function of a block and its margins that weighs pairs; 0 unless the first document beats the second."""
     dtype = lists.scores_ML.dtype
     if rule.weights in ("equal", "mean"):
@@ -446,7 +446,7 @@ def _weigher(lists: Lists, rule: _Rule) -> Callable[[slice, Tensor], Tensor]:
     return by_ndcg
 
 
-def _discounts(lists: Lists) -> tuple[Tensor, Tensor]:
+def _discounts(lists: RankedLists) -> tuple[Tensor, Tensor]:
     """Discounts by score, where tied documents share their block's mean; and the number of documents scored higher."""
     rising_ML = torch.where(lists.mask_ML, -lists.scores_ML, torch.inf)
     sorted_ML = rising_ML.sort().values

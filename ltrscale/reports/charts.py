@@ -11,10 +11,10 @@ from typing import Any, Final, Protocol
 
 Spec = dict[str, Any]
 """A Vega-Lite specification."""
-Rows = Sequence[Mapping[str, Any]]
+ChartRows = Sequence[Mapping[str, Any]]
 """The data of a chart."""
 
-VERSION: Final = "6.4"
+VEGA_LITE_VERSION: Final = "6.4"
 """Of Vega-Lite."""
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.4.1.json"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
@@ -79,7 +79,7 @@ def theme(*, dark: bool) -> Spec:
     }
 
 
-def _chart(rows: Rows, **parts: Any) -> Spec:
+def _chart(rows: ChartRows, **parts: Any) -> Spec:
     return {
         "$schema": _SCHEMA,
         "data": {"values": list(rows)},
@@ -98,12 +98,12 @@ def _number(field: str, title: str | None = None, *, zero: bool = False, **scale
     return _of(field, "quantitative", title, scale={"zero": zero, **scale})
 
 
-def _in_order(rows: Rows, field: str) -> list[Any]:
+def _in_order(rows: ChartRows, field: str) -> list[Any]:
     """The values of a field in the order of the rows, which Vega would sort."""
     return list(dict.fromkeys(row[field] for row in rows))
 
 
-def _series(rows: Rows, order: Sequence[str] = ()) -> Spec:
+def _series(rows: ChartRows, order: Sequence[str] = ()) -> Spec:
     """Colours of the field `series`, whose legend is left out for a single one.
 
     With the `order` of all series of a page, each has the same colour in all its charts.
@@ -120,8 +120,14 @@ def interval_row(name: str, summary: Estimated, **more: Any) -> dict[str, Any]:
     return {"name": name, "mean": summary.mean, "low": summary.low, "high": summary.high, **more}
 
 
-def intervals(
-    rows: Rows, *, title: str, at: float | None = None, order: Sequence[str] = (), log: bool = False, unit: str = ""
+def interval_chart(
+    rows: ChartRows,
+    *,
+    title: str,
+    at: float | None = None,
+    order: Sequence[str] = (),
+    log: bool = False,
+    unit: str = "",
 ) -> Spec:
     """Dots with bars, one row for each name.
 
@@ -157,7 +163,7 @@ def intervals(
 
 
 def lines(
-    rows: Rows,
+    rows: ChartRows,
     *,
     x: str,
     y: str,
@@ -167,7 +173,7 @@ def lines(
     order: Sequence[str] = (),
     dots: bool = True,
     zero: bool = False,
-    marks: Rows = (),
+    marks: ChartRows = (),
     level: float | None = None,
 ) -> Spec:
     """A line for each series, with intervals where the rows have them.
@@ -207,7 +213,7 @@ def lines(
     return _chart(rows, height=260, layer=layers)
 
 
-def bars(rows: Rows, *, title: str, order: Sequence[str] = (), unit: str = "%") -> Spec:
+def bars(rows: ChartRows, *, title: str, order: Sequence[str] = (), unit: str = "%") -> Spec:
     """A bar for each name, side by side for several series of a name; rows have `name`, `value` and `series`.
 
     Args:
@@ -250,7 +256,7 @@ def histogram(
     return _chart(rows, height=120, layer=layers)
 
 
-def scatter(rows: Rows, *, title: str, labels: Sequence[float]) -> Spec:
+def scatter(rows: ChartRows, *, title: str, labels: Sequence[float]) -> Spec:
     """Points without axes, whose size and colour are their labels; the rows have `x`, `y`, `label`, and rise by it."""
     shades = [shade(label, max(labels)) for label in labels]
     colours = {"scale": {"domain": list(labels), "range": [_LABELS[s] for s in shades]}}
@@ -279,7 +285,7 @@ def shade(label: float, highest: float) -> int:
     return max(1, min(4, round(4 * label / highest)))
 
 
-def heatmap(rows: Rows, *, title: str) -> Spec:
+def heatmap(rows: ChartRows, *, title: str) -> Spec:
     """A matrix with the values in its cells; the rows have `one`, `other` and `value`, from -1 to 1."""
     names = _in_order(rows, "one")
     cell = {
@@ -298,7 +304,7 @@ def heatmap(rows: Rows, *, title: str) -> Spec:
     return _chart(rows, height=30 * len(names), title=title, layer=layers)
 
 
-def parallel(rows: Rows, ends: Rows, *, title: str) -> Spec:
+def parallel(rows: ChartRows, ends: ChartRows, *, title: str) -> Spec:
     """A line over parallel axes for each of some settings, coloured by its value.
 
     Args:
@@ -324,7 +330,7 @@ def titled(spec: Spec, title: str) -> Spec:
     return {**spec, "title": title}
 
 
-def beside(*specs: Spec) -> Spec:
+def side_by_side(*specs: Spec) -> Spec:
     """Charts side by side in one picture."""
     return {"$schema": _SCHEMA, "hconcat": [_part(spec) for spec in specs]}
 
@@ -346,5 +352,5 @@ def png(spec: Spec) -> bytes:
 
     fixed = {**spec, "width": _WIDTH} if spec.get("width") == "container" else spec
     config = {**theme(dark=False), "background": "white", "font": "DejaVu Sans, sans-serif"}
-    picture: bytes = vl_convert.vegalite_to_png(fixed, vl_version=VERSION, scale=1.5, config=config)
+    picture: bytes = vl_convert.vegalite_to_png(fixed, vl_version=VEGA_LITE_VERSION, scale=1.5, config=config)
     return picture

@@ -39,7 +39,7 @@ def _javascript() -> str:
     """Vega, Vega-Lite and Vega-Embed in one script, which does not end the element that it stands in."""
     import vl_convert
 
-    text: str = vl_convert.javascript_bundle(_GLOBALS, vl_version=charts.VERSION)
+    text: str = vl_convert.javascript_bundle(_GLOBALS, vl_version=charts.VEGA_LITE_VERSION)
     assert "</script" not in text.lower()
     assert "<!--" not in text
     return text

@@ -60,7 +60,7 @@ def _results(plan: Plan, advance: Advance) -> Generator[Done]:
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the errors that it logs are raised too
     whose = f"{plan.scorer.name}: the process that scored a file with it"
     with plain_errors(whose, "lower docs_per_batch, or give each of the workers more cpus"):
-        for block in ray_internals.blocks(_dataset(plan)):
+        for block in ray_internals.ready_blocks(_dataset(plan)):
             for row in ray.get(block).to_pylist():
                 if row["error"]:
                     raise InputError(row["error"])

@@ -15,8 +15,8 @@ import torch
 from ltrscale import bundle as bundles
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.data.dataset.manifest import Counts, DataFile, Period
-from ltrscale.data.dataset.scores import Scored, ScoreFile, file_name, period_url, write_file
+from ltrscale.data.dataset.manifest import Counts, DataFile, PeriodName
+from ltrscale.data.dataset.scores import ScoredGroups, ScoreFile, file_name, period_url, write_file
 from ltrscale.data.dataset.selection import RowGroup
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
@@ -31,7 +31,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 class Done(Config):
     """A file of scores, in place."""
 
-    period: Period
+    period: PeriodName
     file: ScoreFile
     counts: Counts
 
@@ -43,7 +43,7 @@ class FileScorer:
         self._plan = plan
         self._row_groups: dict[str, list[RowGroup]] = defaultdict(list)
         self._bundles = [self._loaded(url) for url in plan.scorer.bundles]
-        self._selection = bundles.reading(plan.selection, self._bundles)
+        self._selection = bundles.with_tokens_of(plan.selection, self._bundles)
         for row_group in plan.selection.row_groups:
             self._row_groups[row_group.url].append(row_group)
         on = choose_device(device)
@@ -79,20 +79,20 @@ class FileScorer:
                 raise InputError(f"{url}: no column {lacking!r} (meta); list it under columns.meta of prepare")
             yield table
 
-    def _scored(self, url: str, advance: Advance) -> Iterator[Scored]:
+    def _scored(self, url: str, advance: Advance) -> Iterator[ScoredGroups]:
         """The scores of the groups of a file, in its order."""
         selection = replace(self._selection, row_groups=tuple(self._row_groups[url]))
         for groups in iterate(selection, docs_per_batch=self._plan.scorer.docs_per_batch):
             assert groups.ids_Q is not None
             scores_N = torch.stack([scorer(groups).double() for scorer in self._scorers]).mean(0).numpy()
-            scored = Scored(groups.ids_Q.numpy(), groups.offsets_Q1.numpy(), scores_N)
+            scored = ScoredGroups(groups.ids_Q.numpy(), groups.offsets_Q1.numpy(), scores_N)
             bad_N = ~(np.abs(scores_N) <= _LARGEST)  # NaN too
             if bad_N.any():
                 raise self._not_finite(url, scored, int(bad_N.argmax()))
             yield scored
             advance(groups.n_documents)
 
-    def _not_finite(self, url: str, scored: Scored, document: int) -> InputError:
+    def _not_finite(self, url: str, scored: ScoredGroups, document: int) -> InputError:
         gid = scored.gids_Q[np.searchsorted(scored.offsets_Q1, document, side="right") - 1]
         return InputError(
             f"{self._plan.scorer.name}: the score of a document of query group {gid} of {url} is "

@@ -15,7 +15,7 @@ from ltrscale import bundle as bundles
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.origin import fills_of, settings_of
+from ltrscale.data.dataset.origin import fills_of, prepare_settings_of
 from ltrscale.data.dataset.scores import period_url, read_period, scored_periods
 from ltrscale.data.dataset.split import Texts
 from ltrscale.errors import InputError, Refused
@@ -27,8 +27,8 @@ from ltrscale.ingest.source import Needs
 from ltrscale.progress import log
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.scoring.scorer import ScorerConfig
-from ltrscale.scoring.skew import Finding, SkewKind, skew_of
-from ltrscale.stages.runs import check_replaceable, held
+from ltrscale.scoring.skew import Skew, SkewKind, skew_of
+from ltrscale.stages.runs import check_replaceable, holding
 
 _SAID = 10
 """Features of a period that are named one by one."""
@@ -95,7 +95,7 @@ class PredictJob(ScorerConfig):
         opened = [bundles.load(url) for url in self.bundles]
         for each in opened:
             each.scorer()  # refuses a bundle that cannot score before any row is read
-        known, where = settings_of(opened[0].read_as), f"{opened[0].url}: read_as of its config.json"
+        known, where = prepare_settings_of(opened[0].read_as), f"{opened[0].url}: read_as of its config.json"
         if self.source is None and not known:
             raise InputError(
                 f"{opened[0].url}: does not record how its training data were read; "
@@ -129,7 +129,7 @@ class PredictJob(ScorerConfig):
             for line in _lines(period, findings):
                 log.warning("predict: %s", line)
 
-    def _refuses(self, finding: Finding) -> bool:
+    def _refuses(self, finding: Skew) -> bool:
         return self.refuse if isinstance(self.refuse, bool) else finding.kind in self.refuse
 
     def _check_columns(self, reading: PrepareConfig) -> None:
@@ -153,13 +153,13 @@ class PredictJob(ScorerConfig):
         """Delete the items of earlier inputs, whose periods the present ones do not have."""
         others = sorted({*scored_periods(self.out)} - {*periods})
         if others := [period for period in others if read_period(self.out, period) is not None]:
-            with held(self.out):
+            with holding(self.out):
                 for period in others:
                     storage.withdraw(period_url(self.out, period), name=storage.HIDDEN_MANIFEST)
             log.info("predict: %s: removed %d periods of earlier inputs: %s", self.out, len(others), ", ".join(others))
 
 
-def _lines(period: str, findings: Sequence[Finding]) -> list[str]:
+def _lines(period: str, findings: Sequence[Skew]) -> list[str]:
     """A line for each of the first findings, and one that counts the others."""
     more = [f"{period}: {len(findings) - _SAID} more"] if len(findings) > _SAID else []
     return [f"{period}: {each}" for each in findings[:_SAID]] + more

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale.bundle import Bundle
-from ltrscale.bundle.reference import QUANTILES, FeatureReference, Reference, has_value, look
+from ltrscale.bundle.reference import QUANTILES, FeatureReference, Reference, has_value, sample_of
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
@@ -41,7 +41,7 @@ _NEAR, _FAR = 0.1, 0.05
 _TAIL = QUANTILES[1]
 
 
-class Finding(Config):
+class Skew(Config):
     """A feature that differs from training; as text it is one line with the figures."""
 
     feature: str
@@ -59,12 +59,12 @@ class Finding(Config):
         return f"{self.feature}: {self.said}"
 
 
-def skew_of(data: str, period: str, opened: Sequence[Bundle]) -> list[Finding]:
+def skew_of(data: str, period: str, opened: Sequence[Bundle]) -> list[Skew]:
     """How the features of a period differ from the training of some bundles; each is said once."""
     selection = select(Split(data=(data,), periods=(period,)), labelled=False)
-    names, found = open_dataset(data).manifest.categories, dict[tuple[str, SkewKind], Finding]()
+    names, found = open_dataset(data).manifest.categories, dict[tuple[str, SkewKind], Skew]()
     for bundle in opened:
-        groups = look(selection.serving(bundle.features, whose=bundle.url))
+        groups = sample_of(selection.serving(bundle.features, whose=bundle.url))
         if groups is None or bundle.reference is None:
             continue
         if groups.n_groups < _FEW:
@@ -80,7 +80,7 @@ def find_skew(
     *,
     lists: int,
     names: Mapping[str, Mapping[str, int]] | None = None,
-) -> list[Finding]:
+) -> list[Skew]:
     """The features of some rows that differ from training, those that differ most first.
 
     Args:
@@ -109,7 +109,7 @@ def find_skew(
             f"features_NF has the shape {rows_NF.shape}, and the reference has {len(reference.features)} features; "
             "give one column for each, in its order"
         )
-    found: list[tuple[float, Finding]] = []
+    found: list[tuple[float, Skew]] = []
     if len(rows_NF):
         for feature, values_N in zip(reference.features, rows_NF.T, strict=True):
             known = (names or {}).get(feature.name, {})
@@ -119,7 +119,7 @@ def find_skew(
 
 def _compared(
     feature: FeatureReference, values_N: NDArray[np.float32], lists: tuple[int, int], names: Mapping[str, int]
-) -> list[tuple[float, Finding]]:
+) -> list[tuple[float, Skew]]:
     """The findings of one feature, each with how far it is from training."""
     known_N = values_N[has_value(values_N, feature.fill)]
     missing = 1 - len(known_N) / len(values_N)
@@ -143,7 +143,7 @@ def _of_codes(
     rows: int,
     lists: tuple[int, int],
     names: Mapping[str, int],
-) -> list[tuple[float, Finding]]:
+) -> list[tuple[float, Skew]]:
     codes_V, counts_V = np.unique(known_N.astype(np.int64), return_counts=True)
     new_V = ~np.isin(codes_V, feature.codes)
     share = float(counts_V[new_V].sum() / rows)
@@ -160,7 +160,7 @@ def _of_codes(
 
 def _of_numbers(
     feature: FeatureReference, known_N: NDArray[np.float32], lists: tuple[int, int]
-) -> list[tuple[float, Finding]]:
+) -> list[tuple[float, Skew]]:
     least, low, middle, high, most = feature.quantiles
     median = float(np.median(known_N))
     medians = f"the median is {median:.4g}, in training {middle:.4g}"
@@ -179,8 +179,8 @@ def _of_numbers(
     return [(far, _finding(feature, "scale", median, middle, said))]
 
 
-def _finding(feature: FeatureReference, kind: SkewKind, now: float, training: float, said: str) -> Finding:
-    return Finding(feature=feature.name, kind=kind, now=now, training=training, said=said)
+def _finding(feature: FeatureReference, kind: SkewKind, now: float, training: float, said: str) -> Skew:
+    return Skew(feature=feature.name, kind=kind, now=now, training=training, said=said)
 
 
 def _far(now: float, training: float, lists: tuple[int, int]) -> float:

@@ -4,7 +4,9 @@ from ltrscale.serving.features import ExportedFeatures
 from ltrscale.serving.format import Format
 
 
-def card(to: Format, features: ExportedFeatures, documents: int, difference: float, *, rows: bool = False) -> str:
+def export_card(
+    to: Format, features: ExportedFeatures, documents: int, difference: float, *, rows: bool = False
+) -> str:
     """The card's text.
 
     Args:

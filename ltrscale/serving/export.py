@@ -17,14 +17,14 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import Periods, Split
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
-from ltrscale.serving.card import card
+from ltrscale.serving.card import export_card
 from ltrscale.serving.choices import FORMATS, FormatName
-from ltrscale.serving.features import FEATURES, ExportedFeatures
+from ltrscale.serving.features import FEATURES_FILE, ExportedFeatures
 from ltrscale.serving.format import Files, Format
 from ltrscale.serving.parity import Parity, ParityConfig, check_parity
-from ltrscale.serving.raw import CODE, reading
-from ltrscale.serving.raw_check import files_of
-from ltrscale.serving.timing import measure
+from ltrscale.serving.raw import CODE, reading_raw
+from ltrscale.serving.raw_check import raw_files_of
+from ltrscale.serving.timing import time_queries
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.origins import Settings, dataset_hashes
 from ltrscale.stages.stage import Origin, Stage
@@ -67,10 +67,10 @@ class ExportJob(ParityConfig, Stage):
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Compare scores, then publish the files, unless the scores differ by more than the tolerance."""
         bundle = load(self.bundle)
-        known = reading(bundle, [feature.name for feature in bundle.features]) is not None
+        known = reading_raw(bundle, [feature.name for feature in bundle.features]) is not None
         if self.raw is not None and not known:
             raise InputError(f"raw: {self.bundle} {_NO_ITEMS}; leave it out")
-        raw_files = files_of(self.raw, self.data) if known else []
+        raw_files = raw_files_of(self.raw, self.data) if known else []
         to = FORMATS[self.to]
         files, parity = check_parity(to, bundle, self._split, self, raw_files)
         publish(to, files, parity, self.out, made_by=origin)
@@ -91,7 +91,7 @@ class ExportJob(ParityConfig, Stage):
         with storage.scratch.directory() as folder:
             for name in storage.listed_in(manifest):
                 (folder / name).write_bytes(storage.read_verified(self.out, name, manifest))
-            times = measure(folder, bundle, FORMATS[self.to], files_of(self.raw, self.data), rows)
+            times = time_queries(folder, bundle, FORMATS[self.to], raw_files_of(self.raw, self.data), rows)
         if times is None:
             raise InputError("measure: no raw row that can be used is at hand; name some as raw")
         engine = "" if times.scores_Q is not None else f"; {self.to} scores in a program of its own"
@@ -104,8 +104,8 @@ class ExportJob(ParityConfig, Stage):
 
 def publish(to: Format, files: Files, parity: Parity, out: str, *, made_by: Mapping[str, Any]) -> None:
     """Commit the checked files to a directory."""
-    features = ExportedFeatures.model_validate_json(files[FEATURES])
-    text = card(to, features, parity.documents, parity.largest_difference, rows=CODE in files)
+    features = ExportedFeatures.model_validate_json(files[FEATURES_FILE])
+    text = export_card(to, features, parity.documents, parity.largest_difference, rows=CODE in files)
     more = {_PARITY: (parity.model_dump_json(indent=1) + "\n").encode(), _CARD: text.encode()}
     with storage.Commit(out) as commit:
         for name, content in {**files, **more}.items():

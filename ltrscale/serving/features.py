@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from ltrscale.config import Config
 
-Texts = Mapping[str, Mapping[str, int]]
+CodeTexts = Mapping[str, Mapping[str, int]]
 """Codes of the observed texts of categorical features, by feature; a feature whose texts are not recorded is absent."""
 
 
-class Column(Config):
+class ModelColumn(Config):
     """A column that the model reads."""
 
     column: int
@@ -33,7 +33,7 @@ class Column(Config):
     """Codes of a categorical column of trees; the number that stands for a code is its index in this list, from 0."""
 
 
-FEATURES = "features.json"
+FEATURES_FILE = "features.json"
 
 
 class ExportedFeatures(Config):
@@ -45,7 +45,7 @@ class ExportedFeatures(Config):
     """The name of the format."""
     missing: Literal["nan", "zero"] = "nan"
     """How the model reads a missing value: as a NaN of its own meaning, or as 0."""
-    columns: tuple[Column, ...]
+    columns: tuple[ModelColumn, ...]
 
     def matrix(self, names: Sequence[str], features_NF: NDArray[np.float32]) -> NDArray[np.float32]:
         """The matrix [N, G] that the exported model reads, made as the columns say.
@@ -73,7 +73,7 @@ class ExportedFeatures(Config):
 
 def features_in(folder: Path) -> ExportedFeatures:
     """The content of `features.json` in a folder."""
-    return ExportedFeatures.model_validate_json((folder / FEATURES).read_bytes())
+    return ExportedFeatures.model_validate_json((folder / FEATURES_FILE).read_bytes())
 
 
 def labels_of(names: Iterable[str]) -> list[str]:
@@ -91,7 +91,7 @@ def labels_of(names: Iterable[str]) -> list[str]:
     return labels
 
 
-def texts_of(codes: Iterable[int], texts: Mapping[str, int] | None) -> dict[str, int]:
+def code_texts_of(codes: Iterable[int], texts: Mapping[str, int] | None) -> dict[str, int]:
     """The text of each code that has one: the recorded one, or the code itself if it is a whole number's.
 
     Args:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ltrscale.bundle import Bundle
 from ltrscale.config import Config
-from ltrscale.serving.features import Column, ExportedFeatures, Texts
+from ltrscale.serving.features import CodeTexts, ExportedFeatures, ModelColumn
 
 Files = dict[str, bytes]
 """Content of files, by their names."""
@@ -24,7 +24,7 @@ MatrixScorer = Callable[[NDArray[np.float32]], NDArray[np.float64]]
 class Observed(NamedTuple):
     """What the data show of the features of a model."""
 
-    texts: Texts
+    texts: CodeTexts
     """Recorded texts of categories."""
     negative: Collection[str] = ()
     """Names of the features that have values below 0, which scores of a search engine cannot have."""
@@ -48,7 +48,7 @@ class Format(Config):
     """Whether the model scores in any process; else in an engine of its own."""
 
     @abstractmethod
-    def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[Column, ...]]:
+    def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
         """The files of the model, and the columns that it reads.
 
         Raises:

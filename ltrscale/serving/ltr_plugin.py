@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.errors import InputError
-from ltrscale.serving.features import Column, features_in, labels_of
+from ltrscale.serving.features import ModelColumn, features_in, labels_of
 from ltrscale.serving.format import EngineFormat, Files, MatrixScorer, Observed
 from ltrscale.serving.function_score import FunctionScore
 from ltrscale.serving.trees import Trees, missing_goes_left, trees_of
@@ -55,7 +55,7 @@ The queries of `featureset.json` take each value from the numeric field of the s
 come from elsewhere, but keep their names. No score is negative, so a feature `x` with values below 0 has two queries,
 `x` for max(x, 0) and `x_negative` for max(-x, 0)."""
 
-    def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[Column, ...]]:
+    def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
         """Both files.
 
         Raises:
@@ -221,7 +221,7 @@ def _nodes(root: Node) -> Iterator[Node]:
         waiting += node.get("children", [])
 
 
-def _parts(columns: Sequence[Column], negative: Collection[str]) -> dict[str, str]:
+def _parts(columns: Sequence[ModelColumn], negative: Collection[str]) -> dict[str, str]:
     """The label of the second query of each column that has values below 0, by its own label."""
     signed = [column.label for column in columns if column.name in negative and column.kind == "numeric"]
     labels = [column.label for column in columns]
@@ -238,7 +238,7 @@ def _mirror(node: Node, label: str) -> None:
     node["yes"], node["no"] = node["no"], node["yes"]
 
 
-def _queries(column: Column, parts: Mapping[str, str]) -> list[dict[str, Any]]:
+def _queries(column: ModelColumn, parts: Mapping[str, str]) -> list[dict[str, Any]]:
     """The query of a numeric field's value, or those of its two parts."""
     field = {"field": column.name}
     if column.label not in parts:
@@ -248,13 +248,13 @@ def _queries(column: Column, parts: Mapping[str, str]) -> list[dict[str, Any]]:
     return [_query(column, column.label, above), _query(column, parts[column.label], below)]
 
 
-def _part(column: Column, inside: str, outside: str, value: Mapping[str, Any]) -> dict[str, Any]:
+def _part(column: ModelColumn, inside: str, outside: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """The value on one side of 0, and 0 on the other."""
     sides = [{"filter": {"range": {column.name: {side: 0}}}} for side in (inside, outside)]
     return {"functions": [{**sides[0], **value}, {**sides[1], "weight": 0}], "score_mode": "first"}
 
 
-def _query(column: Column, label: str, value: Mapping[str, Any]) -> dict[str, Any]:
+def _query(column: ModelColumn, label: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """A feature of a field; a document without the field does not match."""
     exists = {"query": {"exists": {"field": column.name}}}
     return {
@@ -265,7 +265,7 @@ def _query(column: Column, label: str, value: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def _categories(trees: Trees, column: Column, to: str) -> InputError:
+def _categories(trees: Trees, column: ModelColumn, to: str) -> InputError:
     return InputError(
         f"{trees.url}: its trees split on the category {column.name!r}, and {to} compares numbers only; train without "
         "categories (leave_out: [categorical] in the training split)"

@@ -24,7 +24,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker
-from ltrscale.serving.features import Column, Texts, labels_of
+from ltrscale.serving.features import CodeTexts, ModelColumn, labels_of
 from ltrscale.serving.format import Files, MatrixFormat, MatrixScorer, Observed
 
 _MODEL = "model.onnx"
@@ -48,7 +48,7 @@ import onnxruntime
 scores = onnxruntime.InferenceSession("model.onnx").run(["scores"], {"features": matrix})[0]
 ```"""
 
-    def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[Column, ...]]:
+    def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
         """The graph; its columns are the raw features.
 
         Raises:
@@ -86,11 +86,11 @@ def is_listwise(bundle: Bundle) -> bool:
     return any(part.context is not None or part.transform.per_query for part in bundle.parts)
 
 
-def _columns(bundle: Bundle, texts: Texts) -> tuple[Column, ...]:
+def _columns(bundle: Bundle, texts: CodeTexts) -> tuple[ModelColumn, ...]:
     """The columns that the graph reads: the raw features."""
     labels = labels_of(feature.name for feature in bundle.features)
     return tuple(
-        Column(
+        ModelColumn(
             column=i,
             name=feature.name,
             label=label,

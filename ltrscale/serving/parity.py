@@ -24,7 +24,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.serving import raw, raw_check
-from ltrscale.serving.features import FEATURES, ExportedFeatures, features_in
+from ltrscale.serving.features import FEATURES_FILE, ExportedFeatures, features_in
 from ltrscale.serving.format import Files, Format, MatrixScorer, Observed
 from ltrscale.serving.onnx_graph import is_listwise
 
@@ -98,7 +98,7 @@ def check_parity(
     names = [feature.name for feature in bundle.features]
     manifests = [open_dataset(url).manifest for url in split.data]
     texts = {name: codes for manifest in manifests for name, codes in manifest.categories.items()}
-    files = write(to, bundle, Observed(texts, _negative(names, groups, manifests)))
+    files = write_export(to, bundle, Observed(texts, _negative(names, groups, manifests)))
     with storage.scratch.directory() as folder:
         for name, content in files.items():
             (folder / name).write_bytes(content)
@@ -121,7 +121,7 @@ def check_parity(
     )
 
 
-def write(to: Format, bundle: Bundle, observed: Observed) -> Files:
+def write_export(to: Format, bundle: Bundle, observed: Observed) -> Files:
     """The files of the model, with the description of its columns and the transformer of raw rows.
 
     Raises:
@@ -135,7 +135,7 @@ def write(to: Format, bundle: Bundle, observed: Observed) -> Files:
     files, columns = to.write(bundle, observed)
     features = ExportedFeatures(to=to.kind, missing=to.missing, columns=columns)
     described = (features.model_dump_json(indent=1, exclude_none=True) + "\n").encode()
-    return {**files, FEATURES: described, **raw.write(bundle, [column.name for column in columns])}
+    return {**files, FEATURES_FILE: described, **raw.write_raw(bundle, [column.name for column in columns])}
 
 
 class _Export(NamedTuple):

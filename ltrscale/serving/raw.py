@@ -15,10 +15,10 @@ import pyarrow as pa
 from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature, RawColumns
-from ltrscale.data.dataset.origin import RAW, fills_of, settings_of
+from ltrscale.data.dataset.origin import RAW, fills_of, prepare_settings_of
 from ltrscale.ingest import csvtext
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.joins import Join, Joined, load
+from ltrscale.ingest.joins import Join, Joined, load_table
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.source import Needs
 from ltrscale.serving import raw_rows
@@ -28,7 +28,7 @@ CODE = "raw_rows.py"
 _MOST_ROWS = 200_000
 
 
-def reading(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tuple[Feature, ...]] | None:
+def reading_raw(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tuple[Feature, ...]] | None:
     """The settings of `prepare` that read some features of a bundle from raw rows, and these features, in its order.
 
     None where it is not known how the rows were read, they were no items, or they lack a feature, which a job such as
@@ -37,7 +37,7 @@ def reading(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tuple[
     if RAW not in bundle.read_as or not names:
         return None
     where = f"{bundle.url}: read_as of its config.json"
-    config = validate(PrepareConfig, {**settings_of(bundle.read_as), "inputs": "X"}, where)
+    config = validate(PrepareConfig, {**prepare_settings_of(bundle.read_as), "inputs": "X"}, where)
     there, columns = RawColumns.model_validate(bundle.read_as[RAW]).reads, config.source.mapping
     assert columns is not None
     if any(columns.source_of(name) not in there for name in names):
@@ -48,13 +48,13 @@ def reading(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tuple[
     return config.replace(source=source), features
 
 
-def write(bundle: Bundle, names: Sequence[str]) -> Files:
+def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
     """The files of the transformer of the columns of an exported model, in their order; none where `reading` is None.
 
     Raises:
         InputError: a table that joins cannot be read.
     """
-    found = reading(bundle, names)
+    found = reading_raw(bundle, names)
     if found is None:
         return {}
     config, features = found
@@ -63,7 +63,7 @@ def write(bundle: Bundle, names: Sequence[str]) -> Files:
     assert columns is not None
     joins, files = [], Files()
     for number, join in enumerate(source.joined_tables, 1):
-        table = _table(load(join, columns.dialect))
+        table = _table(load_table(join, columns.dialect))
         name = None if table is None else f"raw_rows_{number}.jsonl"
         joins.append(
             {**join.model_dump(mode="json"), "columns": list(join.columns), "key": list(join.key), "table": name}

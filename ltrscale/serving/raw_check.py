@@ -26,7 +26,7 @@ from ltrscale.data.dataset.origin import inputs_of
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.ingest import parquet
 from ltrscale.ingest.fills import completed
-from ltrscale.ingest.inputs import Input, PrepareConfig, list_inputs
+from ltrscale.ingest.inputs import InputFiles, PrepareConfig, list_inputs
 from ltrscale.ingest.rows import RowBlock, concat, cut, keep
 from ltrscale.ingest.source import File
 from ltrscale.progress import log
@@ -75,7 +75,7 @@ def sample(bundle: Bundle, module: ModuleType, files: Sequence[str], rows: int) 
     Raises:
         InputError: a file is missing, damaged or lacks columns.
     """
-    found = raw.reading(bundle, [feature.name for feature in bundle.features])
+    found = raw.reading_raw(bundle, [feature.name for feature in bundle.features])
     assert found is not None
     for url in files:
         with storage.scratch.directory() as folder:
@@ -96,7 +96,7 @@ def sample(bundle: Bundle, module: ModuleType, files: Sequence[str], rows: int) 
     return None
 
 
-def files_of(raw_rows: str | None, data: str) -> list[str]:
+def raw_files_of(raw_rows: str | None, data: str) -> list[str]:
     """The files of raw rows to check: those that are named or, as far as they are there, those that made the data set.
 
     Raises:
@@ -107,7 +107,7 @@ def files_of(raw_rows: str | None, data: str) -> list[str]:
     there = []
     for entry in inputs_of(open_dataset(data)):
         try:
-            there += [file.url for file in list_inputs([validate(Input, entry, data)])]
+            there += [file.url for file in list_inputs([validate(InputFiles, entry, data)])]
         except UnavailableError:
             raise
         except InputError:

@@ -11,8 +11,8 @@ from ltrscale.config import Config, validate
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.progress import log
-from ltrscale.serving.uses import ROW, read_as, uses_in_scoring
-from ltrscale.stages.trackers import EXPERIMENT, MLFLOW, client, numbers, plain
+from ltrscale.serving.uses import ROW, uses_in_scoring, uses_of
+from ltrscale.stages.trackers import EXPERIMENT, MLFLOW, client, numbers, plain_key
 
 _LOADER = "ltrscale.api.in_mlflow"
 """The module that MLflow imports to open the model."""
@@ -51,7 +51,7 @@ class RegisterJob(Registry):
         mlflow.set_tracking_uri(store)
         mlflow.set_registry_uri(store)
         mlflow.set_experiment(os.environ.get(EXPERIMENT, "ltrscale"))
-        manifest = bundles.read_manifest(self.bundle)
+        manifest = bundles.read_bundle_manifest(self.bundle)
         with mlflow.start_run(run_name=self.name), storage.scratch.directory() as folder:
             for path in [file["path"] for file in manifest["files"]]:
                 place = folder / "bundle" / path
@@ -60,7 +60,7 @@ class RegisterJob(Registry):
             (folder / "bundle" / storage.MANIFEST).write_bytes(
                 storage.read_bytes(storage.join(self.bundle, storage.MANIFEST))
             )
-            mlflow.log_metrics({plain(name): value for name, value in numbers(bundle.metrics).items()})
+            mlflow.log_metrics({plain_key(name): value for name, value in numbers(bundle.metrics).items()})
             mlflow.set_tags({"bundle": self.bundle, "content_hash": bundles.content_hash(self.bundle)})
             mlflow.log_dict(dict(bundle.config), "training.json")
             made = mlflow.pyfunc.log_model(
@@ -85,7 +85,7 @@ def _signature(bundle: bundles.Bundle) -> Any:
     from mlflow.types import ColSpec, Schema
     from mlflow.types.schema import AnyType
 
-    columns, _ = read_as(bundle)
+    columns, _ = uses_of(bundle)
     if "query" not in columns:
         return None
     uses = validate(ColumnMapping, uses_in_scoring(columns, bundle), bundle.url)

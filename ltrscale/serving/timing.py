@@ -17,7 +17,7 @@ _QUERIES, _WARM = 1_000, 20
 
 
 @dataclass(frozen=True)
-class Times:
+class QueryTimes:
     """Seconds of each query: to make the matrix of its raw rows, and to score it; None where nothing here scores."""
 
     rows: int
@@ -33,7 +33,7 @@ class Times:
         return f"one query of {self.rows} rows, {len(self.matrix_Q):,} times: {'; '.join(parts)}"
 
 
-def measure(folder: Path, bundle: Bundle, to: Format, files: Sequence[str], rows: int) -> Times | None:
+def time_queries(folder: Path, bundle: Bundle, to: Format, files: Sequence[str], rows: int) -> QueryTimes | None:
     """Time the queries that the first rows of some files make, each of so many rows; None without such rows.
 
     The model is open beforehand, as in a service, and the first queries are not counted.
@@ -55,7 +55,7 @@ def measure(folder: Path, bundle: Bundle, to: Format, files: Sequence[str], rows
     for row_list in [*lists[:_WARM], *lists]:
         found.append(_timed(row_list, module.inputs, reader))
     seconds_Q2 = np.array(found[min(_WARM, len(lists)) :])
-    return Times(len(lists[0]), seconds_Q2[:, 0], None if reader is None else seconds_Q2[:, 1])
+    return QueryTimes(len(lists[0]), seconds_Q2[:, 0], None if reader is None else seconds_Q2[:, 1])
 
 
 def _timed(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ltrscale.bundle import Bundle
 from ltrscale.errors import InputError
-from ltrscale.serving.features import Column
+from ltrscale.serving.features import ModelColumn
 from ltrscale.serving.format import Files, MatrixFormat, MatrixScorer, Observed
 from ltrscale.serving.trees import trees_of
 
@@ -30,7 +30,7 @@ import lightgbm
 scores = lightgbm.Booster(model_file="model.txt").predict(matrix, raw_score=True)
 ```"""
 
-    def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[Column, ...]]:
+    def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
         """The text."""
         trees = trees_of(bundle, observed.texts, to=self.kind, libraries=("lightgbm",))
         return {_TEXT: trees.booster.model_to_string().encode()}, trees.columns
@@ -59,7 +59,7 @@ rows = xgboost.DMatrix(
 scores = booster.predict(rows, output_margin=True)
 ```"""
 
-    def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[Column, ...]]:
+    def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
         """Both files."""
         trees = trees_of(bundle, observed.texts, to=self.kind, libraries=("xgboost",))
         files = {name: bytes(trees.booster.save_raw(form)) for name, form in ((_BINARY, "ubj"), (_JSON, "json"))}
@@ -104,7 +104,7 @@ scores = treelite.gtil.predict(model, matrix, pred_margin=True).reshape(-1)
 
 In a model repository of Triton, the files are `NAME/config.pbtxt` and `NAME/1/checkpoint.tl`."""
 
-    def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[Column, ...]]:
+    def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
         """Checkpoint and settings."""
         trees = trees_of(bundle, observed.texts, to=self.kind, libraries=_FRONTENDS)
         treelite = _treelite()

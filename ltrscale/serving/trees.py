@@ -8,7 +8,7 @@ from typing import Any
 
 from ltrscale.bundle import Bundle, boosters
 from ltrscale.errors import InputError
-from ltrscale.serving.features import Column, Texts, labels_of, texts_of
+from ltrscale.serving.features import CodeTexts, ModelColumn, code_texts_of, labels_of
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Trees:
     url: str
     library: boosters.Library
     booster: Any
-    columns: tuple[Column, ...]
+    columns: tuple[ModelColumn, ...]
 
 
-def trees_of(bundle: Bundle, texts: Texts, *, to: str, libraries: Collection[str]) -> Trees:
+def trees_of(bundle: Bundle, texts: CodeTexts, *, to: str, libraries: Collection[str]) -> Trees:
     """The trees of a bundle.
 
     Args:
@@ -59,7 +59,7 @@ def trees_of(bundle: Bundle, texts: Texts, *, to: str, libraries: Collection[str
     columns = tuple(
         _categorical(i, name, label, next(left), texts)
         if kinds[name] == "categorical"
-        else Column(column=i, name=name, label=label, kind="numeric")
+        else ModelColumn(column=i, name=name, label=label, kind="numeric")
         for i, (name, label) in enumerate(zip(names, labels, strict=True))
     )
     return Trees(bundle.url, trees.library, booster, columns)
@@ -69,10 +69,10 @@ _Read = tuple[Any, list[list[int]]]
 """A library's own model, and the codes of its categorical columns."""
 
 
-def _categorical(i: int, name: str, label: str, codes: Sequence[int], texts: Texts) -> Column:
+def _categorical(i: int, name: str, label: str, codes: Sequence[int], texts: CodeTexts) -> ModelColumn:
     place = {code: i for i, code in enumerate(codes)}
-    values = {text: place[code] for text, code in texts_of(codes, texts.get(name)).items()}
-    return Column(column=i, name=name, label=label, kind="categorical", values=values, codes=tuple(codes))
+    values = {text: place[code] for text, code in code_texts_of(codes, texts.get(name)).items()}
+    return ModelColumn(column=i, name=name, label=label, kind="categorical", values=values, codes=tuple(codes))
 
 
 def _lightgbm(content: bytes, labels: Sequence[str], kinds: Sequence[str]) -> _Read:  # noqa: ARG001

@@ -5,7 +5,7 @@ from typing import Any
 
 from ltrscale.bundle import Bundle
 from ltrscale.config import validate
-from ltrscale.data.dataset.origin import fills_of, settings_of
+from ltrscale.data.dataset.origin import fills_of, prepare_settings_of
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
@@ -40,7 +40,7 @@ def with_fills(columns: Mapping[str, Any], bundle: Bundle) -> dict[str, Any]:
     return rest | ({"fill": fills} if (fills := fills_of(bundle.read_as)) else {})
 
 
-def read_as(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
+def uses_of(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
     """The uses of columns, and the further keys of `prepare`, with which the training rows of a bundle were read.
 
     A bundle that does not know them, or whose rows were no items, has its features as columns.
@@ -55,7 +55,7 @@ def read_as(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
     if not bundle.read_as:
         return columns, {}
     where = f"{bundle.url}: read_as of its config.json"
-    config = validate(PrepareConfig, {**settings_of(bundle.read_as), "inputs": "X"}, where)
+    config = validate(PrepareConfig, {**prepare_settings_of(bundle.read_as), "inputs": "X"}, where)
     if (mapping := config.source.mapping) is not None:
         # `score` reads labels too
         columns = _plain(_scoring(mapping, bundle).replace(label=mapping.label, grades=mapping.grades))

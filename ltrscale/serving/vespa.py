@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ltrscale.bundle import Bundle
 from ltrscale.errors import InputError
-from ltrscale.serving.features import Column, features_in
+from ltrscale.serving.features import ModelColumn, features_in
 from ltrscale.serving.format import EngineFormat, Files, MatrixScorer, Observed
 from ltrscale.serving.trees import Trees, missing_goes_left, trees_of
 
@@ -46,7 +46,7 @@ rank-profile ranker {
 
 The features have the names of `label`. Categories are text: their functions take attributes of type string."""
 
-    def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[Column, ...]]:
+    def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
         """The file.
 
         Raises:

@@ -68,7 +68,7 @@ def _git(*arguments: str) -> str | None:
 
 
 @contextmanager
-def held(out: str) -> Iterator[None]:
+def holding(out: str) -> Iterator[None]:
     """Hold an output directory while the block runs; removes the leftovers of a dead holder; see `storage.hold`.
 
     Raises:
@@ -112,7 +112,7 @@ def recorded(out: str, config: Config, stage: str, *, name: str = storage.RUN) -
         InputError: `out` holds the output of another stage than this one; nothing is written there.
     """
     check_replaceable(out, stage)
-    with held(out), _folder(storage.join(out, name)) as folder:
+    with holding(out), _folder(storage.join(out, name)) as folder:
         with storage.named_errors(str(folder), "write"):
             (folder / _CONFIG).write_text(configs.dump(config))
             began = environment()

@@ -85,7 +85,7 @@ class Combining:
         torch.manual_seed(config.seed)
         opened = _opened(self.bundles)
         data = self.data.serving(opened[0].features, whose=opened[0].url)
-        data = data.each(partial(bundle.reading, opened=opened))
+        data = data.each(partial(bundle.with_tokens_of, opened=opened))
         parts = [_part(one) for one in opened]
         device = set_up(config)
         model = combine_rankers(parts, how=config.how, dropout=config.dropout).to(device)

@@ -8,7 +8,7 @@ from ltrscale.bundle import FeatureOrder, order_scorer, save_order
 from ltrscale.bundle.reference import reference_of
 from ltrscale.data.stream.batches import iterate
 from ltrscale.progress import Report, log
-from ltrscale.ranking.choices import named
+from ltrscale.ranking.choices import metric_named
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.training.validation import LabelledData
 
@@ -53,7 +53,9 @@ def _validated(order: FeatureOrder, data: LabelledData) -> dict[str, float]:
         assert groups.labels_N is not None
         scores_N = score(groups)
         values.append(
-            torch.stack([named(metric).of(scores_N, groups.labels_N, groups.offsets_Q1) for metric in _VALIDATED])
+            torch.stack(
+                [metric_named(metric).of(scores_N, groups.labels_N, groups.offsets_Q1) for metric in _VALIDATED]
+            )
         )
     means_M = torch.cat(values, dim=1).double().nanmean(dim=1).tolist()
     return {f"validation_{metric}": mean for metric, mean in zip(_VALIDATED, means_M, strict=True)}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ltrscale import bundle
 from ltrscale.config import Config, is_current
-from ltrscale.data.dataset.disjoint import joined
+from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.stream.batches import check_batches
 from ltrscale.draws import mix
@@ -41,7 +41,7 @@ from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import ListLossConfig, RankingConfig, RankingObjective
 from ltrscale.training.resumption import EPOCHS, PROBES, TRANSFORM, TrainingStage, begin
 from ltrscale.training.settings import set_up
-from ltrscale.training.text import fitted_to, load_initial, reading
+from ltrscale.training.text import fitted_to, load_initial, with_tokens
 from ltrscale.training.validation import Best, LabelledData
 
 
@@ -174,7 +174,11 @@ class FinetuneJob(LabelledStage, TrainingStage):
         """
         config, workers, start = self.finetune, self.workers, self._start(origin, report)
         train, validation = self.splits.train, self.splits.validation
-        splits = {"train": train, "validation": validation} if epochs is None else {"train": joined(train, validation)}
+        splits = (
+            {"train": train, "validation": validation}
+            if epochs is None
+            else {"train": joined_splits(train, validation)}
+        )
         good = begin(splits, config.preflight, self.out, origin=origin, report=report)
         data = LabelledData.of(
             splits["train"],
@@ -187,10 +191,10 @@ class FinetuneJob(LabelledStage, TrainingStage):
         read: Callable[[Selection], Selection]
         if start is not None:
             documents = documents.serving(start.features, whose=start.url)
-            read = partial(bundle.reading, opened=[start])
+            read = partial(bundle.with_tokens_of, opened=[start])
         else:
             config = config.replace(network=fitted_to(config.network, documents))
-            read = partial(reading, encoder=config.network.encoder)
+            read = partial(with_tokens, encoder=config.network.encoder)
         data = data.each(read)
         check_batches(data.train, config.stream, world=workers.most, title="finetuning")
         if config.auxiliary is not None:

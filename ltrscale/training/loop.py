@@ -30,7 +30,7 @@ from ltrscale.training.feed import Fed, read_ahead
 from ltrscale.training.reduce import forget_moments, reduce_gradients, sum_over_workers, update_running_statistics
 from ltrscale.training.settings import Factors, OptimizerConfig, Precision, build_optimizer, learning_rate
 
-Objective = Callable[[QueryGroups, torch.Generator], tuple[Tensor, float]]
+LossOfBatch = Callable[[QueryGroups, torch.Generator], tuple[Tensor, float]]
 """Summed loss of a micro-batch, and the count that divides it: documents for pretext objectives, groups with a defined
 loss for ranking losses."""
 
@@ -117,7 +117,7 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        objective: Objective,
+        objective: LossOfBatch,
         stream: GroupStream,
         config: OptimizerConfig,
         *,
@@ -192,7 +192,7 @@ class Trainer:
         step = next(steps, Fed({}, self.state.positions, Account()))
         return step, time.monotonic() - asked
 
-    def loss(self, objective: Objective, run_seed: int, stream: int, groups: QueryGroups) -> tuple[Tensor, float]:
+    def loss(self, objective: LossOfBatch, run_seed: int, stream: int, groups: QueryGroups) -> tuple[Tensor, float]:
         """The summed loss of one micro-batch, and the count that divides it; seeds its randomness."""
         seed = step_seed(run_seed, self.state.step, stream)
         torch.manual_seed(seed)  # dropout

@@ -37,7 +37,7 @@ from ltrscale.training.presets import Preset, preset
 from ltrscale.training.reduce import sum_over_workers
 from ltrscale.training.resumption import EPOCHS, TRANSFORM, TrainingStage, begin, finish
 from ltrscale.training.settings import OptimizerConfig, TrainingConfig, set_up
-from ltrscale.training.text import fitted_to, load_initial, reading
+from ltrscale.training.text import fitted_to, load_initial, with_tokens
 
 
 class PretrainConfig(TrainingConfig):
@@ -123,7 +123,7 @@ class PretrainJob(TrainingStage):
         good = begin({"train": self.documents}, config.preflight, self.out, origin=origin, report=report)
         selection, marginals_SF = select(self.documents, labelled=False, without=good.without), None
         config = config.replace(network=fitted_to(config.network, selection))
-        read = reading(selection, config.network.encoder)
+        read = with_tokens(selection, config.network.encoder)
         check_batches(read, config.stream, world=workers.most, title="pretraining")
         with cluster_for(workers):
             run = run_for(workers)

@@ -84,14 +84,14 @@ def _withdraw_probes(out: str) -> None:
     for probe in children(join(out, PROBES)):
         start_anew(probe)
         withdraw(probe)
-    checkpoints.withdraw(join(out, PROBES))  # the directory that held them
+    checkpoints.withdraw_checkpoint(join(out, PROBES))  # the directory that held them
 
 
 def _withdraw(out: str, *names: str) -> None:
     """Withdraw all checkpoints, the committed directories with these names, and those directly inside them."""
     for checkpoint in children(join(out, CHECKPOINTS)):
-        checkpoints.withdraw(checkpoint)
-    checkpoints.withdraw(join(out, CHECKPOINTS))  # the directory that held them
+        checkpoints.withdraw_checkpoint(checkpoint)
+    checkpoints.withdraw_checkpoint(join(out, CHECKPOINTS))  # the directory that held them
     for url in (join(out, name) for name in names):
         for directory in (*children(url), url):
             withdraw(directory)

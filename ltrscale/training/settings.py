@@ -39,7 +39,7 @@ class ConstantConfig(Schedule):
         return 1.0
 
 
-class StepConfig(Schedule):
+class StepDecayConfig(Schedule):
     """Multiply the rate by a factor every this many epochs."""
 
     kind: Literal["step"] = "step"
@@ -87,7 +87,9 @@ class CosineConfig(Schedule):
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * (share - self.warmup) / (1 - self.warmup))) / 2
 
 
-ScheduleConfig = Annotated[ConstantConfig | StepConfig | InverseSqrtConfig | CosineConfig, Field(discriminator="kind")]
+ScheduleConfig = Annotated[
+    ConstantConfig | StepDecayConfig | InverseSqrtConfig | CosineConfig, Field(discriminator="kind")
+]
 
 
 class OptimizerConfig(Config):

@@ -22,7 +22,7 @@ from ltrscale.launch.workers import rank_and_world
 from ltrscale.models.combine import AnyRanker
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.progress import log
-from ltrscale.ranking.choices import metric_label, named
+from ltrscale.ranking.choices import metric_label, metric_named
 from ltrscale.training.network import state_on_cpu
 from ltrscale.training.ranking import RankingConfig
 from ltrscale.training.reduce import set_running_statistics, sum_over_workers
@@ -129,7 +129,7 @@ class Best:
 
     def _judge(self, judged: Selection) -> float:
         metric = self.config.validation_metric
-        value = validate(self.model, judged, metric, self._validation_memory)
+        value = validate_ranker(self.model, judged, metric, self._validation_memory)
         if math.isnan(value):
             raise InputError(
                 f"validation: none of its labelled groups has a relevant document, so {metric} is undefined; choose "
@@ -177,7 +177,7 @@ class Best:
             self.value = -math.inf if value is None else value
             self.epochs = snapshot.progress["epochs"]
 
-    def _metrics(self) -> dict[str, bundle.Metric]:
+    def _metrics(self) -> dict[str, bundle.MetricValue]:
         """The metrics of the bundle."""
         validation, epochs = self.data.validation, {f"epochs_{phase}": n for phase, n in self.epochs.items() if n}
         return {
@@ -189,7 +189,7 @@ class Best:
             **({"validation_groups": validation.n_groups} if validation else {}),
         }
 
-    def commit(self, out: str, *, origin: Mapping[str, Any], **also: bundle.Metric) -> None:
+    def commit(self, out: str, *, origin: Mapping[str, Any], **also: bundle.MetricValue) -> None:
         """Load the best weights into the model; rank 0 commits it as a bundle, with further metrics."""
         self.begin()
         if rank_and_world()[0] != 0:
@@ -213,12 +213,12 @@ class Best:
 
 
 @torch.no_grad()
-def validate(model: AnyRanker, selection: Selection, metric: str, memory: Memory | None = None) -> float:
+def validate_ranker(model: AnyRanker, selection: Selection, metric: str, memory: Memory | None = None) -> float:
     """Mean of a metric over the groups where it is defined, NaN if there are none; each worker scores a share.
 
     `memory` is as for `GroupStream`.
     """
-    measure = named(metric)
+    measure = metric_named(metric)
     totals = torch.zeros(2, dtype=torch.float64)
     model.eval()
     for groups in _shared(selection, model, memory):

@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from ltrscale.arrays import Doubles
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import rank_and_world
 from ltrscale.trees.configs import GBDTConfig
 from ltrscale.trees.data import Labelled
 from ltrscale.trees.library import HIGHEST_EXPONENTIAL
-from ltrscale.trees.targets import Floats
 
 
 def check_alone(config: GBDTConfig) -> None:
@@ -21,7 +21,7 @@ def check_alone(config: GBDTConfig) -> None:
         raise InputError("semi-supervised and stacked trees train in one process; start the job without torchrun")
 
 
-def check_labels(config: GBDTConfig, groups: Labelled, targets_N: Floats) -> None:
+def check_labels(config: GBDTConfig, groups: Labelled, targets_N: Doubles) -> None:
     """Check that every target has a gain, if the objective uses gains.
 
     Raises:
@@ -37,7 +37,7 @@ def check_labels(config: GBDTConfig, groups: Labelled, targets_N: Floats) -> Non
         )
 
 
-def _first_misfit(groups: Labelled, labels_N: Floats, highest: int) -> str | None:
+def _first_misfit(groups: Labelled, labels_N: Doubles, highest: int) -> str | None:
     """Describes the first document whose label is not an integer from 0 to the highest; None if there is none."""
     rows = np.flatnonzero((labels_N != labels_N.round()) | (labels_N < 0) | (labels_N > highest))
     if not len(rows):

@@ -8,13 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from ltrscale.arrays import Doubles
 from ltrscale.bundle.boosters import import_catboost
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
-from ltrscale.trees.data import SAMPLE, Codes, Labelled
+from ltrscale.trees.data import SAMPLE, BinCodes, Labelled
 from ltrscale.trees.library import Direction, TreesConfig, directions
-from ltrscale.trees.targets import Floats
-from ltrscale.trees.watch import Watch
+from ltrscale.trees.watch import StoppingWatch
 
 
 class LightGBMConfig(TreesConfig):
@@ -97,7 +97,7 @@ class LightGBMConfig(TreesConfig):
         return self.unbiased
 
     def boost(
-        self, train: Labelled, targets_N: Floats, validation: Labelled | None, codes: Codes, watch: Watch
+        self, train: Labelled, targets_N: Doubles, validation: Labelled | None, codes: BinCodes, watch: StoppingWatch
     ) -> bytes:
         """See `with_lightgbm.boost`."""
         from ltrscale.trees import with_lightgbm
@@ -227,7 +227,7 @@ class XGBoostConfig(TreesConfig):
         return self.unbiased
 
     def boost(
-        self, train: Labelled, targets_N: Floats, validation: Labelled | None, codes: Codes, watch: Watch
+        self, train: Labelled, targets_N: Doubles, validation: Labelled | None, codes: BinCodes, watch: StoppingWatch
     ) -> bytes:
         """See `with_xgboost.boost`."""
         from ltrscale.trees import with_xgboost
@@ -309,7 +309,7 @@ class CatBoostConfig(TreesConfig):
         import_catboost()
 
     def boost(
-        self, train: Labelled, targets_N: Floats, validation: Labelled | None, codes: Codes, watch: Watch
+        self, train: Labelled, targets_N: Doubles, validation: Labelled | None, codes: BinCodes, watch: StoppingWatch
     ) -> bytes:
         """See `with_catboost.boost`."""
         from ltrscale.trees import with_catboost

@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.bundle import Bundle, Metric, TreesBundle, load, load_trees, reading, save_trees
+from ltrscale.arrays import Doubles
+from ltrscale.bundle import Bundle, MetricValue, TreesBundle, load, load_trees, save_trees, with_tokens_of
 from ltrscale.config import Config
 from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.scored import score
+from ltrscale.data.stream.scored import score_selection
 from ltrscale.progress import Report, log
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.trees.configs import GBDTConfig
-from ltrscale.trees.data import Labelled, read
-from ltrscale.trees.targets import Floats
+from ltrscale.trees.data import Labelled, read_labelled
 
 
 class EnsembleConfig(Config):
@@ -61,7 +61,7 @@ class AverageJob(LabelledStage):
         average(self.bundles, self.splits.validation, self.out, made_by=origin)
 
 
-def choose(
+def choose_members(
     config: GBDTConfig,
     ensemble: EnsembleConfig,
     candidates: Sequence[str],
@@ -139,20 +139,22 @@ class _Judged:
     groups: Labelled
     n_groups: int
     """Labelled ones, those without a relevant document too."""
-    scores_CN: Floats
+    scores_CN: Doubles
 
     @classmethod
     def of(cls, bundles: Sequence[TreesBundle], validation: Split) -> Self:
         labelled = select(validation, labelled=True)
         selection = only_relevant(labelled)
-        groups, _ = read(selection, "validation")
+        groups, _ = read_labelled(selection, "validation")
         scores = [
-            score(reading(selection, [opened]), opened.scorer(features=selection.features), opened.url).scores_N.numpy()
+            score_selection(
+                with_tokens_of(selection, [opened]), opened.scorer(features=selection.features), opened.url
+            ).scores_N.numpy()
             for opened in bundles
         ]
         return cls(groups, labelled.n_groups, np.stack(scores))
 
-    def value(self, scores_N: Floats, k: int) -> float:
+    def value(self, scores_N: Doubles, k: int) -> float:
         return self.groups.mean_ndcg(scores_N, k)
 
 
@@ -161,7 +163,7 @@ def _save(
     out: str,
     *,
     config: Mapping[str, Any],
-    metrics: Mapping[str, Metric],
+    metrics: Mapping[str, MetricValue],
     made_by: Mapping[str, Any],
 ) -> None:
     """Commit the mean of bundles with one model each, which saw the same columns of the same data."""
@@ -186,7 +188,7 @@ def _save(
 
 
 def forward_selection(
-    scores_CN: NDArray[np.float64], value_of: Callable[[Floats], float], *, most: int
+    scores_CN: NDArray[np.float64], value_of: Callable[[Doubles], float], *, most: int
 ) -> tuple[list[int], float, float]:
     """Models whose mean score has the highest value, chosen greedily (Caruana et al. 2004).
 

@@ -10,15 +10,15 @@ from typing import Any, ClassVar, NamedTuple, Self
 from pydantic import model_validator
 
 from ltrscale import storage
-from ltrscale.bundle import Bundle, TreesArchitecture, load, reading, save_trees, views
+from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees, views, with_tokens_of
 from ltrscale.bundle.reference import reference_of
 from ltrscale.bundle.views import View
 from ltrscale.config import Config, Operational
-from ltrscale.data.dataset.disjoint import check_disjoint, joined
+from ltrscale.data.dataset.disjoint import check_disjoint, joined_splits
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits
-from ltrscale.data.stream.scored import score
+from ltrscale.data.stream.scored import score_selection
 from ltrscale.data.stream.weighing import warn_of_weights
 from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
@@ -28,9 +28,9 @@ from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.trees.checks import check_labels, check_positions, check_validation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
-from ltrscale.trees.data import Codes, Labelled, read
-from ltrscale.trees.ensemble import EnsembleConfig, check_draws, choose
-from ltrscale.trees.shares import check_complete, deal, merged, shared_targets, together
+from ltrscale.trees.data import BinCodes, Labelled, read_labelled
+from ltrscale.trees.ensemble import EnsembleConfig, check_draws, choose_members
+from ltrscale.trees.shares import check_complete, deal, merged_codes, shared_targets, together
 from ltrscale.trees.watch import watching
 
 
@@ -77,7 +77,7 @@ class GBDTJob(LabelledStage):
         for candidate in candidates:
             candidate.run()
         urls = [candidate.out for candidate in candidates]
-        choose(self.gbdt, self.ensemble, urls, self.splits.validation, self.out, made_by=origin)
+        choose_members(self.gbdt, self.ensemble, urls, self.splits.validation, self.out, made_by=origin)
 
     def _candidate(self, seed: int) -> Self:
         out = storage.join(self.out, "candidates", f"seed-{seed}")
@@ -125,7 +125,7 @@ def train_gbdt(
     check_disjoint(splits)
     world = max(workers.most, rank_and_world()[1])
     config.check_workers(world)
-    learnt_from = splits.train if trees is None else joined(splits.train, splits.validation)
+    learnt_from = splits.train if trees is None else joined_splits(splits.train, splits.validation)
     train = learnt(learnt_from, config)
     if start is not None:
         train = train.serving(_started(config, start).features, whose=start)
@@ -196,11 +196,11 @@ class TreeGrowing:
         config: GBDTConfig = self.config
         rank, world = rank_and_world()
         view = seen_by(config, self.train.features)
-        train, codes = read(deal(self.train, rank=rank, world=world), "train", view)
+        train, codes = read_labelled(deal(self.train, rank=rank, world=world), "train", view)
         check_complete(self.train, train)
         validation = None
         if self.validation is not None:
-            validation, _ = read(only_relevant(self.validation), "validation", view)
+            validation, _ = read_labelled(only_relevant(self.validation), "validation", view)
             check_validation(validation)
         models: dict[str, bytes] = {}
         if self.start is not None:
@@ -247,8 +247,8 @@ def seen_by(config: GBDTConfig, features: Sequence[Feature], names: Sequence[str
 def _with_start(groups: Labelled, start: Bundle) -> Labelled:
     """The same groups, with the scores of a bundle to which trees are added."""
     scorer = start.scorer(features=groups.selection.features)
-    selection = reading(groups.selection, [start])
-    return replace(groups, start_N=score(selection, scorer, start.url).scores_N.numpy())
+    selection = with_tokens_of(groups.selection, [start])
+    return replace(groups, start_N=score_selection(selection, scorer, start.url).scores_N.numpy())
 
 
 class Grown(NamedTuple):
@@ -258,7 +258,7 @@ class Grown(NamedTuple):
     metrics: Mapping[str, float]
 
 
-def grow(config: GBDTConfig, train: Labelled, codes: Codes, validation: Labelled | None, context: Context) -> Grown:
+def grow(config: GBDTConfig, train: Labelled, codes: BinCodes, validation: Labelled | None, context: Context) -> Grown:
     """Grow trees on the training groups of all workers.
 
     Args:
@@ -279,7 +279,7 @@ def grow(config: GBDTConfig, train: Labelled, codes: Codes, validation: Labelled
     if config.learns_biases:
         check_positions(train)
     with watching(config, validation, config.kind, context) as watch:
-        model = config.boost(train, targets_N, validation, merged(codes), watch)
+        model = config.boost(train, targets_N, validation, merged_codes(codes), watch)
     metrics = watch.metrics()
     judged = f", {watch.name} {metrics[watch.name]:.4f}" if watch.name in metrics else ""
     log.info("boosted %d trees with %s%s", watch.kept, config.kind, judged)

@@ -6,12 +6,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from ltrscale.arrays import Doubles
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.errors import InputError
-from ltrscale.trees.data import Codes, Labelled
-from ltrscale.trees.targets import Floats, TargetsConfig
-from ltrscale.trees.watch import Watch
+from ltrscale.trees.data import BinCodes, Labelled
+from ltrscale.trees.targets import TargetsConfig
+from ltrscale.trees.watch import StoppingWatch
 
 Gain = Annotated[float, Field(ge=0)]
 Direction = Literal[-1, 1]
@@ -71,7 +72,7 @@ class TreesConfig(Config, ABC):
 
     @abstractmethod
     def boost(
-        self, train: Labelled, targets_N: Floats, validation: Labelled | None, codes: Codes, watch: Watch
+        self, train: Labelled, targets_N: Doubles, validation: Labelled | None, codes: BinCodes, watch: StoppingWatch
     ) -> bytes:
         """Add trees until the watch ends it; returns the trees to keep in the library's own format.
 

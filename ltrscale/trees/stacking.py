@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from ltrscale.bundle import Bundle, TreesArchitecture, load, member_files, reading, save_trees, views
+from ltrscale.bundle import Bundle, TreesArchitecture, load, member_files, save_trees, views, with_tokens_of
 from ltrscale.bundle.reference import reference_of
 from ltrscale.bundle.views import View
 from ltrscale.config import Config, validate
@@ -18,7 +18,7 @@ from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.sample import Fold, OuterFold
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits, Texts
-from ltrscale.data.stream.scored import Scores, score
+from ltrscale.data.stream.scored import DocumentScores, score_selection
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context
@@ -28,7 +28,7 @@ from ltrscale.stages.origins import check_unseen
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.trees.checks import check_alone, check_validation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
-from ltrscale.trees.data import Labelled, read
+from ltrscale.trees.data import Labelled, read_labelled
 from ltrscale.trees.gbdt import grow, learnt, seen_by, with_features_of
 
 _ALL = ("all",)
@@ -169,7 +169,7 @@ def _grow(
     chosen = _chosen(selection.features, config.features)
     view = seen_by(config.gbdt, selection.features, chosen)
     held_out = {name: out_of_fold(name, member, selection, folds) for name, member in members.items()}
-    train, codes = read(selection, "train", views.scored(view, held_out, standardise=config.standardise))
+    train, codes = read_labelled(selection, "train", views.scored(view, held_out, standardise=config.standardise))
     validation, on_validation = _validation(config, only_relevant(validation_split), members, view)
     grown = grow(config.gbdt, train, codes, validation, context)
     cut = config.gbdt.stop_on
@@ -207,7 +207,7 @@ def folds_of(config: StackConfig, train: Split) -> list[Selection]:
     return [learnt(train.replace(fold=fold.model_dump()), config.gbdt) for fold in folds]
 
 
-def out_of_fold(name: str, member: StackMember, train: Selection, folds: Sequence[Selection]) -> Scores:
+def out_of_fold(name: str, member: StackMember, train: Selection, folds: Sequence[Selection]) -> DocumentScores:
     """Scores of all labelled training groups, each by a bundle that has not seen the group's labels.
 
     Args:
@@ -223,12 +223,12 @@ def out_of_fold(name: str, member: StackMember, train: Selection, folds: Sequenc
         opened = load(url)
         _check_has_not_seen(opened, held_out)
         parts.append(_score(held_out, opened, f"{name}, fold {number}"))
-    return Scores.joined(parts)
+    return DocumentScores.joined(parts)
 
 
-def _score(selection: Selection, member: Bundle, name: str) -> Scores:
+def _score(selection: Selection, member: Bundle, name: str) -> DocumentScores:
     """A member's scores of a selection, which may have more features than the member."""
-    return score(reading(selection, [member]), member.scorer(features=selection.features), name)
+    return score_selection(with_tokens_of(selection, [member]), member.scorer(features=selection.features), name)
 
 
 def _check_has_not_seen(opened: Bundle, held_out: Selection) -> None:
@@ -242,10 +242,10 @@ def _check_has_not_seen(opened: Bundle, held_out: Selection) -> None:
 
 def _validation(
     config: StackConfig, selection: Selection, members: Mapping[str, StackMember], view: View
-) -> tuple[Labelled, Mapping[str, Scores]]:
+) -> tuple[Labelled, Mapping[str, DocumentScores]]:
     """Validation groups as the trees see them, and the members' scores of them."""
     scores = {name: _score(selection, load(member.bundle), name) for name, member in members.items()}
-    validation, _ = read(selection, "validation", views.scored(view, scores, standardise=config.standardise))
+    validation, _ = read_labelled(selection, "validation", views.scored(view, scores, standardise=config.standardise))
     check_validation(validation)
     return validation, scores
 

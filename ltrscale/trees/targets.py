@@ -10,10 +10,9 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
+from ltrscale.arrays import Doubles
 from ltrscale.batch import standardise_by_group
 from ltrscale.config import Config
-
-Floats = NDArray[np.float64]
 
 
 class Targets(Config):
@@ -23,7 +22,7 @@ class Targets(Config):
     of_all_groups: ClassVar[bool] = False
     """Whether a target depends on the documents of other groups too."""
 
-    def of(self, labels_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
+    def of(self, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
         """The targets of some groups, shape [N]."""
         raise NotImplementedError
 
@@ -33,7 +32,7 @@ class StandardisedConfig(Targets):
 
     kind: Literal["standardised"] = "standardised"
 
-    def of(self, labels_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
+    def of(self, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
         """See `standardised`."""
         return standardised(labels_N, offsets_Q1)
 
@@ -50,7 +49,7 @@ class QuantisedConfig(Targets):
     standardise: bool = False
     """Standardise scores per group first: a listwise teacher may shift all scores of a list."""
 
-    def of(self, labels_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
+    def of(self, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
         """See `quantised`."""
         scores_N = standardised(labels_N, offsets_Q1) if self.standardise else labels_N
         return quantised(scores_N, grades=self.grades, bins=self.bins)
@@ -59,12 +58,12 @@ class QuantisedConfig(Targets):
 TargetsConfig = Annotated[StandardisedConfig | QuantisedConfig, Field(discriminator="kind")]
 
 
-def make_targets(config: TargetsConfig | None, labels_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
+def make_targets(config: TargetsConfig | None, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
     """Labels transformed as a config sets, shape [N]."""
     return labels_N if config is None else config.of(labels_N, offsets_Q1)
 
 
-def standardised(scores_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
+def standardised(scores_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
     """Scores minus their group's mean, divided by its standard deviation, shape [N]; 0 in a group of equal scores.
 
     Example:
@@ -75,7 +74,7 @@ def standardised(scores_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
     return standardise_by_group(torch.from_numpy(scores_N), torch.from_numpy(offsets_Q1)).numpy()
 
 
-def quantised(scores_N: Floats, *, grades: int, bins: Literal["even", "equal_frequency"]) -> Floats:
+def quantised(scores_N: Doubles, *, grades: int, bins: Literal["even", "equal_frequency"]) -> Doubles:
     """Grades 0 to `grades - 1` that rise with the scores, shape [N]; equal scores have equal grades.
 
     `even`: bins of equal width from the lowest to the highest score (HOU24, A.2.3). `equal_frequency`: bins of equally

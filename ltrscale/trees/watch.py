@@ -15,7 +15,7 @@ from ltrscale.errors import Stopped
 from ltrscale.launch.workers import Context
 from ltrscale.progress import Advance, progress
 from ltrscale.trees.data import Labelled
-from ltrscale.trees.shares import gather
+from ltrscale.trees.shares import all_workers
 
 
 class Limits(Protocol):
@@ -34,7 +34,7 @@ class Limits(Protocol):
         """Trees without a better NDCG to wait for; None keeps all."""
 
 
-class Watch:
+class StoppingWatch:
     """Records the validation NDCG after each tree, remembers the best, and decides when to stop.
 
     Without validation groups it counts the trees, and keeps all.
@@ -70,7 +70,7 @@ class Watch:
             self._context.report({"tree": self.trees})
             return self.trees >= self._config.num_trees
         # rank 0's value: processors may round differently, and the others would wait for a worker that stopped alone
-        self.last_value = gather(self._validation.mean_ndcg(scores_N, self._config.stop_on))[0]
+        self.last_value = all_workers(self._validation.mean_ndcg(scores_N, self._config.stop_on))[0]
         beside = {} if theirs is None else {self._theirs: theirs}
         self._context.report({"tree": self.trees, self.name: self.last_value, **beside})
         if self.last_value > self.best_value:
@@ -92,7 +92,7 @@ class Watch:
 
 
 @contextmanager
-def watching(config: Limits, validation: Labelled | None, library: str, context: Context) -> Iterator[Watch]:
+def watching(config: Limits, validation: Labelled | None, library: str, context: Context) -> Iterator[StoppingWatch]:
     """Watch while trees are added, with a progress bar."""
     with progress("boost", config.num_trees, "trees") as advance:
-        yield Watch(config, validation, library, context, advance)
+        yield StoppingWatch(config, validation, library, context, advance)

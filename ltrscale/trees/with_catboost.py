@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.arrays import Doubles
 from ltrscale.bundle.boosters import CatBoostTable, import_catboost
 from ltrscale.errors import InputError
-from ltrscale.trees.data import Codes, Labelled
-from ltrscale.trees.targets import Floats
-from ltrscale.trees.watch import Watch
+from ltrscale.trees.data import BinCodes, Labelled
+from ltrscale.trees.watch import StoppingWatch
 
 _REFUSALS = ("All features are either constant or ignored", "All train targets are equal")
 
@@ -25,10 +25,10 @@ _REFUSALS = ("All features are either constant or ignored", "All train targets a
 def boost(
     parameters: Mapping[str, Any],
     train: Labelled,
-    targets_N: Floats,
+    targets_N: Doubles,
     validation: Labelled | None,
-    codes: Codes,
-    watch: Watch,
+    codes: BinCodes,
+    watch: StoppingWatch,
     *,
     stop_on: int,
 ) -> bytes:
@@ -64,7 +64,7 @@ def boost(
     return _content(model, [found.astype(int).tolist() for found in vocabularies.values()])
 
 
-def _pool(catboost: Any, groups: Labelled, labels_N: Floats, vocabularies: Mapping[int, NDArray[np.float32]]) -> Any:
+def _pool(catboost: Any, groups: Labelled, labels_N: Doubles, vocabularies: Mapping[int, NDArray[np.float32]]) -> Any:
     table = CatBoostTable(vocabularies)
     features_NF = np.empty((len(labels_N), len(groups.view.features)), np.float32)
     first = 0
@@ -100,7 +100,7 @@ class _Look:
 
     def __init__(self, n_documents: int) -> None:
         self._n_documents = n_documents
-        self.scores_N: Floats = np.zeros(0)
+        self.scores_N: Doubles = np.zeros(0)
 
     def __deepcopy__(self, _: object) -> "_Look":
         return self  # CatBoost copies its parameters, and would pass the scores to the copy
@@ -109,7 +109,7 @@ class _Look:
         """CatBoost requires this method; the answer has no effect here."""
         return True
 
-    def evaluate(self, approxes: Sequence[Floats], target: Floats, weight: Floats | None) -> tuple[float, float]:  # noqa: ARG002
+    def evaluate(self, approxes: Sequence[Doubles], target: Doubles, weight: Doubles | None) -> tuple[float, float]:  # noqa: ARG002
         """Keep the scores; the last call of a round has those of the validation split."""
         if len(approxes[0]) == self._n_documents:
             self.scores_N = np.array(approxes[0])
@@ -123,7 +123,7 @@ class _Look:
 class _Notify:
     """Notifies the watch of each tree; keeps what it raises, for CatBoost would turn it into another error."""
 
-    def __init__(self, look: _Look | None, watch: Watch, theirs: str) -> None:
+    def __init__(self, look: _Look | None, watch: StoppingWatch, theirs: str) -> None:
         self._look, self._watch, self.theirs = look, watch, theirs
         self.error: Exception | None = None
 

@@ -10,24 +10,24 @@ import lightgbm as lgb
 import numpy as np
 from numpy.typing import NDArray
 
+from ltrscale.arrays import Doubles
 from ltrscale.launch.workers import rank_and_world
 from ltrscale.progress import log
-from ltrscale.trees.data import Codes, Labelled
+from ltrscale.trees.data import BinCodes, Labelled
 from ltrscale.trees.shares import meeting_points
-from ltrscale.trees.targets import Floats
-from ltrscale.trees.watch import Watch
+from ltrscale.trees.watch import StoppingWatch
 
-Objective = Callable[[Floats, lgb.Dataset], tuple[Floats, Floats]]
+GradientFunction = Callable[[Doubles, lgb.Dataset], tuple[Doubles, Doubles]]
 """Maps scores to the loss's first and second derivatives."""
 
 
 def boost(
     parameters: dict[str, Any],
     train: Labelled,
-    targets_N: Floats,
+    targets_N: Doubles,
     validation: Labelled | None,
-    codes: Codes,
-    watch: Watch,
+    codes: BinCodes,
+    watch: StoppingWatch,
     *,
     unbiased: bool = False,
     temperature: float | None = None,
@@ -69,12 +69,14 @@ def boost(
     return str(booster.model_to_string(num_iteration=watch.kept)).encode()
 
 
-def _grow(booster: lgb.Booster, objective: Objective | None, watch: Watch, theirs: str, min_data_in_leaf: int) -> None:
+def _grow(
+    booster: lgb.Booster, objective: GradientFunction | None, watch: StoppingWatch, theirs: str, min_data_in_leaf: int
+) -> None:
     """Add trees until the watch ends it, or there is nothing to split."""
-    seen: dict[str, Floats] = {}
+    seen: dict[str, Doubles] = {}
 
     # a custom metric, for LightGBM passes it the scores
-    def look(scores_N: Floats, _: lgb.Dataset) -> tuple[str, float, bool]:
+    def look(scores_N: Doubles, _: lgb.Dataset) -> tuple[str, float, bool]:
         seen["scores_N"] = scores_N
         return "ours", 0.0, True
 
@@ -129,7 +131,7 @@ class _Rows(lgb.Sequence):  # type: ignore[misc]
 
 
 def _dataset(
-    groups: Labelled, labels_N: Floats, vocabularies: Mapping[int, NDArray[np.float32]], borders: lgb.Dataset
+    groups: Labelled, labels_N: Doubles, vocabularies: Mapping[int, NDArray[np.float32]], borders: lgb.Dataset
 ) -> lgb.Dataset:
     """A split in bins with these borders; columns have no names, for LightGBM refuses some names."""
     return lgb.Dataset(
@@ -144,7 +146,7 @@ def _dataset(
     )
 
 
-def softmax_objective(targets_N: Floats, offsets_Q1: NDArray[np.int64], temperature: float) -> Objective:
+def softmax_objective(targets_N: Doubles, offsets_Q1: NDArray[np.int64], temperature: float) -> GradientFunction:
     """Softmax cross entropy of each group against softmax(target / temperature), as a custom objective.
 
     With p the softmax of a group's scores and t that of its targets, the loss is -sum t log p; its first derivative is
@@ -152,14 +154,14 @@ def softmax_objective(targets_N: Floats, offsets_Q1: NDArray[np.int64], temperat
     """
     target_N = softmax_by_group(targets_N / temperature, offsets_Q1)
 
-    def objective(scores_N: Floats, _: lgb.Dataset) -> tuple[Floats, Floats]:
+    def objective(scores_N: Doubles, _: lgb.Dataset) -> tuple[Doubles, Doubles]:
         p_N = softmax_by_group(scores_N, offsets_Q1)
         return p_N - target_N, np.maximum(p_N * (1 - p_N), 1e-16)  # above 0: leaf values divide by its sum
 
     return objective
 
 
-def softmax_by_group(scores_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
+def softmax_by_group(scores_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
     """Softmax of each group's scores, shape [N]; groups have at least one document.
 
     Example:

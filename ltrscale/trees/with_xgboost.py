@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 from xgboost.collective import CommunicatorContext
 from xgboost.tracker import RabitTracker
 
+from ltrscale.arrays import Doubles
 from ltrscale.launch.workers import rank_and_world
-from ltrscale.trees.data import Codes, Labelled
-from ltrscale.trees.shares import gather, own_address
-from ltrscale.trees.targets import Floats
-from ltrscale.trees.watch import Watch
+from ltrscale.trees.data import BinCodes, Labelled
+from ltrscale.trees.shares import all_workers, own_address
+from ltrscale.trees.watch import StoppingWatch
 
 
 def boost(
     parameters: Mapping[str, Any],
     train: Labelled,
-    targets_N: Floats,
+    targets_N: Doubles,
     validation: Labelled | None,
-    codes: Codes,
-    watch: Watch,
+    codes: BinCodes,
+    watch: StoppingWatch,
     *,
     by_group: bool,
     by_position: bool,
@@ -86,7 +86,7 @@ class _Rows(xgb.DataIter):  # type: ignore[misc]
     def __init__(
         self,
         groups: Labelled,
-        labels_N: Floats,
+        labels_N: Doubles,
         vocabularies: Mapping[int, NDArray[np.float32]],
         *,
         by_group: bool,
@@ -126,7 +126,7 @@ class _Rows(xgb.DataIter):  # type: ignore[misc]
         return True
 
 
-def _means(values_N: Floats, group_N: NDArray[np.int64]) -> Floats:
+def _means(values_N: Doubles, group_N: NDArray[np.int64]) -> Doubles:
     """Mean of each group's values, shape [Q]; the documents of a group follow one another."""
     starts_Q = np.flatnonzero(np.diff(group_N, prepend=-1))
     return np.asarray(np.add.reduceat(values_N, starts_Q) / np.diff(starts_Q, append=len(group_N)))
@@ -144,7 +144,7 @@ def _collective() -> Iterator[None]:
     tracker = RabitTracker(world, host, sortby="task") if rank == 0 else None
     if tracker is not None:
         tracker.start()
-    given = gather(tracker.worker_args() if tracker is not None else {})[0]
+    given = all_workers(tracker.worker_args() if tracker is not None else {})[0]
     with CommunicatorContext(**given, dmlc_task_id=f"{rank:06}"):
         yield
     if tracker is not None:

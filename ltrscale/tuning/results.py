@@ -29,7 +29,7 @@ _TICKS = 20
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SearchOutcome:
     """A finished search, as the report shows it."""
 
     space: Space
@@ -52,7 +52,7 @@ class Outcome:
         return f"{value:.4g}" if isinstance(value, float) and not exactly else label(value)
 
 
-def write_results(out: str, outcome: Outcome, *, commands: Sequence[str]) -> None:
+def write_results(out: str, outcome: SearchOutcome, *, commands: Sequence[str]) -> None:
     """Write the table of the trials, the report, Optuna's journal, and pictures if there are values to compare.
 
     Args:
@@ -65,7 +65,7 @@ def write_results(out: str, outcome: Outcome, *, commands: Sequence[str]) -> Non
         storage.write_bytes(join(out, name), content)
 
 
-def _journal(out: str, outcome: Outcome) -> bytes:
+def _journal(out: str, outcome: SearchOutcome) -> bytes:
     """The ended trials as a storage of Optuna, which optuna-dashboard opens; a stopped trial has its curve.
 
     Optuna checks values by the space, so the settings as given, which may lie outside, have no parameters there.
@@ -102,7 +102,7 @@ def _ending(key: str, space: Space) -> str:
     return key
 
 
-def _table(outcome: Outcome) -> str:
+def _table(outcome: SearchOutcome) -> str:
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["trial", "state", outcome.metric, "seconds", *outcome.space, "reason"])
@@ -115,7 +115,7 @@ def _table(outcome: Outcome) -> str:
     return text.getvalue()
 
 
-def document(outcome: Outcome, commands: Sequence[str]) -> Document:
+def document(outcome: SearchOutcome, commands: Sequence[str]) -> Document:
     """The report of a search; `commands` train with the best settings again."""
     trials, leader = ended(outcome.trials), best(outcome.trials)
     states = [t.result.state for t in trials if t.result]
@@ -131,7 +131,7 @@ def document(outcome: Outcome, commands: Sequence[str]) -> Document:
     return Document("Search", (opening, *_charts(outcome)), sections)
 
 
-def _best(outcome: Outcome, leader: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Block]:
+def _best(outcome: SearchOutcome, leader: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Block]:
     assert leader.result is not None
     assert leader.result.value is not None
     value, first = leader.result.value, next((t.result for t in trials if t.number == 0), None)
@@ -146,7 +146,7 @@ def _best(outcome: Outcome, leader: TrialRecord, trials: Sequence[TrialRecord]) 
         yield Points(settings)
 
 
-def _rows(outcome: Outcome, trials: Sequence[TrialRecord]) -> Table:
+def _rows(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> Table:
     """All trials, the best first."""
 
     def order(trial: TrialRecord) -> tuple[bool, float, int]:
@@ -163,7 +163,7 @@ def _rows(outcome: Outcome, trials: Sequence[TrialRecord]) -> Table:
     return Table(["trial", outcome.metric, "state", "seconds", *outcome.keys.values()], rows)
 
 
-def _charts(outcome: Outcome) -> Iterator[Chart]:
+def _charts(outcome: SearchOutcome) -> Iterator[Chart]:
     """The trials that have a value, if there are several."""
     valued = [trial for trial in ended(outcome.trials) if trial.result is not None and trial.result.value is not None]
     drawn = [trial for trial in valued if is_in(outcome.space, trial.begun.params)]
@@ -192,7 +192,7 @@ def history_chart(trials: Sequence[TrialRecord], metric: str) -> charts.Spec:
     return charts.lines(rows, x="trial", y=metric, ticks=ticks)
 
 
-def _parallel(outcome: Outcome, trials: Sequence[TrialRecord]) -> charts.Spec:
+def _parallel(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> charts.Spec:
     """Every trial as a line over the axes of its settings, coloured by the metric."""
     rows: list[dict[str, object]] = []
     ends: list[dict[str, object]] = []
@@ -218,7 +218,7 @@ def _scale(dimension: Dimension) -> Callable[[Any], float]:
     return lambda value: (change(value) - low) / (high - low)
 
 
-def _importances(outcome: Outcome, trials: Sequence[TrialRecord]) -> charts.Spec:
+def _importances(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> charts.Spec:
     """The importance of each setting to the metric, by Optuna: shares that add up to 1."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")

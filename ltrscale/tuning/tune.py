@@ -23,11 +23,11 @@ from ltrscale.progress import Report, log
 from ltrscale.reports.markdown import REPORT
 from ltrscale.signals import stop_on_signal
 from ltrscale.stages.origins import Settings
-from ltrscale.stages.runs import RUN_FILES, held
+from ltrscale.stages.runs import RUN_FILES, holding
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import join
 from ltrscale.tuning.history import History, TrialRecord, best
-from ltrscale.tuning.results import PICTURES, TABLE, Outcome, write_results
+from ltrscale.tuning.results import PICTURES, TABLE, SearchOutcome, write_results
 from ltrscale.tuning.search import run_search, search_here
 from ltrscale.tuning.searched import (
     FinetuneSearch,
@@ -119,7 +119,7 @@ class TuneJob(SearchConfig, Stage):
             InputError: the space does not fit the job, splits overlap, or all trials failed.
         """
         self.check()
-        with held(self.out), one_view() as view:
+        with holding(self.out), one_view() as view:
             history, identity = History(self.out), history_of(self)
             if history.is_of_another(identity):
                 log.info("tune: %s holds another search, which starts anew", self.out)
@@ -196,7 +196,7 @@ def write_found(config: TuneJob, history: History) -> None:
         except InputError:
             return True
 
-    outcome = Outcome(config.space, trials, config.job.metric, used)
+    outcome = SearchOutcome(config.space, trials, config.job.metric, used)
     write_results(config.out, outcome, commands=commands)
     if leader is not None and leader.result is not None:
         log.info(

@@ -329,8 +329,8 @@ def test_a_saved_ranker_is_a_bundle_that_the_jobs_read(fitted: Ranker, jobs: Pat
     np.testing.assert_array_equal(of_a_job.predict(NEW, query="search"), scores_N)
     assert of_a_job.score(NEW, query="search", label="bought") == fitted.score(NEW)
     loaded.save(str(tmp_path / "again"))
-    assert digest(storage.listed_in(bundle.read_manifest(url))) == digest(
-        storage.listed_in(bundle.read_manifest(str(tmp_path / "again")))
+    assert digest(storage.listed_in(bundle.read_bundle_manifest(url))) == digest(
+        storage.listed_in(bundle.read_bundle_manifest(str(tmp_path / "again")))
     )
     with pytest.raises(InputError, match="the output of prepare is there, which train_gbdt would delete"):
         fitted.save(str(jobs / "shop"))

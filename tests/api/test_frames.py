@@ -8,12 +8,12 @@ import pytest
 from shopping_frames import COLUMNS, searches
 from shopping_log import shopping_log
 
-from ltrscale.api.frames import prepare_tables, to_table, with_features
+from ltrscale.api.frames import prepare_tables, to_raw_table, with_features
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
-from ltrscale.ingest.mapping import ColumnMapping, resolve
+from ltrscale.ingest.mapping import ColumnMapping, resolve_features
 
-TABLE = to_table(searches(12, 0))
+TABLE = to_raw_table(searches(12, 0))
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ TABLE = to_table(searches(12, 0))
 def test_numeric_features_are_those_of_a_star_and_categorical_ones_are_text(more: dict[str, object]) -> None:
     found = with_features({**COLUMNS, **more}, TABLE)
     star = ColumnMapping.model_validate({**COLUMNS, **more, "features": ["*"]})
-    assert found["features"] == [feature.name for feature in resolve(TABLE.schema, star, "log")]
+    assert found["features"] == [feature.name for feature in resolve_features(TABLE.schema, star, "log")]
     text = {"kind", "shop"} - ({"shop"} if "exclude" in more else set())
     assert found["categorical"] == sorted(text)
     named = {**COLUMNS, **more, "features": ["price"]}
@@ -32,7 +32,7 @@ def test_numeric_features_are_those_of_a_star_and_categorical_ones_are_text(more
 def test_features_that_give_the_answer_away_are_named_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
     log = shopping_log(30)
     log["event_time"] = log["searched_at"]
-    table, uses = to_table(log), {"query": "search_id", "label": "clicked"}
+    table, uses = to_raw_table(log), {"query": "search_id", "label": "clicked"}
     features = with_features(uses, table)
     (warning,) = caplog.messages
     names = {"event", "revenue", "position", "product_id", "user_id", "searched_at", "event_time", "listed_on", "title"}
@@ -90,6 +90,6 @@ def test_numbers_that_name_sellers_are_no_dates(caplog: pytest.LogCaptureFixture
         columns=["listed_on", "searched_at", "title", "user_id", "product_id", "event", "revenue"]
     )
     log["seller_id"] = (first + np.arange(len(log)) % 20).astype(kind)
-    with_features({"query": "search_id", "label": "clicked"}, to_table(log))
+    with_features({"query": "search_id", "label": "clicked"}, to_raw_table(log))
     assert "position" in caplog.messages[0]
     assert "seller_id" not in caplog.messages[0]

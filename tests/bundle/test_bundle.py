@@ -38,7 +38,7 @@ def documents(n: int = 60, seed: int = 0) -> QueryGroups:
     return QueryGroups(x_NF, torch.tensor([0, n // 3, n]))
 
 
-def about(**changes: Any) -> bundle.About:
+def about(**changes: Any) -> bundle.BundleFacts:
     values: dict[str, Any] = {
         "config": {"seed": 3, "network": {"width": 16}},
         "features": FEATURES,
@@ -237,7 +237,7 @@ def test_where_some_bundles_are_trusted_no_other_is_opened(
 
 def change(url: str, name: str, content: bytes) -> None:
     """Replace a file of a bundle, and its hash in the manifest."""
-    path, manifest = Path(url, storage.MANIFEST), bundle.read_manifest(url)
+    path, manifest = Path(url, storage.MANIFEST), bundle.read_bundle_manifest(url)
     for file in manifest["files"]:
         if file["path"] == name:
             file |= {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}

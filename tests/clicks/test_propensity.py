@@ -8,6 +8,7 @@ from click_sessions import Truth, position_based, random_halves
 from nightly import nightly
 from reference import click_models as oracle
 
+from ltrscale.arrays import Doubles
 from ltrscale.clicks.propensity import (
     Estimate,
     click_ratios,
@@ -16,7 +17,7 @@ from ltrscale.clicks.propensity import (
     jackknife,
     without,
 )
-from ltrscale.clicks.sessions import Cells, Doubles, count
+from ltrscale.clicks.sessions import Cells, count
 
 WITHIN = {0.0: 0.1, 0.5: 0.1, 1.0: 0.25, 2.0: 0.45}
 """The largest error of a logarithm of ten harvested propensities, by eta, from 18,000 lists of 300 queries."""

@@ -13,6 +13,7 @@ from dataset_changes import add_period, with_renamed_files
 from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.arrays import Doubles
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load
 from ltrscale.config import validate
@@ -22,7 +23,6 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.statistics.crossed import Floats
 from ltrscale.evaluation.studies.distillation import Distillation
 from ltrscale.experiments.distill import DistillJob
 from ltrscale.scoring.score import ScoreJob
@@ -257,7 +257,7 @@ def test_periods_that_are_not_scored_are_reported_before_anything_is_trained(
     assert not (tmp_path / "out" / "students").exists()
 
 
-def by_the_card(folder: Path, names: list[str], features_NF: NDArray[np.float32]) -> Floats:
+def by_the_card(folder: Path, names: list[str], features_NF: NDArray[np.float32]) -> Doubles:
     """Scores computed from the exported files with LightGBM, by the steps of the README."""
     columns = json.loads((folder / "features.json").read_text())["columns"]
     matrix = np.full((len(features_NF), len(columns)), np.nan)

@@ -19,7 +19,7 @@ from ltrscale.experiments.methods.gbdt import GBDTMethod
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.tuned import TunedMethod
 from ltrscale.launch.workers import ONE
-from ltrscale.ranking.choices import named
+from ltrscale.ranking.choices import metric_named
 from ltrscale.trees.ensemble import AverageJob
 from ltrscale.tuning.history import History
 
@@ -61,7 +61,7 @@ def test_the_scores_are_the_mean_of_those_of_different_runs(synthetic_dataset: s
     for groups in parts:
         expected_N = torch.stack([run.scorer()(groups).double() for run in runs]).mean(dim=0)
         torch.testing.assert_close(mean.scorer()(groups).double(), expected_N, rtol=1e-5, atol=1e-6)
-    ndcg_Q = torch.cat([named("ndcg@5").of_groups(mean.scorer()(groups), groups) for groups in parts])
+    ndcg_Q = torch.cat([metric_named("ndcg@5").of_groups(mean.scorer()(groups), groups) for groups in parts])
     assert mean.metrics["validation_ndcg@5"] == pytest.approx(ndcg_Q.double().nanmean().item(), abs=1e-6)
 
 

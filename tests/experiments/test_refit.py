@@ -14,7 +14,7 @@ from written_directories import written_directories
 
 from ltrscale import bundle
 from ltrscale import config as configs
-from ltrscale.data.dataset.disjoint import joined
+from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -262,18 +262,18 @@ def test_a_bundle_of_another_kind_is_refused(synthetic_dataset: str, tmp_path: P
 def test_splits_are_joined_or_refused(synthetic_dataset: str, write_dataset: Any) -> None:
     data = (synthetic_dataset,)
     first, second = Split(data=data, periods=("2026-W01..2026-W02",)), Split(data=data, periods=("2026-W03",))
-    both = joined(first, second)
+    both = joined_splits(first, second)
     assert both.periods == ("2026-W01", "2026-W02", "2026-W03")
     counts = [select(split, labelled=True).n_groups for split in (first, second, both)]
     assert counts[0] + counts[1] == counts[2]
     with pytest.raises(InputError, match=r"their labelled_fraction are 0\.5 and 1\.0; set both alike"):
-        joined(first.replace(labelled_fraction=0.5), second)
+        joined_splits(first.replace(labelled_fraction=0.5), second)
     with pytest.raises(InputError, match="with labelled_groups in each"):
-        joined(first.replace(labelled_groups=5), second.replace(labelled_groups=5))
+        joined_splits(first.replace(labelled_groups=5), second.replace(labelled_groups=5))
     weeks = [{week: [(np.full((2, 1), 10 * n + i), np.arange(2))] for i, week in enumerate("ab")} for n in range(2)]
     one, other = (write_dataset(groups, [Feature(name="x")]) for groups in weeks)
-    apart = joined(Split(data=(one,), periods=("a",)), Split(data=(one,), periods=("b",)))
+    apart = joined_splits(Split(data=(one,), periods=("a",)), Split(data=(one,), periods=("b",)))
     assert select(apart, labelled=True).n_groups == 2
-    assert select(joined(Split(data=(one,)), Split(data=(other,))), labelled=True).n_groups == 4
+    assert select(joined_splits(Split(data=(one,)), Split(data=(other,))), labelled=True).n_groups == 4
     with pytest.raises(InputError, match="periods of equal names"):
-        joined(Split(data=(one,), periods=("a",)), Split(data=(other,), periods=("b",)))
+        joined_splits(Split(data=(one,), periods=("a",)), Split(data=(other,), periods=("b",)))

@@ -12,7 +12,7 @@ from dataset_changes import add_period
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.disjoint import check_disjoint
-from ltrscale.data.dataset.periods import resolve, with_relative_named
+from ltrscale.data.dataset.periods import resolve_periods, with_relative_named
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.derive.relabelling.relabel import RelabelConfig
 from ltrscale.errors import InputError
@@ -37,7 +37,7 @@ def data(synthetic_dataset: str, tmp_path: Path) -> str:
 
 def of(url: str, periods: str | list[str]) -> list[str]:
     split = validate(Split, {"data": url, "periods": periods}, "test")
-    return sorted({period for part in resolve(split) for period in part.periods})
+    return sorted({period for part in resolve_periods(split) for period in part.periods})
 
 
 def job(data: str, out: str, splits: dict[str, str] = RELATIVE) -> GBDTJob:

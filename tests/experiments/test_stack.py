@@ -12,7 +12,7 @@ from ltrscale import config as configs
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.evaluation.measure.leaks import importances
+from ltrscale.evaluation.measure.leaks import importances_of
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.stack import StackJob
 from ltrscale.stages.origins import check_unseen
@@ -75,7 +75,7 @@ def test_each_member_is_pretrained_once_and_trained_on_all_folds_and_on_all_but_
 
 @pytest.mark.slow
 def test_a_stack_without_features_has_the_importances_of_its_members(stack: StackJob) -> None:
-    found = importances(bundle.load(stack.out))
+    found = importances_of(bundle.load(stack.out))
     assert found is not None
     assert set(found) == {"trees", "network"}
     assert sum(found.values()) == pytest.approx(1)

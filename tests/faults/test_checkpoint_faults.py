@@ -26,7 +26,7 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.progress import Report
 from ltrscale.storage.patience import PATIENCE
 from ltrscale.storage.s3 import PatientS3
-from ltrscale.training.checkpoint import Checkpoints, list_checkpoints, read
+from ltrscale.training.checkpoint import Checkpoints, list_checkpoints, read_checkpoint
 from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.snapshot import Progress, Snapshot
@@ -89,7 +89,7 @@ class TrainerWithCheckpoints:
             resumed = snapshot.step
             if resumed == 2:
                 save(saver, self.trainer, self.result)
-        assert [self.check_whole(read(c)) for c in list_checkpoints(url)][-1] == 3
+        assert [self.check_whole(read_checkpoint(c)) for c in list_checkpoints(url)][-1] == 3
         assert {file.rpartition("/")[0] for file in storage.list_files(url)} == set(list_checkpoints(url))
         return resumed
 
@@ -279,7 +279,7 @@ def test_a_disk_that_stays_full(
         run_pretraining(synthetic_dataset, str(out), Faults(caplog, lambda: fill_disk(small_disk), None))
     kept = list_checkpoints(str(out / "checkpoints"))
     assert kept
-    step = read(kept[-1]).step
+    step = read_checkpoint(kept[-1]).step
     (small_disk / "ballast").unlink()
     caplog.clear()
     records: list[Any] = []

@@ -218,9 +218,9 @@ def test_fast_and_slow_path_agree(content: bytes, no_qid: bytes, dense: bool) ->
     for text, qid in ((content, True), (no_qid, False)):
         row_format = svmlight.RowFormat(n_features=F, dense=dense, qid=qid)
         text = text + b"\n"
-        fast = flatten(iter([svmlight.parse(text, "f", 1, row_format)]))
+        fast = flatten(iter([svmlight.parse_lines(text, "f", 1, row_format)]))
         with mock.patch.object(svmlight, "_convert", side_effect=pa.ArrowInvalid("refused")):
-            slow = flatten(iter([svmlight.parse(text, "f", 1, row_format)]))
+            slow = flatten(iter([svmlight.parse_lines(text, "f", 1, row_format)]))
         np.testing.assert_equal(fast.rows, slow.rows)
         assert fast.rejected == slow.rejected
         np.testing.assert_equal(fast.rows, oracle(text, dense=dense, qid=qid).rows)

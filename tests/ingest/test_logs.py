@@ -23,7 +23,7 @@ from ltrscale.data.times import periods
 from ltrscale.errors import InputError
 from ltrscale.ingest import parquet
 from ltrscale.ingest.categories import CategoryEncoder, encode
-from ltrscale.ingest.grouplogs import GroupRows, group_features, read_groups
+from ltrscale.ingest.grouplogs import GroupRows, group_features, read_group_rows
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping, GroupColumns
@@ -610,7 +610,7 @@ GROUP_TABLE: dict[str, Any] = {
 
 
 def groups(path: Path, mapping: GroupColumns = GROUPS, **more: Any) -> tuple[RowBlock, list[Rejection]]:
-    blocks = list(read_groups(str(path), mapping, **more))
+    blocks = list(read_group_rows(str(path), mapping, **more))
     rows = concat(blocks)
     rows.starts_N = np.concatenate([block.starts_N for block in blocks if block.starts_N is not None])
     return rows, [one for block in blocks for one in block.rejected]

@@ -11,11 +11,11 @@ from ltrscale.errors import InputError
 from ltrscale.ingest import roles
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess, guess
-from ltrscale.ingest.profile import Column, columns_of
-from ltrscale.ingest.structure import Lists, Structure, of_table
+from ltrscale.ingest.profile import LogColumn, columns_of
+from ltrscale.ingest.structure import KeyLists, Structure, of_table
 
 
-def looked_at(log: pd.DataFrame) -> tuple[list[Column], Structure]:
+def looked_at(log: pd.DataFrame) -> tuple[list[LogColumn], Structure]:
     table = pa.Table.from_pandas(log, preserve_index=False)
     return columns_of(table, table.schema, Dialect()), of_table(table)
 
@@ -31,7 +31,7 @@ codes = st.lists(st.tuples(st.integers(-1, 4), st.integers(-1, 4)), min_size=1, 
 @given(codes)
 def test_lists_are_measured_as_by_hand(pairs: list[tuple[int, int]]) -> None:
     key_N, other_N = (np.array(side, np.int64) for side in zip(*pairs, strict=True))
-    lists, known = Lists.of(key_N), [pair for pair in pairs if pair[0] >= 0]
+    lists, known = KeyLists.of(key_N), [pair for pair in pairs if pair[0] >= 0]
     of = {key: [other for each, other in known if each == key] for key, _ in known}
     keys = [key for key, _ in known]
     assert lists.distinct == len(of)
@@ -45,8 +45,8 @@ def test_lists_are_measured_as_by_hand(pairs: list[tuple[int, int]]) -> None:
 
 
 def test_rows_stand_together_or_do_not() -> None:
-    assert Lists.of(np.repeat(np.arange(50), 4)).together == 1.0
-    assert Lists.of(np.tile(np.arange(50), 4)).together == 0.0
+    assert KeyLists.of(np.repeat(np.arange(50), 4)).together == 1.0
+    assert KeyLists.of(np.tile(np.arange(50), 4)).together == 0.0
 
 
 def test_a_row_without_a_part_of_its_key_is_in_no_list() -> None:
@@ -150,5 +150,5 @@ def test_a_close_call_is_a_doubt() -> None:
     columns, _ = looked_at(pd.DataFrame({"a": [1], "b": [2]}))
     near = [roles.Candidate(columns[0], 4.0, ()), roles.Candidate(columns[1], 2.6, ())]
     clear = [near[0], roles.Candidate(columns[1], 2.4, ())]
-    assert [roles.choose(each, least=2.0).doubt for each in (near, clear)] == ["b is as likely", ""]  # type: ignore[union-attr]
-    assert roles.choose(near, least=5.0) is None
+    assert [roles.choose_role(each, least=2.0).doubt for each in (near, clear)] == ["b is as likely", ""]  # type: ignore[union-attr]
+    assert roles.choose_role(near, least=5.0) is None

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ltrscale.ingest.lines import LineTexts
-from ltrscale.ingest.rows import RowBlock, RowTexts, Texts, concat, cut, keep
+from ltrscale.ingest.rows import RawTexts, RowBlock, RowTexts, concat, cut, keep
 
 
-def block_of(texts: Texts | None, lines: list[int], file: str = "log") -> RowBlock:
+def block_of(texts: RawTexts | None, lines: list[int], file: str = "log") -> RowBlock:
     one_N = np.ones(len(lines), np.float32)
     ids = pa.array(["q"] * len(lines), pa.string())
     return RowBlock(file, np.array(lines, np.int64), ids, one_N[:, None], one_N, texts=texts)

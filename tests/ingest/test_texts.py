@@ -15,7 +15,7 @@ from token_columns import lists_of
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.data.dataset.origin import read_as, settings_of
+from ltrscale.data.dataset.origin import prepare_settings_of, read_as
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.tokens import TokenSummary
@@ -317,7 +317,7 @@ def test_new_rows_are_read_with_the_tokenizer_of_the_data_set(tmp_path: Path) ->
     made = trained(
         write_texts(tmp_path / "log.parquet", ["wing flow wing", "heat"], ["w1", "w2"]), tmp_path / "set", "w1"
     )
-    settings = settings_of(read_as(made))
+    settings = prepare_settings_of(read_as(made))
     assert settings["source"]["columns"]["tokens"]["tokenizer"] == {"kind": "known", "path": str(tmp_path / "set")}
     new = write_texts(tmp_path / "new.parquet", ["flow of wing"], ["w9"])
     again = prepare(PrepareConfig.model_validate({**settings, "inputs": str(new)}), str(tmp_path / "new"))

@@ -19,7 +19,7 @@ from ltrscale.data.ids import QueryIds
 from ltrscale.ingest.lines import LineTexts
 from ltrscale.ingest.quarantine import Quarantine
 from ltrscale.ingest.rows import Rejection, RowBlock
-from ltrscale.ingest.validate import Duplicates, Validator, total
+from ltrscale.ingest.validate import Duplicates, Validator, total_accounting
 from ltrscale.storage import Commit, join
 
 
@@ -91,7 +91,7 @@ def run(
         files = quarantine.close()
         tables = [pq.read_table(join(commit.url, name)) for name in files]
     rejected = [(r["line"], r["rule"], r["rows"]) for table in tables for r in table.to_pylist()]
-    return Result(kept, sorted(rejected), total([validator.finish()], lost_groups=len(known.lost())))
+    return Result(kept, sorted(rejected), total_accounting([validator.finish()], lost_groups=len(known.lost())))
 
 
 def oracle(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jobs.commands import command
-from jobs.submit import COMMAND
+from jobs.submit import run
 from ltrscale import config as configs
 from ltrscale.errors import InputError
 from ltrscale.operating import dashboard
@@ -89,7 +89,7 @@ def test_the_id_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None
         ["prepare", "--config", path, "--set", "out=elsewhere"],
     ):
         with pytest.raises(SystemExit):
-            COMMAND.run(SubmitConfig(command=tuple(words)))
+            run(SubmitConfig(command=tuple(words)))
     assert seen[0].name == seen[1].name != seen[2].name
     assert seen[1].entrypoint == f"python -m jobs.prepare --config {path} --set ray=false"
     assert seen[0].files == (path,)

@@ -21,14 +21,14 @@ from torch import Tensor
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.config import kind_of, members
 from ltrscale.ranking import graded, metrics, ranked
-from ltrscale.ranking.choices import MetricConfig, MetricName, metric_class, metric_label, named
+from ltrscale.ranking.choices import MetricConfig, MetricName, metric_class, metric_label, metric_named
 from ltrscale.ranking.rank_biased import rbp
 
 Metric = Callable[[Tensor, Tensor, Tensor], Tensor]
 Group = list[tuple[float, float]]  # score, label
 TABLE = graded.GainNDCGConfig(k=3, gains=(0, 1, 1.5, 5, 8))
 METRICS: dict[str, Metric] = {
-    each.name: each.of for each in [*(cls.made(k=3) for cls in members(MetricConfig)), named("rbp"), TABLE]
+    each.name: each.of for each in [*(cls.made(k=3) for cls in members(MetricConfig)), metric_named("rbp"), TABLE]
 }
 every_metric = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS.keys())
 NORMALISED = [cls for cls in members(MetricConfig) if cls.normalised]
@@ -183,12 +183,12 @@ def test_every_key_means_something_and_a_metric_is_found_by_its_name(cls: type[m
     lists = random_lists(6, [20, 30, *[5] * 9])
     metric = cls.made(k=3)
     assert keys_without_effect([metric], lambda metric: metric.of(*lists)) == set()
-    assert named(metric.name) == metric
+    assert metric_named(metric.name) == metric
     for key, other in variations(metric):
         assert isinstance(other, metrics.Metric)
         if key in cls.own_keys():
             assert other.name != metric.name
-            assert named(other.name) == other
+            assert metric_named(other.name) == other
             assert f"{key} " in other.policy
         elif key != "k":
             assert other.name == metric.name  # an evaluation sets it for all
@@ -234,7 +234,7 @@ def test_the_policy_names_every_rule_that_matters_and_no_other(cls: type[metrics
 @pytest.mark.parametrize("name", ["ndcg", "ndcg@0", "mrr@3", "x@3", "@5", "ndcg@5 ", "rbp()", "rbp@3(persistence=.5)"])
 def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"is no metric; take ndcg@K, .* mrr, map or rbp\(persistence=0.8\)\[@K\]$"):
-        named(name)
+        metric_named(name)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_other_names_are_refused(name: str) -> None:
 )
 def test_keys_of_a_name_are_checked(name: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        named(name)
+        metric_named(name)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_keys_of_a_name_are_checked(name: str, said: str) -> None:
     ],
 )
 def test_a_metric_has_one_name_however_it_is_written(written: str, name: str) -> None:
-    assert TypeAdapter(MetricName).validate_python(written) == named(written).name == name
+    assert TypeAdapter(MetricName).validate_python(written) == metric_named(written).name == name
 
 
 @every_metric

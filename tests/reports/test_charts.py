@@ -14,8 +14,8 @@ CURVE = [{"x": x, "y": 1.0 / x, "low": 0.1, "high": 1.0, "series": s} for x in (
 ENDS = [{"axis": BAD, "place": place, "shown": BAD} for place in (0, 1)]
 BARS = [{"name": BAD, "value": 0.5, "series": s} for s in (BAD, "z")]
 CHARTS: dict[str, Callable[[], Spec]] = {
-    "intervals": lambda: charts.intervals(DOTS, title=BAD, at=0.5, order=["z", BAD]),
-    "intervals on a logarithmic scale": lambda: charts.intervals(DOTS[:1], title=BAD, log=True, unit="~s"),
+    "intervals": lambda: charts.interval_chart(DOTS, title=BAD, at=0.5, order=["z", BAD]),
+    "intervals on a logarithmic scale": lambda: charts.interval_chart(DOTS[:1], title=BAD, log=True, unit="~s"),
     "lines": lambda: charts.lines(CURVE, x=BAD, y=BAD, order=["z", BAD]),
     "lines with marks": lambda: charts.lines(CURVE, x=BAD, y=BAD, log=True, ticks=[1, 10], marks=CURVE[:1], level=0.0),
     "lines over names": lambda: charts.lines([{**row, "x": BAD} for row in CURVE], x=BAD, y=BAD, ordinal=True),
@@ -24,7 +24,9 @@ CHARTS: dict[str, Callable[[], Spec]] = {
     "scatter": lambda: charts.scatter([{"x": 0, "y": 0, "label": 0.0}], title=BAD, labels=[0.0, 2.0]),
     "heatmap": lambda: charts.heatmap([{"one": BAD, "other": BAD, "value": 1.0}], title=BAD),
     "parallel": lambda: charts.parallel([{**end, "line": 1, "value": 0.5} for end in ENDS], ENDS, title=BAD),
-    "beside": lambda: charts.beside(charts.bars(BARS, title=BAD), charts.titled(charts.bars(BARS, title="b"), BAD)),
+    "beside": lambda: charts.side_by_side(
+        charts.bars(BARS, title=BAD), charts.titled(charts.bars(BARS, title="b"), BAD)
+    ),
     "above": lambda: charts.above(charts.bars(BARS, title=BAD), charts.bars(BARS, title="b")),
 }
 

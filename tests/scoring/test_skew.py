@@ -12,7 +12,7 @@ from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.bundle.reference import Reference
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
-from ltrscale.scoring.skew import Finding, find_skew
+from ltrscale.scoring.skew import Skew, find_skew
 
 FEATURES = [
     *(Feature(name=name) for name in ("price", "sales", "age", "rating", "never", "same")),
@@ -51,7 +51,7 @@ def reference() -> Reference:
     return Reference.of(groups(*some(4000, 0)), FEATURES)
 
 
-def check(reference: Reference, change: Callable[[Rows], object], lists: int = 400) -> list[Finding]:
+def check(reference: Reference, change: Callable[[Rows], object], lists: int = 400) -> list[Skew]:
     """The findings of further rows with a change made in place."""
     rows_NF, _ = some(lists, 1)
     change(rows_NF)

@@ -11,7 +11,7 @@ import pytest
 import shop
 
 from ltrscale import bundle
-from ltrscale.bundle.reference import look, reference_of
+from ltrscale.bundle.reference import reference_of, sample_of
 from ltrscale.config import validate
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -206,7 +206,7 @@ def test_nothing_is_said_of_later_lists_of_a_news_log(shared_data: Path, tmp_pat
     before, after = (
         select(Split(data=(str(tmp_path / "data"),), periods=(p,)), labelled=False) for p in ("before", "after")
     )
-    groups = look(after)
+    groups = sample_of(after)
     assert groups is not None
     assert groups.n_groups > 300
     assert find_skew(reference_of(before), groups.features_NF, lists=groups.n_groups) == []

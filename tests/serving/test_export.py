@@ -127,7 +127,7 @@ def test_opensearch_scores_one_document_as_the_bundle_does(
 def test_vespa_scores_one_document_as_the_bundle_does(models: dict[str, str], synthetic_dataset: str) -> None:
     bundle = load(models["lightgbm"])
     observed = Observed(open_dataset(synthetic_dataset).manifest.categories)
-    files = check.write(FORMATS["vespa"], bundle, observed)
+    files = check.write_export(FORMATS["vespa"], bundle, observed)
     features = ExportedFeatures.model_validate_json(files["features.json"])
     groups = rows_of(bundle, synthetic_dataset)
     ours_N = bundle.scorer()(groups)
@@ -194,7 +194,7 @@ def test_a_model_whose_searches_would_fail_is_not_published(
     kind: str, to: FormatName, write_dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it was: the values of fields below 0 for scores of queries."""
-    honest = check.write
+    honest = check.write_export
     monkeypatch.setattr(check, "write", lambda to, bundle, observed: honest(to, bundle, Observed(observed.texts)))
     data = write_dataset(
         {f"2026-W0{week}": signed(60, week, missing=0) for week in range(1, 5)}, [Feature(name=n) for n in "abc"]
@@ -302,7 +302,7 @@ def test_a_file_with_another_number_is_not_published(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    honest = check.write
+    honest = check.write_export
 
     def broken(*given: Any) -> Any:
         files = honest(*given)

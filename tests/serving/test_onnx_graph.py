@@ -77,7 +77,7 @@ def test_a_graph_with_another_weight_is_not_published_and_a_good_one_is_scored_a
 ) -> None:
     bundle = load(saved(tmp_path / "net", synthetic_dataset, network(synthetic_dataset, encoder=SMALL)))
     observed = Observed(open_dataset(synthetic_dataset).manifest.categories)
-    files = parity.write(FORMATS["onnx"], bundle, observed)
+    files = parity.write_export(FORMATS["onnx"], bundle, observed)
     monkeypatch.setattr(parity, "write", lambda *_: files)  # an export takes seconds
     job = ExportJob(out=str(tmp_path / "out"), bundle=bundle.url, data=synthetic_dataset, to="onnx", rows=500)
     assert job.run()

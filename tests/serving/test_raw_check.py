@@ -84,7 +84,7 @@ def test_new_raw_rows_have_the_scores_of_predict(shop: tuple[Path, str, str], tm
 def test_a_transformer_that_differs_is_not_published(
     old: str, new: str, says: str, shop: tuple[Path, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = raw.write
+    honest = raw.write_raw
 
     def broken(*given: Any) -> Any:
         files = honest(*given)

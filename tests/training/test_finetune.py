@@ -19,7 +19,7 @@ from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, ConcatRanker, MeanRanker
 from ltrscale.models.ranker import Ranker
 from ltrscale.pretext.choices import FeatureMethodConfig
-from ltrscale.ranking.choices import named
+from ltrscale.ranking.choices import metric_named
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.training import validation
 from ltrscale.training.combine import CombineConfig
@@ -153,7 +153,7 @@ def test_a_head_to_keep_must_be_there(synthetic_dataset: str, pretrained: str, t
 def validated(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
     """The weights at each validation from now on."""
     states: list[dict[str, torch.Tensor]] = []
-    validate = validation.validate
+    validate = validation.validate_ranker
 
     def listening(model: AnyRanker, *rest: typing.Any) -> float:
         states.append({name: value.clone() for name, value in model.state_dict().items()})
@@ -176,7 +176,7 @@ def test_any_metric_chooses_the_epoch(
     assert (made.metrics[f"validation_{metric}"], made.metrics["epoch"]) == (values[best], best + 1)
     for name, value in made.weights().items():
         assert torch.equal(value, validated[best][name]), name
-    scorer, measure = made.scorer(), named(metric)
+    scorer, measure = made.scorer(), metric_named(metric)
     value_Q = [
         measure.of(scorer(groups), groups.labels_N, groups.offsets_Q1)
         for groups in iterate(select(splits(synthetic_dataset)[1], labelled=True))
@@ -342,7 +342,7 @@ def test_a_network_that_has_diverged_is_named_by_its_validation(synthetic_datase
     for parameter in made.parameters():
         parameter.data.fill_(torch.nan)
     with pytest.raises(InputError, match="validation: a score is NaN, training has diverged; lower"):
-        validation.validate(made, select(splits(synthetic_dataset)[1], labelled=True), "ndcg@5")
+        validation.validate_ranker(made, select(splits(synthetic_dataset)[1], labelled=True), "ndcg@5")
 
 
 def test_every_layer_learns_at_its_own_rate(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:

@@ -20,14 +20,14 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError, Stopped
 from ltrscale.launch.workers import Context
 from ltrscale.trees.configs import CatBoostConfig
-from ltrscale.trees.data import Codes, Labelled, read
+from ltrscale.trees.data import BinCodes, Labelled, read_labelled
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.trees.watch import watching
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
 CONFIG = CatBoostConfig(num_trees=10, depth=3, learning_rate=0.3, early_stopping_rounds=None, num_threads=1)
-Read = tuple[Labelled, Codes, Labelled]
+Read = tuple[Labelled, BinCodes, Labelled]
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +50,8 @@ def data(write_dataset: WriteDataset) -> str:
 
 @pytest.fixture(scope="module")
 def splits(data: str) -> Read:
-    train, codes = read(select(Split(data=(data,), periods=("train",)), labelled=True), "train")
-    validation, _ = read(select(Split(data=(data,), periods=("validation",)), labelled=True), "validation")
+    train, codes = read_labelled(select(Split(data=(data,), periods=("train",)), labelled=True), "train")
+    validation, _ = read_labelled(select(Split(data=(data,), periods=("validation",)), labelled=True), "validation")
     return train, codes, validation
 
 

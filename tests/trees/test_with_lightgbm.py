@@ -27,7 +27,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import Context
 from ltrscale.trees.configs import LightGBMConfig
-from ltrscale.trees.data import read
+from ltrscale.trees.data import read_labelled
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.trees.targets import QuantisedConfig
 from ltrscale.trees.watch import watching
@@ -185,8 +185,8 @@ def test_unbiased_trees_take_the_positions_of_the_data(splits: Splits, tmp_path:
 
 
 def test_document_weights_count(splits: Splits) -> None:
-    train_groups, codes = read(select(splits.train, labelled=True), "train")
-    validation, _ = read(select(splits.validation, labelled=True), "validation")
+    train_groups, codes = read_labelled(select(splits.train, labelled=True), "train")
+    validation, _ = read_labelled(select(splits.validation, labelled=True), "validation")
     weights_N = np.random.default_rng(1).uniform(0.1, 3, len(train_groups.labels_N))
     weighted = replace(train_groups, weights_N=weights_N)
     with watching(CONFIG, validation, "lightgbm", Context()) as watch:
@@ -265,8 +265,8 @@ def test_gains_of_your_own(splits: Splits, tmp_path: Path) -> None:
 def test_quantised_targets_are_what_trees_are_grown_on(splits: Splits, tmp_path: Path) -> None:
     """Labels 0 to 4 in two grades are 0 and 1, the upper one for labels from 2; validation labels stay as they are."""
     bundle = train(splits, tmp_path / "two", CONFIG.replace(targets=QuantisedConfig(grades=2)))
-    train_groups, codes = read(select(splits.train, labelled=True), "train")
-    validation, _ = read(select(splits.validation, labelled=True), "validation")
+    train_groups, codes = read_labelled(select(splits.train, labelled=True), "train")
+    validation, _ = read_labelled(select(splits.validation, labelled=True), "validation")
     with watching(CONFIG, validation, "lightgbm", Context()) as watch:
         expected = CONFIG.boost(train_groups, (train_groups.labels_N >= 2) * 1.0, validation, codes, watch)
     assert bundle.content == expected

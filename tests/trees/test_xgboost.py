@@ -20,14 +20,14 @@ from ltrscale.launch.workers import Context
 from ltrscale.trees import data as tree_data
 from ltrscale.trees.checks import check_labels
 from ltrscale.trees.configs import XGBoostConfig
-from ltrscale.trees.data import Codes, Labelled, read
+from ltrscale.trees.data import BinCodes, Labelled, read_labelled
 from ltrscale.trees.watch import watching
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
 CONFIG = XGBoostConfig(num_trees=8, max_leaves=8, early_stopping_rounds=None, num_threads=1)
 FEATURES = [Feature(name="c", kind="categorical"), Feature(name="x"), Feature(name="y")]
-Read = tuple[Labelled, Codes, Labelled]
+Read = tuple[Labelled, BinCodes, Labelled]
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def splits(write_dataset: WriteDataset) -> Read:
     url = write_dataset({"train": groups(300), "validation": groups(50)}, FEATURES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree_data, "_DOCS_PER_BATCH", 100)
-        train, codes = read(select(Split(data=(url,), periods=("train",)), labelled=True), "train")
-        validation, _ = read(select(Split(data=(url,), periods=("validation",)), labelled=True), "validation")
+        train, codes = read_labelled(select(Split(data=(url,), periods=("train",)), labelled=True), "train")
+        validation, _ = read_labelled(select(Split(data=(url,), periods=("validation",)), labelled=True), "validation")
     return train, codes, validation
 
 
@@ -177,7 +177,7 @@ def test_codes_of_few_documents_are_seldom_split_on_by_default(write_dataset: Wr
         return x_LF, (x_LF[:, 1] + rng.normal(size=10) > 1).astype(np.float32)
 
     url = write_dataset({"train": [group() for _ in range(150)]}, FEATURES)
-    train, codes = read(select(Split(data=(url,), periods=("train",)), labelled=True), "train")
+    train, codes = read_labelled(select(Split(data=(url,), periods=("train",)), labelled=True), "train")
 
     def splits_by_category(config: XGBoostConfig) -> int:
         model = json.loads(model_of(config, (train, codes, train)))

@@ -29,7 +29,7 @@ class Feature(Config):
 
 ListedPath = Annotated[str, AfterValidator(storage.listed_path)]
 """The path of a file below the directory whose manifest lists it."""
-Period = Annotated[str, AfterValidator(storage.period_name)]
+PeriodName = Annotated[str, AfterValidator(storage.period_name)]
 """The name of a period."""
 _MOST_GROUPS, _MOST_DOCUMENTS = 1 << 26, 1 << 31
 
@@ -126,7 +126,7 @@ class DataFile(Config):
     """One Parquet file: name in the directory, period, size, content hash, longest group, counts of each row group."""
 
     path: ListedPath
-    period: Period
+    period: PeriodName
     bytes: int
     sha256: str
     longest: int = Field(ge=0, lt=_MOST_DOCUMENTS)
@@ -308,10 +308,10 @@ def _open(url: str) -> Dataset:
     values = storage.read_manifest(url)
     if values is None:
         raise InputError(f"{url}: no data set is committed there (no manifest.json); make it with jobs.prepare")
-    return Dataset(url, parse_manifest(values, storage.join(url, storage.MANIFEST)))
+    return Dataset(url, parse_dataset_manifest(values, storage.join(url, storage.MANIFEST)))
 
 
-def parse_manifest(values: Mapping[str, Any], where: str) -> Manifest:
+def parse_dataset_manifest(values: Mapping[str, Any], where: str) -> Manifest:
     """Validate a manifest that was read from `where`."""
     if values.get("format") != "ltrscale-dataset":
         raise InputError(f"{where}: not a data set but {values.get('format', 'something else')!r}; check the path")

@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.config import Config, validate
-from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, ListedPath, Period
+from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, ListedPath, PeriodName
 from ltrscale.errors import InputError
 
 SCORES = "scores"
 """The column with the scores."""
-REMEDY = "score the period again with jobs.score"
+SCORE_AGAIN = "score the period again with jobs.score"
 Layout = Literal["scores", "lists", "items"]
 _FORMAT: Final = "ltrscale-scores"
 _SCHEMA = pa.schema([("gid", pa.int64()), (SCORES, pa.list_(pa.float64()))])
@@ -58,7 +58,7 @@ class PeriodScores(Config):
 
     format: Literal["ltrscale-scores"] = _FORMAT
     version: Literal[1] = 1
-    period: Period
+    period: PeriodName
     files: tuple[ScoreFile, ...]
     """One for each data file of the period, in the order of the data set's manifest."""
     groups: int
@@ -77,7 +77,7 @@ class PeriodScores(Config):
         return [file.data_sha256 for file in self.files] == [file.sha256 for file in files]
 
 
-class Scored(NamedTuple):
+class ScoredGroups(NamedTuple):
     """Scores of some query groups, one after the other: ids [Q], offsets [Q + 1], scores [N]."""
 
     gids_Q: NDArray[np.int64]
@@ -169,7 +169,7 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
 def write_file(
     path: Path,
     row_groups: Sequence[Counts],
-    batches: Iterable[Scored],
+    batches: Iterable[ScoredGroups],
     names: Iterable[pa.Table] = (),
     *,
     layout: Layout = "scores",
@@ -213,7 +213,7 @@ def write_file(
     return Counts(groups, documents, groups)
 
 
-def _table(batch: Scored) -> pa.Table:
+def _table(batch: ScoredGroups) -> pa.Table:
     lists = pa.ListArray.from_arrays(pa.array(batch.offsets_Q1.astype(np.int32)), pa.array(batch.scores_N))
     return pa.table([pa.array(batch.gids_Q), lists], schema=_SCHEMA)
 

@@ -21,8 +21,8 @@ from ltrscale.data.dataset.origin import STATISTICS
 from ltrscale.data.dataset.split import PeriodTexts, Texts
 from ltrscale.derive.derivation import Derivation
 from ltrscale.derive.matching import statistics as kept
-from ltrscale.derive.matching.measures import MEASURES, Lists, Smoothing, measure
-from ltrscale.derive.matching.statistics import Statistics
+from ltrscale.derive.matching.measures import MEASURES, Smoothing, TokenLists, match_measures
+from ltrscale.derive.matching.statistics import CollectionStatistics
 from ltrscale.derive.rewrite import GroupBlock, GroupWriter, periods_of, read_groups
 from ltrscale.errors import InputError, suggestion
 from ltrscale.progress import Report, log, progress
@@ -145,15 +145,17 @@ def _features(dataset: Dataset, texts: Mapping[str, Sequence[str]]) -> list[Feat
     return found
 
 
-def _statistics(config: MatchConfig, dataset: Dataset, texts: Mapping[str, Sequence[str]]) -> Statistics:
+def _statistics(config: MatchConfig, dataset: Dataset, texts: Mapping[str, Sequence[str]]) -> CollectionStatistics:
     """The statistics of the texts: of an earlier output, or counted now."""
     vocabulary = dataset.manifest.vocabulary
     assert vocabulary is not None
     if config.statistics is None:
         periods = periods_of(dataset, config.periods)
         with storage.scratch.directory() as folder:
-            return kept.gather(read_groups(dataset, periods=periods), texts, vocabulary, sorted(periods), folder)
-    known = kept.read(open_dataset(config.statistics))
+            return kept.gather_statistics(
+                read_groups(dataset, periods=periods), texts, vocabulary, sorted(periods), folder
+            )
+    known = kept.read_statistics(open_dataset(config.statistics))
     if not known.vocabulary.same_as(vocabulary):
         raise InputError(
             f"{config.statistics}: its vocabulary is not that of {dataset.url}; prepare both with one tokenizer "
@@ -165,7 +167,11 @@ def _statistics(config: MatchConfig, dataset: Dataset, texts: Mapping[str, Seque
 
 
 def _appended(
-    block: GroupBlock, query: str, texts: Mapping[str, Sequence[str]], statistics: Statistics, smoothing: Smoothing
+    block: GroupBlock,
+    query: str,
+    texts: Mapping[str, Sequence[str]],
+    statistics: CollectionStatistics,
+    smoothing: Smoothing,
 ) -> GroupBlock:
     """A block with the new features after its own."""
     column = block.rows_Q.column(query).combine_chunks()
@@ -175,9 +181,9 @@ def _appended(
     plain_T = ~np.isin(ids_T, list(statistics.vocabulary.special.values()))
     of_query_T = np.repeat(np.arange(len(block)), lengths_Q)[plain_T]
     bounds_Q1 = np.concatenate([[0], np.cumsum(np.bincount(of_query_T, minlength=len(block)))])
-    queries = Lists(ids_T[plain_T], bounds_Q1)
+    queries = TokenLists(ids_T[plain_T], bounds_Q1)
     columns = [block.features_NF]
-    for name, documents in kept.texts_of(block, texts).items():
-        values = measure(queries, documents, block.group_N, statistics.texts[name], smoothing)
+    for name, documents in kept.token_texts_of(block, texts).items():
+        values = match_measures(queries, documents, block.group_N, statistics.texts[name], smoothing)
         columns += [values[each].astype(np.float32)[:, None] for each in MEASURES]
     return replace(block, features_NF=np.concatenate(columns, axis=1))

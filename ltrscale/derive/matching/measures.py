@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from ltrscale.arrays import Doubles, Ints
 from ltrscale.config import Config
-
-Ints = NDArray[np.int64]
-Doubles = NDArray[np.float64]
 
 MEASURES = ("tf", "idf", "tf_idf", "bm25", "lm_jm", "lm_dir", "lm_abs")
 """The measures, in the order of their columns."""
@@ -36,7 +33,7 @@ class Smoothing(Config):
     """Absolute discounting: what is taken from the count of each token of a document."""
 
 
-class Lists(NamedTuple):
+class TokenLists(NamedTuple):
     """Lists of tokens, end to end; list r has `ids_T[offsets_R1[r]:offsets_R1[r + 1]]`."""
 
     ids_T: Ints
@@ -71,7 +68,7 @@ class Collection:
         return np.asarray((self.occurrences_V[tokens_P] + 1) / (self.tokens + len(self.occurrences_V)))
 
 
-def distinct(texts: Lists, size: int) -> tuple[Ints, Ints, Ints]:
+def distinct(texts: TokenLists, size: int) -> tuple[Ints, Ints, Ints]:
     """The different tokens of each text: its number [U], the token [U] and how often it occurs there [U], sorted.
 
     Example:
@@ -84,7 +81,7 @@ def distinct(texts: Lists, size: int) -> tuple[Ints, Ints, Ints]:
     return texts_U, tokens_U, counts_U
 
 
-def collect(texts: Lists, size: int) -> Collection:
+def collect(texts: TokenLists, size: int) -> Collection:
     """The statistics of some texts over a vocabulary of this size."""
     _, tokens_U, counts_U = distinct(texts, size)
     occurrences_V = np.bincount(tokens_U, weights=counts_U, minlength=size).astype(np.int64)
@@ -100,8 +97,8 @@ def merge(one: Collection, other: Collection) -> Collection:
     )
 
 
-def measure(
-    queries: Lists, documents: Lists, query_N: Ints, collection: Collection, smoothing: Smoothing
+def match_measures(
+    queries: TokenLists, documents: TokenLists, query_N: Ints, collection: Collection, smoothing: Smoothing
 ) -> Mapping[str, Doubles]:
     """All measures of all documents for their queries, by the names of `MEASURES`, each of shape [N].
 

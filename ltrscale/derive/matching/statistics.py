@@ -20,7 +20,7 @@ from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset, ListedFile
 from ltrscale.data.dataset.tokens import Vocabulary
 from ltrscale.data.ids import SeenHashes, hash_ids
-from ltrscale.derive.matching.measures import Collection, Lists, collect, merge
+from ltrscale.derive.matching.measures import Collection, TokenLists, collect, merge
 from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.errors import InputError
 
@@ -28,7 +28,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Statistics:
+class CollectionStatistics:
     """The collection of each text by its name, the vocabulary that they count, and the periods that they come from."""
 
     texts: Mapping[str, Collection]
@@ -53,7 +53,7 @@ class Statistics:
         return ListedFile(path=placed.path, bytes=placed.bytes, sha256=placed.sha256)
 
 
-def texts_of(block: GroupBlock, texts: Mapping[str, Sequence[str]]) -> dict[str, Lists]:
+def token_texts_of(block: GroupBlock, texts: Mapping[str, Sequence[str]]) -> dict[str, TokenLists]:
     """The tokens of each document of a block, by the name of a text: the columns that it names, end to end."""
     found = {}
     for name, columns in texts.items():
@@ -66,17 +66,17 @@ def texts_of(block: GroupBlock, texts: Mapping[str, Sequence[str]]) -> dict[str,
             start_N = ends_N1[:-1] + before_N - (np.cumsum(length_N) - length_N)
             ids_T[np.repeat(start_N, length_N) + np.arange(len(value_T))] = value_T
             before_N = before_N + length_N
-        found[name] = Lists(ids_T, ends_N1)
+        found[name] = TokenLists(ids_T, ends_N1)
     return found
 
 
-def gather(
+def gather_statistics(
     blocks: Iterable[GroupBlock],
     texts: Mapping[str, Sequence[str]],
     vocabulary: Vocabulary,
     periods: Sequence[str],
     folder: Path,
-) -> Statistics:
+) -> CollectionStatistics:
     """Count the texts of all documents of some blocks, each document once, however the blocks are cut.
 
     Rows with the same id are one document, whatever their tokens, and so are rows without an id and with the same
@@ -89,12 +89,12 @@ def gather(
     seen = SeenHashes(folder)
     for block in blocks:
         new_N = ~seen.add(_identities(block))
-        for name, lists in texts_of(block, texts).items():
+        for name, lists in token_texts_of(block, texts).items():
             collections[name] = merge(collections[name], collect(_kept(lists, new_N), vocabulary.size))
-    return Statistics(collections, vocabulary, tuple(sorted(periods)))
+    return CollectionStatistics(collections, vocabulary, tuple(sorted(periods)))
 
 
-def read(dataset: Dataset) -> Statistics:
+def read_statistics(dataset: Dataset) -> CollectionStatistics:
     """The statistics that a data set keeps.
 
     Raises:
@@ -114,7 +114,7 @@ def read(dataset: Dataset) -> Statistics:
             name: Collection(documents, arrays[f"frequency.{name}"], arrays[f"occurrences.{name}"])
             for name, documents in about["documents"].items()
         }
-        return Statistics(texts, Vocabulary.model_validate(about["vocabulary"]), tuple(about["periods"]))
+        return CollectionStatistics(texts, Vocabulary.model_validate(about["vocabulary"]), tuple(about["periods"]))
     except (SafetensorError, KeyError, ValueError) as error:
         raise InputError(f"{where}: no statistics of texts ({error}); make the data set again") from error
 
@@ -136,9 +136,9 @@ def _identities(block: GroupBlock) -> NDArray[np.uint64]:
     return hash_ids(f"\0{content}" if name is None else name for name, content in zip(ids, contents, strict=True))
 
 
-def _kept(lists: Lists, keep_N: NDArray[np.bool_]) -> Lists:
+def _kept(lists: TokenLists, keep_N: NDArray[np.bool_]) -> TokenLists:
     """The lists of some documents."""
     lengths_N = np.diff(lists.offsets_R1)
-    return Lists(
+    return TokenLists(
         lists.ids_T[np.repeat(keep_N, lengths_N)], np.concatenate([[0], np.cumsum(lengths_N[keep_N])]).astype(np.int64)
     )

@@ -13,19 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from ltrscale.arrays import Doubles, Floats, Ints
 from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.derive.relabelling.clicks import check_positions
-from ltrscale.derive.relabelling.step import Changes, Start, Step, Transform, changes, labelled
+from ltrscale.derive.relabelling.clicks import check_shown_positions
+from ltrscale.derive.relabelling.step import Changes, RelabelStep, StepStart, Transform, changes, labelled
 from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.draws import open_uniforms
 from ltrscale.errors import InputError
 from ltrscale.progress import log
-from ltrscale.simulate.ragged import Doubles, Floats, Ints, maximum, offsets
+from ltrscale.simulate.ragged import maximum, offsets
 
 _NO_POSITIONS = "prepare it with positions, or simulate clicks before"
 
 
-class ClickRatioWeights(Step):
+class ClickRatioWeights(RelabelStep):
     """Inverse propensity weights from the click ratio of each position (SUN23, eq. 2)."""
 
     kind: Literal["click_ratio_weights"] = "click_ratio_weights"
@@ -34,15 +35,15 @@ class ClickRatioWeights(Step):
     depth: int = Field(default=10, ge=1)
     """Positions with their own weight; documents further down share the last one."""
 
-    def transform(self, start: Start) -> Transform:
+    def transform(self, start: StepStart) -> Transform:
         """See `click_ratio_weights`; an extra pass through the groups counts clicks."""
-        ratios_P = click_ratios(start.blocks(), self.depth)
+        ratios_P = shown_click_ratios(start.blocks(), self.depth)
         check_ratios(ratios_P)
         weights_P = propensity_weights(ratios_P, alpha=self.alpha)
         log.info("relabel: weights by position: %s", " ".join(f"{weight:.3f}" for weight in weights_P))
         return click_ratio_weights(weights_P)
 
-    def check_after(self, before: Sequence[Step]) -> None:
+    def check_after(self, before: Sequence[RelabelStep]) -> None:
         """Refuse negatives that have taken the place of documents that were shown."""
         if any(isinstance(step, RandomNegatives) and step.replace_unseen for step in before):
             raise ValueError(
@@ -56,7 +57,7 @@ class ClickRatioWeights(Step):
         return frozenset({"positions", "weights"})
 
 
-class Refine(Step):
+class Refine(RelabelStep):
     """Labels from clicks and a well-performing feature, as a distribution over the shown documents (SUN23, 2.2)."""
 
     kind: Literal["refine"] = "refine"
@@ -69,7 +70,7 @@ class Refine(Step):
     scale: Literal["standard", "none"] = "standard"
     """`standard` first divides the feature by its standard deviation over the data set; `none` does not."""
 
-    def transform(self, start: Start) -> Transform:
+    def transform(self, start: StepStart) -> Transform:
         """See `refine`."""
         number = start.feature(self.feature)
         scale = _deviation(start.dataset, number) if self.scale == "standard" else 1.0
@@ -81,7 +82,7 @@ class Refine(Step):
         return frozenset({"clicks"})
 
 
-class RandomNegatives(Step):
+class RandomNegatives(RelabelStep):
     """Random documents of other queries as negatives; they replace the documents after the last click (SUN23, 2.2)."""
 
     kind: Literal["random_negatives"] = "random_negatives"
@@ -90,7 +91,7 @@ class RandomNegatives(Step):
     extra: int = Field(default=0, ge=0)
     """Number of further negatives to append to every labelled group."""
 
-    def transform(self, start: Start) -> Transform:
+    def transform(self, start: StepStart) -> Transform:
         """See `random_negatives`."""
         return random_negatives(self, start.seed)
 
@@ -109,7 +110,7 @@ def clicks_of(block: GroupBlock) -> Floats:
     return clicks_N.astype(np.float32)
 
 
-def shown(block: GroupBlock) -> NDArray[np.bool_]:
+def was_shown(block: GroupBlock) -> NDArray[np.bool_]:
     """Whether each document was shown: those with a position, and all of a group without positions."""
     shown_N = ~block.on_documents(block.present_Q("positions"))
     if "positions" in block.columns_N:
@@ -117,7 +118,7 @@ def shown(block: GroupBlock) -> NDArray[np.bool_]:
     return shown_N
 
 
-def click_ratios(blocks: Iterable[GroupBlock], depth: int) -> Doubles:
+def shown_click_ratios(blocks: Iterable[GroupBlock], depth: int) -> Doubles:
     """The share of clicked documents among those shown at each position, shape [depth]; NaN where none was shown.
 
     Raises:
@@ -125,7 +126,7 @@ def click_ratios(blocks: Iterable[GroupBlock], depth: int) -> Doubles:
     """
     shown_P, clicked_P = np.zeros(depth + 1), np.zeros(depth + 1)
     for block in blocks:
-        check_positions(block, _NO_POSITIONS)
+        check_shown_positions(block, _NO_POSITIONS)
         positions_N = block.columns_N["positions"]
         shown_N = (positions_N <= depth) & block.on_documents(labelled(block))
         place_N = positions_N[shown_N].astype(np.int64)
@@ -172,7 +173,7 @@ def click_ratio_weights(weights_P: Doubles) -> Transform:
     last = int(np.flatnonzero(~np.isnan(weights_P)).max())
 
     def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
-        check_positions(block, _NO_POSITIONS)
+        check_shown_positions(block, _NO_POSITIONS)
         positions_N = block.columns_N["positions"]
         shown_N = ~np.isnan(positions_N)
         place_N = np.where(shown_N, positions_N, 1).astype(np.int64) - 1
@@ -185,7 +186,7 @@ def click_ratio_weights(weights_P: Doubles) -> Transform:
     return transform
 
 
-def softmax_by_group(values_N: Doubles, offsets_Q1: Ints) -> Doubles:
+def group_softmax(values_N: Doubles, offsets_Q1: Ints) -> Doubles:
     """The softmax of each group's values, without overflow; values of -inf get 0.
 
     Example:
@@ -238,7 +239,7 @@ def refined_labels(
     lowest_Q = np.where(np.isinf(lowest_Q), 0.0, lowest_Q)
     filled_N = np.where(known_N, feature_N, np.repeat(lowest_Q, np.diff(offsets_Q1)))
     logits_N = (delta * clicks_N + filled_N) / temperature
-    return softmax_by_group(np.where(shown_N, logits_N, -np.inf), offsets_Q1)
+    return group_softmax(np.where(shown_N, logits_N, -np.inf), offsets_Q1)
 
 
 def refine(step: Refine, *, feature: int, scale: float) -> Transform:
@@ -253,7 +254,7 @@ def refine(step: Refine, *, feature: int, scale: float) -> Transform:
             block.offsets_Q1,
             delta=step.delta,
             temperature=step.temperature,
-            shown_N=shown(block),
+            shown_N=was_shown(block),
         )
         labelled_N = block.on_documents(labelled_Q)
         after = block.with_columns(
@@ -287,7 +288,7 @@ def random_negatives(step: RandomNegatives, seed: int) -> Transform:
         labelled_Q = labelled(block)
         replaced_N = np.zeros(block.n_documents, dtype=bool)
         if step.replace_unseen:
-            check_positions(block, _NO_POSITIONS)
+            check_shown_positions(block, _NO_POSITIONS)
             replaced_N = unseen(clicks_of(block), block.columns_N["positions"], block.offsets_Q1)
             replaced_N &= block.on_documents(labelled_Q)
         replaced_Q = np.add.reduceat(replaced_N, block.offsets_Q1[:-1], dtype=np.int64)

@@ -10,10 +10,11 @@ import numpy as np
 from pydantic import Field, model_validator
 from scipy.special import ndtri
 
+from ltrscale.arrays import Doubles
 from ltrscale.derive.relabelling.step import (
     Changes,
-    Start,
-    Step,
+    RelabelStep,
+    StepStart,
     Transform,
     changes,
     check_grades,
@@ -24,11 +25,11 @@ from ltrscale.derive.relabelling.step import (
 from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.draws import open_uniforms
 from ltrscale.errors import InputError
-from ltrscale.simulate.ragged import Doubles, place_in_group
+from ltrscale.simulate.ragged import place_in_group
 from ltrscale.simulate.users import PositionBased, User, attraction, relevance_probability
 
 
-class Clicks(Step):
+class Clicks(RelabelStep):
     """Simulate clicks on a shown ranking: they become the labels and `clicks`; places become `positions`."""
 
     kind: Literal["clicks"] = "clicks"
@@ -56,7 +57,7 @@ class Clicks(Step):
             raise ValueError("ranking: feature and a feature's name belong together; give both or neither")
         return self
 
-    def transform(self, start: Start) -> Transform:
+    def transform(self, start: StepStart) -> Transform:
         """See `clicks`."""
         number = None if self.feature is None else start.feature(self.feature)
         return clicks(self, start.seed, top=start.highest_grade(self.max_relevance), feature=number, span=start.span)
@@ -77,7 +78,7 @@ class Clicks(Step):
         return self.copies
 
 
-def check_positions(block: GroupBlock, remedy: str) -> None:
+def check_shown_positions(block: GroupBlock, remedy: str) -> None:
     """Check that every labelled group has positions, and that they count from 1.
 
     Raises:
@@ -96,7 +97,7 @@ def check_positions(block: GroupBlock, remedy: str) -> None:
 def shown_positions(step: Clicks, block: GroupBlock, seed: int, feature: int | None) -> Doubles:
     """The position at which each document is shown; NaN for documents that are not shown."""
     if step.ranking == "positions":
-        check_positions(block, "prepare it with positions, or set ranking to random or feature")
+        check_shown_positions(block, "prepare it with positions, or set ranking to random or feature")
         positions_N = block.columns_N["positions"].astype(np.float64)
     else:
         sort_keys = [open_uniforms((seed, "ranking"), block.on_documents(block.keys_Q), block.index_N)]

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from ltrscale.arrays import Doubles, Ints
 from ltrscale.derive.relabelling.step import (
     NO_LABELS,
     Changes,
-    Start,
-    Step,
+    RelabelStep,
+    StepStart,
     Transform,
     changes,
     check_grades,
@@ -25,11 +26,11 @@ from ltrscale.derive.relabelling.step import (
 from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.draws import open_uniforms, random_bits
 from ltrscale.errors import InputError
-from ltrscale.simulate.ragged import Bits, Doubles, Ints, maximum, place_in_group
+from ltrscale.simulate.ragged import Bits, maximum, place_in_group
 from ltrscale.simulate.users import relevance_probability
 
 
-class LabelledFraction(Step):
+class LabelledFraction(RelabelStep):
     """Keep the labels of a fraction of the labelled groups (HOU24, crowdsourced labels)."""
 
     kind: Literal["labelled_fraction"] = "labelled_fraction"
@@ -38,7 +39,7 @@ class LabelledFraction(Step):
     sample: Literal["random", "first"] = "random"
     """How to choose them: `random` draws uniformly; `first` takes the lowest gids, as HOU24's authors do."""
 
-    def transform(self, start: Start) -> Transform:
+    def transform(self, start: StepStart) -> Transform:
         """See `labelled_fraction`; an extra pass through the groups finds the last that keeps its labels."""
         ranks = [sample_rank(self, block, start.seed)[labelled(block)] for block in start.blocks()]
         ranks_Q = np.concatenate(ranks or [np.empty(0, np.uint64)])
@@ -47,12 +48,12 @@ class LabelledFraction(Step):
         return labelled_fraction(self, start.seed, last_kept_rank(ranks_Q, self.fraction))
 
 
-class RelevantOnly(Step):
+class RelevantOnly(RelabelStep):
     """Drop labelled groups without a label above 0; keep unlabelled groups."""
 
     kind: Literal["relevant_only"] = "relevant_only"
 
-    def transform(self, start: Start) -> Transform:  # noqa: ARG002
+    def transform(self, start: StepStart) -> Transform:  # noqa: ARG002
         """See `relevant_only`."""
         return relevant_only()
 
@@ -62,14 +63,14 @@ class RelevantOnly(Step):
         return True
 
 
-class MinDocs(Step):
+class MinDocs(RelabelStep):
     """Drop groups of few documents, labelled or not (public code of HOU24; SUN23, section 4)."""
 
     kind: Literal["min_docs"] = "min_docs"
     documents: int = Field(default=10, ge=2)
     """The fewest documents of a group that stays; HOU24's public code and SUN23 have 10."""
 
-    def transform(self, start: Start) -> Transform:  # noqa: ARG002
+    def transform(self, start: StepStart) -> Transform:  # noqa: ARG002
         """See `min_docs`."""
         return min_docs(self.documents)
 
@@ -79,7 +80,7 @@ class MinDocs(Step):
         return True
 
 
-class BinaryFeedback(Step):
+class BinaryFeedback(RelabelStep):
     """Binary labels; the higher the grade, the more probable is a 1 (HOU24, A.2.4)."""
 
     kind: Literal["binary_feedback"] = "binary_feedback"
@@ -90,12 +91,12 @@ class BinaryFeedback(Step):
     unlabel_empty: bool = True
     """Whether a group without a 1 loses its labels; HOU24 counts only the other groups as labelled."""
 
-    def transform(self, start: Start) -> Transform:
+    def transform(self, start: StepStart) -> Transform:
         """See `binary_feedback`."""
         return binary_feedback(self, start.seed)
 
 
-class ImplicitFeedback(Step):
+class ImplicitFeedback(RelabelStep):
     """Label documents of sampled short lists as seen, clicked or bought, by user intent (BUYL23, 6.1)."""
 
     kind: Literal["implicit_feedback"] = "implicit_feedback"
@@ -112,7 +113,7 @@ class ImplicitFeedback(Step):
     max_relevance: float | None = Field(default=None, gt=0)
     """The highest grade; by default the highest label in the data set."""
 
-    def transform(self, start: Start) -> Transform:
+    def transform(self, start: StepStart) -> Transform:
         """See `implicit_feedback`."""
         top = start.highest_grade(self.max_relevance)
         return implicit_feedback(self, start.seed, top=top, span=start.span)

@@ -9,30 +9,31 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ltrscale.derive.relabelling.cleaning import clicks_of, shown
-from ltrscale.derive.relabelling.step import Changes, Start, Step, Transform, changes, labelled
+from ltrscale.arrays import Doubles, Ints
+from ltrscale.derive.relabelling.cleaning import clicks_of, was_shown
+from ltrscale.derive.relabelling.step import Changes, RelabelStep, StepStart, Transform, changes, labelled
 from ltrscale.derive.rewrite import GroupBlock
-from ltrscale.simulate.ragged import Doubles, Ints, place_in_group
+from ltrscale.simulate.ragged import place_in_group
 
 
-class ShownOnly(Step):
+class ShownOnly(RelabelStep):
     """Drop the documents of labelled groups that were not shown: a click log has only those that were."""
 
     kind: Literal["shown_only"] = "shown_only"
 
-    def transform(self, start: Start) -> Transform:  # noqa: ARG002
+    def transform(self, start: StepStart) -> Transform:  # noqa: ARG002
         """See `shown_only`."""
         return shown_only()
 
 
-class ClickOrder(Step):
+class ClickOrder(RelabelStep):
     """Labels that order a list: clicked documents first, then the others, each by a feature (SUN23, section 2.2)."""
 
     kind: Literal["click_order"] = "click_order"
     feature: str
     """Name of the feature, for example the one that holds BM25."""
 
-    def transform(self, start: Start) -> Transform:
+    def transform(self, start: StepStart) -> Transform:
         """See `click_order`."""
         return click_order(feature=start.feature(self.feature))
 
@@ -46,7 +47,7 @@ def shown_only() -> Transform:
     """Drop documents without a position from the labelled groups that have positions."""
 
     def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
-        keep_N = shown(block) | ~block.on_documents(labelled(block))
+        keep_N = was_shown(block) | ~block.on_documents(labelled(block))
         lengths_Q = np.add.reduceat(keep_N, block.offsets_Q1[:-1], dtype=np.int64)
         after = block.take(np.arange(len(block)), np.flatnonzero(keep_N), lengths_Q)
         shorter = int((lengths_Q < block.lengths_Q).sum())
@@ -97,7 +98,7 @@ def click_order(*, feature: int) -> Transform:
     def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
         clicks_N, labelled_N = clicks_of(block), block.on_documents(labelled(block))
         labels_N = order_labels(
-            clicks_N > 0, block.features_NF[:, feature].astype(np.float64), block.offsets_Q1, shown_N=shown(block)
+            clicks_N > 0, block.features_NF[:, feature].astype(np.float64), block.offsets_Q1, shown_N=was_shown(block)
         )
         after = block.with_columns(
             labels=np.where(labelled_N, labels_N, np.nan).astype(np.float32),

@@ -31,7 +31,7 @@ from ltrscale.derive.relabelling.feedback import (
     RelevantOnly,
 )
 from ltrscale.derive.relabelling.order import ClickOrder, ShownOnly
-from ltrscale.derive.relabelling.step import NO_LABELS, Changes, Start, Transform, labelled
+from ltrscale.derive.relabelling.step import NO_LABELS, Changes, StepStart, Transform, labelled
 from ltrscale.derive.rewrite import GroupBlock, GroupWriter, column_names, periods_of, read_groups
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
@@ -39,7 +39,7 @@ from ltrscale.progress import Report, log, progress
 from ltrscale.stages.stage import Origin
 from ltrscale.storage import Commit
 
-StepConfig = Annotated[
+RelabelStepConfig = Annotated[
     LabelledFraction
     | RelevantOnly
     | MinDocs
@@ -58,7 +58,7 @@ StepConfig = Annotated[
 class RelabelConfig(Config):
     """The changes to the labels of a data set."""
 
-    steps: tuple[StepConfig, ...] = Field(min_length=1)
+    steps: tuple[RelabelStepConfig, ...] = Field(min_length=1)
     """The steps, in order; each acts on the output of the one before."""
     seed: int = 0
     """Seed of all random draws."""
@@ -217,7 +217,7 @@ def _stages(config: RelabelConfig, dataset: Dataset, names: tuple[str, ...]) -> 
         blocks = partial(_survey, dataset, tuple(stages), periods, names, name)
         seed = mix("relabel", config.seed, number)
         with _named(name):
-            stages.append(_Stage(name, periods, step.transform(Start(dataset, seed, blocks, span))))
+            stages.append(_Stage(name, periods, step.transform(StepStart(dataset, seed, blocks, span))))
         span *= step.lists
     return stages
 

@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ltrscale.arrays import Doubles, Floats
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.split import PeriodTexts
 from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.errors import InputError, nearest
-from ltrscale.simulate.ragged import Doubles, Floats
 from ltrscale.simulate.users import highest_grade
 
 NO_LABELS = "no group of its periods has labels; name periods with labels"
@@ -44,7 +44,7 @@ Transform = Callable[[GroupBlock], Iterator[tuple[GroupBlock, Changes]]]
 
 
 @dataclass(frozen=True)
-class Start:
+class StepStart:
     """What a step knows before it sees its first block.
 
     `blocks` starts a pass through its input groups, after the steps before it; `span` is above any key of a group.
@@ -71,14 +71,14 @@ class Start:
         return highest_grade(given, self.dataset.manifest.label_counts)
 
 
-class Step(Config):
+class RelabelStep(Config):
     """A change to labels, groups or their documents."""
 
     periods: PeriodTexts = ()
     """Periods, as in a split, to change; empty for all."""
     kind: str
 
-    def transform(self, start: Start) -> Transform:
+    def transform(self, start: StepStart) -> Transform:
         """The step as a function of blocks.
 
         Raises:
@@ -86,7 +86,7 @@ class Step(Config):
         """
         raise NotImplementedError
 
-    def check_after(self, before: Sequence["Step"]) -> None:
+    def check_after(self, before: Sequence["RelabelStep"]) -> None:
         """Refuse steps before this one that spoil what it counts.
 
         Raises:

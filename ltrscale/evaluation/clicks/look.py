@@ -13,12 +13,13 @@ import torch
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.clicks.log import ClickLog, LogSettings, Tally, read_log
+from ltrscale.arrays import Bools, Doubles, Ints
+from ltrscale.clicks.log import ClickLog, LogSettings, LogTally, read_log
 from ltrscale.clicks.models import (
     ClickModel,
     DocumentRatio,
     DynamicBayesian,
-    PositionBased,
+    PositionBasedModel,
     PositionRatio,
     UserBrowsing,
     perplexity,
@@ -32,7 +33,7 @@ from ltrscale.clicks.propensity import (
     jackknife,
     without,
 )
-from ltrscale.clicks.sessions import Bools, Cells, Doubles, Ints, Sessions, count, sums
+from ltrscale.clicks.sessions import Cells, Sessions, count, sums
 from ltrscale.clicks.trust import judged_by_clicks, slope_of
 from ltrscale.config import Operational
 from ltrscale.draws import random_bits
@@ -48,7 +49,7 @@ from ltrscale.evaluation.clicks.page import (
 )
 from ltrscale.evaluation.statistics.lift import Difference
 from ltrscale.progress import Report, log
-from ltrscale.ranking.choices import named
+from ltrscale.ranking.choices import metric_named
 from ltrscale.reports.findings import print_report, write_report
 from ltrscale.stages.stage import Origin, Stage
 
@@ -122,7 +123,7 @@ def understand(job: ClicksJob) -> UnderstoodLog:
     )
 
 
-def _exposure(tally: Tally) -> Exposure:
+def _exposure(tally: LogTally) -> Exposure:
     return Exposure(
         groups=tally.groups,
         unusable=tally.unusable,
@@ -212,7 +213,7 @@ def _models(read: ClickLog, job: ClicksJob) -> tuple[ModelResult, ...]:
     fits: dict[str, Callable[[Sessions], ClickModel]] = {
         "ratio of the position": PositionRatio.fit,
         "ratio of the document": partial(DocumentRatio.fit, smoothing=smoothing),
-        "PBM": partial(PositionBased.fit, smoothing=smoothing),
+        "PBM": partial(PositionBasedModel.fit, smoothing=smoothing),
         "UBM": partial(UserBrowsing.fit, smoothing=smoothing),
         "SDBN": partial(DynamicBayesian.simplified, smoothing=smoothing),
         "DBN": partial(DynamicBayesian.fit, smoothing=smoothing),
@@ -268,4 +269,4 @@ class _Judge:
     def ndcg(self, order_D: Doubles) -> Difference:
         """NDCG of the expert labels in this order, over the queries that have a relevant document."""
         scores_N = torch.from_numpy(order_D[self.pairs_N])
-        return Difference.of(named(f"ndcg@{self.at}").of(scores_N, self.labels_N, self.offsets_Q1).numpy())
+        return Difference.of(metric_named(f"ndcg@{self.at}").of(scores_N, self.labels_N, self.offsets_Q1).numpy())

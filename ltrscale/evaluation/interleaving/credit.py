@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ltrscale.simulate.ragged import Doubles, Ints, place_in_group
+from ltrscale.arrays import Bools, Doubles, Ints
+from ltrscale.simulate.ragged import place_in_group
 from ltrscale.simulate.users import examination
 
-Bools = NDArray[np.bool_]
 _NOBODY = -1
 
 
@@ -83,7 +83,7 @@ def team_credit(clicked_N: Bools, teams_N: Ints, offsets_Q1: Ints) -> Doubles:
         >>> team_credit(np.array([True, False, True]), np.array([0, 1, 0]), np.array([0, 3])).tolist()
         [[2.0], [0.0]]
     """
-    return total(clicked_N & (teams_N == np.array([[0], [1]])), offsets_Q1)
+    return list_totals(clicked_N & (teams_N == np.array([[0], [1]])), offsets_Q1)
 
 
 def balanced_credit(clicked_N: Bools, ranks_2N: Ints, positions_N: Doubles, offsets_Q1: Ints) -> Doubles:
@@ -107,7 +107,7 @@ def balanced_credit(clicked_N: Bools, ranks_2N: Ints, positions_N: Doubles, offs
     lowest_Q = np.maximum.reduceat(np.where(clicked_N, positions_N, 0), offsets_Q1[:-1])
     is_lowest_N = clicked_N & (positions_N == np.repeat(lowest_Q, lengths_Q))
     depth_Q = np.maximum.reduceat(np.where(is_lowest_N, ranks_2N.min(axis=0), -1), offsets_Q1[:-1])
-    return total(clicked_N & (ranks_2N <= np.repeat(depth_Q, lengths_Q)), offsets_Q1)
+    return list_totals(clicked_N & (ranks_2N <= np.repeat(depth_Q, lengths_Q)), offsets_Q1)
 
 
 def debiased_weights(ranks_2N: Ints, offsets_Q1: Ints, *, eta: float, depth: int | None = None) -> Doubles:
@@ -134,7 +134,7 @@ def debiased_weights(ranks_2N: Ints, offsets_Q1: Ints, *, eta: float, depth: int
         >>> debiased_weights(np.array([[0, 1, 2], [2, 0, 1]]), np.array([0, 3]), eta=1).round(3).tolist()
         [[1.333, 0.667, 1.0], [0.444, 1.333, 1.5]]
     """
-    examined_2N = examination(shown(balanced(ranks_2N, offsets_Q1), depth), eta=eta)
+    examined_2N = examination(shown_positions(balanced(ranks_2N, offsets_Q1), depth), eta=eta)
     propensity_N = examined_2N.mean(axis=0)
     beyond = np.iinfo(np.int64).max
     hidden_N = np.where(propensity_N > 0, beyond, ranks_2N.min(axis=0))
@@ -143,12 +143,12 @@ def debiased_weights(ranks_2N: Ints, offsets_Q1: Ints, *, eta: float, depth: int
     return np.asarray(value_2N / np.where(propensity_N > 0, propensity_N, 1.0))
 
 
-def shown(positions: NDArray[Any], depth: int | None) -> Doubles:
+def shown_positions(positions: NDArray[Any], depth: int | None) -> Doubles:
     """Positions that are shown; NaN below the depth."""
     positions = positions.astype(np.float64)
     return positions if depth is None else np.where(positions <= depth, positions, np.nan)
 
 
-def total(values_N: NDArray[Any], offsets_Q1: Ints) -> Doubles:
+def list_totals(values_N: NDArray[Any], offsets_Q1: Ints) -> Doubles:
     """Sum of each list's values over the last axis; no list is empty."""
     return np.asarray(np.add.reduceat(values_N, offsets_Q1[:-1], axis=-1, dtype=np.float64))

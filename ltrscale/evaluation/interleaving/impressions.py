@@ -14,18 +14,18 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.draws import open_uniforms, random_bits, uniforms
 from ltrscale.evaluation.interleaving.credit import (
-    Bools,
     balanced,
     balanced_credit,
     debiased_weights,
-    shown,
+    list_totals,
+    shown_positions,
     team_credit,
     team_draft,
-    total,
 )
-from ltrscale.simulate.ragged import Doubles, Ints, offsets, place_in_group
+from ltrscale.simulate.ragged import offsets, place_in_group
 from ltrscale.simulate.users import User
 
 METHODS: Final = ("team_draft", "balanced", "debiased", "separate")
@@ -65,7 +65,7 @@ class RankedGroups(NamedTuple):
     scores_RN: Doubles
 
 
-class Outcome(NamedTuple):
+class Credits(NamedTuple):
     """Impressions of each group, and over them, by pair and method, the sums of both credits and of a square.
 
     The square is that of the difference in credit, and for `separate` the sum of both squares.
@@ -75,7 +75,7 @@ class Outcome(NamedTuple):
     sums_QPM3: Doubles
 
 
-def simulate(lists: RankedGroups, pairs: Sequence[Pair], traffic: Traffic) -> Outcome:
+def simulate(lists: RankedGroups, pairs: Sequence[Pair], traffic: Traffic) -> Credits:
     """Show interleaved lists of all pairs of rankers to users, and credit their clicks.
 
     A group has `floor(per_group + u)` impressions, u uniform. Documents with equal scores have a random order, the same
@@ -92,7 +92,7 @@ def simulate(lists: RankedGroups, pairs: Sequence[Pair], traffic: Traffic) -> Ou
             seen = _Seen(lists, ranks_RN, places_N, groups, n_Q[groups], traffic)
             for p, pair in enumerate(pairs):
                 sums_QPM3[groups, p] = seen.sums(pair)
-    return Outcome(n_Q, sums_QPM3)
+    return Credits(n_Q, sums_QPM3)
 
 
 def _blocks(documents_Q: Ints) -> Iterator[slice]:
@@ -152,18 +152,18 @@ class _Seen:
         weights_2N = debiased_weights(ranks_2N, self.offsets_Q1, eta=self.traffic.eta, depth=depth)
         first_I = self._coins(pair, "balanced", self.ids_I, self.number_I)
         first_D = np.repeat(first_I, np.diff(self.offsets_I1))
-        positions_D = shown(balanced(ranks_2N, self.offsets_Q1)[first_D, self.rows_D], depth)
+        positions_D = shown_positions(balanced(ranks_2N, self.offsets_Q1)[first_D, self.rows_D], depth)
         clicked_D = self._clicks(positions_D)
         return (
             balanced_credit(clicked_D, ranks_2N[:, self.rows_D], positions_D, self.offsets_I1),
-            total(clicked_D * weights_2N[:, self.rows_D], self.offsets_I1),
+            list_totals(clicked_D * weights_2N[:, self.rows_D], self.offsets_I1),
         )
 
     def _separate(self, pair: Pair) -> Doubles:
         """Clicks on each ranker's own list."""
-        positions_2N = shown(self._ranks(pair) + 1, self.traffic.depth)
+        positions_2N = shown_positions(self._ranks(pair) + 1, self.traffic.depth)
         return np.stack(
-            [total(self._clicks(positions_N[self.rows_D]), self.offsets_I1) for positions_N in positions_2N]
+            [list_totals(self._clicks(positions_N[self.rows_D]), self.offsets_I1) for positions_N in positions_2N]
         )
 
     def _ranks(self, pair: Pair) -> Ints:

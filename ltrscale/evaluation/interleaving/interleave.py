@@ -13,8 +13,9 @@ import torch
 from pydantic import Field, model_validator
 
 from ltrscale import storage
+from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import load, reading
+from ltrscale.bundle import load, with_tokens_of
 from ltrscale.config import Operational
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
@@ -23,16 +24,14 @@ from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.interleaving.impressions import METHODS, Pair, RankedGroups, Traffic, simulate
-from ltrscale.evaluation.interleaving.interleave_page import Compared, Interleaved, RankerPair, document
+from ltrscale.evaluation.interleaving.interleave_page import Interleaved, InterleavedPair, RankerPair, document
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.parts import look_up
 from ltrscale.evaluation.measure.settings import CutOff
-from ltrscale.evaluation.statistics.crossed import Floats
-from ltrscale.evaluation.statistics.lift import Difference, agreement, impressions_needed, lift
+from ltrscale.evaluation.statistics.lift import Difference, impressions_needed, lift, measure_agreement
 from ltrscale.progress import Report, progress
-from ltrscale.ranking.choices import METRICS, MetricName, named
+from ltrscale.ranking.choices import METRICS, MetricName, metric_named
 from ltrscale.reports.findings import print_report, write_report
-from ltrscale.simulate.ragged import Ints
 from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
 from ltrscale.stages.inputs import BundleUrl, hashes_of
 from ltrscale.stages.origins import check_unseen, scored_by
@@ -131,8 +130,8 @@ class _Measured(NamedTuple):
     documents: int
     gids_Q: Ints
     impressions_Q: Ints
-    sums_QPM3: Floats
-    metric_QR: Floats
+    sums_QPM3: Doubles
+    metric_QR: Doubles
 
 
 def interleave(job: InterleaveJob, *, made_by: Origin, report: Report) -> Interleaved:
@@ -167,11 +166,11 @@ def _measure(job: InterleaveJob) -> _Measured:
     """Score the groups with every ranker and simulate their impressions, in one pass over the data."""
     test, top = select(job.test, labelled=True), _top(job)
     bundles = {name: load(url) for name, url in job.models.items()}
-    test = reading(test, bundles.values())
+    test = with_tokens_of(test, bundles.values())
     scorers = {name: bundle.scorer(features=test.features) for name, bundle in bundles.items()}
     scorers |= {name: look_up(url, scored.committed(url, job.test)) for name, url in job.scores.items()}
     traffic = Traffic(job.user, job.depth, job.assumed_eta, job.impressions / test.n_groups, job.seed)
-    metric, parts, documents = named(job.metric), [], 0
+    metric, parts, documents = metric_named(job.metric), [], 0
     with progress("interleave", test.n_documents) as advance:
         for groups in iterate(test, docs_per_batch=job.docs_per_batch):
             assert groups.labels_N is not None
@@ -229,7 +228,9 @@ def _summarise(measured: _Measured, job: InterleaveJob) -> Interleaved:
         rankers=job.rankers,
         means=dict(zip(names, defined_QR.mean(axis=0).tolist(), strict=True)) if len(defined_QR) else {},
         pairs=tuple(pairs),
-        agreement={method: agreement(offline, [pair.methods[method].lift for pair in pairs]) for method in METHODS},
+        agreement={
+            method: measure_agreement(offline, [pair.methods[method].lift for pair in pairs]) for method in METHODS
+        },
         data=job.test.data,
         groups=len(measured.gids_Q),
         defined=len(defined_QR),
@@ -244,13 +245,13 @@ def _summarise(measured: _Measured, job: InterleaveJob) -> Interleaved:
     )
 
 
-def _compared(sums_3Q: Floats, impressions: int, power: float, *, separate: bool) -> Compared:
+def _compared(sums_3Q: Doubles, impressions: int, power: float, *, separate: bool) -> InterleavedPair:
     """The figures of one method, from both credits and the squares of each group."""
     credit_2, square = sums_3Q[:2].sum(axis=1) / max(impressions, 1), sums_3Q[2].sum() / max(impressions, 1)
     difference = float(credit_2[0] - credit_2[1])
     # separate users: half of the impressions for each ranker, so the variance of the difference is twice their sum
     variance = 2 * (square - np.square(credit_2).sum()) if separate else square - difference**2
-    return Compared(
+    return InterleavedPair(
         credit=(float(credit_2[0]), float(credit_2[1])),
         lift=lift(sums_3Q[:2]),
         needed=impressions_needed(difference, float(variance), power=power),

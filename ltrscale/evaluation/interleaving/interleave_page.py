@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from ltrscale.config import Config
 from ltrscale.evaluation.pages import number
-from ltrscale.evaluation.statistics.lift import Agreement, Difference
+from ltrscale.evaluation.statistics.lift import Difference, MeasureAgreement
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Chart, Document, Points, Section, Table, Text
@@ -13,7 +13,7 @@ from ltrscale.reports.findings import Findings
 from ltrscale.simulate.users import User
 
 
-class Compared(Config):
+class InterleavedPair(Config):
     """Two rankers by one method."""
 
     credit: tuple[float, float]
@@ -31,7 +31,7 @@ class RankerPair(Config):
     other: str
     metric: Difference
     """Of the offline metric, the first ranker's minus the second's, over groups that define it."""
-    methods: dict[str, Compared]
+    methods: dict[str, InterleavedPair]
 
 
 class Interleaved(Findings):
@@ -44,7 +44,7 @@ class Interleaved(Findings):
     means: dict[str, float]
     """The offline metric of each ranker; empty if no group defines it."""
     pairs: tuple[RankerPair, ...]
-    agreement: dict[str, Agreement]
+    agreement: dict[str, MeasureAgreement]
     """Of the offline metric with the lift by each method, over pairs."""
     data: tuple[str, ...]
     groups: int
@@ -79,7 +79,7 @@ def document(found: Interleaved) -> Document:
         ),
         Table(["ranker", label, "from"], [[n, number(found.means.get(n)), url] for n, url in found.rankers.items()]),
         _pairs(found),
-        Chart(chart(found), "lift of each pair by each method, and impressions needed", "lift"),
+        Chart(lift_chart(found), "lift of each pair by each method, and impressions needed", "lift"),
     )
     sections = (
         Section(f"Agreement of {label} with the lift", [_agreements(found)]),
@@ -148,7 +148,7 @@ def _explanations(found: Interleaved) -> Iterator[str]:
     )
 
 
-def chart(found: Interleaved) -> charts.Spec:
+def lift_chart(found: Interleaved) -> charts.Spec:
     """A row for each pair and method: the lift with its interval, and the impressions needed."""
     lifts, needed = [], []
     for pair in found.pairs:
@@ -157,8 +157,8 @@ def chart(found: Interleaved) -> charts.Spec:
             lifts.append(charts.interval_row(row["name"], compared.lift, series=method))
             if compared.needed:
                 needed.append({**row, "mean": compared.needed})
-    parts = [charts.intervals(lifts, title="lift and its 95% interval", at=0.0, unit="%")]
+    parts = [charts.interval_chart(lifts, title="lift and its 95% interval", at=0.0, unit="%")]
     if needed:
         title = f"impressions needed for a power of {found.power:.0%}"
-        parts.append(charts.intervals(needed, title=title, log=True, unit="~s"))
-    return charts.beside(*parts)
+        parts.append(charts.interval_chart(needed, title=title, log=True, unit="~s"))
+    return charts.side_by_side(*parts)

@@ -16,8 +16,9 @@ from pydantic import Field
 from torch import Tensor
 
 from ltrscale import storage
+from ltrscale.arrays import Doubles
 from ltrscale.batch import length_chunks
-from ltrscale.bundle import load, reading
+from ltrscale.bundle import load, with_tokens_of
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
@@ -25,7 +26,6 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff
 from ltrscale.evaluation.statistics.blocks import Blocks
-from ltrscale.evaluation.statistics.crossed import Floats
 from ltrscale.evaluation.statistics.summarise import Summary, scopes
 from ltrscale.progress import Report, progress
 from ltrscale.reports.findings import Findings
@@ -77,7 +77,7 @@ def _signs(scores_ML: Tensor, block: slice) -> Tensor:
     return (rows_MR1 > all_M1L).to(torch.int8) - (rows_MR1 < all_M1L).to(torch.int8)
 
 
-def overlap(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
+def top_overlap(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
     """The share of the first k documents of each group that two rankings have in common, shape [Q], float64.
 
     Documents that tie for the last places have equal chances of a place, independently in both rankings; the value is
@@ -187,10 +187,10 @@ def agree(config: AgreementConfig, out: str, *, made_by: Mapping[str, Any], repo
     return agreement
 
 
-def _measure(config: AgreementConfig, selection: Selection) -> tuple[Floats, NDArray[np.int64], int]:
+def _measure(config: AgreementConfig, selection: Selection) -> tuple[Doubles, NDArray[np.int64], int]:
     """Agreement of every group [Q, models, measures], NaN where undefined; ids of the groups; number of documents."""
     bundles = [load(url) for url in config.models.values()]
-    selection = reading(selection, bundles)
+    selection = with_tokens_of(selection, bundles)
     scorers = [bundle.scorer(features=selection.features) for bundle in bundles]
     values, gids, documents = [], [], 0
     with progress("agreement", selection.n_documents) as advance:
@@ -207,8 +207,8 @@ def _measure(config: AgreementConfig, selection: Selection) -> tuple[Floats, NDA
     return values_QTM, np.concatenate(gids), documents
 
 
-def _of_groups(scores_N: Tensor, given_N: Tensor, offsets_Q1: Tensor, config: AgreementConfig) -> Floats:
+def _of_groups(scores_N: Tensor, given_N: Tensor, offsets_Q1: Tensor, config: AgreementConfig) -> Doubles:
     """The measures of each group, shape [Q, measures]."""
-    overlaps = [overlap(scores_N, given_N, offsets_Q1, k=k) for k in config.overlap_at]
-    found_QM: Floats = torch.stack([kendall_tau(scores_N, given_N, offsets_Q1), *overlaps], dim=1).numpy()
+    overlaps = [top_overlap(scores_N, given_N, offsets_Q1, k=k) for k in config.overlap_at]
+    found_QM: Doubles = torch.stack([kendall_tau(scores_N, given_N, offsets_Q1), *overlaps], dim=1).numpy()
     return found_QM

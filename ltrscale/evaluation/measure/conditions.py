@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ltrscale.errors import nearest
 
-Kind = Literal["number", "text", "truth"]
+ValueKind = Literal["number", "text", "truth"]
 """What a column holds."""
 Truths = NDArray[np.bool_]
 
@@ -84,7 +84,7 @@ class Not:
 
 
 @dataclass(frozen=True)
-class Joined:
+class Junction:
     """`and` or `or` between conditions."""
 
     word: Literal["and", "or"]
@@ -99,26 +99,26 @@ class Over:
     inner: "Condition"
 
 
-Condition = Compared | Missing | Holds | Not | Joined | Over
+Condition = Compared | Missing | Holds | Not | Junction | Over
 
 
-def named(condition: Condition, *, document: bool = False) -> Iterator[tuple[str, bool]]:
+def names_in(condition: Condition, *, document: bool = False) -> Iterator[tuple[str, bool]]:
     """The names in a condition, each with whether it stands inside `any` or `all`."""
     match condition:
-        case Joined(_, parts):
+        case Junction(_, parts):
             for part in parts:
-                yield from named(part, document=document)
+                yield from names_in(part, document=document)
         case Not(inner):
-            yield from named(inner, document=document)
+            yield from names_in(inner, document=document)
         case Over(_, inner):
-            yield from named(inner, document=True)
+            yield from names_in(inner, document=True)
         case Compared(left, _, right):
             yield from ((value.name, document) for value in (left, right) if isinstance(value, Name))
         case Missing(Name(name)) | Holds(Name(name)):
             yield name, document
 
 
-def check(condition: Condition, groups: Mapping[str, Kind], documents: Mapping[str, Kind]) -> None:
+def check(condition: Condition, groups: Mapping[str, ValueKind], documents: Mapping[str, ValueKind]) -> None:
     """Check that the columns of a condition exist and that it compares like with like.
 
     Args:
@@ -135,7 +135,7 @@ def check(condition: Condition, groups: Mapping[str, Kind], documents: Mapping[s
         Traceback (most recent call last):
         ValueError: no column 'meta_devise'; did you mean 'meta_device'?
     """
-    for name, document in named(condition):
+    for name, document in names_in(condition):
         if name not in groups and not (document and name in documents):
             if name in documents:
                 raise ValueError(f"{name!r} is a column of documents; put any(...) or all(...) around its test")
@@ -162,8 +162,8 @@ def with_codes(
     """
     again = partial(with_codes, categories=categories, code=code)
     match condition:
-        case Joined(word, parts):
-            return Joined(word, tuple(again(part, inside=inside) for part in parts))
+        case Junction(word, parts):
+            return Junction(word, tuple(again(part, inside=inside) for part in parts))
         case Not(inner):
             return Not(again(inner, inside=inside))
         case Over(word, inner):
@@ -175,9 +175,9 @@ def with_codes(
     return condition
 
 
-def _check_kinds(condition: Condition, here: Mapping[str, Kind], inside: Mapping[str, Kind]) -> None:
+def _check_kinds(condition: Condition, here: Mapping[str, ValueKind], inside: Mapping[str, ValueKind]) -> None:
     match condition:
-        case Joined(_, parts):
+        case Junction(_, parts):
             for part in parts:
                 _check_kinds(part, here, inside)
         case Not(inner):
@@ -198,7 +198,7 @@ def _check_kinds(condition: Condition, here: Mapping[str, Kind], inside: Mapping
                 raise ValueError(f"true and false have no order; write == in place of {sign}")
 
 
-def _kind(value: Value, here: Mapping[str, Kind]) -> Kind:
+def _kind(value: Value, here: Mapping[str, ValueKind]) -> ValueKind:
     match value:
         case Name(name):
             return here[name]
@@ -210,7 +210,7 @@ def _kind(value: Value, here: Mapping[str, Kind]) -> Kind:
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
+class GroupColumns:
     """The columns of some groups [Q] and of their documents [N], in which null is missing."""
 
     groups: Mapping[str, pa.Array]
@@ -234,10 +234,10 @@ class Columns:
         return {**{name: column.take(rows_N) for name, column in self.groups.items()}, **self.documents}
 
 
-def _where(condition: Condition, rows: Mapping[str, pa.Array], n: int, columns: Columns) -> Truths:
+def _where(condition: Condition, rows: Mapping[str, pa.Array], n: int, columns: GroupColumns) -> Truths:
     """Whether a condition holds in each of n rows, which are groups or documents."""
     match condition:
-        case Joined(word, parts):
+        case Junction(word, parts):
             join = operator.and_ if word == "and" else operator.or_
             truths = _where(parts[0], rows, n, columns)
             for part in parts[1:]:

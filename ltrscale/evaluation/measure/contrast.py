@@ -23,14 +23,14 @@ from ltrscale.data.stream.parts import spread
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.models.choices import NetworkConfig
-from ltrscale.models.features import Kind
+from ltrscale.models.features import FeatureKind
 from ltrscale.pretext.augment import AugmentConfig, Draw
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import Contrastive, SimCLRRankConfig
 from ltrscale.pretext.mask import MaskConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.pretext.siamese import Siamese, rivals
-from ltrscale.pretext.watch import measure
+from ltrscale.pretext.watch import collapse_measures
 from ltrscale.progress import Report, progress
 from ltrscale.reports import charts
 from ltrscale.reports.document import Chart, Document, Points, Section, Table, Text
@@ -87,7 +87,7 @@ class Permuted(Config):
     """The contrast with one feature permuted among the documents of each group, in one of the two views."""
 
     name: str
-    kind: Kind
+    kind: FeatureKind
     masked: float
     """Rate at which the views mask the feature."""
     loss: float
@@ -225,7 +225,7 @@ def _told_apart(net: Pretrainer, method: Siamese, z0_NP: Tensor, z1_NP: Tensor, 
     judge = method if isinstance(method, Contrastive) else SimCLRRankConfig()
     losses_N = judge.compare(net, z0_NP, z1_NP, offsets_Q1)
     uninformed_N = judge.uninformed(rivals(among_Q1, n))
-    *_, rivalled, matched = measure(z0_NP, z1_NP, among_Q1, anchors=_BATCH, rivals=n)
+    *_, rivalled, matched = collapse_measures(z0_NP, z1_NP, among_Q1, anchors=_BATCH, rivals=n)
     return torch.stack([losses_N.double().sum(), uninformed_N.double().sum(), matched, rivalled])
 
 
@@ -255,7 +255,7 @@ def document(found: Contrast) -> Document:
             f"{_percent(found.accuracy)} of documents."
         ),
         Table(header, rows[:_SHOWN]),
-        Chart(chart(found), "rise of the loss by permuted feature", "contrast"),
+        Chart(contrast_chart(found), "rise of the loss by permuted feature", "contrast"),
     )
     sections = [Section("How to read the table", [Points(_HOW_TO_READ)])]
     if len(rows) > _SHOWN:
@@ -274,7 +274,7 @@ _HOW_TO_READ = (
 )
 
 
-def chart(found: Contrast) -> charts.Spec:
+def contrast_chart(found: Contrast) -> charts.Spec:
     """The rise of the loss for the first features as bars."""
     rows = [
         {"name": f.name, "value": f.loss - found.loss, "series": "masked" if f.masked else "not masked"}

@@ -24,13 +24,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.evaluation.clicks.page import Figure, UnderstoodLog, Way
 from ltrscale.evaluation.pages import against, number
-from ltrscale.evaluation.statistics.blocks import Blocks, Ints, Tally
-from ltrscale.evaluation.statistics.crossed import Floats
+from ltrscale.evaluation.statistics.blocks import Blocks, Tally
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary, scopes
 from ltrscale.ranking.graded import gain_dcg
 from ltrscale.ranking.metrics import exponential_gain
@@ -102,7 +102,7 @@ class Correction:
     """Weights by position, and the cut-offs of the figures."""
 
     config: PropensitiesConfig
-    propensities_P: Floats
+    propensities_P: Doubles
     """Relative to the first position; NaN where one is not known."""
     cutoffs: tuple[int, ...]
 

@@ -31,7 +31,7 @@ from ltrscale.evaluation.measure.conditions import (
     Condition,
     Constant,
     Holds,
-    Joined,
+    Junction,
     Missing,
     Name,
     Not,
@@ -100,7 +100,7 @@ class _Parser:
         parts = [part()]
         while self._take(word):
             parts.append(part())
-        return parts[0] if len(parts) == 1 else Joined(word, tuple(parts))
+        return parts[0] if len(parts) == 1 else Junction(word, tuple(parts))
 
     def _negation(self) -> Condition:
         self._deep += 1
@@ -131,7 +131,7 @@ class _Parser:
         negated = self._take("not")
         if negated or token.text == "in":
             self.expect("in")
-            among = Joined("or", tuple(Compared(left, "==", constant) for constant in self._constants()))
+            among = Junction("or", tuple(Compared(left, "==", constant) for constant in self._constants()))
             return Not(among) if negated else among
         if isinstance(left, Constant):
             raise ValueError(f"column {token.at + 1}: a constant is no condition; compare it with a column")

@@ -9,7 +9,7 @@ from ltrscale.bundle import Bundle, boosters
 from ltrscale.storage import join
 
 
-def importances(bundle: Bundle) -> dict[str, float] | None:
+def importances_of(bundle: Bundle) -> dict[str, float] | None:
     """The importance of each column that trees see, the highest first; None for a network."""
     if (forest := bundle.forest) is None:
         return None
@@ -29,4 +29,4 @@ def leaning(bundle: Bundle) -> Mapping[str, float | None]:
     every: dict[str, float | None] = dict.fromkeys(feature.name for feature in bundle.features)
     if bundle.forest is None or bundle.forest.projection or bundle.forest.members:
         return every
-    return {name: share for name, share in (importances(bundle) or {}).items() if share > 0}
+    return {name: share for name, share in (importances_of(bundle) or {}).items() if share > 0}

@@ -13,7 +13,7 @@ from ltrscale.config import members
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.judged import Judged
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
-from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig, named
+from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig, metric_named
 from ltrscale.ranking.graded import ClickNDCGConfig, GainNDCGConfig
 from ltrscale.ranking.metrics import Metric
 
@@ -28,7 +28,7 @@ def metrics_of(config: EvaluateSettings) -> dict[str, Metric]:
         for cls in classes
         for k in _cutoffs(cls, config)
     ]
-    metrics += [named(name, threshold=config.relevant_from, grades=config.grades) for name in config.metrics]
+    metrics += [metric_named(name, threshold=config.relevant_from, grades=config.grades) for name in config.metrics]
     if config.gains is not None:
         metrics += [GainNDCGConfig(k=k, gains=config.gains) for k in config.ndcg_at]
     return {metric.name: metric for metric in metrics}

@@ -14,7 +14,7 @@ from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.ranking.choices import metric_label
 
-FEW = 100
+FEW_GROUPS = 100
 """Groups with the metric, fewer of which make no statement on a slice."""
 _NAMED = 3
 _SURE = 0.05
@@ -149,15 +149,15 @@ def _behind(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
         name: (sign * c.difference, c)
         for name, scope in slices.items()
         if name != ALL
-        and scope.summaries[evaluation.primary].groups >= FEW
+        and scope.summaries[evaluation.primary].groups >= FEW_GROUPS
         and (c := scope.comparisons.get(evaluation.primary)) is not None
     }
     if not found:
-        yield f"No slice has {FEW} groups with the metric, so that it is not known on whom it is worse."
+        yield f"No slice has {FEW_GROUPS} groups with the metric, so that it is not known on whom it is worse."
         return
     behind = sorted((name for name, (lead, _) in found.items() if lead < 0), key=lambda name: found[name][0])
     shown = [name for name in behind if is_shown(found[name][1])]
-    of = f"Of {len(found)} slice{'s' if len(found) > 1 else ''} with at least {FEW} groups it is"
+    of = f"Of {len(found)} slice{'s' if len(found) > 1 else ''} with at least {FEW_GROUPS} groups it is"
     if not behind:
         yield f"{of} behind {rival} on none."
     if shown:

@@ -18,8 +18,8 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError, nearest
 
-BINS = 100
-TAIL = 0.01
+OUTLIER_BINS = 100
+OUTLIER_TAIL = 0.01
 """Values beyond a gap are outliers if fewer than this share of the documents have them."""
 GAPS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64)
 """The gaps that `gap: auto` chooses from."""
@@ -64,7 +64,7 @@ class OutlierRule(Config):
 class OutlierConfig(Config):
     """How outlier groups are found."""
 
-    gap: Annotated[int, Field(ge=1, lt=BINS)] | Literal["auto"] | None = "auto"
+    gap: Annotated[int, Field(ge=1, lt=OUTLIER_BINS)] | Literal["auto"] | None = "auto"
     """Number of consecutive empty histogram bins that separates outliers from the rest; auto = the gap whose share of
     outlier groups in the validation set is nearest to `target`, the smallest among equals; null = only the features of
     `known`."""
@@ -165,7 +165,7 @@ class Histogram:
 
     def rule(self, gap: int) -> OutlierRule | None:
         """The rule for values beyond gaps of `gap` empty bins; None if there are no such values."""
-        limit = TAIL * self.documents
+        limit = OUTLIER_TAIL * self.documents
         right, left = _beyond(self.counts_B, gap, limit), _beyond(self.counts_B[::-1], gap, limit)
         if right is None and left is None:
             return None
@@ -173,7 +173,7 @@ class Histogram:
         edges_B1 = self.edges_B1.astype(np.float32)
         edges_B1 = np.where(edges_B1 < self.edges_B1, np.nextafter(edges_B1, np.float32(np.inf)), edges_B1)
         return OutlierRule(
-            below=None if left is None else float(edges_B1[BINS - left]),
+            below=None if left is None else float(edges_B1[OUTLIER_BINS - left]),
             at_least=None if right is None else float(edges_B1[right]),
         )
 
@@ -199,14 +199,14 @@ def histograms(validation: Pass, columns: Sequence[int]) -> Mapping[int, Histogr
         high_C = np.fmax(high_C, np.fmax.reduce(values_NC, axis=0, initial=-np.inf))
     ranges = {column: (low, high) for column, low, high in zip(columns, low_C, high_C, strict=True) if low < high}
     by_column = {
-        column: Histogram(np.zeros(BINS, np.int64), np.histogram_bin_edges([], BINS, span), 0)
+        column: Histogram(np.zeros(OUTLIER_BINS, np.int64), np.histogram_bin_edges([], OUTLIER_BINS, span), 0)
         for column, span in ranges.items()
     }
     for groups in validation():
         values_NF = groups.features_NF.numpy()
         for column, histogram in by_column.items():
             values_N = values_NF[:, column].astype(np.float64)
-            histogram.counts_B += np.histogram(values_N, BINS, ranges[column])[0]
+            histogram.counts_B += np.histogram(values_N, OUTLIER_BINS, ranges[column])[0]
             histogram.documents += len(values_N)
     return by_column
 

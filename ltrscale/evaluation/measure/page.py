@@ -12,15 +12,15 @@ from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, Method
 from ltrscale.evaluation.measure.shown import AS_SHOWN, FAVOURED
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.pages import (
-    Cells,
     Scopes,
+    TableCells,
     against,
     against_header,
     all_comparisons,
     all_summaries,
     definitions,
     has_letor,
-    intervals,
+    how_intervals,
     number,
     policies,
     verdicts,
@@ -87,7 +87,7 @@ def _chart(evaluation: Evaluation) -> charts.Spec:
     for title, name in shown.items():
         groups = methods[0].slices[name].summaries[evaluation.primary].groups
         parts.append(charts.titled(leaders_chart(evaluation, name), f"{title}, {groups:,} groups"))
-    return charts.beside(*parts)
+    return charts.side_by_side(*parts)
 
 
 def leaders_chart(evaluation: Evaluation, slice_: str) -> charts.Spec:
@@ -97,7 +97,7 @@ def leaders_chart(evaluation: Evaluation, slice_: str) -> charts.Spec:
         kind = "baseline" if method.name == evaluation.baseline else "method"
         rows.append(charts.interval_row(method.name, method.slices[slice_].summaries[evaluation.primary], series=kind))
     base = next((row["mean"] for row in rows if row["series"] == "baseline"), None)
-    return charts.intervals(rows, title=f"{metric_label(evaluation.primary)} and its 95% interval", at=base)
+    return charts.interval_chart(rows, title=f"{metric_label(evaluation.primary)} and its 95% interval", at=base)
 
 
 def _data(evaluation: Evaluation) -> str:
@@ -120,7 +120,7 @@ def _judged(test: EvaluatedData) -> str:
     )
 
 
-def leaderboard(evaluation: Evaluation) -> Cells:
+def leaderboard(evaluation: Evaluation) -> TableCells:
     """One row per method.
 
     The columns are NDCG at each cut-off, with the standard error if there are several trials, and that of clicks at the
@@ -209,7 +209,7 @@ def _how_to_read(evaluation: Evaluation) -> list[str]:
             "are a sample, so intervals are wider."
         )
     scopes = [scope for method in evaluation.methods for scope in method.slices.values()]
-    lines += intervals(scopes, evaluation.resamples)
+    lines += how_intervals(scopes, evaluation.resamples)
     if any(None in method.labels for method in evaluation.methods if len(method.bundles) > 1):
         lines.append("Bundles that do not state their labels count as trained on the same ones.")
     return [*lines, *_validation(evaluation)]
@@ -238,7 +238,7 @@ def _scopes(evaluation: Evaluation) -> Scopes:
     return scopes
 
 
-def slice_rows(evaluation: Evaluation) -> Cells:
+def slice_rows(evaluation: Evaluation) -> TableCells:
     """The primary metric of each slice and method; `metrics.json` has all metrics."""
     primary, rows = evaluation.primary, []
     for name in evaluation.test.slices:

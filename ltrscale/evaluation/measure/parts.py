@@ -19,22 +19,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ltrscale.arrays import Doubles
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Bundle, Scorer, load, reading
-from ltrscale.data.columns import spread
+from ltrscale.bundle import Bundle, Scorer, load, with_tokens_of
+from ltrscale.data.columns import spread_over_documents
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import RowGroup, Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream import scored
-from ltrscale.data.stream.parts import Part, Run, cut, run_here
-from ltrscale.data.stream.readers import REMEDY, read_direct
+from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here
+from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
 from ltrscale.data.stream.windows import Cut, Decoder, Window, assemble
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.conditions import Truths
 from ltrscale.evaluation.measure.corrected import CorrectedSums, Correction
 from ltrscale.evaluation.measure.shown import POSITIONS, order_shown
 from ltrscale.evaluation.measure.slices import Slicer
-from ltrscale.evaluation.statistics.crossed import Floats
 from ltrscale.progress import progress
 from ltrscale.ranking.calibration import tally
 
@@ -54,7 +54,7 @@ class GroupValues:
     period: str
     gids_Q: NDArray[np.int64]
     documents_Q: NDArray[np.int64]
-    values_QTM: Floats
+    values_QTM: Doubles
     slices: Mapping[str, Truths]
     unshown: int = 0
     """Documents without a position, where the data have positions."""
@@ -106,7 +106,7 @@ class Measuring:
             InputError: as a call with a part.
         """
         read = selection if self.needs_features else replace(selection, features=())
-        parts = cut(read, values=max(1, _VALUES // max(1, len(self.models))))
+        parts = cut_into_parts(read, values=max(1, _VALUES // max(1, len(self.models))))
         with progress("evaluate", selection.n_documents) as advance:
             for of_part in run(self, parts):
                 for values in of_part:
@@ -153,12 +153,12 @@ class Measuring:
         Raises:
             InputError: one is missing, or was made for other features or tokens.
         """
-        return reading(selection, self._opened().bundles)
+        return with_tokens_of(selection, self._opened().bundles)
 
     def _opened(self) -> "_Opened":
         return _open(self.identity, self._bundles, self.features, self.threads)
 
-    def _scorers(self, committed: Mapping[str, scored.Scores]) -> list[Scorer]:
+    def _scorers(self, committed: Mapping[str, scored.DocumentScores]) -> list[Scorer]:
         """The scorer of each trial, with these committed scores."""
         of_bundles = self._opened().scorers
         others: dict[str, Scorer] = {url: look_up(url, scores) for url, scores in committed.items()}
@@ -213,8 +213,8 @@ def _clicks_of(rows: pa.Table, groups: QueryGroups) -> Tensor:
     lists = rows.column(CLICKS).combine_chunks()
     lengths_Q = groups.lengths_Q.numpy()
     if (pc.list_value_length(lists).fill_null(-1).to_numpy(zero_copy_only=False) > lengths_Q).any():
-        raise InputError(f"column {CLICKS!r} does not have one value a document; {REMEDY}")
-    return torch.tensor(np.asarray(spread(lists, lengths_Q).to_numpy(zero_copy_only=False), np.float32))
+        raise InputError(f"column {CLICKS!r} does not have one value a document; {PREPARE_AGAIN}")
+    return torch.tensor(np.asarray(spread_over_documents(lists, lengths_Q).to_numpy(zero_copy_only=False), np.float32))
 
 
 def committed_row_groups(url: str, split: Split) -> dict[Place, RowGroup]:
@@ -245,7 +245,7 @@ def _open(
     return _Opened(opened, {one.url: one.scorer(features=features, threads=threads) for one in opened})
 
 
-def look_up(url: str, scores: scored.Scores) -> Scorer:
+def look_up(url: str, scores: scored.DocumentScores) -> Scorer:
     """A scorer that looks up known scores, which the directory `url` holds."""
 
     def score(groups: QueryGroups) -> Tensor:

@@ -22,7 +22,7 @@ from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.scored_lists import ListSource, ScoredLists
 from ltrscale.evaluation.pages import number
 from ltrscale.progress import Report, progress
-from ltrscale.ranking.choices import metric_label, named
+from ltrscale.ranking.choices import metric_label, metric_named
 from ltrscale.ranking.libraries import KINDS, POLICIES, PROGRAMS, Policy, under
 from ltrscale.ranking.metrics import Metric
 from ltrscale.ranking.rules import Rules
@@ -55,7 +55,7 @@ class ReconcileJob(Stage):
     @classmethod
     def _have_rules(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
-            if named(name).kind not in KINDS:
+            if metric_named(name).kind not in KINDS:
                 raise ValueError(f"{name}: no program's rules are known; take one of {', '.join(KINDS)}")
         return names
 
@@ -151,7 +151,7 @@ def reconcile(job: ReconcileJob, *, made_by: Origin, report: Report) -> Reconcil
     found = []
     with progress("reconcile", len(job.metrics)) as advance:
         for name in job.metrics:
-            found.append(_of_metric(named(name, threshold=job.relevant_from), lists, job, columns))
+            found.append(_of_metric(metric_named(name, threshold=job.relevant_from), lists, job, columns))
             advance(1)
     result = Reconciliation(
         groups=len(lists.queries), documents=len(lists.scores_N), tied=_tied(lists), metrics=tuple(found)

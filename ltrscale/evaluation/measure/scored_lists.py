@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import group_index, to_offsets
-from ltrscale.bundle import Scorer, load, reading
+from ltrscale.bundle import Scorer, load, with_tokens_of
 from ltrscale.config import Config
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
@@ -90,7 +90,7 @@ class BundleSource(Config):
             InputError: the bundle or the data set is missing, they do not fit, or a score is not finite.
         """
         bundle = load(self.bundle)
-        test = reading(select(self.split, labelled=True), [bundle])
+        test = with_tokens_of(select(self.split, labelled=True), [bundle])
         return _scored(test, bundle.scorer(features=test.features), self.bundle)
 
 

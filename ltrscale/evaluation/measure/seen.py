@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.models.fitting import Vocabulary
+from ltrscale.models.fitting import ValueCounts
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Seen:
 
         A number without a finite value there has the range from inf to -inf, outside which every value is.
         """
-        vocabularies = {i: Vocabulary() for i, feature in enumerate(features) if feature.kind == "categorical"}
+        vocabularies = {i: ValueCounts() for i, feature in enumerate(features) if feature.kind == "categorical"}
         low_F, high_F = (np.full(len(features), end, np.float32) for end in (np.inf, -np.inf))
         for groups in parts:
             x_NF = groups.features_NF.numpy()

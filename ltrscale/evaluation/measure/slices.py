@@ -33,7 +33,15 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError, nearest
-from ltrscale.evaluation.measure.conditions import Columns, Condition, Kind, Truths, check, named, with_codes
+from ltrscale.evaluation.measure.conditions import (
+    Condition,
+    GroupColumns,
+    Truths,
+    ValueKind,
+    check,
+    names_in,
+    with_codes,
+)
 from ltrscale.evaluation.measure.grammar import parse
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.seen import Seen
@@ -79,7 +87,7 @@ class _Given(NamedTuple):
 class _Column(NamedTuple):
     """A column of groups that every evaluation has."""
 
-    kind: Kind
+    kind: ValueKind
     values: Callable[[_Given], pa.Array]
     reads_features: bool = False
 
@@ -128,7 +136,7 @@ class Slicer:
     by: tuple[str, ...]
     detector: OutlierDetector
     relevant_from: float
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, ValueKind]
     """Kinds of the columns of groups."""
     stored: tuple[str, ...]
     """Columns of the data set that `find` needs."""
@@ -162,7 +170,7 @@ class Slicer:
         """
         in_data = _stored_kinds(selection)
         groups = {**in_data, **{name: column.kind for name, column in _OF_GROUPS.items()}}
-        documents: dict[str, Kind] = {"label": "number", **{f.name: "number" for f in selection.features}}
+        documents: dict[str, ValueKind] = {"label": "number", **{f.name: "number" for f in selection.features}}
         categories = [f.name for f in selection.features if f.kind == "categorical"]
         parsed = {name: with_codes(parse(text), categories, _code) for name, text in conditions.items()}
         for name, condition in parsed.items():
@@ -173,7 +181,10 @@ class Slicer:
         for name in by:
             if name not in groups:
                 raise InputError(f"slice_by: no column {name!r}; did you mean {nearest(name, groups)!r}?")
-        used = {*(pair for condition in parsed.values() for pair in named(condition)), *((name, False) for name in by)}
+        used = {
+            *(pair for condition in parsed.values() for pair in names_in(condition)),
+            *((name, False) for name in by),
+        }
         names = [f.name for f in selection.features]
         seen = training() if training is not None and ("drifted", False) in used else None
         return cls(
@@ -211,7 +222,7 @@ class Slicer:
         if self.detector.rules:
             outlier_Q = self.detector.outlier_groups(groups).numpy()
         given = _Given(groups, period, outlier_Q, self.relevant_from, self.seen)
-        columns = Columns(
+        columns = GroupColumns(
             {
                 name: _OF_GROUPS[name].values(given)
                 if name in _OF_GROUPS
@@ -230,7 +241,7 @@ class Slicer:
 
     def _of_documents(self, given: _Given) -> Iterator[tuple[str, pa.Array]]:
         """The columns of documents that a condition names."""
-        names = {name for condition in self.conditions.values() for name, inside in named(condition) if inside}
+        names = {name for condition in self.conditions.values() for name, inside in names_in(condition) if inside}
         places = {name: i for i, name in enumerate(self.detector.features)}
         for name in names - {"label"}:
             if name in places:
@@ -255,7 +266,7 @@ def in_order(names: Sequence[str]) -> list[str]:
     return sorted(names, key=key)
 
 
-def _stored_kinds(selection: Selection) -> dict[str, Kind]:
+def _stored_kinds(selection: Selection) -> dict[str, ValueKind]:
     """The columns with one value a group in the first file of a selection, as far as conditions can use them."""
     url = selection.row_groups[0].url
     filesystem, path = storage.arrow_filesystem(url)
@@ -266,7 +277,7 @@ def _stored_kinds(selection: Selection) -> dict[str, Kind]:
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
-def _kind(of: pa.DataType) -> Kind | None:
+def _kind(of: pa.DataType) -> ValueKind | None:
     if pa.types.is_dictionary(of):
         of = of.value_type
     if pa.types.is_boolean(of):
@@ -276,7 +287,7 @@ def _kind(of: pa.DataType) -> Kind | None:
     return "number" if pa.types.is_integer(of) or pa.types.is_floating(of) else None
 
 
-def _plain(column: pa.Array, kind: Kind) -> pa.Array:
+def _plain(column: pa.Array, kind: ValueKind) -> pa.Array:
     """A stored column without dictionaries, and with NaN as null."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()

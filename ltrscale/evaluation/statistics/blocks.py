@@ -13,30 +13,28 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ltrscale.arrays import Doubles, Ints
 from ltrscale.draws import random_bits
-from ltrscale.evaluation.statistics.crossed import Floats
 
 OWN_BLOCK = 1 << 14
 """With at most this many groups each is a block."""
 BLOCKS = 1 << 12
 """Blocks of more groups than that."""
 
-Ints = NDArray[np.int64]
-
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
     """Metrics of query groups, summed by block; a group that leaves a metric undefined adds nothing to its sums."""
 
-    sums_BTM: Floats
-    defined_BM: Floats
+    sums_BTM: Doubles
+    defined_BM: Doubles
     """Groups that define the metric, which depends on the labels alone and is so in all trials; of a ratio over all
     groups its denominators."""
     groups: int
     """All groups."""
 
     @classmethod
-    def of(cls, values_QTM: Floats) -> Self:
+    def of(cls, values_QTM: Doubles) -> Self:
         """The groups as blocks; NaN is undefined.
 
         Example:
@@ -48,7 +46,7 @@ class Blocks:
         sums_QTM = np.where(defined_QM[:, None], values_QTM, 0.0)
         return cls(sums_QTM, defined_QM.astype(np.float64), len(values_QTM))
 
-    def values_BTM(self) -> Floats:
+    def values_BTM(self) -> Doubles:
         """Values whose mean over blocks is the mean over groups; NaN where a block does not define the metric.
 
         A group alone has its value. A block of n groups with sum S has `m + (S - n m) / n_mean`, the ratio of sums
@@ -84,7 +82,7 @@ class Tally:
         self._used, self._shape = 0, (trials + 1, metrics)
         self._columns_BC = np.zeros((0, (trials + 1) * metrics))
 
-    def add(self, blocks_Q: Ints, values_QTM: Floats) -> None:
+    def add(self, blocks_Q: Ints, values_QTM: Doubles) -> None:
         """Add groups with these blocks and values, NaN where undefined."""
         self.add_sums(blocks_Q, Blocks.of(values_QTM))
 

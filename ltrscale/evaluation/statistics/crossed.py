@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import chdtri, nctdtrinc, stdtr, stdtrit
 
-Floats = NDArray[np.float64]
+from ltrscale.arrays import Doubles
+
 FEWEST_DRAWS = 5
 """With fewer draws of labels nothing is judged: their spread, and so the interval, is known too badly."""
 _ALPHA, _POWER = 0.05, 0.8
@@ -29,23 +30,23 @@ MOST_DRAWS = 1000
 class Means:
     """Means of M columns with standard errors, and degrees of freedom of the errors; NaN where there is none."""
 
-    mean_M: Floats
-    std_error_M: Floats
-    df_M: Floats
+    mean_M: Doubles
+    std_error_M: Doubles
+    df_M: Doubles
 
-    def interval(self) -> tuple[Floats, Floats]:
+    def interval(self) -> tuple[Doubles, Doubles]:
         """Ends of the 95% intervals, from Student's t."""
         half_M = stdtrit(self.df_M, 1 - _ALPHA / 2) * self.std_error_M
         return self.mean_M - half_M, self.mean_M + half_M
 
-    def p(self) -> Floats:
+    def p(self) -> Doubles:
         """Two-sided p values of means of 0; 1 for a mean of 0 without an error."""
         with np.errstate(divide="ignore", invalid="ignore"):
             t_M = np.abs(self.mean_M) / self.std_error_M
         t_M = np.where((self.mean_M == 0) & (self.std_error_M == 0), 0.0, t_M)
         return np.asarray(2 * stdtr(self.df_M, -t_M))
 
-    def detectable(self) -> Floats:
+    def detectable(self) -> Doubles:
         """The smallest true means that this design would probably have seen.
 
         `d SE / sqrt(m / df)`: a test at 5% finds a mean of d true errors with a power of 80%, where d is the
@@ -56,13 +57,13 @@ class Means:
         return np.asarray(_errors(self.df_M) * self.std_error_M * np.sqrt(_inflation(self.df_M)))
 
 
-def _errors(df_M: Floats) -> Floats:
+def _errors(df_M: Doubles) -> Doubles:
     """The true errors that a mean must have for a test at 5% to find it with a power of 80%."""
     df_M = np.minimum(df_M, _MANY)
     return np.asarray(nctdtrinc(df_M, 1 - _POWER, stdtrit(df_M, 1 - _ALPHA / 2)))
 
 
-def _inflation(df_M: Floats) -> Floats:
+def _inflation(df_M: Doubles) -> Doubles:
     """The factor by which a variance as found is multiplied, so that it is below the true one in half of all cases."""
     df_M = np.minimum(df_M, _MANY)
     return np.asarray(df_M / chdtri(df_M, 0.5))
@@ -82,7 +83,7 @@ class Spread:
     n_groups: int
 
     @classmethod
-    def of(cls, values_QT: Floats) -> Self | None:
+    def of(cls, values_QT: Doubles) -> Self | None:
         """That of a difference, from the mean squares of `crossed_means`; None with fewer than two groups or draws.
 
         Both parts are above the found ones, as in `Means.detectable`: few draws promise too much.
@@ -135,7 +136,7 @@ class Spread:
             low, high = (low, middle) if sees(middle) else (middle, high)
         return high
 
-    def _detectable(self, draws_T: NDArray[np.int64]) -> Floats:
+    def _detectable(self, draws_T: NDArray[np.int64]) -> Doubles:
         drawn_T = self.draws / draws_T
         variance_T = self.groups + drawn_T
         spread_T = self.groups**2 / (self.n_groups - 1) + drawn_T**2 / (draws_T - 1)
@@ -143,7 +144,7 @@ class Spread:
         return np.asarray(_errors(df_T) * np.sqrt(variance_T))
 
 
-def crossed_means(values_QTM: Floats, folds_Q: NDArray[np.int64] | None = None) -> Means:
+def crossed_means(values_QTM: Doubles, folds_Q: NDArray[np.int64] | None = None) -> Means:
     """Means over groups and draws, with errors that hold for other groups and other draws of labels.
 
     With the mean squares of a two-way analysis of variance without replication (Cornfield and Tukey 1956; Searle,
@@ -188,7 +189,7 @@ def crossed_means(values_QTM: Floats, folds_Q: NDArray[np.int64] | None = None) 
     return Means(mean_M, np.where(lacks_M, math.nan, np.sqrt(variance_M)), np.where(lacks_M, math.nan, df_M))
 
 
-def looks_skewed(values_QTM: Floats, folds_Q: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
+def looks_skewed(values_QTM: Doubles, folds_Q: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
     """Whether the means of the draws are more skewed than those of 19 in 20 symmetric designs, shape [M].
 
     The skewness `m_3 / m_2^(3/2)` of T normal values has mean 0 and variance `6 (T - 2) / ((T + 1) (T + 3))` (Fisher
@@ -224,15 +225,15 @@ def looks_skewed(values_QTM: Floats, folds_Q: NDArray[np.int64] | None = None) -
 class _Squares:
     """Mean squares of groups, draws and the rest in one fold, with their degrees of freedom."""
 
-    n_M: Floats
+    n_M: Doubles
     """Groups that define the column."""
-    total_M: Floats
+    total_M: Doubles
     """Sum over these groups of their means over draws."""
-    squares_3M: Floats
-    dfs_3M: Floats
+    squares_3M: Doubles
+    dfs_3M: Doubles
 
     @classmethod
-    def of(cls, values_QTM: Floats) -> "_Squares":
+    def of(cls, values_QTM: Doubles) -> "_Squares":
         """0 for draws and rest if there is one draw, and NaN for the mean squares of one group."""
         n_draws = values_QTM.shape[1]
         defined_QM = ~np.isnan(values_QTM[:, 0])

@@ -11,8 +11,9 @@ from typing import Literal, Self
 
 import numpy as np
 
+from ltrscale.arrays import Doubles
 from ltrscale.config import Config
-from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, Floats, Spread, crossed_means, looks_skewed
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, Spread, crossed_means, looks_skewed
 
 _STEPS = 64
 """Points between two numbers of labelled groups at which a difference is tested."""
@@ -23,7 +24,7 @@ class Drawn:
     """A metric of every group, from models trained on several draws of the same number of labelled groups."""
 
     draws: tuple[int, ...]
-    values_QT: Floats
+    values_QT: Doubles
     """NaN where the group leaves the metric undefined, in all draws."""
 
     def of(self, draws: Sequence[int]) -> Self:
@@ -38,7 +39,7 @@ class Drawn:
         return type(self)(tuple(common), self.of(common).values_QT - other.of(common).values_QT)
 
 
-class Needs(Config):
+class DrawsNeeded(Config):
     """What would see an undecided difference if it is in truth as found: each alone, None where it would not do."""
 
     draws: int | None
@@ -49,7 +50,7 @@ class Needs(Config):
     """How many times the test groups, with as many draws."""
 
 
-class Estimate(Config):
+class MeanEstimate(Config):
     """The mean of a metric, or of a difference, over groups and draws of labels."""
 
     mean: float
@@ -69,7 +70,7 @@ class Estimate(Config):
     """Groups where the metric is defined."""
     skewed: bool = False
     """Whether the means of the draws look skewed, so that intervals may cover less than they say."""
-    needs: Needs | None = None
+    needs: DrawsNeeded | None = None
     """What would decide a difference that is judged and open; None of one that is 0."""
 
     @property
@@ -80,7 +81,7 @@ class Estimate(Config):
         return "above" if self.mean > 0 else "below"
 
 
-def estimate(drawn: Drawn) -> Estimate | None:
+def estimate(drawn: Drawn) -> MeanEstimate | None:
     """The mean over groups and draws with its crossed interval; None if no group defines the metric.
 
     Example:
@@ -95,7 +96,7 @@ def estimate(drawn: Drawn) -> Estimate | None:
     means = crossed_means(drawn.values_QT[:, :, None])
     low, high = means.interval()
     judged = n >= FEWEST_DRAWS
-    estimated = Estimate(
+    estimated = MeanEstimate(
         mean=float(means.mean_M[0]),
         low=_known(low[0]) if judged else None,
         high=_known(high[0]) if judged else None,
@@ -111,13 +112,13 @@ def estimate(drawn: Drawn) -> Estimate | None:
     return estimated.replace(needs=_needs(drawn, estimated)) if open_ else estimated
 
 
-def _needs(drawn: Drawn, estimated: Estimate) -> Needs | None:
+def _needs(drawn: Drawn, estimated: MeanEstimate) -> DrawsNeeded | None:
     """What would see a difference of the size that was found."""
     if (spread := Spread.of(drawn.values_QT)) is None:
         return None
     size, n = abs(estimated.mean), estimated.draws
     more = {what: spread.times_for(size, n, more=what) for what in ("labels", "groups")}
-    return Needs(draws=spread.draws_for(size), **more)
+    return DrawsNeeded(draws=spread.draws_for(size), **more)
 
 
 class Crossover(Config):
@@ -175,7 +176,7 @@ def crossovers(differences: Sequence[tuple[float, Drawn]]) -> tuple[Crossover, .
     return tuple(crossings)
 
 
-def _segment(left: tuple[float, Drawn], right: tuple[float, Drawn]) -> tuple[Floats, Floats, np.ndarray]:
+def _segment(left: tuple[float, Drawn], right: tuple[float, Drawn]) -> tuple[Doubles, Doubles, np.ndarray]:
     """Log n, the mean difference, and whether it may be 0, at points from one number of labelled groups to the next."""
     (n1, one), (n2, two) = left, right
     common = sorted(set(one.draws) & set(two.draws))

@@ -9,8 +9,9 @@ from typing import Self
 import numpy as np
 from scipy.special import ndtri
 
+from ltrscale.arrays import Doubles
 from ltrscale.config import Config
-from ltrscale.evaluation.statistics.crossed import Floats, crossed_means
+from ltrscale.evaluation.statistics.crossed import crossed_means
 
 _ALPHA = 0.05
 
@@ -24,7 +25,7 @@ class Difference(Config):
     p: float | None
 
     @classmethod
-    def of(cls, values_Q: Floats) -> Self:
+    def of(cls, values_Q: Doubles) -> Self:
         """The mean over query groups, by Student's t; NaN marks groups that do not count."""
         means = crossed_means(values_Q[:, None, None])
         low_M, high_M = means.interval()
@@ -38,7 +39,7 @@ class Difference(Config):
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 
-def lift(credit_2Q: Floats) -> Difference:
+def lift(credit_2Q: Doubles) -> Difference:
     """The first ranker's credit minus the second's, as a share of their mean credit.
 
     `L = sum_q (c_0q - c_1q) / sum_q (c_0q + c_1q) / 2`, a ratio of means over query groups, which are the sample: the
@@ -78,7 +79,7 @@ def impressions_needed(mean: float, variance: float, *, power: float) -> float |
     return ((ndtri(1 - _ALPHA / 2) + ndtri(power)) / mean) ** 2 * variance if mean else None
 
 
-class Agreement(Config):
+class MeasureAgreement(Config):
     """How far two measures agree on which of two rankers is better, over pairs of rankers."""
 
     pairs: int
@@ -93,7 +94,7 @@ class Agreement(Config):
     """Of the differences, `sum xy / sqrt(sum x^2 sum y^2)`, which does not depend on the order within the pairs."""
 
 
-def agreement(one_P: list[Difference], other_P: list[Difference]) -> Agreement:
+def measure_agreement(one_P: list[Difference], other_P: list[Difference]) -> MeasureAgreement:
     """The agreement of two measures of the same pairs, such as a metric's difference and the lift of interleaving.
 
     Example:
@@ -104,7 +105,7 @@ def agreement(one_P: list[Difference], other_P: list[Difference]) -> Agreement:
     both = [(x, y) for x, y in zip(one_P, other_P, strict=True) if x.mean and y.mean]
     sure = [(x, y) for x, y in both if x.significant and y.significant]
     values_2P = np.array([(x.mean, y.mean) for x, y in both]).T
-    return Agreement(
+    return MeasureAgreement(
         pairs=len(both),
         same=_same(both),
         significant=len(sure),

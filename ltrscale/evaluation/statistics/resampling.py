@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ltrscale.evaluation.statistics.crossed import Floats
+from ltrscale.arrays import Doubles
 
 _DRAWS = 1 << 22
 """Random signs that are drawn at once."""
@@ -18,7 +18,7 @@ _RESAMPLED = 1 << 18
 """Blocks that are drawn at once: their counts then stay in the cache."""
 
 
-def bootstrap_means(sums_BM: Floats, defined_BM: Floats, *, samples: int, seed: int) -> Floats:
+def bootstrap_means(sums_BM: Doubles, defined_BM: Doubles, *, samples: int, seed: int) -> Doubles:
     """Means of each column over bootstrap resamples of the blocks, shape [S, M] (Efron 1979).
 
     Each resample draws B of the B blocks with replacement, and divides the sum of their values by the number of groups
@@ -50,7 +50,7 @@ def bootstrap_means(sums_BM: Floats, defined_BM: Floats, *, samples: int, seed: 
         return np.asarray(sums_S2M[:, :m] / sums_S2M[:, m:])
 
 
-def sign_flip_p(differences_QM: Floats, *, samples: int, seed: int) -> Floats:
+def sign_flip_p(differences_QM: Doubles, *, samples: int, seed: int) -> Doubles:
     """Two-sided p value of each column's mean difference by the paired randomisation test, shape [M] (Fisher 1935).
 
     If two methods are equally good, the sign of each group's difference is a coin toss. So p is the share of random
@@ -74,7 +74,7 @@ def sign_flip_p(differences_QM: Floats, *, samples: int, seed: int) -> Floats:
     return np.asarray(as_far_M / (samples + 1))
 
 
-def holm(p_M: Floats) -> Floats:
+def holm(p_M: Doubles) -> Doubles:
     """P values adjusted for testing several methods (Holm 1979), shape [M].
 
     Example:

@@ -17,9 +17,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ltrscale.arrays import Doubles
 from ltrscale.config import Config
 from ltrscale.evaluation.statistics.blocks import Blocks
-from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, Floats, crossed_means, looks_skewed
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, looks_skewed
 from ltrscale.evaluation.statistics.resampling import bootstrap_means, holm, sign_flip_p
 
 _INTERVAL = (0.025, 0.975)
@@ -191,7 +192,7 @@ def judged_together(by_slice: Mapping[str, Sequence[Scope]]) -> dict[str, list[S
     return {name: [judged(name, k, scope) for k, scope in enumerate(of_slice)] for name, of_slice in by_slice.items()}
 
 
-def _resampled(drawn_K: Sequence[_Drawn], samples: int, seed: int) -> list[Floats | None]:
+def _resampled(drawn_K: Sequence[_Drawn], samples: int, seed: int) -> list[Doubles | None]:
     """Bootstrap means [S, M] of the methods of one draw, all from the same resamples; None for the others."""
     single = [drawn.blocks for drawn in drawn_K if len(drawn.draws) == 1]
     if not single:
@@ -203,11 +204,11 @@ def _resampled(drawn_K: Sequence[_Drawn], samples: int, seed: int) -> list[Float
     return [next(parts) if len(drawn.draws) == 1 else None for drawn in drawn_K]
 
 
-def _minus(one: Floats | None, other: Floats | None) -> Floats | None:
+def _minus(one: Doubles | None, other: Doubles | None) -> Doubles | None:
     return None if one is None or other is None else one - other
 
 
-def _ends(means_SM: Floats) -> tuple[Floats, Floats]:
+def _ends(means_SM: Doubles) -> tuple[Doubles, Doubles]:
     """Ends of the bootstrap intervals; NaN for a column that no group defines."""
     low_M, high_M = np.full((2, means_SM.shape[1]), math.nan)
     for m in np.flatnonzero(~np.isnan(means_SM).all(axis=0)):
@@ -219,11 +220,11 @@ def _ends(means_SM: Floats) -> tuple[Floats, Floats]:
 class _Verdict:
     """The differences of one method from the baseline, by metric; NaN where nothing can be said."""
 
-    difference_M: Floats
-    low_M: Floats
-    high_M: Floats
-    p_M: Floats
-    detectable_M: Floats
+    difference_M: Doubles
+    low_M: Doubles
+    high_M: Doubles
+    p_M: Doubles
+    detectable_M: Doubles
     skewed_M: NDArray[np.bool_]
     draws: int
 
@@ -231,7 +232,7 @@ class _Verdict:
 def _verdict(
     differences: Blocks,
     draws: int,
-    resampled_SM: Floats | None,
+    resampled_SM: Doubles | None,
     patterns: int,
     seed: int,
     folds_Q: NDArray[np.int64] | None,

@@ -10,10 +10,10 @@ from ltrscale.config import Config
 from ltrscale.evaluation.measure.agreement import TAU, Agreement
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, Sliced
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
-from ltrscale.evaluation.pages import against, against_header, definitions, intervals, number
+from ltrscale.evaluation.pages import against, against_header, definitions, how_intervals, number
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary, scopes
-from ltrscale.evaluation.studies.folds import read_groups
+from ltrscale.evaluation.studies.folds import read_group_metrics
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Chart, Document, Points, Section, Table, Text
@@ -23,7 +23,7 @@ TEACHER = "teacher"
 """Name of the teacher among the methods."""
 
 
-class Cost(Config):
+class ServingCost(Config):
     """Cost of training and using a method."""
 
     kind: str
@@ -44,7 +44,7 @@ class DistilledMethod(Sliced):
     """The primary metric, on the groups that define it; None for the teacher itself, and without such groups."""
     agreement: dict[str, Summary]
     """Agreement with the teacher, by `tau` or `overlap@K`; empty for the teacher itself."""
-    cost: Cost | None
+    cost: ServingCost | None
     """None without a bundle."""
 
 
@@ -66,7 +66,9 @@ class Distillation(Findings):
     """Test groups, with and without labels, on which agreement was measured."""
 
 
-def gather(evaluation_url: str, agreement_url: str, costs: Mapping[str, Cost], *, seed: int) -> Distillation:
+def gather_distillation(
+    evaluation_url: str, agreement_url: str, costs: Mapping[str, ServingCost], *, seed: int
+) -> Distillation:
     """Join the evaluation, agreement and costs of the same methods, and compare each method with the teacher.
 
     Args:
@@ -82,7 +84,7 @@ def gather(evaluation_url: str, agreement_url: str, costs: Mapping[str, Cost], *
     assert evaluation.baseline is not None
     primary, names = evaluation.primary, [method.name for method in evaluation.methods]
     column = list(evaluation.methods[0].slices[ALL].summaries).index(primary)
-    blocks_K = [Blocks.of(values_QtM[:, :, [column]]) for values_QtM in read_groups(evaluation_url, evaluation)]
+    blocks_K = [Blocks.of(values_QtM[:, :, [column]]) for values_QtM in read_group_metrics(evaluation_url, evaluation)]
     with_teacher = scopes(
         blocks_K,
         [primary],
@@ -142,7 +144,7 @@ def _mean(summary: Summary | None) -> str:
     return "-" if summary is None or summary.mean is None else f"{summary.mean:.3f}"
 
 
-def _cost(cost: Cost | None) -> tuple[str, str, str]:
+def _cost(cost: ServingCost | None) -> tuple[str, str, str]:
     if cost is None:
         return "-", "-", "-"
     groups = "-" if cost.trained_on is None else f"{cost.trained_on:,}"
@@ -230,7 +232,7 @@ def _how_to_read(found: Distillation) -> list[str]:
             stated=found.policies,
         ),
         "Differences, intervals and p are paired.",
-        *intervals((scope for m in found.methods for scope in m.slices.values()), found.resamples),
+        *how_intervals((scope for m in found.methods for scope in m.slices.values()), found.resamples),
         f"tau is Kendall's tau-b with the teacher, overlap@K the share of the first K documents that both have, each "
         f"the mean over those of the {found.agreement_groups:,} test groups, with and without labels, that define it: "
         "with an order to compare, or with more than K documents. An overlap is expected over the orders of ties.",
@@ -253,10 +255,10 @@ def _chart(found: Distillation) -> charts.Spec:
         if method.cost is not None:
             speed.append({"name": method.name, "mean": method.cost.documents_per_second, **kind})
     order = ["teacher", "baseline", "method"]
-    parts = [charts.intervals(quality, title=metric_label(found.primary), order=order)]
+    parts = [charts.interval_chart(quality, title=metric_label(found.primary), order=order)]
     if agreement:
-        parts.append(charts.intervals(agreement, title="tau with the teacher", order=order))
+        parts.append(charts.interval_chart(agreement, title="tau with the teacher", order=order))
     if speed:
         title = "documents a second on one thread"
-        parts.append(charts.intervals(speed, title=title, order=order, log=True, unit="~s"))
-    return charts.beside(*parts)
+        parts.append(charts.interval_chart(speed, title=title, order=order, log=True, unit="~s"))
+    return charts.side_by_side(*parts)

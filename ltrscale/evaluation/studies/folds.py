@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ltrscale import storage
+from ltrscale.arrays import Doubles
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.group_file import GROUPS
@@ -30,14 +31,13 @@ from ltrscale.evaluation.pages import (
     all_summaries,
     definitions,
     has_letor,
-    intervals,
+    how_intervals,
     number,
     policies,
     verdicts,
     with_error,
 )
 from ltrscale.evaluation.statistics.blocks import Blocks
-from ltrscale.evaluation.statistics.crossed import Floats
 from ltrscale.evaluation.statistics.summarise import Scope, scopes
 from ltrscale.progress import Report
 from ltrscale.ranking.choices import metric_label
@@ -104,7 +104,9 @@ def summarise_folds(
     """
     evaluations = {fold: Evaluation.read(url) for fold, url in folds.items()}
     _check_alike(evaluations)
-    result = _summarise(evaluations, {fold: read_groups(url, evaluations[fold]) for fold, url in folds.items()}, seed)
+    result = _summarise(
+        evaluations, {fold: read_group_metrics(url, evaluations[fold]) for fold, url in folds.items()}, seed
+    )
     with storage.Commit(out) as commit:
         write_report(commit, result, document(result))
         commit.finish({"made_by": made_by})
@@ -144,7 +146,7 @@ def _draws(evaluation: Evaluation) -> list[list[str | None]]:
     return [[numbers[draw] for draw in of_method] for of_method in labels]
 
 
-def read_groups(url: str, evaluation: Evaluation) -> list[Floats]:
+def read_group_metrics(url: str, evaluation: Evaluation) -> list[Doubles]:
     """Every metric of every group and trial, [Q, t, M], for each method of a committed evaluation; NaN if undefined."""
     manifest = storage.read_manifest(url)
     assert manifest is not None
@@ -160,7 +162,7 @@ def read_groups(url: str, evaluation: Evaluation) -> list[Floats]:
     return methods
 
 
-def _summarise(evaluations: Mapping[str, Evaluation], values: Mapping[str, list[Floats]], seed: int) -> Crossval:
+def _summarise(evaluations: Mapping[str, Evaluation], values: Mapping[str, list[Doubles]], seed: int) -> Crossval:
     first = next(iter(evaluations.values()))
     names = [method.name for method in first.methods]
     metrics = list(first.methods[0].slices[ALL].summaries)
@@ -251,7 +253,7 @@ def _chart(found: Crossval) -> charts.Spec:
         of_folds = method.folds[found.primary]
         values = {**dict(zip(found.folds, of_folds.folds, strict=True)), "mean over folds": of_folds.mean}
         rows += [{"name": method.name, "series": fold, "mean": value} for fold, value in values.items()]
-    return charts.intervals(rows, title=f"{metric_label(found.primary)} of each fold")
+    return charts.interval_chart(rows, title=f"{metric_label(found.primary)} of each fold")
 
 
 def _how_to_read(found: Crossval) -> list[str]:
@@ -267,7 +269,7 @@ def _how_to_read(found: Crossval) -> list[str]:
         "Differences, their intervals and p are over the test groups of all folds together. Draws of labels are "
         "counted within a fold, for each fold draws from its own training groups. Models of different folds share "
         "training queries, which nothing here accounts for.",
-        *intervals((method.pooled for method in found.methods), found.resamples),
+        *how_intervals((method.pooled for method in found.methods), found.resamples),
     ]
 
 

@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.arrays import Doubles
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import load, reading
+from ltrscale.bundle import load, with_tokens_of
 from ltrscale.config import digest
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, SplitsWithTest
@@ -33,7 +34,6 @@ from ltrscale.evaluation.measure.parts import Measuring
 from ltrscale.evaluation.measure.report import EvaluatedData
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS, Slicer
-from ltrscale.evaluation.statistics.crossed import Floats
 from ltrscale.ranking.metrics import Metric
 from ltrscale.reports.findings import Findings
 
@@ -110,7 +110,7 @@ def describe_test(
     return tested
 
 
-def measure(
+def measure_groups(
     url: str, test_split: Split, settings: EvaluateSettings, out: str, *, threads: int, made_by: Mapping[str, Any]
 ) -> Measured:
     """Score the labelled test groups with a bundle, and commit the metrics of every group that has one.
@@ -128,7 +128,7 @@ def measure(
             a metric.
     """
     metrics, bundle = metrics_of(settings), load(url)
-    test = reading(select(test_split, labelled=True), [bundle])
+    test = with_tokens_of(select(test_split, labelled=True), [bundle])
     score = bundle.scorer(features=test.features, threads=threads)
     values, gids, documents, seconds = [], [], 0, 0.0
     for groups in _defined_groups(test, metrics, settings):
@@ -207,7 +207,7 @@ def read_outliers(url: str) -> dict[int, bool]:
     return dict(zip(table["gid"].to_pylist(), table["outlier"].to_pylist(), strict=True))
 
 
-def read_values(url: str, metrics: tuple[str, ...]) -> tuple[NDArray[np.int64], Floats]:
+def read_values(url: str, metrics: tuple[str, ...]) -> tuple[NDArray[np.int64], Doubles]:
     """The gids, shape [Q], and the metrics, shape [Q, M] with NaN where undefined, as `measure` committed them."""
     table = _read(url, ["gid", *metrics])
     return table["gid"].to_numpy(), np.stack([table[name].to_numpy() for name in metrics], axis=1)

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from ltrscale.arrays import Doubles
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import EvaluatedData
-from ltrscale.evaluation.statistics.crossed import Floats
-from ltrscale.evaluation.statistics.curves import Crossover, Drawn, Estimate, crossovers, estimate
+from ltrscale.evaluation.statistics.curves import Crossover, Drawn, MeanEstimate, crossovers, estimate
 from ltrscale.evaluation.studies.group_metrics import Measured, TestedOn, read_outliers, read_values
 from ltrscale.reports.findings import Findings
 
@@ -28,7 +28,7 @@ SCOPES: tuple[ScopeName, ...] = ("all", "outliers")
 Family = Literal["trees", "not pretrained", "pretrained", "mixed", "feature"]
 
 
-class About(Config):
+class MethodTraits(Config):
     """A method as the tables sort it."""
 
     family: Family
@@ -60,14 +60,14 @@ class Cost(Config):
     scored_documents_per_s: float | None = None
 
 
-class Point(Config):
+class StudyPoint(Config):
     """A method at one number of labelled groups."""
 
     method: str
     labelled: str
     validation: float | None
     """Mean of the primary metric on validation groups; None if training does not report it."""
-    estimates: dict[ScopeName, dict[str, Estimate]]
+    estimates: dict[ScopeName, dict[str, MeanEstimate]]
     """By groups and metric; without metrics that no group defines."""
 
 
@@ -77,7 +77,7 @@ class Versus(Config):
     method: str
     against: str
     groups: ScopeName
-    estimates: dict[str, Estimate]
+    estimates: dict[str, MeanEstimate]
     """The difference by the number of labelled groups."""
     crossovers: tuple[Crossover, ...]
 
@@ -98,14 +98,14 @@ class Study(Findings):
     """Validation labels as a share of the training labels; None if they are a fixed sample or all of the split."""
     validation_size: dict[str, float]
     """The size of the sample of validation labels that is the same at every number; empty for all of the split."""
-    methods: dict[str, About]
+    methods: dict[str, MethodTraits]
     baseline: str | None
     controls: dict[str, str]
     """Of pretrained methods, the method with the same settings without pretraining."""
     primary: str
     relevant_from: float
     leave_out_constant: bool = False
-    points: tuple[Point, ...]
+    points: tuple[StudyPoint, ...]
     versus: tuple[Versus, ...]
     costs: dict[str, Cost]
     models: int
@@ -119,7 +119,7 @@ class Study(Findings):
     test: EvaluatedData
     detector: OutlierDetector
 
-    def find(self, method: str, labelled: str) -> Point | None:
+    def find(self, method: str, labelled: str) -> StudyPoint | None:
         """The point of a method, if it is measured."""
         return next((p for p in self.points if (p.method, p.labelled) == (method, labelled)), None)
 
@@ -164,7 +164,7 @@ class Design(Config):
 
     labelled: dict[str, float | None]
     """Names of the numbers of labelled groups, rising; None where only a trained model states the number."""
-    methods: dict[str, About]
+    methods: dict[str, MethodTraits]
     counts: Literal["relevant", "labelled"]
     validation_share: float | None
     validation_size: dict[str, float]
@@ -233,14 +233,14 @@ class _Table:
 
     metrics: tuple[str, ...]
     primary: str
-    values: Mapping[tuple[str, str], Mapping[int, Floats]]
+    values: Mapping[tuple[str, str], Mapping[int, Doubles]]
     """By number of labelled groups and method: for each draw [Q, M], the mean over seeds."""
     models: Mapping[tuple[str, str], Sequence[tuple[Model, Measured]]]
     rows: Mapping[ScopeName, NDArray[np.bool_]]
 
     @classmethod
     def read(cls, models: Sequence[Model], test_url: str, primary: str) -> "_Table":
-        of_seeds: dict[tuple[str, str], dict[int, list[Floats]]] = defaultdict(lambda: defaultdict(list))
+        of_seeds: dict[tuple[str, str], dict[int, list[Doubles]]] = defaultdict(lambda: defaultdict(list))
         of_models = defaultdict(list)
         gids_Q: NDArray[np.int64] | None = None
         metrics: tuple[str, ...] = ()
@@ -271,7 +271,7 @@ class _Table:
         means = [np.mean([count for count in of_method if count is not None]) for of_method in counts if any(of_method)]
         return float(max(means)) if means else None
 
-    def point(self, method: str, labelled: str) -> Point:
+    def point(self, method: str, labelled: str) -> StudyPoint:
         validation = [measured.validation.get(self.primary) for _, measured in self.models[labelled, method]]
         defined = [value for value in validation if value is not None]
         estimates = {
@@ -283,7 +283,7 @@ class _Table:
             for groups in SCOPES
         }
         mean = float(np.mean(defined)) if defined and len(defined) == len(validation) else None
-        return Point(method=method, labelled=labelled, validation=mean, estimates=estimates)
+        return StudyPoint(method=method, labelled=labelled, validation=mean, estimates=estimates)
 
     def versus(self, method: str, other: str, groups: ScopeName, numbers: Mapping[str, float]) -> Versus | None:
         both = [n for n in numbers if (n, method) in self.values and (n, other) in self.values]

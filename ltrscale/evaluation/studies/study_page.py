@@ -11,10 +11,10 @@ from typing import Any
 
 from ltrscale import storage
 from ltrscale.evaluation.measure.slices import OUTLIERS
-from ltrscale.evaluation.pages import Cells, definitions, number, skewed_draws, with_error
+from ltrscale.evaluation.pages import TableCells, definitions, number, skewed_draws, with_error
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, MOST_DRAWS
-from ltrscale.evaluation.statistics.curves import Crossover, Estimate
-from ltrscale.evaluation.studies.study import Family, Point, ScopeName, Study, Versus
+from ltrscale.evaluation.statistics.curves import Crossover, MeanEstimate
+from ltrscale.evaluation.studies.study import Family, ScopeName, Study, StudyPoint, Versus
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
@@ -187,7 +187,7 @@ def _mean(study: Study, method: str, groups: ScopeName) -> Callable[[str], str |
     return cell
 
 
-def _estimate(point: Point | None, groups: ScopeName, metric: str) -> Estimate | None:
+def _estimate(point: StudyPoint | None, groups: ScopeName, metric: str) -> MeanEstimate | None:
     return None if point is None else point.estimates[groups].get(metric)
 
 
@@ -245,16 +245,16 @@ def deciding(study: Study, other: str) -> Iterator[str]:
             yield f"{method} - {other} at {n} ({found.mean:+.4f}, {found.draws} draws): {enough}"
 
 
-def _rows(versus: Mapping[str, Versus], shown: Callable[[Estimate], str]) -> dict[str, Callable[[str], str | None]]:
+def _rows(versus: Mapping[str, Versus], shown: Callable[[MeanEstimate], str]) -> dict[str, Callable[[str], str | None]]:
     """The rows of a table of comparisons."""
 
-    def row(estimates: Mapping[str, Estimate]) -> Callable[[str], str | None]:
+    def row(estimates: Mapping[str, MeanEstimate]) -> Callable[[str], str | None]:
         return lambda n: shown(estimates[n]) if n in estimates else None
 
     return {name: row(of.estimates) for name, of in versus.items()}
 
 
-def _signed(found: Estimate) -> str:
+def _signed(found: MeanEstimate) -> str:
     text = f"{found.mean:+.4f}"
     return text if found.low is None or found.high is None else f"{text} [{found.low:+.4f}, {found.high:+.4f}]"
 
@@ -332,7 +332,7 @@ def _percent(study: Study, baseline: str) -> Iterator[Table]:
         yield _grid(study, rows, label)
 
 
-def cost_rows(study: Study) -> Cells:
+def cost_rows(study: Study) -> TableCells:
     """Minutes and documents per second of each method."""
     header = ["method", "pretraining, min", "pretraining, documents/s", *(f"{n}, min" for n in study.labelled)]
     rows = []
@@ -438,4 +438,4 @@ def differences_chart(study: Study, against: str, groups: ScopeName = "all") -> 
 def _on_each_scope(study: Study, of: Callable[[ScopeName], charts.Spec]) -> charts.Spec:
     """A chart of all groups and, if there are any, one of outlier groups."""
     titles = {"all": "all groups", "outliers": "outlier groups"}
-    return charts.beside(*(charts.titled(of(groups), titles[groups]) for groups in _scopes(study)))
+    return charts.side_by_side(*(charts.titled(of(groups), titles[groups]) for groups in _scopes(study)))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from ltrscale import storage
-from ltrscale.bundle import read_manifest
+from ltrscale.bundle import read_bundle_manifest
 from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.manifest import open_dataset
@@ -24,7 +24,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.shown import POSITIONS
-from ltrscale.evaluation.pages import Cells, against, against_header, number
+from ltrscale.evaluation.pages import TableCells, against, against_header, number
 from ltrscale.evaluation.statistics.summarise import Scope
 from ltrscale.evaluation.weeks.drift import MUCH, SOME, Drift, DriftSettings, PeriodDrift, measure_drift
 from ltrscale.progress import Report
@@ -46,7 +46,7 @@ _SINCE = "periods since the end of training"
 _BESIDE = 0.03
 
 
-class Point(Config):
+class PeriodPoint(Config):
     """A period of a curve."""
 
     period: str
@@ -56,12 +56,12 @@ class Point(Config):
     """Metrics of the period's groups, and comparisons with the baseline."""
 
 
-class Curve(Config):
+class PeriodCurve(Config):
     """The metric of one method by period."""
 
     trained_until: str
     """The last period that its first bundle learnt from; that of the training split if the bundle does not state it."""
-    points: tuple[Point, ...]
+    points: tuple[PeriodPoint, ...]
 
 
 class DriftCorrelation(Config):
@@ -84,7 +84,7 @@ class Decay(Findings):
     made_by_job: ClassVar = "jobs.drift"
     primary: str
     baseline: str | None
-    curves: dict[str, Curve]
+    curves: dict[str, PeriodCurve]
     drift: Drift
     foretold: tuple[DriftCorrelation, ...]
 
@@ -143,7 +143,7 @@ def decay(evaluation: Evaluation, config: EvaluateConfig, drift: Drift) -> Decay
     for method in evaluation.methods:
         end = trained_until(method.bundles[0], config)
         points = tuple(
-            Point(
+            PeriodPoint(
                 period=period,
                 since=bisect_right(all_periods, period) - bisect_right(all_periods, end),
                 scope=method.slices[f"period={period}"],
@@ -151,7 +151,7 @@ def decay(evaluation: Evaluation, config: EvaluateConfig, drift: Drift) -> Decay
             for period in drift.periods
             if period not in lacking  # no group of it has labels
         )
-        curves[method.name] = Curve(trained_until=end, points=points)
+        curves[method.name] = PeriodCurve(trained_until=end, points=points)
     return Decay(
         primary=evaluation.primary,
         baseline=evaluation.baseline,
@@ -163,7 +163,7 @@ def decay(evaluation: Evaluation, config: EvaluateConfig, drift: Drift) -> Decay
 
 def trained_until(url: str, config: EvaluateConfig) -> str:
     """The last period that a bundle learnt from; that of the training split where the bundle does not state it."""
-    made_by = {} if url in (*config.scores.values(), POSITIONS) else read_manifest(url).get("made_by", {})
+    made_by = {} if url in (*config.scores.values(), POSITIONS) else read_bundle_manifest(url).get("made_by", {})
     splits = validate(Provenance, made_by, url).config.splits
     named = (splits[0].periods if splits else None) or with_periods_named(config.splits.train).periods or ()
     return max(item.rpartition("..")[2] for item in named)
@@ -174,7 +174,7 @@ def _periods_of(config: EvaluateConfig) -> list[str]:
     return sorted({period for url in urls for period in open_dataset(url).manifest.periods})
 
 
-def _foretold(curves: Mapping[str, Curve], drift: Drift, primary: str) -> Iterator[DriftCorrelation]:
+def _foretold(curves: Mapping[str, PeriodCurve], drift: Drift, primary: str) -> Iterator[DriftCorrelation]:
     """The correlations of each measure of drift with each method's metric."""
     for method, curve in curves.items():
         means = {point.period: point.scope.summaries[primary].mean for point in curve.points}
@@ -229,7 +229,7 @@ def drifted(drift: Drift) -> str:
     return f"Features that drifted most, by their PSI: {named}; {beside}."
 
 
-def metric_rows(found: Decay) -> Cells:
+def metric_rows(found: Decay) -> TableCells:
     """The primary metric of each method and period."""
     rows = []
     for method, curve in found.curves.items():
@@ -244,7 +244,7 @@ def metric_rows(found: Decay) -> Cells:
     return header, rows
 
 
-def drift_rows(found: Decay) -> Cells:
+def drift_rows(found: Decay) -> TableCells:
     """The drift of each period, after what training has."""
     methods = list(found.drift.train.spreads)
     header = [
@@ -376,7 +376,7 @@ def _drift_chart(found: Decay) -> charts.Spec:
     return charts.lines(rows, x="period", y="PSI", ordinal=True, zero=True, order=[*most, median])
 
 
-def _places(found: Decay) -> Iterator[tuple[str, Point, float]]:
+def _places(found: Decay) -> Iterator[tuple[str, PeriodPoint, float]]:
     """Each point with its method and place: methods move a little sideways, so as not to hide each other."""
     for i, (method, curve) in enumerate(found.curves.items()):
         for point in curve.points:

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups, sum_by_group
-from ltrscale.bundle import Bundle, load, reading
+from ltrscale.bundle import Bundle, load, with_tokens_of
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.periods import chosen_files
@@ -27,7 +27,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.evaluation.weeks.histograms import Codes, Counts, Numbers, chance_psi, psi
+from ltrscale.evaluation.weeks.histograms import BinCounts, Codes, Numbers, chance_psi, psi
 from ltrscale.progress import progress
 
 SOME, MUCH = 0.1, 0.25
@@ -186,7 +186,7 @@ class _Counted:
 def _count(split: Split, features: Sequence[Feature], bundles: Sequence[Bundle], settings: DriftSettings) -> _Counted:
     """Count the groups of a split in one pass, and the scores of bundles."""
     selection = select(split, labelled=False).serving(features, whose="drift", where=", ".join(split.data))
-    selection = reading(selection, bundles)
+    selection = with_tokens_of(selection, bundles)
     scorers = [bundle.scorer(features=features) for bundle in bundles]
     if settings.documents is not None:
         selection = spread(selection, documents=settings.documents)
@@ -235,9 +235,9 @@ class _Bins:
 
     train: _Counted
     validation: _Counted
-    numbers: list[Counts]
-    lengths: list[Counts]
-    spreads_K: list[Counts]
+    numbers: list[BinCounts]
+    lengths: list[BinCounts]
+    spreads_K: list[BinCounts]
 
     @classmethod
     def of(cls, train: _Counted, validation: _Counted) -> Self:
@@ -285,7 +285,7 @@ class _Bins:
             drifts[name] = self._feature(before_B, now_B, counted).replace(unknown=now_B[-2] / counted.documents)
         return drifts
 
-    def _feature(self, before_B: Counts, now_B: Counts, counted: _Counted) -> FeatureDrift:
+    def _feature(self, before_B: BinCounts, now_B: BinCounts, counted: _Counted) -> FeatureDrift:
         """The drift of a feature; the last bin has the missing values."""
         groups = self.train.groups, counted.groups
         return FeatureDrift(

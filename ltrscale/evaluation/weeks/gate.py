@@ -27,7 +27,7 @@ from ltrscale.evaluation.weeks import power
 from ltrscale.evaluation.weeks.decay import Decay, DriftJob
 from ltrscale.evaluation.weeks.drift import DriftSettings
 from ltrscale.evaluation.weeks.verdict import CANDIDATE, PRODUCTION, Bounds, Check, check_leaks, document, judge
-from ltrscale.ingest.leaks import look
+from ltrscale.ingest.leaks import look_alone
 from ltrscale.reports.findings import print_report, write_report
 from ltrscale.reports.markdown import REPORT
 from ltrscale.stages.origins import content_of
@@ -136,5 +136,5 @@ class GateJob(Config):
 
 def _leaks(config: EvaluateConfig, bounds: Bounds) -> Iterator[Check]:
     """The checks of the candidate's features, each alone on the test split."""
-    looks = look(config.splits.test, k=config.primary_cutoff, relevant_from=config.relevant_from)
+    looks = look_alone(config.splits.test, k=config.primary_cutoff, relevant_from=config.relevant_from)
     return check_leaks(looks, load(config.models[CANDIDATE][0]), bounds.expected)

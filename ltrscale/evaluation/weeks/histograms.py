@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ltrscale.models.fitting import Vocabulary
+from ltrscale.models.fitting import ValueCounts
 
 BINS = 10
 """Bins of about equal counts, with two more for values below and above all of training's and one for missing values."""
@@ -20,7 +20,7 @@ _DROPPED = 19
 _CELLS = 1 << (32 - _DROPPED)
 _HALF = 0.5
 
-Counts = NDArray[np.int64]
+BinCounts = NDArray[np.int64]
 
 
 class Numbers:
@@ -46,11 +46,11 @@ class Numbers:
             self._counts_FC[f] += np.bincount(_cells(known_N), minlength=_CELLS)
             self._missing_F[f] += len(values_N) - len(known_N)
 
-    def bins(self) -> list[Counts]:
+    def bins(self) -> list[BinCounts]:
         """The first cell of each bin, by column; a value that is frequent has a bin of its own."""
         return [_bins(counts_C) for counts_C in self._counts_FC]
 
-    def binned(self, bins_F: list[Counts]) -> list[Counts]:
+    def binned(self, bins_F: list[BinCounts]) -> list[BinCounts]:
         """Counts [B] of each column by bin; missing values are the last."""
         columns = zip(self._counts_FC, bins_F, self._missing_F, strict=True)
         return [np.append(np.add.reduceat(counts_C, bins), missing) for counts_C, bins, missing in columns]
@@ -60,7 +60,7 @@ class Codes:
     """Counts of a categorical feature's codes, and of its missing values."""
 
     def __init__(self) -> None:
-        self._seen = Vocabulary()
+        self._seen = ValueCounts()
         self._missing = 0
 
     def add(self, values_N: NDArray[np.float32]) -> None:
@@ -68,7 +68,7 @@ class Codes:
         self._seen.add(values_N)
         self._missing += int(np.isnan(values_N).sum())
 
-    def binned(self, reference: Self) -> Counts:
+    def binned(self, reference: Self) -> BinCounts:
         """Counts of the reference's most frequent codes, of its other codes, of codes that it lacks, and missing ones.
 
         Example:
@@ -91,7 +91,7 @@ class Codes:
         return np.append(np.bincount(bins_V, counts_V, len(frequent) + 2).astype(np.int64), self._missing)
 
 
-def psi(reference_B: Counts, other_B: Counts) -> float:
+def psi(reference_B: BinCounts, other_B: BinCounts) -> float:
     """The population stability index of two histograms (Siddiqi 2006).
 
     `sum over bins of (p - q) ln(p / q)`, which is the symmetric divergence of Jeffreys (1946): 0 for equal shares, and
@@ -109,7 +109,7 @@ def psi(reference_B: Counts, other_B: Counts) -> float:
     return float(((p_B - q_B) * np.log(p_B / q_B)).sum())
 
 
-def chance_psi(reference_B: Counts, other_B: Counts, *, values: tuple[int, int]) -> float:
+def chance_psi(reference_B: BinCounts, other_B: BinCounts, *, values: tuple[int, int]) -> float:
     """What `psi` is on average without drift: `(B - 1) (1 / n + 1 / m)` over the B bins that a side fills.
 
     Args:
@@ -133,7 +133,7 @@ def _cells(values_N: NDArray[np.float32]) -> NDArray[np.int64]:
     return (rising_N >> _DROPPED).astype(np.int64)
 
 
-def _bins(counts_C: Counts) -> Counts:
+def _bins(counts_C: BinCounts) -> BinCounts:
     seen = np.flatnonzero(counts_C)
     if not len(seen):
         return np.zeros(1, np.int64)

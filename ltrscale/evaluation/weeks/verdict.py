@@ -285,10 +285,12 @@ def document(verdict: Verdict, config: EvaluateConfig, links: Sequence[str]) -> 
     """The verdict with every bound; `links` are places of the reports that it rests on."""
     bundles = " and ".join(f"{name} {urls[0]}" for name, urls in config.models.items())
     made_from = [f"Compared: {bundles}. The figures are those of {' and '.join(links)}."]
-    return Document(f"Gate: {'passed' if verdict.passed else 'refused'}", list(blocks(verdict)), made_from=made_from)
+    return Document(
+        f"Gate: {'passed' if verdict.passed else 'refused'}", list(verdict_blocks(verdict)), made_from=made_from
+    )
 
 
-def blocks(verdict: Verdict) -> Iterator[Block]:
+def verdict_blocks(verdict: Verdict) -> Iterator[Block]:
     """What breaks a bound, a row for each bound, and what cannot be judged."""
     if verdict.reasons:
         yield Points(verdict.reasons)

@@ -17,7 +17,7 @@ from ltrscale.config import CHECK
 from ltrscale.data import columns as cols
 from ltrscale.data.times import ISO
 from ltrscale.errors import InputError
-from ltrscale.experiments.first.pipeline import plain
+from ltrscale.experiments.first.pipeline import plain_yaml
 from ltrscale.ingest import roles, tables
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess, guess
@@ -52,7 +52,7 @@ def other_form(file: str, urls: Sequence[str], out: str, given: Mapping[str, str
 
 def _head(file: str, out: str) -> Iterator[str]:
     yield f"# Made by jobs.init from {file}. Correct what was guessed wrong."
-    yield f"out: {plain(storage.join(out, 'data'))}"
+    yield f"out: {plain_yaml(storage.join(out, 'data'))}"
     yield ""
     yield "prepare:"
 
@@ -148,7 +148,11 @@ def _laid_out(url: str) -> _Laid | None:
     if len(names) + len(wide) < 2 or len({*n_Q.tolist()}) < 2:
         return None
     parent_N = pa.array(np.repeat(np.arange(len(rows)), n_Q))
-    flat = {each: cols.plain(rows[each].combine_chunks()).take(parent_N) for each in schema.names if each not in lists}
+    flat = {
+        each: cols.without_dictionary(rows[each].combine_chunks()).take(parent_N)
+        for each in schema.names
+        if each not in lists
+    }
     flat |= {one: rows[name].combine_chunks().flatten() for one, name in names.items()}
     return _Laid(pa.table(flat), names, wide)
 
@@ -158,7 +162,7 @@ def _groups(file: str, url: str, laid: _Laid, given: Mapping[str, str | None]) -
     ones = {name: one for one, name in laid.names.items()}
     given = {use: ones.get(name, name) for use, name in given.items() if name is not None}
     found = guess(columns_of(laid.items, laid.items.schema, Dialect()), of_table(laid.items), given, url)
-    yield f"  inputs: {plain(file)}"
+    yield f"  inputs: {plain_yaml(file)}"
     yield "  source:"
     yield "    kind: groups # a row for each query, with lists of its documents"
     yield "    columns:"
@@ -177,9 +181,9 @@ def _one(name: str) -> str:
 
 def _group_columns(found: Guess, lists: Mapping[str, str], wide: Mapping[str, int]) -> Iterator[str]:
     """The uses of the columns of groups; `lists` has the name of each list by that of its single value."""
-    yield f"      query: {plain(found.query.name)} # {found.query.shown}"
+    yield f"      query: {plain_yaml(found.query.name)} # {found.query.shown}"
     if found.time is not None:
-        yield f"      time: {plain(found.time.name)} # {found.time.shown}"
+        yield f"      time: {plain_yaml(found.time.name)} # {found.time.shown}"
         if found.time.formats[0] != ISO:
             yield f"      time_format: {json.dumps(found.time.formats[0])}"
     named = {"docs": found.item, "labels": found.label, "positions": found.positions, "clicks": found.clicks}
@@ -187,7 +191,7 @@ def _group_columns(found: Guess, lists: Mapping[str, str], wide: Mapping[str, in
         if column is not None and column.name in lists:
             doubt = found.choices[role].doubt if (role := use.rstrip("s")) in found.choices else ""
             mark = f"{CHECK}: {doubt}; " if doubt else "# "
-            yield f"      {use}: {plain(lists[column.name])} {mark}{column.shown}"
+            yield f"      {use}: {plain_yaml(lists[column.name])} {mark}{column.shown}"
     single = [each.name for each in (*found.meta, *found.categorical, *found.features) if each.name not in lists]
     if single:
         yield f"      meta: {json.dumps(single, ensure_ascii=False)} # of the whole list"
@@ -243,7 +247,7 @@ class _Texts:
 
     def lines(self) -> Iterator[str]:
         """The lines of the config below `prepare`."""
-        query, item = plain(self.found.query.name), plain(self.found.item.name if self.found.item else "")
+        query, item = plain_yaml(self.found.query.name), plain_yaml(self.found.item.name if self.found.item else "")
         split = next((name for name in self.queries.names if name in ("split", "fold", "set")), None)
         taken = {"query": self.queries.texts[0]} | ({split: split} if split else {})
         yield f"  inputs: {json.dumps(self.pairs)} # the candidates of each query"
@@ -254,7 +258,7 @@ class _Texts:
         texts = {f"document_{name}": name for name in self.documents.texts}
         yield f"      - {{path: {json.dumps(self.documents.url)}, key: {item}, columns: {json.dumps(texts)}}}"
         if self.judged is not None:
-            label = plain(self.judged.label or "")
+            label = plain_yaml(self.judged.label or "")
             rest = f"columns: {label}, rows: all, fill: {{{label}: 0}}"
             yield f"      - {{path: {json.dumps(self.judged.url)}, key: [{query}, {item}], {rest}}}"
         yield "    columns:"
@@ -265,9 +269,9 @@ class _Texts:
         if self.judged is not None:
             yield f"      label: {label} # 0 of what was not judged"
         if split:
-            yield f"      period_column: {plain(split)}"
+            yield f"      period_column: {plain_yaml(split)}"
         if self.found.positions is not None:
-            yield f"      positions: {plain(self.found.positions.name)} # of the candidates' own order: no feature"
+            yield f"      positions: {plain_yaml(self.found.positions.name)} # of the candidates' own order: no feature"
         yield f"      features: {json.dumps([each.name for each in self.found.features])}"
         yield from self._tokens(split)
         for url in self.unused:
@@ -275,14 +279,15 @@ class _Texts:
 
     def _tokens(self, split: str | None) -> Iterator[str]:
         names = self.queries.rows[split].unique().to_pylist() if split else ["all"]
-        first = plain(str(next((name for name in names if str(name).startswith("train")), names[0])))
+        first = plain_yaml(str(next((name for name in names if str(name).startswith("train")), names[0])))
         yield "      tokens:"
         yield f"        tokenizer: {{kind: train, size: 8000, periods: [{first}]}} # of the training texts alone"
         yield "        query:"
         yield "          query: {column: query, max_tokens: 32, missing: empty}"
         yield "        document:"
         for name in self.documents.texts:
-            yield f"          {plain(name)}: {{column: {plain(f'document_{name}')}, max_tokens: 128, missing: empty}}"
+            column = plain_yaml(f"document_{name}")
+            yield f"          {plain_yaml(name)}: {{column: {column}, max_tokens: 128, missing: empty}}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,8 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.clicks.look import ClicksJob
 from ltrscale.experiments.first.forms import other_form
 from ltrscale.experiments.first.look import asked_of
-from ltrscale.experiments.first.pipeline import Plan, engine_score
-from ltrscale.experiments.first.prepare import FEWEST, clicks_text, count, prepare_text, summary
+from ltrscale.experiments.first.pipeline import FirstPlan, engine_score
+from ltrscale.experiments.first.prepare import FEWEST_LISTS, clicks_text, count_lists, prepare_text, summary
 from ltrscale.experiments.first.sizes import LogSize
 from ltrscale.experiments.first.study import first_runs
 from ltrscale.experiments.first.weekly import weekly_text
@@ -26,7 +26,7 @@ from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.ingest.profile import Column, dialect_of, look
+from ltrscale.ingest.profile import LogColumn, dialect_of, first_columns
 from ltrscale.ingest.roles import structured
 from ltrscale.ingest.structure import read_structure
 from ltrscale.progress import log
@@ -67,17 +67,17 @@ def init(config: InitConfig) -> None:
         log.info("next: python -m jobs.prepare --config %s", storage.join(out, "prepare.yaml"))
         return
     dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0])
-    columns = look(urls, dialect, config.rows)
+    columns = first_columns(urls, dialect, config.rows)
     _refuse_without_values(columns, given, urls[0])
     names = {*structured(columns), *(name for name in given.values() if name is not None)} or {columns[0].name}
     seen = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
     found = guess(columns, seen, given, urls[0])
     every = seen if seen.whole else read_structure(urls, _in_roles(found), dialect, rows=None)
-    counted = count(found, every)
+    counted = count_lists(found, every)
     found = replace(found, asked=asked_of(found, every, urls, dialect))
     said: tuple[str, ...] = ()
     texts = {"prepare": prepare_text(config.file, out, dialect, found, counted)}
-    if found.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST:
+    if found.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST_LISTS:
         size = LogSize(counted.rows, counted.told_apart, len([*found.features, *found.categorical, *found.dates]))
         score = engine_score([each.name for each in found.features])
         runs, said = first_runs(out, counted.plan, score, size, counted.queries_told_apart)
@@ -112,7 +112,7 @@ def _refuse_to_overwrite(out: str) -> None:
             raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
 
 
-def _refuse_without_values(columns: Sequence[Column], given: Mapping[str, str | None], where: str) -> None:
+def _refuse_without_values(columns: Sequence[LogColumn], given: Mapping[str, str | None], where: str) -> None:
     """Refuse columns that are named for a role and cannot have it."""
     for use, name in given.items():
         for column in (column for column in columns if column.name == name):
@@ -137,11 +137,11 @@ def _in_roles(found: Guess) -> list[str]:
     return [column.name for column in used if column is not None]
 
 
-def _missing(found: Guess, plan: Plan | None) -> Iterator[str]:
+def _missing(found: Guess, plan: FirstPlan | None) -> Iterator[str]:
     if found.label is None:
         yield "no column looks like a label; name it with --set label=COLUMN for a pipeline.yaml"
-    if plan is None or len(plan.names) < FEWEST:
-        yield f"no column with times over {FEWEST} periods, by which a pipeline.yaml would divide the log"
+    if plan is None or len(plan.names) < FEWEST_LISTS:
+        yield f"no column with times over {FEWEST_LISTS} periods, by which a pipeline.yaml would divide the log"
     if found.label is not None and (found.clicks is not None or not found.label.numeric):
         needed = {
             "the position at which an item was shown": found.positions,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess, grades_of
 from ltrscale.ingest.leaks import questions
-from ltrscale.ingest.structure import Lists, Structure, read_structure
+from ltrscale.ingest.structure import KeyLists, Structure, read_structure
 from ltrscale.ranking.alone import alone
 
 
@@ -32,7 +32,7 @@ def asked_of(found: Guess, log: Structure, urls: Sequence[str], dialect: Dialect
     names = dict.fromkeys([*key, found.label.name, *(column.name for column in features)])
     lists_N = log.joined(key[0], key[1:])
     kept_N = np.zeros(len(lists_N), np.bool_)
-    kept_N[Lists.of(lists_N).rows_L] = True
+    kept_N[KeyLists.of(lists_N).rows_L] = True
     seen = read_structure(urls, [*names], dialect, kept_N=kept_N)
     query_N, labels_N = seen.joined(key[0], key[1:]), _labels(found, seen)
     rows_L = np.flatnonzero((query_N >= 0) & np.isfinite(labels_N) & (labels_N >= 0))

@@ -9,14 +9,14 @@ from typing import NamedTuple
 import yaml
 
 from ltrscale import storage
-from ltrscale.data.times import Period
+from ltrscale.data.times import PeriodUnit
 from ltrscale.experiments.first.sizes import (
     FINETUNED,
     PRETRAINED,
     SMALL,
     STUDIED,
+    FirstSizes,
     LogSize,
-    Sizes,
     first_sizes,
 )
 
@@ -27,10 +27,10 @@ _ENGINE_SCORES = (
 """Names of features that are a search engine's own score, the surer ones first."""
 
 
-class Plan(NamedTuple):
+class FirstPlan(NamedTuple):
     """The unit of periods, the periods with labels, and the format of times."""
 
-    unit: Period
+    unit: PeriodUnit
     names: tuple[str, ...]
     formats: tuple[str, ...]
 
@@ -48,7 +48,7 @@ def engine_score(features: Sequence[str]) -> str | None:
     return None
 
 
-def pipeline_text(out: str, plan: Plan, score: str | None, size: LogSize) -> tuple[str, str]:
+def pipeline_text(out: str, plan: FirstPlan, score: str | None, size: LogSize) -> tuple[str, str]:
     """The methods on the data set, and a search engine's score: the last periods test, those before validate.
 
     Args:
@@ -70,16 +70,16 @@ def pipeline_text(out: str, plan: Plan, score: str | None, size: LogSize) -> tup
     said = time_said(sizes)
     text = _PIPELINE.format(
         said="\n".join(textwrap.wrap(said, 118, initial_indent="# ", subsequent_indent="# ")),
-        out=plain(storage.join(out, "models")),
-        data=plain(storage.join(out, "data")),
-        clicks=plain(storage.join(out, "clicks")),
+        out=plain_yaml(storage.join(out, "models")),
+        data=plain_yaml(storage.join(out, "data")),
+        clicks=plain_yaml(storage.join(out, "clicks")),
         train=period_range(train),
         left_out=left_out,
         validation=period_range(validation),
         test=period_range(test),
         unit=plan.unit,
         methods=methods_text(
-            sizes, "" if score is None else _ENGINE.format(score=plain(score), trees=_trees(sizes, 8))
+            sizes, "" if score is None else _ENGINE.format(score=plain_yaml(score), trees=_trees(sizes, 8))
         ),
         baseline="trees" if score is None else "engine",
     )
@@ -97,7 +97,7 @@ def divided(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], tup
     return tuple(names[: -2 * held_out]), tuple(names[-2 * held_out : -held_out]), tuple(names[-held_out:])
 
 
-def time_said(sizes: Sizes) -> str:
+def time_said(sizes: FirstSizes) -> str:
     """The minutes of a first pipeline, and what longer ones would bring."""
     of = sizes.minutes
     parts = f"trees {of['trees']:.1f}, pretraining {of['pretraining']:.1f}, networks {of['finetuning']:.1f}"
@@ -112,7 +112,7 @@ def time_said(sizes: Sizes) -> str:
     )
 
 
-def methods_text(sizes: Sizes, others: str = "") -> str:
+def methods_text(sizes: FirstSizes, others: str = "") -> str:
     """Trees, a network, and the same network pretrained, with the reasons of their sizes as comments."""
     faster, slower = FINETUNED[1024] / FINETUNED[256], PRETRAINED[4096] / PRETRAINED[1024]
     batch = f"many small steps; 1024 for {SMALL:,} documents to learn from, {faster:.0f} times as fast"
@@ -138,12 +138,12 @@ def methods_text(sizes: Sizes, others: str = "") -> str:
     )
 
 
-def _trees(sizes: Sizes, leaves: int) -> str:
+def _trees(sizes: FirstSizes, leaves: int) -> str:
     """Number, rate and leaves of trees: fewer trees learn faster."""
     return f"num_trees: {sizes.trees}, learning_rate: {0.05 * STUDIED['trees'] / sizes.trees:g}, num_leaves: {leaves}"
 
 
-def plain(value: str) -> str:
+def plain_yaml(value: str) -> str:
     """A name or path as YAML, quoted where it must be."""
     unquoted = re.fullmatch(r"[A-Za-z_./][\w./-]*", value) and yaml.safe_load(value) == value
     return value if unquoted else json.dumps(value, ensure_ascii=False)

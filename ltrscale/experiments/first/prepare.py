@@ -12,24 +12,24 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.config import CHECK
-from ltrscale.data.times import ISO, Clock, Period, periods
-from ltrscale.experiments.first.pipeline import Plan, plain
+from ltrscale.data.times import ISO, Clock, PeriodUnit, periods
+from ltrscale.experiments.first.pipeline import FirstPlan, plain_yaml
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess, grades_of
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.lines import UTF8
 from ltrscale.ingest.mapping import ColumnMapping
-from ltrscale.ingest.profile import Column
+from ltrscale.ingest.profile import LogColumn
 from ltrscale.ingest.roles import Choice, is_asked
 from ltrscale.ingest.structure import Structure
 
-FEWEST = 3
+FEWEST_LISTS = 3
 """Periods that a comparison needs: to train, to validate and to test."""
-_PERIODS: tuple[Period, ...] = ("week", "day", "hour")
+_PERIODS: tuple[PeriodUnit, ...] = ("week", "day", "hour")
 
 
 @dataclass(frozen=True)
-class Counted:
+class LogCounts:
     """What all rows of a log have: its lists, by the columns that were guessed."""
 
     rows: int
@@ -43,11 +43,11 @@ class Counted:
     """Rows of the lists whose labels differ, the only ones that trees and networks learn from."""
     queries_told_apart: int
     """These lists."""
-    plan: Plan | None
+    plan: FirstPlan | None
     """The periods with labels; None without a time."""
 
 
-def count(found: Guess, seen: Structure) -> Counted:
+def count_lists(found: Guess, seen: Structure) -> LogCounts:
     """Count the lists of all rows, of which `seen` has the columns that have roles."""
     codes_N = seen.joined(found.query.name, [column.name for column in found.within])
     lengths_Q = np.bincount(codes_N[codes_N >= 0])
@@ -59,7 +59,7 @@ def count(found: Guess, seen: Structure) -> Counted:
         pairs = (codes_N * (items_N.max() + 1) + items_N)[known_N]
         repeated = len(pairs) - len(np.unique(pairs))
     apart_Q = np.zeros(0, np.bool_) if found.label is None else told_apart(codes_N, seen.codes[found.label.name])
-    return Counted(
+    return LogCounts(
         rows=len(codes_N),
         queries=len(lengths_Q),
         together=_together(codes_N, seen.files),
@@ -96,7 +96,7 @@ def told_apart(lists_N: NDArray[np.int64], labels_N: NDArray[np.int64]) -> NDArr
     return apart_Q
 
 
-def _plan(found: Guess, seen: Structure, usable_N: NDArray[np.bool_]) -> Plan | None:
+def _plan(found: Guess, seen: Structure, usable_N: NDArray[np.bool_]) -> FirstPlan | None:
     """The longest unit that gives enough periods; None without a time."""
     if found.time is None:
         return None
@@ -107,25 +107,25 @@ def _plan(found: Guess, seen: Structure, usable_N: NDArray[np.bool_]) -> Plan | 
     for unit in _PERIODS:
         names_V, _ = periods(times_V, unit, Clock(formats=formats))
         names = tuple(sorted({*names_V.to_pylist()} - {None}))
-        if len(names) >= FEWEST:
-            return Plan(unit, names, formats)
-    return Plan("week", names, formats)
+        if len(names) >= FEWEST_LISTS:
+            return FirstPlan(unit, names, formats)
+    return FirstPlan("week", names, formats)
 
 
-def prepare_text(file: str, out: str, dialect: Dialect, found: Guess, counted: Counted) -> str:
+def prepare_text(file: str, out: str, dialect: Dialect, found: Guess, counted: LogCounts) -> str:
     """The prepare.yaml of a log with one item a row."""
     return "\n".join(_lines(file, out, dialect, found, counted)) + "\n"
 
 
-def _lines(file: str, out: str, dialect: Dialect, found: Guess, counted: Counted) -> Iterator[str]:
+def _lines(file: str, out: str, dialect: Dialect, found: Guess, counted: LogCounts) -> Iterator[str]:
     yield f"# Made by jobs.init from {file}. Correct what was guessed wrong."
     yield "# Lines with CHECK are close calls: jobs.prepare names them until the word is gone."
     lengths = f"{counted.median:,} rows in the median, {counted.longest:,} at most"
     yield f"# {counted.rows:,} rows, {counted.queries:,} queries: {lengths}."
-    yield f"out: {plain(storage.join(out, 'data'))}"
+    yield f"out: {plain_yaml(storage.join(out, 'data'))}"
     yield ""
     yield "prepare:"
-    yield f"  inputs: {plain(file)}"
+    yield f"  inputs: {plain_yaml(file)}"
     if not counted.together:
         yield "  sort: true # the rows of a query do not stand together in one file"
     if counted.repeated:
@@ -157,7 +157,7 @@ def _rejected(found: Guess) -> Iterator[str]:
         yield f"  max_rejected: {share:g} {CHECK}: about {total:.2%} of the rows cannot be used: {worst}"
 
 
-def _columns(path: str, found: Guess, dialect: Dialect, plan: Plan | None) -> Iterator[str]:
+def _columns(path: str, found: Guess, dialect: Dialect, plan: FirstPlan | None) -> Iterator[str]:
     for role, column in (("query", found.query), ("item", found.item)):
         if column is not None:
             yield from _role(role, column, found.choices.get(role))
@@ -169,12 +169,12 @@ def _columns(path: str, found: Guess, dialect: Dialect, plan: Plan | None) -> It
         if grades := grades_of(found.label):
             yield f"      grades: {_flow(grades)} {CHECK}: higher is better"
     if found.gain is not None:
-        yield f"      gain: {plain(found.gain.name)} # what a document brings: evaluate.gains: column, no feature"
+        yield f"      gain: {plain_yaml(found.gain.name)} # what a document brings: evaluate.gains: column, no feature"
     yield from _times(found, plan)
     if found.positions is not None:
         yield from _role("positions", found.positions, found.choices.get("positions"))
     if found.clicks is not None and found.positions is not None:
-        yield f"      clicks: {plain(found.clicks.name)} # jobs.clicks looks at them beside the positions"
+        yield f"      clicks: {plain_yaml(found.clicks.name)} # jobs.clicks looks at them beside the positions"
     usual = ColumnMapping(query="q", features=("*",), decimal=dialect.decimal).dialect(path)
     for name, value in (("delimiter", dialect.delimiter), ("decimal", dialect.decimal), ("encoding", dialect.encoding)):
         if value != {"delimiter": usual.delimiter, "decimal": ".", "encoding": UTF8}[name]:
@@ -186,24 +186,24 @@ def _columns(path: str, found: Guess, dialect: Dialect, plan: Plan | None) -> It
     if found.dates:
         yield "      dates: # days up to the row's time"
         for column in found.dates:
-            yield f"        {plain(column.name)}: [days_before] # {column.shown}"
+            yield f"        {plain_yaml(column.name)}: [days_before] # {column.shown}"
     for name, reason in found.others.items():
         yield f"      # not used: {name}, {reason}"
 
 
-def _role(role: str, column: Column, choice: Choice | None) -> Iterator[str]:
+def _role(role: str, column: LogColumn, choice: Choice | None) -> Iterator[str]:
     """A role's line, with what speaks for the column, and a line for each rival."""
     if choice is None:  # the user has named it
-        yield f"      {role}: {plain(column.name)} # {column.shown}"
+        yield f"      {role}: {plain_yaml(column.name)} # {column.shown}"
         return
     why = "; ".join(choice.best.reasons)
     doubt = f"{CHECK}: {choice.doubt}; " if choice.doubt else "# "
-    yield f"      {role}: {plain(column.name)} {doubt}{why}"
+    yield f"      {role}: {plain_yaml(column.name)} {doubt}{why}"
     for rival in choice.rivals:
         yield f"      #   or {rival.name}: {'; '.join(rival.reasons)}"
 
 
-def _times(found: Guess, plan: Plan | None) -> Iterator[str]:
+def _times(found: Guess, plan: FirstPlan | None) -> Iterator[str]:
     if found.time is None or plan is None:
         return
     yield from _role("time", found.time, found.choices.get("time"))
@@ -218,13 +218,13 @@ def _times(found: Guess, plan: Plan | None) -> Iterator[str]:
 
 
 def _listed(
-    key: str, columns: Sequence[Column], what: str, asked: Mapping[str, str] = MappingProxyType({})
+    key: str, columns: Sequence[LogColumn], what: str, asked: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[str]:
     if columns:
         yield f"      {key}: # {what}"
         for column in columns:
             doubt = f"{CHECK}: {asked[column.name]} Leave it out if not; " if column.name in asked else "# "
-            yield f"        - {plain(column.name)} {doubt}{column.shown}"
+            yield f"        - {plain_yaml(column.name)} {doubt}{column.shown}"
 
 
 def _flow(value: Mapping[str, float] | Sequence[object]) -> str:
@@ -255,7 +255,9 @@ def clicks_text(out: str, found: Guess) -> str | None:
     if found.positions is None or found.clicks is None or found.item is None:
         return None
     asked = next((column.name for column in found.meta if is_asked(column)), None)
-    query = f"query: {plain(f'meta_{asked}')} # what several lists were shown for, so that documents are seen to move"
+    query = (
+        f"query: {plain_yaml(f'meta_{asked}')} # what several lists were shown for, so that documents are seen to move"
+    )
     if asked is None:
         query = (
             "# query: meta_NAME # each list is a query of its own: name the text that was searched for, kept under meta"
@@ -263,8 +265,8 @@ def clicks_text(out: str, found: Guess) -> str | None:
     return "\n".join(
         [
             "# Made by jobs.init: what clicks tell apart from places, before anything is trained on them.",
-            f"out: {plain(storage.join(out, 'clicks'))}",
-            f"log: {{data: {plain(storage.join(out, 'data'))}}}",
+            f"out: {plain_yaml(storage.join(out, 'clicks'))}",
+            f"log: {{data: {plain_yaml(storage.join(out, 'data'))}}}",
             f"{query}\n",
         ]
     )

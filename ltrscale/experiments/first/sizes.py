@@ -42,7 +42,7 @@ class LogSize(NamedTuple):
         return LogSize(round(share * self.documents), round(share * self.told_apart), self.features)
 
 
-class Sizes(NamedTuple):
+class FirstSizes(NamedTuple):
     """Settings of a first pipeline, and the minutes of its stages."""
 
     trees: int
@@ -77,7 +77,7 @@ class Sizes(NamedTuple):
         return sum(self.full.values()) + _OTHER
 
 
-def first_sizes(size: LogSize, *, cores: int = 2, models: float = 2) -> Sizes:
+def first_sizes(size: LogSize, *, cores: int = 2, models: float = 2) -> FirstSizes:
     """The settings with which a first pipeline ends in time, at most those of the news study.
 
     Trees use all cores. A network is taken to use one: small batches give others little to do.
@@ -108,7 +108,7 @@ def first_sizes(size: LogSize, *, cores: int = 2, models: float = 2) -> Sizes:
     minutes = {stage: n[stage] * one for stage, one in each.items()}
     full = {stage: STUDIED[stage] * one for stage, one in each.items()}
     over = max(1.0, *(minutes[stage] / _SHARES[stage] for stage in minutes))
-    return Sizes(n["trees"], batch, n["finetuning"], large, n["pretraining"], minutes, full, 1 / over)
+    return FirstSizes(n["trees"], batch, n["finetuning"], large, n["pretraining"], minutes, full, 1 / over)
 
 
 def epoch_minutes(documents: int, rate: float, features: int) -> float:

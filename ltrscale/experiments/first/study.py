@@ -11,7 +11,14 @@ from typing import NamedTuple
 
 from ltrscale import storage
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, MOST_DRAWS, Spread
-from ltrscale.experiments.first.pipeline import Plan, divided, methods_text, period_range, pipeline_text, plain
+from ltrscale.experiments.first.pipeline import (
+    FirstPlan,
+    divided,
+    methods_text,
+    period_range,
+    pipeline_text,
+    plain_yaml,
+)
 from ltrscale.experiments.first.sizes import BOOSTED, FINETUNED, STUDIED, LogSize, epoch_minutes, first_sizes
 
 OVER_DRAWS = 0.14
@@ -51,7 +58,7 @@ class StudySize(NamedTuple):
 
 
 def first_runs(
-    out: str, plan: Plan, score: str | None, size: LogSize, lists: int
+    out: str, plan: FirstPlan, score: str | None, size: LogSize, lists: int
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """The texts of pipeline.yaml and, where there are lists enough to draw from, study.yaml; and a sentence on each.
 
@@ -75,7 +82,7 @@ def first_runs(
     return {"pipeline": pipeline, "study": text}, (said, f"study.yaml: {sees} {takes}")
 
 
-def study_size(size: LogSize, lists: int, plan: Plan) -> StudySize | None:
+def study_size(size: LogSize, lists: int, plan: FirstPlan) -> StudySize | None:
     """The numbers of labelled lists and draws of a study that takes an hour; None where the lists are too few.
 
     Args:
@@ -102,7 +109,7 @@ def _minutes(labelled: int, length: float, features: int, validation: float) -> 
     return trees + 2 * STUDIED["finetuning"] * epoch + (_TRIALS + 2) * _START_S / 60
 
 
-def study_text(out: str, plan: Plan, size: LogSize, study: StudySize) -> tuple[str, str]:
+def study_text(out: str, plan: FirstPlan, size: LogSize, study: StudySize) -> tuple[str, str]:
     """A study of the methods of the first pipeline, but with the epochs that few labels need; and what it can see."""
     train, validation, test = divided(plan.names)
     sizes = first_sizes(size.part(len(train) / len(plan.names)))
@@ -120,8 +127,8 @@ def study_text(out: str, plan: Plan, size: LogSize, study: StudySize) -> tuple[s
         over_draws=f"{OVER_DRAWS:g}",
         over_lists=f"{OVER_LISTS:g}",
         test_lists=f"{study.test_lists:,}",
-        out=plain(storage.join(out, "study")),
-        data=plain(storage.join(out, "data")),
+        out=plain_yaml(storage.join(out, "study")),
+        data=plain_yaml(storage.join(out, "data")),
         unit=plan.unit,
         train=period_range(train),
         validation=period_range(validation),

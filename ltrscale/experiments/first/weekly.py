@@ -1,7 +1,7 @@
 """The first weekly.yaml of a log: what `jobs.weekly` does with each new period, with what each choice means."""
 
 from ltrscale import storage
-from ltrscale.experiments.first.pipeline import plain
+from ltrscale.experiments.first.pipeline import plain_yaml
 
 _METHOD = "trees"
 
@@ -10,10 +10,10 @@ def weekly_text(out: str, unit: str) -> str:
     """The config for the log whose other configs are in a directory, by periods of a unit such as `week`."""
     places = {name: storage.join(out, name) for name in ("weekly", "pipeline.yaml", "weekly.yaml")}
     return _WEEKLY.format(
-        out=plain(places["weekly"]),
-        pipeline=plain(places["pipeline.yaml"]),
-        config=plain(places["weekly.yaml"]),
-        production=plain(storage.join(out, "models", "seed-0", _METHOD, "model")),
+        out=plain_yaml(places["weekly"]),
+        pipeline=plain_yaml(places["pipeline.yaml"]),
+        config=plain_yaml(places["weekly.yaml"]),
+        production=plain_yaml(storage.join(out, "models", "seed-0", _METHOD, "model")),
         method=_METHOD,
         unit=unit,
     )

@@ -10,7 +10,7 @@ from ltrscale.data.dataset.sample import Fold
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.draws import mix
-from ltrscale.evaluation.studies.study import About
+from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.students import Student
 from ltrscale.launch.workers import WorkersConfig
 from ltrscale.storage import join
@@ -117,7 +117,7 @@ class AnyMethod(Config):
         return given
 
     @abstractmethod
-    def about(self, methods: Mapping[str, "AnyMethod"]) -> About:
+    def about(self, methods: Mapping[str, "AnyMethod"]) -> MethodTraits:
         """The method as the tables of a study sort it."""
 
     @abstractmethod

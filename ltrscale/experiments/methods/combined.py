@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from ltrscale.data.stream.batches import StreamConfig
-from ltrscale.evaluation.studies.study import About
+from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.training.combine import CombineConfig, CombineJob
 
@@ -34,10 +34,10 @@ class CombinedMethod(AnyMethod):
         """That of the training of a common head."""
         return [self.combine.stream] if self.combine.how == "concat" else []
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> About:
+    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
         """Pretrained, if one of the parts is."""
         families = {methods[part].about(methods).family for part in self.parts}
-        return About(family="pretrained" if "pretrained" in families else "not pretrained")
+        return MethodTraits(family="pretrained" if "pretrained" in families else "not pretrained")
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
         """Combine the parts."""

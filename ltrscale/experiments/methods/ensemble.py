@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ltrscale.evaluation.studies.study import About
+from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 
 
@@ -33,10 +33,10 @@ class EnsembleMethod(AnyMethod):
             raise ValueError(f"{where}.of: {self.of!r} is not a neural method, nor one of a single gbdt")
         methods[self.of].check_differs(f"{where}.runs")
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> About:
+    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
         """As its method."""
         of = methods[self.of].about(methods)
-        return About(family=of.family, tuned=of.tuned)
+        return MethodTraits(family=of.family, tuned=of.tuned)
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
         """Train each run, and average."""

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from ltrscale.bundle import FeatureOrder
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
-from ltrscale.evaluation.studies.study import About
+from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.training.feature import FeatureJob
 
@@ -28,9 +28,9 @@ class FeatureMethod(FeatureOrder, AnyMethod):
         """Check that the feature exists."""
         self.among(select(splits.train, labelled=True).features)
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> About:
+    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
         """A feature."""
-        return About(family="feature")
+        return MethodTraits(family="feature")
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
         """Commit the order."""

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from ltrscale.data.dataset.split import Splits
-from ltrscale.evaluation.studies.study import About
+from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.reading import ReadingMethod
 from ltrscale.experiments.methods.students import Student
@@ -56,9 +56,9 @@ class GBDTMethod(ReadingMethod):
         """The method with this number of threads."""
         return self.replace(gbdt=limited(self.gbdt, threads))
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> About:
+    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
         """Trees of the labels alone."""
-        return About(family="trees", unlabelled="none")
+        return MethodTraits(family="trees", unlabelled="none")
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
         """Train one model, or several of which validation chooses."""

@@ -8,7 +8,7 @@ from pydantic import model_validator
 from ltrscale.config import Config, overlay, result_of
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import StreamConfig
-from ltrscale.evaluation.studies.study import About
+from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.reading import ReadingMethod
 from ltrscale.experiments.methods.students import NetworkStudent, Student
@@ -150,18 +150,18 @@ class NeuralMethod(ReadingMethod):
         """Its own name if it pretrains, or that of the method that pretrains for it."""
         return self.pretrained_as if self.pretrain is None else name
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> About:
+    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
         """A network by its pretraining and the layers that are finetuned."""
         if self.starts_from is not None:
             first = methods[self.starts_from].about(methods)
-            return About(family=first.family, tuned=first.tuned)
+            return MethodTraits(family=first.family, tuned=first.tuned)
         if self.pretrained_as is not None:
             of_encoder = methods[self.pretrained_as].about(methods)
         elif self.pretrain is None:
-            return About(family="not pretrained")
+            return MethodTraits(family="not pretrained")
         else:
             augment = label(self.pretrain.augment.model_dump(mode="json"))
-            of_encoder = About(family="pretrained", pretext=self.pretrain.method.kind, augment=augment)
+            of_encoder = MethodTraits(family="pretrained", pretext=self.pretrain.method.kind, augment=augment)
         head = "LP" if self.finetune.head.layers == 1 else "MP"
         return of_encoder.replace(strategy="FF" if self.finetune.epochs else head)
 

@@ -10,7 +10,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
-from ltrscale.evaluation.studies.study import About
+from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.students import NetworkStudent, Student
 from ltrscale.scoring.score import ScoreJob
@@ -60,12 +60,12 @@ class SelfTrainedMethod(AnyMethod):
         """That of a student that is a network."""
         return self.student.streams()
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> About:
+    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
         """By the families of teacher and student."""
         teacher, student = (methods[name].about(methods).family for name in (self.of, self._alike))
         if student == "trees":
-            return About(family="trees" if teacher == "trees" else "mixed")
-        return About(family="pretrained" if "pretrained" in (teacher, student) else student)
+            return MethodTraits(family="trees" if teacher == "trees" else "mixed")
+        return MethodTraits(family="pretrained" if "pretrained" in (teacher, student) else student)
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
         """Let runs of the teacher score all training groups; the student learns the scores, then the labels."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from ltrscale.evaluation.studies.study import About
+from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.gbdt import limited, trees_of_preset
 from ltrscale.experiments.methods.reading import ReadingMethod
@@ -42,10 +42,10 @@ class SemiMethod(ReadingMethod):
         gbdt = limited(self.semi.gbdt, threads)
         return self.replace(semi={**self.semi.model_dump(), "gbdt": gbdt, "first": first})
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> About:
+    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
         """Trees, by what they learn of groups without labels."""
         used = [("PCA", self.semi.pca), ("pseudo-labels", self.semi.pseudo_labels)]
-        return About(family="trees", unlabelled=" + ".join(word for word, value in used if value is not None))
+        return MethodTraits(family="trees", unlabelled=" + ".join(word for word, value in used if value is not None))
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
         """Train the trees."""

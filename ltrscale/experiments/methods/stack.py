@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
-from ltrscale.evaluation.studies.study import About
+from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.gbdt import limited
 from ltrscale.trees.stacking import StackConfig, StackedJob, StackMember
@@ -38,9 +38,9 @@ class StackMethod(AnyMethod):
         """The method with this number of threads for the trees of the stack."""
         return self.replace(stack={**self.stack.model_dump(), "gbdt": limited(self.stack.gbdt, threads)})
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> About:
+    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
         """Of several families."""
-        return About(family="mixed")
+        return MethodTraits(family="mixed")
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
         """Train the members, and stack."""

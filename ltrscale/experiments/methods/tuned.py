@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ltrscale.evaluation.studies.study import About
+from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.tuning.searched import Searched
 from ltrscale.tuning.space import SamplerConfig, Space
@@ -41,7 +41,7 @@ class TunedMethod(AnyMethod):
         """That of its method."""
         return methods[self.of].encoder(self.of, methods)
 
-    def about(self, methods: Mapping[str, AnyMethod]) -> About:
+    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
         """As its method, and tuned."""
         return methods[self.of].about(methods).replace(tuned=True)
 

@@ -6,7 +6,7 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
-from ltrscale.evaluation.measure.outliers import BINS, histograms
+from ltrscale.evaluation.measure.outliers import OUTLIER_BINS, histograms
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Charts, Table, Text
@@ -18,7 +18,9 @@ _DOCS_PER_BATCH = 65_536
 def outliers(sources: Sources, documents: int) -> Iterator[Block]:
     """The rules of the evaluation over histograms of the validation split."""
     detector = sources.evaluation.detector
-    how = "by the named features only" if detector.gap is None else f"beyond {detector.gap} empty bins of {BINS}"
+    how = (
+        "by the named features only" if detector.gap is None else f"beyond {detector.gap} empty bins of {OUTLIER_BINS}"
+    )
     yield Text(
         f"{len(detector.rules)} of {len(detector.features)} features have a rule, {how}; {detector.share:.2%} of the "
         "validation groups have a value beyond one and are outlier groups."

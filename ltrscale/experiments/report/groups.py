@@ -17,16 +17,16 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Bundle, reading
+from ltrscale.bundle import Bundle, with_tokens_of
 from ltrscale.data.dataset.manifest import Feature, places
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.data.stream.windows import Cut, Decoder, assemble
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.agreement import kendall_tau, overlap
+from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
 from ltrscale.evaluation.measure.group_file import GROUPS
-from ltrscale.evaluation.measure.leaks import importances
+from ltrscale.evaluation.measure.leaks import importances_of
 from ltrscale.evaluation.measure.parts import committed_row_groups, look_up
 from ltrscale.evaluation.measure.shown import AS_SHOWN, order_shown
 from ltrscale.evaluation.pages import number
@@ -50,7 +50,7 @@ class Read:
     scores: Mapping[str, Tensor]
 
 
-def chosen(test: Selection, numbers_M: NDArray[np.int64]) -> Selection:
+def chosen_groups(test: Selection, numbers_M: NDArray[np.int64]) -> Selection:
     """The groups with these numbers, counted in the order in which an evaluation reads them."""
     kept = np.zeros(test.n_labelled, np.bool_)
     served = np.arange(len(kept)) if test.kept_labelled is None else np.flatnonzero(test.kept_labelled)
@@ -59,7 +59,7 @@ def chosen(test: Selection, numbers_M: NDArray[np.int64]) -> Selection:
     return replace(some, row_groups=tuple(r for r in test.row_groups if some.served_groups(r)))
 
 
-def read(sources: Sources, selection: Selection, methods: Sequence[str] = ()) -> Iterator[Read]:
+def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence[str] = ()) -> Iterator[Read]:
     """The groups of a selection, with the scores of the first trial of each method.
 
     Raises:
@@ -72,7 +72,7 @@ def read(sources: Sources, selection: Selection, methods: Sequence[str] = ()) ->
         if name in evaluated.scores
     }
     bundles = {name: sources.opened(url) for name, url in sources.bundles() if name in methods}
-    selection = reading(selection, bundles.values())
+    selection = with_tokens_of(selection, bundles.values())
     scorers = {name: bundle.scorer(features=selection.features) for name, bundle in bundles.items()}
     decoder = Decoder(selection)
     for row_group in selection.row_groups:
@@ -119,7 +119,10 @@ def embeddings(sources: Sources, of: Mapping[str, str], *, documents: int, seed:
     yield from map(LeftOut, problems)
     if not found:
         raise InputError("the evaluation has no single network; name bundles of networks under embeddings")
-    batches = [part.groups for part in read(sources, reading(sampled(sources, documents, seed), found.values()))]
+    batches = [
+        part.groups
+        for part in read_groups_scored(sources, with_tokens_of(sampled(sources, documents, seed), found.values()))
+    ]
     labels_N = torch.cat([_labels(groups) for groups in batches]).numpy()
     shown = []
     for title, bundle in found.items():
@@ -161,7 +164,7 @@ def sampled(sources: Sources, documents: int, seed: int) -> Selection:
         raise InputError("no test group has a relevant document; evaluate other periods")
     order = np.random.default_rng(seed).permutation(numbers)
     mean = sources.evaluation.test.documents / sources.test.n_groups
-    return chosen(sources.test, order[: max(1, round(documents / mean))])
+    return chosen_groups(sources.test, order[: max(1, round(documents / mean))])
 
 
 def embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]:
@@ -199,7 +202,7 @@ def _labels(groups: QueryGroups) -> Tensor:
     return groups.labels_N
 
 
-def agreement(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
+def orders_alike(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
     """How alike the orders of two methods are on at most so many groups, for every pair."""
     names = [method.name for method in sources.evaluation.methods]
     if len(names) < 2:
@@ -210,12 +213,12 @@ def agreement(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
     pairs = list(itertools.combinations(names, 2))
     taus: dict[tuple[str, str], list[Tensor]] = {pair: [] for pair in pairs}
     shared: dict[tuple[str, str], list[Tensor]] = {pair: [] for pair in pairs}
-    for part in read(sources, chosen(sources.test, numbers_M), names):
+    for part in read_groups_scored(sources, chosen_groups(sources.test, numbers_M), names):
         offsets_Q1 = part.groups.offsets_Q1
         for one, other in pairs:
             both = part.scores[one], part.scores[other]
             taus[one, other].append(kendall_tau(*both, offsets_Q1))
-            shared[one, other].append(overlap(*both, offsets_Q1, k=_OVERLAP_AT))
+            shared[one, other].append(top_overlap(*both, offsets_Q1, k=_OVERLAP_AT))
     means = {pair: float(torch.cat(found).nanmean()) for pair, found in taus.items()}
     square = [(one, other) for one in names for other in names]
     cells = {(one, other): means.get((one, other), means.get((other, one), 1.0)) for one, other in square}
@@ -248,10 +251,10 @@ def differing(sources: Sources, n: int) -> Iterator[Block]:
         f"both methods and the relevant documents are shown."
     )
     names = _most_important(sources)
-    selection = chosen(sources.test, np.array(sorted(picked)))
+    selection = chosen_groups(sources.test, np.array(sorted(picked)))
     tables = [
         table
-        for part in read(sources, selection, (one, other))
+        for part in read_groups_scored(sources, selection, (one, other))
         for table in _lists(sources, part, (one, other), names, selection)
     ]
     place = {q: i for i, q in enumerate(sorted(picked))}
@@ -265,7 +268,7 @@ def _most_important(sources: Sources) -> list[str]:
     """The features to show: the most important ones of the first trees, or else the first ones of the data."""
     names = [feature.name for feature in sources.test.features]
     for _, url in sources.bundles():
-        if found := importances(sources.opened(url)):
+        if found := importances_of(sources.opened(url)):
             return [name for name in found if name in names][:_FEATURES_SHOWN]
     return names[:_FEATURES_SHOWN]
 

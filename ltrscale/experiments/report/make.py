@@ -141,7 +141,7 @@ def _blocks(part: _Part) -> list[Block]:
 def _parts(job: ReportJob, sources: Sources) -> tuple[_Part, ...]:
     """All sections, none of which is made yet."""
     pictured = groups.embeddings(sources, job.embeddings, documents=job.documents, seed=job.seed)
-    alike = groups.agreement(sources, job.agreement_groups, seed=job.seed)
+    alike = groups.orders_alike(sources, job.agreement_groups, seed=job.seed)
     studied = results.study(job.study)
     return (
         _Part("Leaderboard", "Which method ranks best, and how sure is that?", results.leaders(sources)),
@@ -155,7 +155,7 @@ def _parts(job: ReportJob, sources: Sources) -> tuple[_Part, ...]:
         _Part("Learning curves", "Has each model learnt, and long enough?", models.learning_curves(sources)),
         _Part("Study", "How many labelled groups does each method need, and where do they cross?", studied),
         _Part("Search", "What has the search for settings found?", results.search(job.search)),
-        _Part("Features", "Which features matter to trees, and which are missing?", models.features(sources)),
+        _Part("Features", "Which features matter to trees, and which are missing?", models.feature_blocks(sources)),
         _Part("Outliers", "Which values count as outliers?", data.outliers(sources, job.histogram_documents)),
         _Part("Embeddings", "Do networks place documents of equal relevance together?", pictured),
         _Part("Agreement", "Do the methods rank alike?", alike),

@@ -7,7 +7,7 @@ from typing import Any
 
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.leaks import importances
+from ltrscale.evaluation.measure.leaks import importances_of
 from ltrscale.experiments.report.results import study_costs
 from ltrscale.experiments.report.sources import Sources, minutes, pretrained_for, records
 from ltrscale.reports import charts
@@ -17,12 +17,12 @@ _POINTS = 150
 """Of a curve; more are averaged in runs."""
 _FEATURES_SHOWN = 20
 
-Curve = list[tuple[float, float]]
+LinePoints = list[tuple[float, float]]
 
 
 def learning_curves(sources: Sources) -> Iterator[Block]:
     """Loss and validation metric of each method's first bundle, and the loss of pretraining."""
-    curves: dict[str, dict[str, Curve]] = defaultdict(dict)
+    curves: dict[str, dict[str, LinePoints]] = defaultdict(dict)
     for name, url in sources.bundles():
         try:
             bundle = sources.opened(url)
@@ -50,7 +50,7 @@ def learning_curves(sources: Sources) -> Iterator[Block]:
     )
 
 
-def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
+def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, LinePoints]:
     """The curves of a run: the loss by step, and each validation metric by step or tree, over all phases.
 
     Where a run goes back to an earlier step or tree, because it was resumed or trained anew, what was recorded from
@@ -89,7 +89,7 @@ def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
     return {name: sorted(curve.items()) for name, curve in found.items() if curve}
 
 
-def thinned(curve: Curve) -> Curve:
+def thinned(curve: LinePoints) -> LinePoints:
     """The curve with at most 150 points: means of runs of equal length.
 
     Example:
@@ -101,12 +101,12 @@ def thinned(curve: Curve) -> Curve:
     return [(part[-1][0], statistics.fmean(y for _, y in part)) for part in runs] if run > 1 else list(curve)
 
 
-def features(sources: Sources) -> Iterator[Block]:
+def feature_blocks(sources: Sources) -> Iterator[Block]:
     """Importances of the trees of each method, and how often each feature is missing."""
     of_methods: dict[str, dict[str, float]] = {}
     for name, url in sources.bundles():
         try:
-            found = importances(sources.opened(url))
+            found = importances_of(sources.opened(url))
             of_methods |= {} if found is None else {name: found}
         except InputError as error:
             yield LeftOut(f"{name}: {error}")

@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.opening import FEW
+from ltrscale.evaluation.measure.opening import FEW_GROUPS
 from ltrscale.evaluation.measure.page import leaderboard, leaders_chart, slice_rows
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.pages import definitions, intervals, number, verdicts
+from ltrscale.evaluation.pages import definitions, how_intervals, number, verdicts
 from ltrscale.evaluation.studies.study import Study
 from ltrscale.evaluation.studies.study_page import cost_rows, curves_chart, differences_chart, sentences
 from ltrscale.evaluation.weeks.decay import Decay, curves, drift_rows, drifted, metric_rows
-from ltrscale.evaluation.weeks.verdict import Verdict, blocks
+from ltrscale.evaluation.weeks.verdict import Verdict, verdict_blocks
 from ltrscale.experiments.report.sources import SUMMARY, Sources
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
@@ -37,7 +37,7 @@ def leaders(sources: Sources) -> Iterator[Block]:
     names = evaluation.methods[0].slices[ALL].summaries
     left_out, policies = evaluation.leave_out_constant, evaluation.policies
     lines += definitions(names, evaluation.relevant_from, leave_out_constant=left_out, stated=policies)
-    lines += intervals([method.slices[ALL] for method in evaluation.methods], evaluation.resamples)
+    lines += how_intervals([method.slices[ALL] for method in evaluation.methods], evaluation.resamples)
     yield Points(lines, caption="How to read the figures", folded=True)
 
 
@@ -50,7 +50,7 @@ def slices(sources: Sources) -> Iterator[Block]:
         for method in sources.others:
             scope = method.slices[name]
             summary, found = scope.summaries[primary], scope.comparisons.get(primary)
-            row = charts.interval_row(name, summary, series=method.name, faded=summary.groups < FEW)
+            row = charts.interval_row(name, summary, series=method.name, faded=summary.groups < FEW_GROUPS)
             if evaluation.baseline is not None:
                 ends = (None, None, None) if found is None else (found.difference, found.low, found.high)
                 row |= dict(zip(("mean", "low", "high"), ends, strict=True))
@@ -60,9 +60,11 @@ def slices(sources: Sources) -> Iterator[Block]:
     if evaluation.baseline is not None:
         what = f"{what} - {evaluation.baseline}"
     if rows:
-        said = f"{what} by slice, with 95% intervals; slices of fewer than {FEW} groups with the metric are faded"
+        said = (
+            f"{what} by slice, with 95% intervals; slices of fewer than {FEW_GROUPS} groups with the metric are faded"
+        )
         at = None if evaluation.baseline is None else 0.0
-        yield Chart(charts.intervals(rows, title=what, at=at, order=sources.methods), said)
+        yield Chart(charts.interval_chart(rows, title=what, at=at, order=sources.methods), said)
     yield Table(*slice_rows(evaluation), caption="All slices and methods", folded=True)
     if evaluation.conditions:
         yield Points([f"{name}: {condition}" for name, condition in evaluation.conditions.items()])
@@ -125,7 +127,7 @@ def gate(url: str | None) -> Iterator[Block]:
     verdict = Verdict.read(url)
     broken = "1 bound is" if len(verdict.reasons) == 1 else f"{len(verdict.reasons)} bounds are"
     yield Text("The candidate passes." if verdict.passed else f"The candidate is refused: {broken} broken.")
-    yield from blocks(verdict)
+    yield from verdict_blocks(verdict)
 
 
 def study(url: str | None) -> Iterator[Block]:

@@ -23,7 +23,7 @@ from ltrscale.evaluation.measure.report import Evaluation, MethodResult
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.shown import AS_SHOWN
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.ingest.leaks import look, questions
+from ltrscale.ingest.leaks import look_alone, questions
 from ltrscale.ranking.alone import Alone
 
 SUMMARY = "summary"
@@ -115,7 +115,7 @@ class Sources:
             InputError: the data set is not there, or cannot be read.
         """
         evaluated = self.evaluated
-        return look(evaluated.splits.test, k=evaluated.primary_cutoff, relevant_from=evaluated.relevant_from)
+        return look_alone(evaluated.splits.test, k=evaluated.primary_cutoff, relevant_from=evaluated.relevant_from)
 
     @cached_property
     def questions(self) -> Mapping[str, str]:

@@ -16,11 +16,11 @@ from ltrscale.data.dataset import scores
 from ltrscale.data.dataset.manifest import Counts, open_dataset
 from ltrscale.data.dataset.preflight import PreflightConfig, preflight
 from ltrscale.data.dataset.sample import Fold, OuterFold
-from ltrscale.data.dataset.scores import PeriodScores, Scored, ScoreFile
+from ltrscale.data.dataset.scores import PeriodScores, ScoredGroups, ScoreFile
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
-from ltrscale.data.stream.readers import Reader, read_direct
+from ltrscale.data.stream.readers import RowGroupReader, read_direct
 from ltrscale.errors import InputError
 
 Make = Callable[..., Any]
@@ -63,11 +63,13 @@ def write_scores(
     return url
 
 
-def of_groups(gids: list[int], lengths: list[int], score: Callable[[int, int], float], size: int) -> Iterator[Scored]:
+def of_groups(
+    gids: list[int], lengths: list[int], score: Callable[[int, int], float], size: int
+) -> Iterator[ScoredGroups]:
     for at in range(0, len(gids), size):
         some, of_some = gids[at : at + size], lengths[at : at + size]
         values = [score(gid, i) for gid, n in zip(some, of_some, strict=True) for i in range(n)]
-        yield Scored(np.array(some), np.cumsum([0, *of_some]), np.array(values))
+        yield ScoredGroups(np.array(some), np.cumsum([0, *of_some]), np.array(values))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,7 @@ def scored(made: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_scores(str(tmp_path_factory.mktemp("scores")), made.url)
 
 
-def labels_served(selection: Selection, made: Any, *, reader: Reader = read_direct) -> dict[int, list[float]]:
+def labels_served(selection: Selection, made: Any, *, reader: RowGroupReader = read_direct) -> dict[int, list[float]]:
     """The labels by gid that a shuffled stream serves; checks the features against the data set."""
     served = {}
     for step in GroupStream(selection, StreamConfig(docs_per_batch=7, window=2), reader=reader).epoch(0):
@@ -105,7 +107,7 @@ def joined(made: Any, periods: str = "abc", score: Callable[[int, int], float] =
     }
 
 
-def test_every_group_has_its_scores_as_labels(made: Any, scored: str, read: Reader) -> None:
+def test_every_group_has_its_scores_as_labels(made: Any, scored: str, read: RowGroupReader) -> None:
     split = Split(data=(made.url,), scores=scored)
     selection = select(split, labelled=True)
     assert selection.n_groups == len(made.groups)

@@ -17,7 +17,7 @@ from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.data.dataset.origin import origins
 from ltrscale.derive.matching.match import MatchJob
 from ltrscale.derive.matching.measures import MEASURES
-from ltrscale.derive.matching.statistics import gather
+from ltrscale.derive.matching.statistics import gather_statistics
 from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
 from ltrscale.derive.rewrite import read_groups
 from ltrscale.errors import InputError
@@ -134,7 +134,7 @@ def test_a_document_counts_once_however_blocks_are_cut(groups_per_block: int, kn
     )
     assert data.manifest.vocabulary is not None
     (tmp_path / "folder").mkdir()
-    found = gather(blocks, texts, data.manifest.vocabulary, ["w1"], tmp_path / "folder").texts["title"]
+    found = gather_statistics(blocks, texts, data.manifest.vocabulary, ["w1"], tmp_path / "folder").texts["title"]
     titles = [document["title"] for document in documents() if document["d"] in everywhere]
     assert found.documents == len(titles)
     assert found.occurrences_V.sum() == sum(map(len, titles))

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import matching as slow
 
-from ltrscale.derive.matching.measures import MEASURES, Lists, Smoothing, collect, measure, merge
+from ltrscale.derive.matching.measures import MEASURES, Smoothing, TokenLists, collect, match_measures, merge
 
 SIZE = 12
 texts = st.lists(st.integers(0, SIZE - 1), max_size=8)
 
 
-def lists(values: list[list[int]]) -> Lists:
+def lists(values: list[list[int]]) -> TokenLists:
     flat = np.array([token for value in values for token in value], np.int64)
-    return Lists(flat, np.concatenate([[0], np.cumsum([len(value) for value in values])]).astype(np.int64))
+    return TokenLists(flat, np.concatenate([[0], np.cumsum([len(value) for value in values])]).astype(np.int64))
 
 
 @given(st.lists(st.tuples(texts, st.lists(texts, max_size=4)), min_size=1, max_size=4), st.lists(texts, min_size=1))
@@ -26,7 +26,7 @@ def test_all_measures_are_those_of_the_slow_formulas(
     query_N = np.repeat(np.arange(len(groups)), [len(documents) for _, documents in groups])
     smoothing = Smoothing(k1=0.9, b=0.4, jelinek_mercer=0.3, dirichlet=50, discount=0.5)
     queries, collection = lists([query for query, _ in groups]), collect(lists(known), SIZE)
-    found = measure(queries, lists(documents), query_N, collection, smoothing)
+    found = match_measures(queries, lists(documents), query_N, collection, smoothing)
     assert tuple(found) == MEASURES
     constants = smoothing.model_dump()
     for n, (q, document) in enumerate(zip(query_N.tolist(), documents, strict=True)):
@@ -51,7 +51,9 @@ def test_bm25_is_that_of_bm25s() -> None:
     library.index([list(map(str, document)) for document in documents], show_progress=False)
     collection = collect(lists(documents), size)
     for query in queries:
-        found = measure(lists([query]), lists(documents), np.zeros(300, np.int64), collection, Smoothing())["bm25"]
+        found = match_measures(lists([query]), lists(documents), np.zeros(300, np.int64), collection, Smoothing())[
+            "bm25"
+        ]
         np.testing.assert_allclose(found, library.get_scores(list(map(str, query))), rtol=1e-5, atol=1e-6)
 
 
@@ -59,7 +61,7 @@ def test_bm25_is_that_of_bm25s() -> None:
 def test_the_order_of_documents_does_not_matter(order: list[int]) -> None:
     documents, collection = [[1, 2], [], [2, 2, 3], [5], [1, 1]], collect(lists([[1, 2], [2, 3]]), SIZE)
     query_N = np.zeros(5, np.int64)
-    plain = measure(lists([[2, 2, 7]]), lists(documents), query_N, collection, Smoothing())
-    moved = measure(lists([[2, 2, 7]]), lists([documents[i] for i in order]), query_N, collection, Smoothing())
+    plain = match_measures(lists([[2, 2, 7]]), lists(documents), query_N, collection, Smoothing())
+    moved = match_measures(lists([[2, 2, 7]]), lists([documents[i] for i in order]), query_N, collection, Smoothing())
     for name in MEASURES:
         np.testing.assert_array_equal(moved[name], plain[name][order])

@@ -12,13 +12,13 @@ from ltrscale.derive.relabelling.cleaning import (
     Refine,
     check_ratios,
     click_ratio_weights,
-    click_ratios,
     clicks_of,
     draw_others,
     propensity_weights,
     random_negatives,
     refine,
     refined_labels,
+    shown_click_ratios,
     unseen,
 )
 from ltrscale.derive.rewrite import GroupBlock
@@ -55,7 +55,7 @@ def test_weights_are_the_click_ratios_of_a_loop(log: GroupBlock) -> None:
         for q in range(60)
         if q % 7
     ]
-    ratios = click_ratios(pieces(log), 4)
+    ratios = shown_click_ratios(pieces(log), 4)
     weights = propensity_weights(ratios, alpha=0.25)
     np.testing.assert_allclose(weights, reference.ratio_weights(lists, 4, 0.25), rtol=1e-12)
     block = log.with_columns(weights=np.full(log.n_documents, np.nan, np.float32))
@@ -93,7 +93,7 @@ def test_positions_without_clicks_are_named(make_block: Make) -> None:
             propensity_weights(np.array(ratios), alpha=1)
     check_ratios(np.array([0.5, 0.2, np.nan]))
     with pytest.raises(InputError, match="query q0 of period all has no positions"):
-        list(click_ratios([make_block([[1]])], 3))
+        list(shown_click_ratios([make_block([[1]])], 3))
 
 
 def test_refined_labels_are_the_softmax_of_a_loop() -> None:

@@ -10,7 +10,7 @@ from reference import clicks as reference
 from ltrscale.config import load
 from ltrscale.data.dataset.manifest import Dataset, Feature, Manifest
 from ltrscale.derive.relabelling.clicks import Clicks, clicks
-from ltrscale.derive.relabelling.step import Start
+from ltrscale.derive.relabelling.step import StepStart
 from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.errors import InputError
 from ltrscale.simulate.users import Cascade, PositionBased, attraction, examination, first_attracted
@@ -114,7 +114,7 @@ def test_what_cannot_be_shown_is_an_error(make_block: Make) -> None:
     with pytest.raises(InputError, match="query q1 of period all has a position below 1; count positions from 1"):
         clicked(Clicks(), make_block([[1], [2, 1]], positions=[[1], [1, 0]]))
     features = (Feature(name="bm25_title"), Feature(name="pagerank"))
-    start = Start(Dataset("data", Manifest(features=features, files=())), 0, lambda: iter(()), 1)
+    start = StepStart(Dataset("data", Manifest(features=features, files=())), 0, lambda: iter(()), 1)
     assert start.feature("pagerank") == 1
     with pytest.raises(InputError, match="no feature 'bm25'; the nearest name is 'bm25_title'"):
         start.feature("bm25")

@@ -19,7 +19,7 @@ from ltrscale.evaluation.interleaving import impressions
 from ltrscale.evaluation.interleaving.impressions import METHODS, Pair, RankedGroups, Traffic, simulate
 from ltrscale.evaluation.interleaving.interleave import InterleaveJob
 from ltrscale.evaluation.interleaving.interleave_page import Interleaved, document
-from ltrscale.evaluation.statistics.lift import Difference, agreement, impressions_needed, lift
+from ltrscale.evaluation.statistics.lift import Difference, impressions_needed, lift, measure_agreement
 from ltrscale.reports.markdown import markdown
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.simulate.users import Cascade, PositionBased, User
@@ -177,12 +177,12 @@ def test_agreement_does_not_depend_on_the_order_within_pairs() -> None:
         [Difference(mean=-d.mean, low=-d.high, high=-d.low, p=d.p) if i % 2 else d for i, d in enumerate(row)]  # type: ignore[operator]
         for row in (one, other)
     ]
-    found = agreement(one, other)
-    assert agreement(*flipped).model_dump() == pytest.approx(found.model_dump())
+    found = measure_agreement(one, other)
+    assert measure_agreement(*flipped).model_dump() == pytest.approx(found.model_dump())
     assert found.same == sum(x.mean * y.mean > 0 for x, y in zip(one, other, strict=True))  # type: ignore[operator]
-    assert agreement(one, one).correlation == pytest.approx(1)
+    assert measure_agreement(one, one).correlation == pytest.approx(1)
     none = Difference(mean=None, low=None, high=None, p=None)
-    assert agreement([none], [one[0]]).correlation is None
+    assert measure_agreement([none], [one[0]]).correlation is None
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ltrscale.batch import to_offsets
 from ltrscale.evaluation.measure import agreement
-from ltrscale.evaluation.measure.agreement import kendall_tau, overlap
+from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
 
 
 def rankings(seed: int, lengths: list[int], *, values: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,7 +59,7 @@ def test_overlap_is_the_mean_over_all_orders_of_ties(seed: int, slots: int, monk
     monkeypatch.setattr(agreement, "_SLOTS", slots)
     one_N, other_N, offsets_Q1 = rankings(seed, [5, 1, 4, 0, 5, 3], values=3)
     for k in (1, 2, 3):
-        found = overlap(one_N, other_N, offsets_Q1, k=k).tolist()
+        found = top_overlap(one_N, other_N, offsets_Q1, k=k).tolist()
         for share, (a, b) in zip(found, itertools.pairwise(offsets_Q1.tolist()), strict=True):
             expected = expected_overlap(one_N[a:b].tolist(), other_N[a:b].tolist(), k) if b - a > k else math.nan
             assert share == pytest.approx(expected, abs=1e-12, nan_ok=True)
@@ -68,7 +68,7 @@ def test_overlap_is_the_mean_over_all_orders_of_ties(seed: int, slots: int, monk
 def test_empty_input_gives_empty_output() -> None:
     nothing, offsets_Q1 = torch.zeros(0), torch.tensor([0])
     assert kendall_tau(nothing, nothing, offsets_Q1).shape == (0,)
-    assert overlap(nothing, nothing, offsets_Q1, k=1).shape == (0,)
+    assert top_overlap(nothing, nothing, offsets_Q1, k=1).shape == (0,)
 
 
 @pytest.mark.slow

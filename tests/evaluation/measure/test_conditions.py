@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ltrscale.evaluation.measure.conditions import Columns, Kind, check, named
+from ltrscale.evaluation.measure.conditions import GroupColumns, ValueKind, check, names_in
 from ltrscale.evaluation.measure.grammar import parse
 
-GROUPS: dict[str, Kind] = {"n": "number", "m": "number", "device": "text", "outlier": "truth", "same": "number"}
-DOCUMENTS: dict[str, Kind] = {"price": "number", "odd name (usd)": "number", "same": "number"}
+GROUPS: dict[str, ValueKind] = {"n": "number", "m": "number", "device": "text", "outlier": "truth", "same": "number"}
+DOCUMENTS: dict[str, ValueKind] = {"price": "number", "odd name (usd)": "number", "same": "number"}
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
@@ -112,14 +112,14 @@ def test_conditions_are_what_python_makes_of_them(pair: Pair, rows: list[dict[st
     condition = parse(ours)
     check(condition, GROUPS, DOCUMENTS)
     documents = [document for row in rows for document in row["documents"]]
-    columns = Columns(
+    columns = GroupColumns(
         {name: pa.array([row[name] for row in rows], TYPES[kind]) for name, kind in GROUPS.items()},
         {name: pa.array([d[name] for d in documents], TYPES[kind]) for name, kind in DOCUMENTS.items()},
         np.cumsum([0, *(len(row["documents"]) for row in rows)]),
     )
     expected = [eval(python, {"compared": compared, "row": row}) for row in rows]
     assert columns.where(condition).tolist() == expected
-    assert {name for name, _ in named(condition)} <= {*GROUPS, *DOCUMENTS}
+    assert {name for name, _ in names_in(condition)} <= {*GROUPS, *DOCUMENTS}
 
 
 @pytest.mark.parametrize(
@@ -151,5 +151,5 @@ def test_texts_that_are_no_conditions_are_explained(text: str, message: str) -> 
 
 
 def test_a_document_s_column_comes_before_its_group_s() -> None:
-    columns = Columns({"same": pa.array([1.0])}, {"same": pa.array([2.0])}, np.array([0, 1]))
+    columns = GroupColumns({"same": pa.array([1.0])}, {"same": pa.array([2.0])}, np.array([0, 1]))
     assert columns.where(parse("any(same == 2) and same == 1")).tolist() == [True]

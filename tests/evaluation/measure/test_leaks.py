@@ -19,19 +19,19 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.evaluation.measure.leaks import importances, leaning
+from ltrscale.evaluation.measure.leaks import importances_of, leaning
 from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.evaluation.weeks.verdict import Bounds, Verdict, check_leaks
 from ltrscale.experiments.first.init import InitConfig, init
 from ltrscale.experiments.first.look import asked_of
-from ltrscale.experiments.report.models import features
+from ltrscale.experiments.report.models import feature_blocks
 from ltrscale.experiments.report.opening import paragraphs
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess
-from ltrscale.ingest.leaks import look, questions
+from ltrscale.ingest.leaks import look_alone, questions
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.ingest.profile import look as look_at
+from ltrscale.ingest.profile import look_alone as look_at
 from ltrscale.ingest.structure import read_structure
 from ltrscale.progress import log
 from ltrscale.reports.document import Command, Table, Text
@@ -151,18 +151,18 @@ def test_a_clean_log_raises_no_question(shop: Mapping[str, Any], caplog: pytest.
     caplog.set_level(logging.INFO, "ltrscale")
     for label in ("clicked", "purchased"):
         data = prepared(shop["folder"], label, categorical=["category", "brand", "seller_id"])
-        assert questions(look(Split(data=(data,)))) == {}
+        assert questions(look_alone(Split(data=(data,)))) == {}
     assert asked(caplog.messages) == []
 
 
 def test_totals_of_later_labels_are_found(shop: Mapping[str, Any]) -> None:
     later = ("added_to_cart", "purchased", "revenue")
     data = prepared(shop["folder"], "clicked", *later, categorical=[])
-    found = questions(look(Split(data=(data,))))
+    found = questions(look_alone(Split(data=(data,))))
     assert {*found} == {*later}
     assert "of the relevant documents and 0.0% of the others: is it known" in found["revenue"]
     data = prepared(shop["folder"], "purchased", LEAK, "revenue", categorical=[])
-    assert {*questions(look(Split(data=(data,))))} == {LEAK, "revenue"}
+    assert {*questions(look_alone(Split(data=(data,))))} == {LEAK, "revenue"}
 
 
 def opened_with(evaluation: str, gate: str | None = None) -> tuple[list[str], list[str]]:
@@ -195,9 +195,9 @@ def test_the_report_does_not_ask_where_no_model_leans_on_the_leak_or_the_gate_ha
 
 
 def test_the_report_asks_with_the_gain_share(shop: Mapping[str, Any]) -> None:
-    blocks = list(features(Sources.open(str(shop["folder"] / "evaluation"))))
+    blocks = list(feature_blocks(Sources.open(str(shop["folder"] / "evaluation"))))
     (question,) = [block.text for block in blocks if isinstance(block, Text) and "is it known" in block.text]
-    share = (importances(load(shop["leaky"])) or {})[LEAK]
+    share = (importances_of(load(shop["leaky"])) or {})[LEAK]
     assert share > 0.8
     assert question.endswith(f"is it known when the list is shown? It has {share:.0%} of the importance to leaky.")
     (table,) = [block for block in blocks if isinstance(block, Table) and "alone" in block.header[1]]
@@ -229,7 +229,7 @@ def test_the_gate_lets_a_candidate_pass_that_does_not_read_the_leak(shop: Mappin
 
 
 def test_an_expected_feature_that_is_not_there_is_named(shop: Mapping[str, Any]) -> None:
-    found = look(Split(data=(shop["data"],)))
+    found = look_alone(Split(data=(shop["data"],)))
     with pytest.raises(InputError, match=r"bounds.expected: no feature matches 'page_second'; the nearest is 'page_s"):
         list(check_leaks(found, load(shop["leaky"]), Bounds(expected=("page_second",)).expected))
 
@@ -258,6 +258,6 @@ def test_real_data_raise_no_question(
     caplog.set_level(logging.INFO, "ltrscale")
     load_config(PrepareJob, f"jobs/configs/data/prepare-{name}.yaml", [f"out={tmp_path / 'data'}"]).run()
     assert asked(caplog.messages) == []
-    found = look(Split(data=(str(tmp_path / "data"),)))
+    found = look_alone(Split(data=(str(tmp_path / "data"),)))
     assert found[0].lists >= 30
     assert 0.1 < found[0].lift < 0.5

@@ -20,7 +20,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.reconcile import ReconcileJob, Reconciliation
 from ltrscale.evaluation.measure.scored_lists import TableSource, read_lists
-from ltrscale.ranking.choices import named
+from ltrscale.ranking.choices import metric_named
 from ltrscale.ranking.libraries import POLICIES, under
 from ltrscale.scoring.score import ScoreJob
 
@@ -104,7 +104,7 @@ def test_parts_add_up_and_figures_are_those_of_the_rules(tmp_path: Path) -> None
     values = pq.read_table(tmp_path / "out" / "groups.parquet")
     assert sum(len(each.programs) for each in found.metrics) == len(POLICIES)
     for each in found.metrics:
-        metric = named(each.metric, threshold=2)
+        metric = metric_named(each.metric, threshold=2)
         own_Q = metric.of(*scored)
         assert each.figure == pytest.approx(own_Q.nanmean().item())
         assert each.undefined == int(own_Q.isnan().sum()) > 0

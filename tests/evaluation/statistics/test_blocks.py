@@ -4,17 +4,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ltrscale.arrays import Doubles
 from ltrscale.draws import uniforms
 from ltrscale.evaluation.statistics import blocks as module
 from ltrscale.evaluation.statistics.blocks import Blocks, Tally, block_numbers
-from ltrscale.evaluation.statistics.crossed import Floats, crossed_means
+from ltrscale.evaluation.statistics.crossed import crossed_means
 from ltrscale.evaluation.statistics.resampling import bootstrap_means, sign_flip_p
 from ltrscale.evaluation.statistics.summarise import scopes
 
 GROUPS = 3000
 
 
-def made(seed: int, trials: int = 1, groups: int = GROUPS) -> tuple[NDArray[np.int64], Floats]:
+def made(seed: int, trials: int = 1, groups: int = GROUPS) -> tuple[NDArray[np.int64], Doubles]:
     """Ids and values [Q, T, 2]; the groups differ, so do the trials, and a third leaves the second metric undefined."""
     rng = np.random.default_rng(seed)
     values_QTM = rng.beta(2, 2, (groups, 1, 2)) + 0.1 * rng.normal(size=(groups, trials, 2))
@@ -22,7 +23,7 @@ def made(seed: int, trials: int = 1, groups: int = GROUPS) -> tuple[NDArray[np.i
     return rng.permutation(10 * groups)[:groups], values_QTM
 
 
-def added(gids_Q: NDArray[np.int64], values_QTM: Floats, cuts: list[int]) -> Blocks:
+def added(gids_Q: NDArray[np.int64], values_QTM: Doubles, cuts: list[int]) -> Blocks:
     """The blocks of groups that arrive in parts."""
     tally = Tally(*values_QTM.shape[1:])
     for first, last in zip([0, *cuts], [*cuts, len(gids_Q)], strict=True):
@@ -47,7 +48,7 @@ def test_few_groups_are_their_own_blocks_and_keep_their_values() -> None:
 @pytest.mark.usefixtures("few_blocks")
 def test_sums_are_those_of_a_slow_loop() -> None:
     gids_Q, values_QTM = made(1, trials=2)
-    sums: dict[int, Floats] = {}
+    sums: dict[int, Doubles] = {}
     defined: dict[int, NDArray[np.int64]] = {}
     for gid, values_TM in zip(gids_Q, values_QTM, strict=True):
         (block,) = block_numbers(np.array([gid]), first=0, groups=GROUPS).tolist()
@@ -78,14 +79,14 @@ def test_memory_is_that_of_the_blocks_with_a_group() -> None:
     assert len(many.sums_BTM) <= len(more.sums_BTM) == 512
 
 
-def ends(values_QM: Floats, seed: int) -> Floats:
+def ends(values_QM: Doubles, seed: int) -> Doubles:
     """The interval of each column from the bootstrap of groups."""
     groups = Blocks.of(values_QM[:, None])
     means_SM = bootstrap_means(groups.sums_BTM[:, 0], groups.defined_BM, samples=4000, seed=seed)
     return np.quantile(means_SM, [0.025, 0.975], axis=0)
 
 
-def poisson_ends(gids_Q: NDArray[np.int64], values_QM: Floats, seed: int) -> Floats:
+def poisson_ends(gids_Q: NDArray[np.int64], values_QM: Doubles, seed: int) -> Doubles:
     """Slow: each group counts a Poisson number of times in each resample, drawn by its id (Hanley and MacGibbon)."""
     chances = np.cumsum(np.exp(-1) / np.array([1, 1, 2, 6, 24, 120, 720, 5040]))
     means = []

@@ -5,18 +5,19 @@ import pytest
 import scipy.stats
 from reference import crossed as slow
 
-from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, Floats, Means, Spread, crossed_means, looks_skewed
+from ltrscale.arrays import Doubles
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, Means, Spread, crossed_means, looks_skewed
 
 REPETITIONS = 1000
 
 
 def drawn(
     seed: int, shape: tuple[int, int, int], *, groups: float, draws: float, rest: float, skewed: bool = False
-) -> Floats:
+) -> Doubles:
     """Experiments side by side [Q, T, M] with mean 0: effects of groups, of draws and of both together."""
     rng, (q, t, m) = np.random.default_rng(seed), shape
 
-    def effect(*size: int) -> Floats:
+    def effect(*size: int) -> Doubles:
         return rng.gamma(4.0, 0.5, size=size) - 2.0 if skewed else rng.normal(size=size)  # variance 1, skewness 1 or 0
 
     return groups * effect(q, 1, m) + draws * effect(1, t, m) + rest * effect(q, t, m)
@@ -129,7 +130,7 @@ def test_p_is_uniform_without_a_difference_and_its_5_percent_is_the_interval() -
     np.testing.assert_array_equal(means.p() < 0.05, (low_M > 0) | (high_M < 0))
 
 
-def skewed_by(name: str, n_draws: int) -> Floats:
+def skewed_by(name: str, n_draws: int) -> Doubles:
     """Designs whose draws dominate, and are normal or exponential."""
     rng = np.random.default_rng(13)
     size = (1, n_draws, 2 * REPETITIONS)

@@ -10,15 +10,16 @@ import pytest
 import scipy.stats
 from numpy.typing import NDArray
 
+from ltrscale.arrays import Doubles
 from ltrscale.evaluation.pages import verdicts
 from ltrscale.evaluation.statistics.blocks import Blocks
-from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, Floats, crossed_means
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means
 from ltrscale.evaluation.statistics.resampling import bootstrap_means as means_over_blocks
 from ltrscale.evaluation.statistics.resampling import holm, sign_flip_p
 from ltrscale.evaluation.statistics.summarise import PATTERNS, Scope, judged_together, scopes
 
 
-def bootstrap_means(values_QM: Floats, *, samples: int, seed: int) -> Floats:
+def bootstrap_means(values_QM: Doubles, *, samples: int, seed: int) -> Doubles:
     """With each group as a block."""
     groups = Blocks.of(values_QM[:, None])
     return means_over_blocks(groups.sums_BTM[:, 0], groups.defined_BM, samples=samples, seed=seed)
@@ -100,7 +101,7 @@ def test_holm_by_hand_and_order() -> None:
     assert (holm(p_M) >= p_M).all()
 
 
-def compared(values_K: list[Floats], labels_K: list[str], *, folds_Q: NDArray[np.int64] | None = None) -> list[Scope]:
+def compared(values_K: list[Doubles], labels_K: list[str], *, folds_Q: NDArray[np.int64] | None = None) -> list[Scope]:
     """Each method's values of one metric [Q, t] as scopes; a letter of `labels_K` is a trial's draw of labels."""
     return scopes(
         [Blocks.of(values_Qt[..., None]) for values_Qt in values_K],
@@ -113,7 +114,7 @@ def compared(values_K: list[Floats], labels_K: list[str], *, folds_Q: NDArray[np
     )
 
 
-def two_methods(draws: int, *, seed: int = 16) -> list[Floats]:
+def two_methods(draws: int, *, seed: int = 16) -> list[Doubles]:
     """Values of two methods, [Q, t] each, on the same draws, which matter to both."""
     rng = np.random.default_rng(seed)
     of_draws_t = rng.normal(scale=0.3, size=(1, draws))

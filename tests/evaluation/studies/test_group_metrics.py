@@ -20,7 +20,7 @@ from ltrscale.evaluation.studies.group_metrics import (
     Measured,
     TestedOn,
     describe_test,
-    measure,
+    measure_groups,
     read_outliers,
     read_values,
 )
@@ -50,7 +50,7 @@ def data(write_dataset: WriteDataset, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def values_of(url: str, splits: Splits, out: Path) -> tuple[list[int], NDArray[np.float64], Measured]:
-    found = measure(url, splits.test, SETTINGS, str(out), threads=1, made_by={})
+    found = measure_groups(url, splits.test, SETTINGS, str(out), threads=1, made_by={})
     assert Measured.read(str(out)) == found
     gids_Q, values_QM = read_values(str(out), found.metrics)
     return gids_Q.tolist(), values_QM, found
@@ -93,7 +93,7 @@ def test_groups_from_memory_give_the_same_figures(
     assert kept[0] == read[0]
     np.testing.assert_array_equal(kept[1], read[1])
     with pytest.raises(TypeError):  # other groups are not taken from memory
-        measure(url, splits.validation, SETTINGS, str(tmp_path / "no"), threads=1, made_by={})
+        measure_groups(url, splits.validation, SETTINGS, str(tmp_path / "no"), threads=1, made_by={})
 
 
 def test_groups_that_are_too_large_for_memory_are_read_again(
@@ -117,5 +117,5 @@ def test_test_groups_without_relevance_are_an_error(write_dataset: WriteDataset,
         {n: {"data": url, "periods": p} for n, p in zip(("train", "validation", "test"), "abc", strict=True)}
     ).test
     with pytest.raises(InputError, match="no test group has a relevant document; choose other periods"):
-        measure(teacher, split, SETTINGS, str(tmp_path / "out"), threads=1, made_by={})
+        measure_groups(teacher, split, SETTINGS, str(tmp_path / "out"), threads=1, made_by={})
     assert storage.read_manifest(str(tmp_path / "out")) is None

@@ -17,7 +17,7 @@ from ltrscale import storage
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import EvaluatedData
 from ltrscale.evaluation.studies.group_metrics import Measured, TestedOn
-from ltrscale.evaluation.studies.study import About, Cost, Design, Family, Model, Study, study_of
+from ltrscale.evaluation.studies.study import Cost, Design, Family, MethodTraits, Model, Study, study_of
 from ltrscale.evaluation.studies.study_page import (
     advice,
     cost_rows,
@@ -40,8 +40,8 @@ DRAWS = 5
 SOFT, HARD = "{kind: gaussian}", "{kind: zeroing}"
 
 
-def about(family: Family, **more: str) -> About:
-    return About.model_validate({"family": family, **more})
+def about(family: Family, **more: str) -> MethodTraits:
+    return MethodTraits.model_validate({"family": family, **more})
 
 
 METHODS = {

@@ -11,7 +11,7 @@ from shopping_log import shopping_log
 
 from ltrscale.config import load
 from ltrscale.evaluation.statistics.crossed import Spread
-from ltrscale.experiments.first.pipeline import Plan, divided, pipeline_text
+from ltrscale.experiments.first.pipeline import FirstPlan, divided, pipeline_text
 from ltrscale.experiments.first.prepare import told_apart
 from ltrscale.experiments.first.sizes import FINETUNED, PRETRAINED, SMALL, STUDIED, LogSize, first_sizes
 from ltrscale.experiments.first.study import OVER_DRAWS, OVER_LISTS, StudySize, seen_before, study_size, study_text
@@ -21,7 +21,7 @@ from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import StudyConfig
 
 MINUTES = 15
-WEEKS = Plan("week", tuple(f"2026-W{i:02}" for i in range(1, 12)), ("iso",))
+WEEKS = FirstPlan("week", tuple(f"2026-W{i:02}" for i in range(1, 12)), ("iso",))
 DOCUMENTS = (0, 900, 40_000, 99_999, 100_000, 680_000, 3_000_000, 50_000_000, 900_000_000)
 SIZES = [
     LogSize(n, round(share * n), features)

@@ -327,7 +327,7 @@ def test_embeddings_are_of_the_groups_stated_and_the_same_again(places: Mapping[
     sources = Sources.open(places["evaluation"])
     table = pq.read_table(Path(places["evaluation"], "groups.parquet")).to_pandas()
     defined = table[(table.method == "gbdt") & table[sources.primary].notna()]
-    batches = [part.groups for part in groups.read(sources, groups.sampled(sources, 60, 3))]
+    batches = [part.groups for part in groups.read_groups_scored(sources, groups.sampled(sources, 60, 3))]
     gids = [int(gid) for batch in batches for gid in batch.ids_Q]  # type: ignore[union-attr]
     assert set(gids) <= set(defined.gid)
     assert len(set(gids)) == len(gids) > 5
