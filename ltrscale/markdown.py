@@ -15,7 +15,7 @@ def escape(text: str) -> str:
     return _MARKUP.sub(lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", one_line(text))
 
 
-def code(text: str) -> str:
+def as_code(text: str) -> str:
     """The text in one line as code.
 
     Example:

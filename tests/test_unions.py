@@ -181,7 +181,7 @@ def test_the_unions_are_found() -> None:
     names = {name for of_union, _ in unions() for _, name in of_union}
     assert {"LambdaRankConfig", "NDCGConfig", "ResNetConfig", "RankFormerConfig", "SimCLRRankConfig"} <= names
     assert {"MixupConfig", "NeuralMethod", "Letor", "BinaryFeedback", "LightGBMConfig", "OnnxFormat"} <= names
-    assert {"TreesBundle", "PositionBased", "FinetuneSearch", "StepConfig", "KnownTokenizer"} <= names
+    assert {"TreesBundle", "PositionBased", "FinetuneSearch", "StepDecayConfig", "KnownTokenizer"} <= names
 
 
 def test_a_choice_implements_itself() -> None:

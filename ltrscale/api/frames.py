@@ -55,7 +55,7 @@ def to_raw_table(rows: Any, labels: Any = None, group: Any = None) -> pa.Table:
         InputError: the rows are no table, labels or groups do not fit them, or values are complex or of several types.
 
     Example:
-        >>> to_table(np.zeros((3, 1)), labels=[1, 0, 2], group=[2, 1]).to_pydict()
+        >>> to_raw_table(np.zeros((3, 1)), labels=[1, 0, 2], group=[2, 1]).to_pydict()
         {'1': [0.0, 0.0, 0.0], '__label__': [1, 0, 2], '__query__': [0, 0, 1]}
     """
     table = cols.without_views(_arrow(rows))
@@ -84,7 +84,7 @@ def check_width(rows: Any, expected: int | None, name: str = "X") -> None:
     """Refuse an array with other columns than the one that was fitted: their number alone identifies them.
 
     Args:
-        rows: as those of `to_table`.
+        rows: as those of `to_raw_table`.
         expected: the `width` of the rows that were fitted; None, of a table, allows any.
         name: the argument that holds the rows.
     """
@@ -342,7 +342,7 @@ def in_memory(table: pa.Table, config: PrepareConfig, bundle: Bundle) -> tuple[Q
 
     Args:
         table: rows to score.
-        config: how they are read; see `reading`.
+        config: how they are read; see `reading_of`.
         bundle: scores them.
 
     Returns:

@@ -145,7 +145,7 @@ def content_hash(url: str) -> str:
     """Hash of the names and content hashes of a bundle's files.
 
     Raises:
-        InputError: as `read_manifest`.
+        InputError: as `read_bundle_manifest`.
     """
     return _hash_of(read_bundle_manifest(url))
 

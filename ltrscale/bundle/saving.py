@@ -29,7 +29,7 @@ from ltrscale.bundle.contents import (
 from ltrscale.bundle.reference import Reference
 from ltrscale.bundle.views import Projection
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.markdown import code, escape
+from ltrscale.markdown import as_code, escape
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture
 from ltrscale.models.ranker import Architecture
 
@@ -185,7 +185,7 @@ def bundle_card(config: BundleConfig, title: str, *inside: str) -> str:
         "",
         f"- features: {len(config.features)}, {categorical} of them categorical; names and order in `{CONFIG}`",
         *inside,
-        f"- trained on the data set with hash {code(config.dataset_hash)}",
+        f"- trained on the data set with hash {as_code(config.dataset_hash)}",
         f"- made with {versions}",
         "",
         *(["| metric | value |", "|---|---|", *metrics, ""] if metrics else []),

@@ -118,7 +118,7 @@ def spread_over_documents(column: pa.Array, lengths_Q: NDArray[np.int64]) -> pa.
     """The values of all groups' lists, with null for each document of a group without a list.
 
     Example:
-        >>> spread(pa.array([[1, 2], None]), np.array([2, 1])).to_pylist()
+        >>> spread_over_documents(pa.array([[1, 2], None]), np.array([2, 1])).to_pylist()
         [1, 2, None]
     """
     if not column.null_count:

@@ -227,7 +227,7 @@ def _tokens(table: pa.Table, name: str, documents: int, first: RowGroup) -> pa.L
 
 
 def _dense(lists: pa.ListArray, lengths_Q: Ints) -> Floats:
-    """Like `spread`, for numbers: NaN where a list is null."""
+    """Like `spread_over_documents`, for numbers: NaN where a list is null."""
     values_N = np.full(lengths_Q.sum(), np.nan, np.float32)
     present_N = np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), lengths_Q)
     values_N[present_N] = lists.flatten().to_numpy(zero_copy_only=False)

@@ -65,7 +65,7 @@ def check_new(
         )
 
 
-def unseen(splits: SplitsWithTest, production: str) -> Split:
+def unseen_periods(splits: SplitsWithTest, production: str) -> Split:
     """The test periods after the last one that a bundle has learnt from, or was selected on.
 
     Raises:

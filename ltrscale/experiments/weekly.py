@@ -39,7 +39,7 @@ from ltrscale.experiments.next_steps import predict_command, weekly_command
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.experiments.service import SERVICE, InService, Week, folder_of
-from ltrscale.experiments.week import check_new, check_newest, published, unseen
+from ltrscale.experiments.week import check_new, check_newest, published, unseen_periods
 from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.launch.start import cluster_for
@@ -241,10 +241,10 @@ def _in_service(job: WeeklyJob, earlier: Week | None, before: SplitsWithTest, sp
     now = InService.read(job.out)
     if now is not None:  # a week that is judged anew is compared with what it was compared with before
         compared = earlier.production if earlier is not None and earlier.bundle == now.bundle else now.bundle
-        unseen(splits, compared)
+        unseen_periods(splits, compared)
         return compared
     first = storage.absolute(job.production or _first(job, before))
-    unseen(splits, first)
+    unseen_periods(splits, first)
     InService.now(first, (before.test.periods or ("",))[-1]).write(job.out)
     log.info("weekly: %s is in service to begin with, compared with no other", first)
     return first
@@ -280,7 +280,7 @@ def _judged(job: WeeklyJob, new: Dataset, week: Week) -> Week:
     if job.inputs and not {*new.manifest.periods} <= {*open_dataset(job.data).manifest.periods}:
         PrepareJob(out=job.data, prepare=job.reading(add=True), ray=job.ray).run()
     bundle = _trained(job, week.splits, join(folder, "models"))
-    test = unseen(week.splits, week.production)  # which the model in service has not learnt from either
+    test = unseen_periods(week.splits, week.production)  # which the model in service has not learnt from either
     gate = GateJob(
         out=join(folder, "gate"),
         production=week.production,

@@ -92,7 +92,7 @@ def merged_texts(a: RecordedCodes, b: RecordedCodes) -> RecordedCodes:
     """The texts of both; None if they are too many, or were too many before.
 
     Example:
-        >>> merged({"berlin": 6113811}, {"paris": 2319768}), merged({"berlin": 6113811}, None)
+        >>> merged_texts({"berlin": 6113811}, {"paris": 2319768}), merged_texts({"berlin": 6113811}, None)
         ({'berlin': 6113811, 'paris': 2319768}, None)
     """
     if a is None or b is None:

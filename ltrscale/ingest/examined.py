@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ltrscale.data import columns as cols
 from ltrscale.data.times import Clock, instants, periods
-from ltrscale.ingest.mapping import ColumnMapping, GroupColumns
+from ltrscale.ingest.mapping import ColumnMapping, ListColumns
 from ltrscale.ingest.rows import TEXT_LENGTH, RawTexts, Rejection, Rule, plain_value
 
 
@@ -58,7 +58,7 @@ class Examined:
             self.reject(lacking_N, f"column {name!r} has no value")
         return text_N
 
-    def periods(self, mapping: ColumnMapping | GroupColumns) -> pa.StringArray | None:
+    def periods(self, mapping: ColumnMapping | ListColumns) -> pa.StringArray | None:
         """The period of each row, if a column determines it."""
         if mapping.period_column is not None and mapping.period_column in self.batch.schema.names:
             return self.texts(mapping.period_column, required=True)

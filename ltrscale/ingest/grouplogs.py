@@ -19,7 +19,7 @@ from ltrscale.errors import InputError
 from ltrscale.ingest import parquet
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.examined import Examined
-from ltrscale.ingest.mapping import GroupColumns, check_same_features, missing, path_value, resolve_groups
+from ltrscale.ingest.mapping import ListColumns, check_same_features, missing, path_value, resolve_groups
 from ltrscale.ingest.rows import RowBlock, RowTexts
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
 from ltrscale.ingest.texts import TextColumn, TokenColumns, TokenReader
@@ -30,7 +30,7 @@ class GroupRows(Source):
     """Parquet with one query group per row, in list columns."""
 
     kind: Literal["groups"] = "groups"
-    columns: GroupColumns
+    columns: ListColumns
     """The uses of the columns."""
 
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
@@ -40,7 +40,7 @@ class GroupRows(Source):
     def open(
         self, features: Sequence[Feature], *, first: str, encoders: Encoders, encoding: Encoding | None = None
     ) -> Reader:
-        """See `read_groups`."""
+        """See `read_group_rows`."""
         read = partial(read_group_rows, mapping=self.columns, features=features, first=first, encoders=encoders)
         return lambda file: read(file.url, encoding=encoding)
 
@@ -74,8 +74,8 @@ class GroupRows(Source):
         return f"column {self.columns.labels!r}"
 
 
-def group_features(url: str, mapping: GroupColumns) -> list[Feature]:
-    """The features that `read_groups` finds in a file."""
+def group_features(url: str, mapping: ListColumns) -> list[Feature]:
+    """The features that `read_group_rows` finds in a file."""
     return resolve_groups(_parquet_schema(url), mapping, url)
 
 
@@ -87,7 +87,7 @@ def _parquet_schema(url: str) -> pa.Schema:
 
 def read_group_rows(
     url: str,
-    mapping: GroupColumns,
+    mapping: ListColumns,
     *,
     features: Sequence[Feature] | None = None,
     first: str = "the first file",
@@ -135,7 +135,7 @@ class _GroupBlocks:
     """Turns a batch of groups into a RowBlock."""
 
     url: str
-    mapping: GroupColumns
+    mapping: ListColumns
     features: Sequence[Feature]
     encoders: Encoders
     encoding: Encoding | None = None

@@ -1,7 +1,7 @@
 """The input of `prepare`: its config, the files that this names, and the units of work into which they are cut.
 
 A unit is a run of input files, handled together from reading to finished data files. The cuts depend on the list of
-files and their sizes alone. Given its `Start`, a unit writes the same files on any machine and at any time.
+files and their sizes alone. Given its `UnitStart`, a unit writes the same files on any machine and at any time.
 """
 
 import re

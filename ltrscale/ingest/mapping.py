@@ -251,7 +251,7 @@ class ColumnMapping(_Columns):
         return self.date_features().get(feature, (feature,))[0]
 
 
-class GroupColumns(_Columns):
+class ListColumns(_Columns):
     """The uses of the columns of a Parquet file with one query group per row; columns of documents hold lists.
 
     The defaults read the files of a data set directory again; set `n_features` or `names`, and `labels`, `docs` and
@@ -336,7 +336,7 @@ def _require_features(schema: pa.Schema, features: Sequence[Feature], mapping: C
         require(schema, mapping.source_of(feature.name), use, file)
 
 
-def resolve_groups(schema: pa.Schema, mapping: GroupColumns, file: str) -> list[Feature]:
+def resolve_groups(schema: pa.Schema, mapping: ListColumns, file: str) -> list[Feature]:
     """The features of a file with one group per row.
 
     Raises:
@@ -370,7 +370,7 @@ def resolve_groups(schema: pa.Schema, mapping: GroupColumns, file: str) -> list[
     return [Feature(name=name, kind="categorical" if name in mapping.categorical else "numeric") for name in names]
 
 
-def missing(schema: pa.Schema, mapping: ColumnMapping | GroupColumns, file: str) -> list[str]:
+def missing(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> list[str]:
     """The columns that a mapping names, no patterns, and a file lacks: each with its use and the nearest name there."""
     uses = [(name, use) for use, name in mapping.named().items() if not _in_path(schema, use, name, file)]
     uses += [(name, "meta") for name in mapping.meta] + [(name, "feature") for name in mapping.features]
@@ -396,7 +396,7 @@ def check_same_features(
     schema: pa.Schema,
     found: Sequence[Feature],
     features: Sequence[Feature],
-    mapping: ColumnMapping | GroupColumns,
+    mapping: ColumnMapping | ListColumns,
     file: str,
     first: str,
 ) -> None:
@@ -421,7 +421,7 @@ def check_same_features(
             )
 
 
-def _require_named(schema: pa.Schema, mapping: ColumnMapping | GroupColumns, file: str) -> None:
+def _require_named(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> None:
     """Check the columns that are not features."""
     for use, name in mapping.named().items():
         if not _in_path(schema, use, name, file):
@@ -431,7 +431,7 @@ def _require_named(schema: pa.Schema, mapping: ColumnMapping | GroupColumns, fil
     _require_texts(schema, mapping, file)
 
 
-def _require_texts(schema: pa.Schema, mapping: ColumnMapping | GroupColumns, file: str) -> None:
+def _require_texts(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> None:
     """Check the columns that tokens are made from."""
     items = isinstance(mapping, ColumnMapping)
     for field, text in (mapping.tokens.fields() if mapping.tokens else {}).items():

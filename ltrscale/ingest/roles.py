@@ -95,8 +95,8 @@ def choose_role(candidates: Sequence[Candidate], *, least: float, rivals: int = 
 
     Example:
         >>> import pyarrow as pa
-        >>> columns = [Column(name, pa.string(), 9, 0, 3, False, 0, 0, 5, (), ()) for name in ("a", "b")]
-        >>> found = choose([Candidate(columns[0], 4.0, ("one time",)), Candidate(columns[1], 3.5, ())], least=1)
+        >>> columns = [LogColumn(name, pa.string(), 9, 0, 3, False, 0, 0, 5, (), ()) for name in ("a", "b")]
+        >>> found = choose_role([Candidate(columns[0], 4.0, ("one time",)), Candidate(columns[1], 3.5, ())], least=1)
         >>> found.best.name, [rival.name for rival in found.rivals], found.doubt
         ('a', ['b'], 'b is as likely')
     """

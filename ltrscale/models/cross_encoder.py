@@ -117,7 +117,7 @@ def pairs_of(groups: QueryGroups, config: CrossEncoderConfig) -> Pairs:
         ...     torch.zeros(2, 0), torch.tensor([0, 2]), query_tokens={"query": tokens([7])},
         ...     document_tokens={"title": tokens([8, 9], [])},
         ... )  # fmt: skip
-        >>> vocabulary = Vocabulary(size=10, cls=1, sep=2, mask=3)
+        >>> vocabulary = TokenNumbers(size=10, cls=1, sep=2, mask=3)
         >>> pairs = pairs_of(groups, CrossEncoderConfig(document=("title",), vocabulary=vocabulary))
         >>> pairs.ids_T.tolist(), pairs.types_T.tolist(), pairs.offsets_N1.tolist()
         ([1, 7, 2, 8, 9, 2, 1, 7, 2, 2], [0, 0, 0, 1, 1, 1, 0, 0, 0, 1], [0, 6, 10])

@@ -39,7 +39,7 @@ class ValueCounts:
         at_most: if there are more different values than this, none is kept and `codes` returns None.
 
     Example:
-        >>> seen, more = Vocabulary(), Vocabulary()
+        >>> seen, more = ValueCounts(), ValueCounts()
         >>> seen.add(np.array([5, 2, 5], np.float32))
         >>> more.add(np.array([9, 9, np.nan, 9], np.float32))
         >>> seen.merge(more)
@@ -227,7 +227,7 @@ class FeatureStatistics:
     """Statistics of some documents; parts can be merged.
 
     Example:
-        >>> one, other = (Statistics(Wanted(numeric=(True, False))) for _ in range(2))
+        >>> one, other = (FeatureStatistics(Wanted(numeric=(True, False))) for _ in range(2))
         >>> one.add(0, np.array([[1, 7]], np.float32))
         >>> other.add(1, np.array([[3, 8], [5, 7]], np.float32))
         >>> one.merge(other)

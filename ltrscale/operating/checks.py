@@ -40,7 +40,7 @@ class CheckResult:
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of `PACKAGES` here; an empty text for a package that is not installed."""
+    """The versions of Python and of `CHECKED_PACKAGES` here; an empty text for a package that is not installed."""
     found = {"python": python_version()}
     for name in CHECKED_PACKAGES:
         try:

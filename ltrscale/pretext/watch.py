@@ -33,7 +33,7 @@ def unit_vectors(z_ND: Tensor) -> Tensor:
     about 1e8 when all units of a network are dead.
 
     Example:
-        >>> directions(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        >>> unit_vectors(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
@@ -129,7 +129,8 @@ def collapse_measures(
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-        >>> [round(value, 4) for value in measure(z, z, torch.tensor([0, 2, 3])).tolist()]  # exp(-4) for each pair
+        >>> measured = collapse_measures(z, z, torch.tensor([0, 2, 3]))
+        >>> [round(value, 4) for value in measured.tolist()]  # exp(-4) for each pair
         [3.0, 0.0, 4.0, 0.0733, 2.0, 2.0]
     """
     n = min(rivals, len(z0_ND))
@@ -163,7 +164,7 @@ class CollapseWatch:
         self._sums: Tensor | None = None
 
     def add(self, of_views: Tensor, losses_N: Tensor, uninformed_N: Tensor) -> None:
-        """Add a micro-batch: what `measure` has found, and the losses of its documents."""
+        """Add a micro-batch: what `collapse_measures` has found, and the losses of its documents."""
         losses = torch.stack([losses_N.detach().double().sum(), uninformed_N.double().sum()])
         sums = torch.cat([of_views, losses])
         self._sums = sums if self._sums is None else self._sums + sums

@@ -94,11 +94,11 @@ def metric_named(name: str, *, threshold: float = 1.0, grades: int = 4) -> Metri
         ValueError: no metric has this name.
 
     Example:
-        >>> named("precision@2")
+        >>> metric_named("precision@2")
         PrecisionConfig(kind='precision', k=2, threshold=1.0)
-        >>> named("rbp(persistence=0.9)").name
+        >>> metric_named("rbp(persistence=0.9)").name
         'rbp(persistence=0.9)'
-        >>> named("rbp(persistence=2)")
+        >>> metric_named("rbp(persistence=2)")
         Traceback (most recent call last):
         ValueError: 'rbp(persistence=2)': persistence: Input should be less than 1
     """

@@ -116,7 +116,7 @@ def _series(rows: ChartRows, order: Sequence[str] = ()) -> Spec:
 
 
 def interval_row(name: str, summary: Estimated, **more: Any) -> dict[str, Any]:
-    """A row of `intervals`: a mean and its interval, null where they are undefined."""
+    """A row of `interval_chart`: a mean and its interval, null where they are undefined."""
     return {"name": name, "mean": summary.mean, "low": summary.low, "high": summary.high, **more}
 
 
@@ -330,7 +330,7 @@ def titled(spec: Spec, title: str) -> Spec:
     return {**spec, "title": title}
 
 
-def side_by_side(*specs: Spec) -> Spec:
+def chart_row(*specs: Spec) -> Spec:
     """Charts side by side in one picture."""
     return {"$schema": _SCHEMA, "hconcat": [_part(spec) for spec in specs]}
 

@@ -55,8 +55,8 @@ class ExportedFeatures(Config):
             features_NF: raw features; categories are codes.
 
         Example:
-            >>> brand = Column(column=0, name="brand", label="brand", kind="categorical", codes=(30, 70))
-            >>> price = Column(column=1, name="price", label="price", kind="numeric")
+            >>> brand = ModelColumn(column=0, name="brand", label="brand", kind="categorical", codes=(30, 70))
+            >>> price = ModelColumn(column=1, name="price", label="price", kind="numeric")
             >>> features = ExportedFeatures(to="lightgbm", columns=(brand, price))
             >>> features.matrix(["price", "brand"], np.float32([[0.5, 70], [0.25, 71]])).tolist()
             [[1.0, 0.5], [nan, 0.25]]
@@ -99,7 +99,7 @@ def code_texts_of(codes: Iterable[int], texts: Mapping[str, int] | None) -> dict
         texts: codes of recorded texts of the feature; None if they were not recorded.
 
     Example:
-        >>> texts_of([7, 6113811], {"berlin": 6113811, "paris": 2319768})
+        >>> code_texts_of([7, 6113811], {"berlin": 6113811, "paris": 2319768})
         {'7': 7, 'berlin': 6113811}
     """
     if texts is None:

@@ -49,7 +49,7 @@ def reading_raw(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tu
 
 
 def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
-    """The files of the transformer of the columns of an exported model, in their order; none where `reading` is None.
+    """The files of the transformer of an exported model's columns, in their order; none where `reading_raw` is None.
 
     Raises:
         InputError: a table that joins cannot be read.

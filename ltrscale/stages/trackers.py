@@ -258,7 +258,7 @@ def plain_key(key: str) -> str:
     """A key of the characters that MLflow allows.
 
     Example:
-        >>> plain("full/epoch/validation_ndcg@5")
+        >>> plain_key("full/epoch/validation_ndcg@5")
         'full/epoch/validation_ndcg_5'
     """
     return re.sub(r"[^\w\-. /]", "_", key)

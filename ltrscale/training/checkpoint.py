@@ -32,7 +32,7 @@ _FILES = re.compile(r"[a-z_]+-[0-9a-f]{8}(-[0-9a-f]{8})?\.safetensors")
 
 
 class _Content(Config, extra="ignore"):
-    """The part of a checkpoint's manifest that `read` returns."""
+    """The part of a checkpoint's manifest that `read_checkpoint` returns."""
 
     tensors: dict[str, str]
     """Names of the files, by kind."""

@@ -26,7 +26,7 @@ class _End:
 
 
 class Fed(NamedTuple):
-    """A step whose micro-batches are on the device; see `Step`."""
+    """A step whose micro-batches are on the device; see `MicroBatches`."""
 
     micro_batches: dict[int, QueryGroups | None]
     positions: dict[int, Position]

@@ -138,7 +138,7 @@ def learning_rate(config: OptimizerConfig, *, done: float, epochs: int) -> float
     """The learning rate after `done` of `epochs` epochs.
 
     Example:
-        >>> step = OptimizerConfig(learning_rate=1.0, schedule=StepConfig(every=20, factor=0.5))
+        >>> step = OptimizerConfig(learning_rate=1.0, schedule=StepDecayConfig(every=20, factor=0.5))
         >>> learning_rate(step, done=40.7, epochs=100)
         0.25
         >>> cosine = OptimizerConfig(learning_rate=1.0, schedule=CosineConfig(warmup=0.1))

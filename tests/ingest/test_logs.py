@@ -26,7 +26,7 @@ from ltrscale.ingest.categories import CategoryEncoder, encode
 from ltrscale.ingest.grouplogs import GroupRows, group_features, read_group_rows
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
-from ltrscale.ingest.mapping import ColumnMapping, GroupColumns
+from ltrscale.ingest.mapping import ColumnMapping, ListColumns
 from ltrscale.ingest.prepare import prepare
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
 
@@ -599,7 +599,7 @@ def test_flipped_bits_never_raise_anything_but_one_line(shared_data: Path, tmp_p
 
 # one group a row
 
-GROUPS = GroupColumns(names=("a", "b"), labels="labels", docs="doc_ids", period_column="period")
+GROUPS = ListColumns(names=("a", "b"), labels="labels", docs="doc_ids", period_column="period")
 GROUP_TABLE: dict[str, Any] = {
     "query_id": ["x", "y", "z", "x2"],
     "doc_ids": [["d1", "d2"], ["d1"], [], None],
@@ -609,7 +609,7 @@ GROUP_TABLE: dict[str, Any] = {
 }
 
 
-def groups(path: Path, mapping: GroupColumns = GROUPS, **more: Any) -> tuple[RowBlock, list[Rejection]]:
+def groups(path: Path, mapping: ListColumns = GROUPS, **more: Any) -> tuple[RowBlock, list[Rejection]]:
     blocks = list(read_group_rows(str(path), mapping, **more))
     rows = concat(blocks)
     rows.starts_N = np.concatenate([block.starts_N for block in blocks if block.starts_N is not None])
@@ -688,7 +688,7 @@ def test_a_data_set_can_be_prepared_again(shared_data: Path, tmp_path: Path) -> 
         PrepareConfig(inputs=(str(shared_data / "news" / "sample"),), source=Items(columns=NEWS)), str(tmp_path / "one")
     )
     features = log.manifest.features
-    again = GroupColumns(
+    again = ListColumns(
         names=tuple(feature.name for feature in features),
         categorical=tuple(feature.name for feature in features if feature.kind == "categorical"),
         labels="labels",

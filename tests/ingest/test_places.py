@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.mapping import ColumnMapping, GroupColumns
+from ltrscale.ingest.mapping import ColumnMapping, ListColumns
 from ltrscale.ingest.places import LikePlaces
 from ltrscale.ingest.prepare import prepare
 
@@ -105,5 +105,5 @@ def test_what_is_known_only_later_is_refused_as_a_feature(use: str) -> None:
         with pytest.raises(ValueError, match=rf"'later' is the .* of a document \({use}\) and cannot be a feature too"):
             ColumnMapping.model_validate({"query": "q", use: "later", **features})
         with pytest.raises(ValueError, match=rf"'later' is the .* of a document \({use}\) and cannot be a feature too"):
-            GroupColumns.model_validate({use: "later", **features})
+            ListColumns.model_validate({use: "later", **features})
     ColumnMapping.model_validate({"query": "q", use: "later", "features": ["*"]})

@@ -24,9 +24,7 @@ CHARTS: dict[str, Callable[[], Spec]] = {
     "scatter": lambda: charts.scatter([{"x": 0, "y": 0, "label": 0.0}], title=BAD, labels=[0.0, 2.0]),
     "heatmap": lambda: charts.heatmap([{"one": BAD, "other": BAD, "value": 1.0}], title=BAD),
     "parallel": lambda: charts.parallel([{**end, "line": 1, "value": 0.5} for end in ENDS], ENDS, title=BAD),
-    "beside": lambda: charts.side_by_side(
-        charts.bars(BARS, title=BAD), charts.titled(charts.bars(BARS, title="b"), BAD)
-    ),
+    "beside": lambda: charts.chart_row(charts.bars(BARS, title=BAD), charts.titled(charts.bars(BARS, title="b"), BAD)),
     "above": lambda: charts.above(charts.bars(BARS, title=BAD), charts.bars(BARS, title="b")),
 }
 

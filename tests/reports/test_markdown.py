@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ltrscale.bundle import BundleConfig
 from ltrscale.bundle.saving import bundle_card
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.markdown import code, escape
+from ltrscale.markdown import as_code, escape
 from ltrscale.reports.markdown import table
 
 HOSTILE = ["a|b", "`a`", "a\n# b", "<script>x</script>", "<img src=x>", "[x](javascript:y)", "[x][y]", "[x]: y", "\\|",
@@ -28,10 +28,10 @@ def plain(text: str) -> str:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_text_makes_no_markup(text: str) -> None:
-    for shown in (escape(text), code(text)):
+    for shown in (escape(text), as_code(text)):
         assert shown.isprintable()
         assert not any(mark in plain(shown) for mark in ("|", "<s", "<i", "</", "](", "][", "]:"))
-    assert code(text).count("`") == 2
+    assert as_code(text).count("`") == 2
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)

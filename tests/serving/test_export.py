@@ -195,7 +195,9 @@ def test_a_model_whose_searches_would_fail_is_not_published(
 ) -> None:
     """As it was: the values of fields below 0 for scores of queries."""
     honest = check.write_export
-    monkeypatch.setattr(check, "write", lambda to, bundle, observed: honest(to, bundle, Observed(observed.texts)))
+    monkeypatch.setattr(
+        check, "write_export", lambda to, bundle, observed: honest(to, bundle, Observed(observed.texts))
+    )
     data = write_dataset(
         {f"2026-W0{week}": signed(60, week, missing=0) for week in range(1, 5)}, [Feature(name=n) for n in "abc"]
     )
@@ -309,7 +311,7 @@ def test_a_file_with_another_number_is_not_published(
         assert change(files[file]) != files[file]
         return {**files, file: change(files[file])}
 
-    monkeypatch.setattr(check, "write", broken)
+    monkeypatch.setattr(check, "write_export", broken)
     job = ExportJob(out=str(tmp_path / "out"), bundle=models[model], data=synthetic_dataset, to=to, rows=500)
     with pytest.raises(InputError, match="away from the bundle's on 500 documents"):
         job.run()

@@ -78,7 +78,7 @@ def test_a_graph_with_another_weight_is_not_published_and_a_good_one_is_scored_a
     bundle = load(saved(tmp_path / "net", synthetic_dataset, network(synthetic_dataset, encoder=SMALL)))
     observed = Observed(open_dataset(synthetic_dataset).manifest.categories)
     files = parity.write_export(FORMATS["onnx"], bundle, observed)
-    monkeypatch.setattr(parity, "write", lambda *_: files)  # an export takes seconds
+    monkeypatch.setattr(parity, "write_export", lambda *_: files)  # an export takes seconds
     job = ExportJob(out=str(tmp_path / "out"), bundle=bundle.url, data=synthetic_dataset, to="onnx", rows=500)
     assert job.run()
     last_rows(synthetic_dataset, tmp_path / "rows.csv")
@@ -87,7 +87,7 @@ def test_a_graph_with_another_weight_is_not_published_and_a_good_one_is_scored_a
     np.testing.assert_allclose(theirs_n, ours_N[: len(theirs_n)], rtol=0, atol=1e-5)
 
     broken = {**files, "model.onnx": other_weight(files["model.onnx"])}
-    monkeypatch.setattr(parity, "write", lambda *_: broken)
+    monkeypatch.setattr(parity, "write_export", lambda *_: broken)
     with pytest.raises(InputError, match=r"onnx gives scores up to .* nothing is published"):
         job.replace(out=str(tmp_path / "other")).run()
 

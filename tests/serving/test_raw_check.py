@@ -91,7 +91,7 @@ def test_a_transformer_that_differs_is_not_published(
         assert old.encode() in files[raw.CODE]
         return {**files, raw.CODE: files[raw.CODE].replace(old.encode(), new.encode())}
 
-    monkeypatch.setattr(raw, "write", broken)
+    monkeypatch.setattr(raw, "write_raw", broken)
     _, data, bundle = shop
     with pytest.raises(InputError, match=says):
         ExportJob(out=str(tmp_path / "out"), bundle=bundle, data=data, rows=500).run()

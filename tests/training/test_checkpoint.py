@@ -191,7 +191,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         assert opened.wait(60)
         write(*arguments, **named)
 
-    monkeypatch.setattr(checkpoint, "write", gated)
+    monkeypatch.setattr(checkpoint, "write_checkpoint", gated)
     yield opened
     opened.set()
 
@@ -285,7 +285,7 @@ def test_a_defect_in_writing_is_not_taken_for_a_full_disk(
     def defect(*_: Any, **__: Any) -> None:
         raise TypeError("a defect of ours")
 
-    monkeypatch.setattr(checkpoint, "write", defect)
+    monkeypatch.setattr(checkpoint, "write_checkpoint", defect)
     trainer = make_trainer(synthetic_dataset, "simclr_rank")
     with checkpoints_in(tmp_path) as saver, pytest.raises(TypeError, match="a defect of ours"):
         save(saver, trainer, next(trainer.epoch()))

@@ -159,7 +159,7 @@ def validated(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
         states.append({name: value.clone() for name, value in model.state_dict().items()})
         return validate(model, *rest)
 
-    monkeypatch.setattr(validation, "validate", listening)
+    monkeypatch.setattr(validation, "validate_ranker", listening)
     return states
 
 

@@ -65,7 +65,7 @@ def selection(features_NF: Tensor, write_dataset: Callable[..., str]) -> Selecti
 
 @pytest.fixture
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "cut", partial(cut_into_parts, values=1500))
+    monkeypatch.setattr(network, "cut_into_parts", partial(cut_into_parts, values=1500))
 
 
 @pytest.fixture

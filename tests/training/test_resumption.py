@@ -338,15 +338,6 @@ def shrink(data: str) -> None:
     storage.write_bytes(f"{data}/manifest.json", manifest.replace(files=files).model_dump_json().encode())
 
 
-def forget_and_grow(data: str) -> None:
-    """Remove the record of what a run has read, and add a period."""
-    path = Path(data).parent / "out" / "preflight" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["preflight"]["read"]
-    path.write_text(json.dumps(manifest))
-    grow(data)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -354,9 +345,8 @@ def forget_and_grow(data: str) -> None:
         (grow, "did not read period '2026-W05' of {data}: name the periods that it read to go on with it"),
         (shrink, "read period '2026-W02' of {data} too: put it back, or name it, to go on with it"),
         (replace_a_file, "read other files of period '2026-W01' of {data}: put them back to go on with it"),
-        (forget_and_grow, "read other data than {data} holds now: restore that data to resume the run"),
     ],
-    ids=["a period more", "a period less", "another file", "not recorded"],
+    ids=["a period more", "a period less", "another file"],
 )
 def test_an_unfinished_run_of_other_data_is_refused_and_left_as_it_is(
     synthetic_dataset: str,
@@ -377,17 +367,12 @@ def test_an_unfinished_run_of_other_data_is_refused_and_left_as_it_is(
     kept = {path: path.read_bytes() for name in ("checkpoints", "transform", "preflight") for path in files(out / name)}
     assert kept
     change(data)
-    if change is forget_and_grow:
-        del kept[out / "preflight" / "manifest.json"]
     with pytest.raises(InputError) as error:
         run_job(job, caplog)
     assert (
         str(error.value) == f"{out}: the unfinished run there {message.format(data=data)}, or start anew with --fresh"
     )
     assert {path: path.read_bytes() for path in kept} == kept
-
-    if change is forget_and_grow:
-        return
     if change is grow:
         job = job.replace(train={"data": data, "periods": "2026-W01..2026-W04"})
     else:

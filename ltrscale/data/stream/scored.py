@@ -31,7 +31,7 @@ class DocumentScores:
     """Scores [N] of the documents of some groups, float64; a call with some of these groups returns their scores.
 
     Example:
-        >>> known = Scores(torch.tensor([7, 4]), torch.tensor([0, 2, 3]), torch.tensor([0.1, 0.2, 0.3]))
+        >>> known = DocumentScores(torch.tensor([7, 4]), torch.tensor([0, 2, 3]), torch.tensor([0.1, 0.2, 0.3]))
         >>> known(QueryGroups(torch.zeros(1, 5), torch.tensor([0, 1]), ids_Q=torch.tensor([4]))).tolist()
         [0.30000001192092896]
     """

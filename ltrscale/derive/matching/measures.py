@@ -72,7 +72,7 @@ def distinct(texts: TokenLists, size: int) -> tuple[Ints, Ints, Ints]:
     """The different tokens of each text: its number [U], the token [U] and how often it occurs there [U], sorted.
 
     Example:
-        >>> [part.tolist() for part in distinct(Lists(np.array([7, 7, 3]), np.array([0, 2, 3])), 9)]
+        >>> [part.tolist() for part in distinct(TokenLists(np.array([7, 7, 3]), np.array([0, 2, 3])), 9)]
         [[0, 1], [7, 3], [2, 1]]
     """
     text_T = np.repeat(np.arange(len(texts.offsets_R1) - 1), np.diff(texts.offsets_R1))

@@ -190,7 +190,7 @@ def group_softmax(values_N: Doubles, offsets_Q1: Ints) -> Doubles:
     """The softmax of each group's values, without overflow; values of -inf get 0.
 
     Example:
-        >>> softmax_by_group(np.array([1000.0, 1000.0, -np.inf, 3.0]), np.array([0, 3, 4])).tolist()
+        >>> group_softmax(np.array([1000.0, 1000.0, -np.inf, 3.0]), np.array([0, 3, 4])).tolist()
         [0.5, 0.5, 0.0, 1.0]
     """
     lengths_Q = np.diff(offsets_Q1)

@@ -134,7 +134,7 @@ def debiased_weights(ranks_2N: Ints, offsets_Q1: Ints, *, eta: float, depth: int
         >>> debiased_weights(np.array([[0, 1, 2], [2, 0, 1]]), np.array([0, 3]), eta=1).round(3).tolist()
         [[1.333, 0.667, 1.0], [0.444, 1.333, 1.5]]
     """
-    examined_2N = examination(shown_positions(balanced(ranks_2N, offsets_Q1), depth), eta=eta)
+    examined_2N = examination(interleaved_positions(balanced(ranks_2N, offsets_Q1), depth), eta=eta)
     propensity_N = examined_2N.mean(axis=0)
     beyond = np.iinfo(np.int64).max
     hidden_N = np.where(propensity_N > 0, beyond, ranks_2N.min(axis=0))
@@ -143,7 +143,7 @@ def debiased_weights(ranks_2N: Ints, offsets_Q1: Ints, *, eta: float, depth: int
     return np.asarray(value_2N / np.where(propensity_N > 0, propensity_N, 1.0))
 
 
-def shown_positions(positions: NDArray[Any], depth: int | None) -> Doubles:
+def interleaved_positions(positions: NDArray[Any], depth: int | None) -> Doubles:
     """Positions that are shown; NaN below the depth."""
     positions = positions.astype(np.float64)
     return positions if depth is None else np.where(positions <= depth, positions, np.nan)

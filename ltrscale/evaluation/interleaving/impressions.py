@@ -20,8 +20,8 @@ from ltrscale.evaluation.interleaving.credit import (
     balanced,
     balanced_credit,
     debiased_weights,
+    interleaved_positions,
     list_totals,
-    shown_positions,
     team_credit,
     team_draft,
 )
@@ -152,7 +152,7 @@ class _Seen:
         weights_2N = debiased_weights(ranks_2N, self.offsets_Q1, eta=self.traffic.eta, depth=depth)
         first_I = self._coins(pair, "balanced", self.ids_I, self.number_I)
         first_D = np.repeat(first_I, np.diff(self.offsets_I1))
-        positions_D = shown_positions(balanced(ranks_2N, self.offsets_Q1)[first_D, self.rows_D], depth)
+        positions_D = interleaved_positions(balanced(ranks_2N, self.offsets_Q1)[first_D, self.rows_D], depth)
         clicked_D = self._clicks(positions_D)
         return (
             balanced_credit(clicked_D, ranks_2N[:, self.rows_D], positions_D, self.offsets_I1),
@@ -161,7 +161,7 @@ class _Seen:
 
     def _separate(self, pair: Pair) -> Doubles:
         """Clicks on each ranker's own list."""
-        positions_2N = shown_positions(self._ranks(pair) + 1, self.traffic.depth)
+        positions_2N = interleaved_positions(self._ranks(pair) + 1, self.traffic.depth)
         return np.stack(
             [list_totals(self._clicks(positions_N[self.rows_D]), self.offsets_I1) for positions_N in positions_2N]
         )

@@ -161,4 +161,4 @@ def lift_chart(found: Interleaved) -> charts.Spec:
     if needed:
         title = f"impressions needed for a power of {found.power:.0%}"
         parts.append(charts.interval_chart(needed, title=title, log=True, unit="~s"))
-    return charts.side_by_side(*parts)
+    return charts.chart_row(*parts)

@@ -91,7 +91,7 @@ def top_overlap(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor, *, k: int) -
 
     Example:
         >>> one, other = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 1.0, 0.0])
-        >>> [overlap(one, other, torch.tensor([0, 3]), k=k).item() for k in (1, 2, 3)]
+        >>> [top_overlap(one, other, torch.tensor([0, 3]), k=k).item() for k in (1, 2, 3)]
         [0.5, 1.0, nan]
     """
     found_Q = torch.full((len(offsets_Q1) - 1,), torch.nan, dtype=torch.float64)

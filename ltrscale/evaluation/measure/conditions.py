@@ -37,7 +37,7 @@ WHOLE = pa.decimal128(38)
 
 
 @dataclass(frozen=True)
-class Name:
+class ColumnName:
     """A column."""
 
     name: str
@@ -50,7 +50,7 @@ class Constant:
     value: int | float | str | bool
 
 
-Value = Name | Constant
+Value = ColumnName | Constant
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Missing:
 class Holds:
     """A column of truths by itself."""
 
-    column: Name
+    column: ColumnName
 
 
 @dataclass(frozen=True)
@@ -102,19 +102,19 @@ class Over:
 Condition = Compared | Missing | Holds | Not | Junction | Over
 
 
-def names_in(condition: Condition, *, document: bool = False) -> Iterator[tuple[str, bool]]:
+def columns_in(condition: Condition, *, document: bool = False) -> Iterator[tuple[str, bool]]:
     """The names in a condition, each with whether it stands inside `any` or `all`."""
     match condition:
         case Junction(_, parts):
             for part in parts:
-                yield from names_in(part, document=document)
+                yield from columns_in(part, document=document)
         case Not(inner):
-            yield from names_in(inner, document=document)
+            yield from columns_in(inner, document=document)
         case Over(_, inner):
-            yield from names_in(inner, document=True)
+            yield from columns_in(inner, document=True)
         case Compared(left, _, right):
-            yield from ((value.name, document) for value in (left, right) if isinstance(value, Name))
-        case Missing(Name(name)) | Holds(Name(name)):
+            yield from ((value.name, document) for value in (left, right) if isinstance(value, ColumnName))
+        case Missing(ColumnName(name)) | Holds(ColumnName(name)):
             yield name, document
 
 
@@ -135,7 +135,7 @@ def check(condition: Condition, groups: Mapping[str, ValueKind], documents: Mapp
         Traceback (most recent call last):
         ValueError: no column 'meta_devise'; did you mean 'meta_device'?
     """
-    for name, document in names_in(condition):
+    for name, document in columns_in(condition):
         if name not in groups and not (document and name in documents):
             if name in documents:
                 raise ValueError(f"{name!r} is a column of documents; put any(...) or all(...) around its test")
@@ -168,10 +168,10 @@ def with_codes(
             return Not(again(inner, inside=inside))
         case Over(word, inner):
             return Over(word, again(inner, inside=True))
-        case Compared(Name(name), "==" | "!=" as sign, Constant(str() as text)) if inside and name in categories:
-            return Compared(Name(name), sign, Constant(code(text)))
-        case Compared(Constant(str() as text), "==" | "!=" as sign, Name(name)) if inside and name in categories:
-            return Compared(Constant(code(text)), sign, Name(name))
+        case Compared(ColumnName(name), "==" | "!=" as sign, Constant(str() as text)) if inside and name in categories:
+            return Compared(ColumnName(name), sign, Constant(code(text)))
+        case Compared(Constant(str() as text), "==" | "!=" as sign, ColumnName(name)) if inside and name in categories:
+            return Compared(Constant(code(text)), sign, ColumnName(name))
     return condition
 
 
@@ -186,7 +186,7 @@ def _check_kinds(condition: Condition, here: Mapping[str, ValueKind], inside: Ma
             if here is inside:
                 raise ValueError("any(...) or all(...) inside another; a document has no documents")
             _check_kinds(inner, inside, inside)
-        case Holds(Name(name)) if here[name] != "truth":
+        case Holds(ColumnName(name)) if here[name] != "truth":
             raise ValueError(f"{name!r} is a {here[name]}, which is no condition; compare it with something")
         case Compared(left, sign, right):
             kinds = [_kind(value, here) for value in (left, right)]
@@ -200,7 +200,7 @@ def _check_kinds(condition: Condition, here: Mapping[str, ValueKind], inside: Ma
 
 def _kind(value: Value, here: Mapping[str, ValueKind]) -> ValueKind:
     match value:
-        case Name(name):
+        case ColumnName(name):
             return here[name]
         case Constant(bool()):
             return "truth"
@@ -222,7 +222,7 @@ class GroupColumns:
 
         Example:
             >>> from ltrscale.evaluation.measure.grammar import parse
-            >>> columns = Columns({}, {"price": pa.array([1.0, None, 9.0])}, np.array([0, 2, 3]))
+            >>> columns = GroupColumns({}, {"price": pa.array([1.0, None, 9.0])}, np.array([0, 2, 3]))
             >>> columns.where(parse("any(price is null) or all(price > 5)")).tolist()
             [True, True]
         """
@@ -252,11 +252,11 @@ def _where(condition: Condition, rows: Mapping[str, pa.Array], n: int, columns: 
             times_Q = np.diff(before_N1[offsets_Q1])
             return np.asarray(times_Q > 0 if word == "any" else times_Q == np.diff(offsets_Q1))
         case Compared(left, sign, right):
-            one, other = (rows[v.name] if isinstance(v, Name) else _scalar(v) for v in (left, right))
+            one, other = (rows[v.name] if isinstance(v, ColumnName) else _scalar(v) for v in (left, right))
             return _truths(COMPARE[sign](*_of_one_type(one, other)))
-        case Missing(Name(name)):
+        case Missing(ColumnName(name)):
             return _truths(rows[name].is_null())
-        case Holds(Name(name)):
+        case Holds(ColumnName(name)):
             return _truths(rows[name])
     return np.zeros(n, np.bool_)  # a constant is never missing
 

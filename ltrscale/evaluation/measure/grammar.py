@@ -27,13 +27,13 @@ from typing import Literal, NamedTuple
 from ltrscale.evaluation.measure.conditions import (
     COMPARE,
     WHOLE,
+    ColumnName,
     Compared,
     Condition,
     Constant,
     Holds,
     Junction,
     Missing,
-    Name,
     Not,
     Over,
     Value,
@@ -141,7 +141,7 @@ class _Parser:
         self.expect("[")
         while True:
             constant = self._value()
-            if isinstance(constant, Name):
+            if isinstance(constant, ColumnName):
                 raise ValueError(f"{constant.name!r} is in a list, which has constants alone; put a text in quotes")
             yield constant
             if not self._take(","):
@@ -155,7 +155,7 @@ class _Parser:
         self._next += 1
         match token.kind:
             case "name":
-                return Name(token.text)
+                return ColumnName(token.text)
             case "number":
                 return Constant(_number(token.text))
             case "text":

@@ -100,8 +100,8 @@ class Judged:
         """What the formula of a metric leaves open, in one line.
 
         Example:
-            >>> from ltrscale.ranking.choices import named
-            >>> Judged.policy(named("recall@5")).split("; ")[2:]
+            >>> from ltrscale.ranking.choices import metric_named
+            >>> Judged.policy(metric_named("recall@5")).split("; ")[2:]
             ['queries without relevance left out', 'what is not listed is missed']
         """
         text = metric.policy.replace("from the full list", "from all judged documents")

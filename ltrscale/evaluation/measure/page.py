@@ -87,7 +87,7 @@ def _chart(evaluation: Evaluation) -> charts.Spec:
     for title, name in shown.items():
         groups = methods[0].slices[name].summaries[evaluation.primary].groups
         parts.append(charts.titled(leaders_chart(evaluation, name), f"{title}, {groups:,} groups"))
-    return charts.side_by_side(*parts)
+    return charts.chart_row(*parts)
 
 
 def leaders_chart(evaluation: Evaluation, slice_: str) -> charts.Spec:

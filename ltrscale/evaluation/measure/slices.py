@@ -39,7 +39,7 @@ from ltrscale.evaluation.measure.conditions import (
     Truths,
     ValueKind,
     check,
-    names_in,
+    columns_in,
     with_codes,
 )
 from ltrscale.evaluation.measure.grammar import parse
@@ -182,7 +182,7 @@ class Slicer:
             if name not in groups:
                 raise InputError(f"slice_by: no column {name!r}; did you mean {nearest(name, groups)!r}?")
         used = {
-            *(pair for condition in parsed.values() for pair in names_in(condition)),
+            *(pair for condition in parsed.values() for pair in columns_in(condition)),
             *((name, False) for name in by),
         }
         names = [f.name for f in selection.features]
@@ -241,7 +241,7 @@ class Slicer:
 
     def _of_documents(self, given: _Given) -> Iterator[tuple[str, pa.Array]]:
         """The columns of documents that a condition names."""
-        names = {name for condition in self.conditions.values() for name, inside in names_in(condition) if inside}
+        names = {name for condition in self.conditions.values() for name, inside in columns_in(condition) if inside}
         places = {name: i for i, name in enumerate(self.detector.features)}
         for name in names - {"label"}:
             if name in places:

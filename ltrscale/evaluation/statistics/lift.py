@@ -99,7 +99,7 @@ def measure_agreement(one_P: list[Difference], other_P: list[Difference]) -> Mea
 
     Example:
         >>> better, worse = (Difference(mean=m, low=m - 1, high=m + 1, p=0.01) for m in (2.0, -3.0))
-        >>> agreement([better, better], [better, worse]).model_dump()["same"]
+        >>> measure_agreement([better, better], [better, worse]).model_dump()["same"]
         1
     """
     both = [(x, y) for x, y in zip(one_P, other_P, strict=True) if x.mean and y.mean]

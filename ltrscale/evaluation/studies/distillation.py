@@ -261,4 +261,4 @@ def _chart(found: Distillation) -> charts.Spec:
     if speed:
         title = "documents a second on one thread"
         parts.append(charts.interval_chart(speed, title=title, order=order, log=True, unit="~s"))
-    return charts.side_by_side(*parts)
+    return charts.chart_row(*parts)

@@ -208,7 +208,7 @@ def read_outliers(url: str) -> dict[int, bool]:
 
 
 def read_values(url: str, metrics: tuple[str, ...]) -> tuple[NDArray[np.int64], Doubles]:
-    """The gids, shape [Q], and the metrics, shape [Q, M] with NaN where undefined, as `measure` committed them."""
+    """The gids [Q] and the metrics [Q, M], NaN where undefined, as `measure_groups` committed them."""
     table = _read(url, ["gid", *metrics])
     return table["gid"].to_numpy(), np.stack([table[name].to_numpy() for name in metrics], axis=1)
 

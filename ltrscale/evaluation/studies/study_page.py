@@ -438,4 +438,4 @@ def differences_chart(study: Study, against: str, groups: ScopeName = "all") -> 
 def _on_each_scope(study: Study, of: Callable[[ScopeName], charts.Spec]) -> charts.Spec:
     """A chart of all groups and, if there are any, one of outlier groups."""
     titles = {"all": "all groups", "outliers": "outlier groups"}
-    return charts.side_by_side(*(charts.titled(of(groups), titles[groups]) for groups in _scopes(study)))
+    return charts.chart_row(*(charts.titled(of(groups), titles[groups]) for groups in _scopes(study)))

@@ -12,7 +12,7 @@ from ltrscale.evaluation.interleaving.credit import (
     balanced,
     balanced_credit,
     debiased_weights,
-    shown_positions,
+    interleaved_positions,
     team_credit,
     team_draft,
 )
@@ -75,7 +75,7 @@ def test_balanced_credit_is_that_of_the_definition_for_all_clicks(depth: int | N
     for a, b in all_pairs(4):
         ranks_2N, offsets_Q1 = batch([(a, b)])
         for first in (0, 1):
-            positions_N = shown_positions(balanced(ranks_2N, offsets_Q1)[first], depth)
+            positions_N = interleaved_positions(balanced(ranks_2N, offsets_Q1)[first], depth)
             order = [int(d) for d in np.argsort(positions_N) if not np.isnan(positions_N[d])]
             for n in range(len(order) + 1):
                 for clicked in itertools.combinations(order, n):
@@ -101,10 +101,11 @@ def expected_credits(
         return [(np.arange(n) == d, clicks[d, int(positions_N[d]) - 1]) for d in there]
 
     for positions_N in balanced(ranks_2N, offsets_Q1):
-        each = over_clicks(shown_positions(positions_N, depth))
+        each = over_clicks(interleaved_positions(positions_N, depth))
         of_lists["balanced"].append(
             sum(
-                p * balanced_credit(c, ranks_2N, shown_positions(positions_N, depth), offsets_Q1)[:, 0] for c, p in each
+                p * balanced_credit(c, ranks_2N, interleaved_positions(positions_N, depth), offsets_Q1)[:, 0]
+                for c, p in each
             )
         )
         of_lists["debiased"].append(sum(p * weights_2N[:, c][:, 0] for c, p in each))

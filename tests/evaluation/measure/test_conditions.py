@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ltrscale.evaluation.measure.conditions import GroupColumns, ValueKind, check, names_in
+from ltrscale.evaluation.measure.conditions import GroupColumns, ValueKind, check, columns_in
 from ltrscale.evaluation.measure.grammar import parse
 
 GROUPS: dict[str, ValueKind] = {"n": "number", "m": "number", "device": "text", "outlier": "truth", "same": "number"}
@@ -119,7 +119,7 @@ def test_conditions_are_what_python_makes_of_them(pair: Pair, rows: list[dict[st
     )
     expected = [eval(python, {"compared": compared, "row": row}) for row in rows]
     assert columns.where(condition).tolist() == expected
-    assert {name for name, _ in names_in(condition)} <= {*GROUPS, *DOCUMENTS}
+    assert {name for name, _ in columns_in(condition)} <= {*GROUPS, *DOCUMENTS}
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess
 from ltrscale.ingest.leaks import look_alone, questions
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.ingest.profile import look_alone as look_at
+from ltrscale.ingest.profile import first_columns as look_at
 from ltrscale.ingest.structure import read_structure
 from ltrscale.progress import log
 from ltrscale.reports.document import Command, Table, Text
