@@ -19,7 +19,7 @@ def as_code(text: str) -> str:
     """The text in one line as code.
 
     Example:
-        >>> code("s3://bucket/a`b")
+        >>> as_code("s3://bucket/a`b")
         "`s3://bucket/a'b`"
     """
     return f"`{one_line(text).replace('`', chr(39))}`"

@@ -55,7 +55,7 @@ def parse(text: str) -> Condition:
 
     Example:
         >>> parse("not n_documents > 50")
-        Not(inner=Compared(left=Name(name='n_documents'), operator='>', right=Constant(value=50)))
+        Not(inner=Compared(left=ColumnName(name='n_documents'), operator='>', right=Constant(value=50)))
     """
     parser = _Parser(text)
     condition = parser.condition()
