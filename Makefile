@@ -16,7 +16,7 @@ PARALLEL := -n $(JOBS) $(SPREAD)
 # The processes that tests start, some thousand, would otherwise compile the package each anew where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo lint check test bench docs clean
+.PHONY: install demo lint check test nightly bench docs clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml cluster/constraints.txt
 # The whole path on made-up data: log, data set, pretraining, finetuning, trees, evaluation, report. One thread, because
 # sums of several are rounded differently, and the table of README.md is to come out.
 demo: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m jobs.pipeline --config jobs/configs/demo.yaml
+	OMP_NUM_THREADS=1 $(BIN)/python -m jobs.pipeline --config jobs/configs/start/demo.yaml
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -42,13 +42,17 @@ lint: $(STAMP)
 
 # Under three minutes: style, types, import contracts, doctests, the Python blocks of README.md, the fast tests.
 check: lint
-	$(PYTEST) -m "not slow and not ray and not s3" $(PARALLEL) --doctest-modules ltrscale jobs tests
+	$(PYTEST) -m "not slow and not nightly and not ray and not s3" $(PARALLEL) --doctest-modules ltrscale jobs tests
 
-# Everything. Tests that start a cluster or a server come last: they fork, of which libraries of other tests warn. Each
+# Every law and every page. Tests that start a cluster or a server come last: they fork, of which libraries of other tests warn. Each
 # starts many processes, so two at once fill two cores.
 test: lint
-	$(PYTEST) -m "not ray and not s3" $(PARALLEL) --doctest-modules ltrscale jobs tests
-	$(PYTEST) -m "ray or s3" -n 2 $(SPREAD) tests
+	$(PYTEST) -m "not nightly and not ray and not s3" $(PARALLEL) --doctest-modules ltrscale jobs tests
+	$(PYTEST) -m "not nightly and (ray or s3)" -n 2 $(SPREAD) tests
+
+# The laws once more, at other moments, delays and sizes.
+nightly: $(STAMP)
+	$(PYTEST) -m nightly -n 2 $(SPREAD) tests
 
 bench: $(STAMP)
 	$(BIN)/python -m jobs.bench

@@ -1,7 +1,7 @@
 """A Ray cluster on this machine, with head and workers as separate processes, to try `jobs.submit`.
 
     eval "$(python cluster/local.py start)"     start it; set its address and token for `ray` in this shell
-    python -m jobs.submit -- pretrain --config jobs/configs/distributed-dev.yaml
+    python -m jobs.submit -- pretrain --config jobs/configs/start/distributed-dev.yaml
     eval "$(python cluster/local.py status)"    set them in another shell
     python cluster/local.py stop                stop it
 

@@ -1,4 +1,4 @@
-"""One thin entry point per verb: parse the config, call one function of the package."""
+"""One command line a verb: it reads a config, and imports the room of its job when it runs."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import sys
 # torch reads this variable when it is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# `python -m jobs.NAME` imports this first, and torch after it, which takes seconds: Ctrl-C then ends in one line too.
+# `python -m jobs.NAME` imports this first, and torch when the job runs, which takes seconds: Ctrl-C ends in one line.
 if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
     from ltrscale.errors import end_at_once
 

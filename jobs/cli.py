@@ -9,45 +9,57 @@ import sys
 import tempfile
 import textwrap
 import traceback
-import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Any
 
 from rich.logging import RichHandler
 
 from jobs.help import Key, find, first_level, keys_of, show
+from jobs.keys import Table, committed, table_of
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError, Refused, Stopped, without_credentials
-from ltrscale.launch import under_torchrun
 from ltrscale.progress import console, log
 from ltrscale.signals import ending_on_signal
 
-ConfigT = TypeVar("ConfigT", bound=Config)
+Job = tuple[type[Any], Callable[[Any], object]]
+"""The class of a job's config, and the function that is called with one."""
 
 
 @dataclass(frozen=True)
-class Command(Generic[ConfigT]):
+class Command:
     """A verb of the command line: `python -m jobs.NAME` reads a config and calls one function with it."""
 
     name: str
     """The name of the job's module."""
-    config: type[ConfigT]
-    run: Callable[[ConfigT], object]
+    job: Callable[[], Job]
+    """Imports the job from its room when it runs; `--help` reads a table instead, and imports none."""
     description: str
     """What the job does, with an example: the docstring of its module."""
     keys: str = ""
     """The keys that people set, separated by white space, for `--help`; empty for all."""
     flags: str = ""
     """The keys that have an option of their own, separated by white space."""
+    package: str = "jobs"
+    """Where the module of that name is."""
     argument: str = ""
     """The key whose value may stand alone, as the FILE of `jobs.init FILE`; empty for none. A list takes all words
     that stand alone, and after `--` every word does."""
+
+    @property
+    def config(self) -> type[Any]:
+        """The class of the job's config."""
+        return self.job()[0]
+
+    def table(self) -> Table:
+        """The keys of the job as plain data: those of the committed table, or of the config of any other command."""
+        table = committed()
+        return table if self.name in table.jobs else table_of({self.name: self.config})
 
     def help(self, asked: str) -> str:
         """The text of `--help`: the keys that people set, `all` keys, or one key and what is below it.
@@ -55,7 +67,7 @@ class Command(Generic[ConfigT]):
         Raises:
             InputError: there is no such key.
         """
-        every = list(keys_of(self.config))
+        every = list(keys_of(self.table(), self.name))
         if asked not in ("", "all"):
             return _explained(find(every, asked))
         by_name = {key.name: key for key in reversed(every)}  # if several kinds share a name, the first one wins
@@ -65,13 +77,13 @@ class Command(Generic[ConfigT]):
         return options.format_help()
 
 
-def _explained(found: list[Key]) -> str:
+def _explained(keys: list[Key]) -> str:
     """A key and all below it; of very many those directly below it, and how to ask for the others."""
-    shown = first_level(found)
+    shown = first_level(keys)
     text = f"{show(shown, _width())}\n"
-    if len(shown) == len(found):
+    if len(shown) == len(keys):
         return text
-    hidden = [key for key in found if key not in shown]
+    hidden = [key for key in keys if key not in shown]
     deeper = next(key for key in shown[1:] if any(key in h.within or h.name.startswith(f"{key.name}.") for h in hidden))
     more = f"{len(hidden):,} more keys are below these. `--help {deeper.asked}` shows those of one of them."
     return f"{text}\n{_fill(more)}\n"
@@ -104,10 +116,11 @@ def _fill(text: str) -> str:
     return "\n\n".join(part if part.startswith(" ") else textwrap.fill(part, _width()) for part in parts)
 
 
-def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
-    cls = command.config
+def _parser(command: Command) -> argparse.ArgumentParser:
+    table = command.table()
+    fields = {field.name: field for field in table.configs[table.jobs[command.name]].fields}
     options = argparse.ArgumentParser(
-        prog=f"python -m jobs.{command.name}",
+        prog=f"python -m {command.package}.{command.name}",
         description=_fill(command.description),
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=_width()),
         add_help=False,
@@ -121,7 +134,7 @@ def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
         help="show this help; with a key of the config, that key and all below it; with `all`, every key",
     )
     if command.argument:
-        several = typing.get_origin(cls.model_fields[command.argument].annotation) is tuple
+        several = fields[command.argument].place == "0"
         options.add_argument(
             "argument",
             nargs="*" if several else "?",
@@ -141,50 +154,62 @@ def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
     options.add_argument("--print-config", action="store_true", help="print the resolved config and do nothing")
     for key in command.flags.split():
         options.add_argument(f"--{key}", metavar="VALUE", help=f"short for --set {key}=VALUE")
-    if "out" in cls.model_fields:
+    if "out" in fields:
         options.add_argument(
             "--if-running",
             choices=["wait", "end"],
             help="if another job is writing the same output: wait for it (the default), or end and name it; "
             f"the environment variable {storage.WHEN_BUSY} has the same effect",
         )
-    if "workers" in cls.model_fields:
+    if "workers" in fields:
         options.add_argument("--workers", type=int, metavar="N", help="short for --set workers=N")
-    if "fresh" in cls.model_fields:
+    if "fresh" in fields:
         options.add_argument("--fresh", action="store_true", help="short for --set fresh=true")
-    if "ray" in cls.model_fields:
+    if "ray" in fields:
         options.add_argument("--ray", action="store_true", help="short for --set ray=true")
     for switch in ("plan", "measure", "dry_run"):
-        if switch in cls.model_fields:
+        if switch in fields:
             option = f"--{switch.replace('_', '-')}"
             options.add_argument(option, action="store_true", help=f"short for --set {switch}=true")
     return options
 
 
-def main(command: Command[ConfigT]) -> None:
+def main(command: Command) -> None:
     """Parse the command line and run the job; under torchrun rank 0 runs it and the others take part in its trainings.
 
     An `InputError`, a full disk and a request to stop are reported in one line, with exit statuses 2, 2 and 143, or 130
     after Ctrl-C; the reasons of a `Refused` in a line each, with status 3.
     """
     options = _parser(command).parse_args()
+    sys.excepthook = _show_defect
+    if options.help is None:
+        _run(command, options)
+        return
+    try:
+        print(command.help(options.help), end="")
+    except InputError as error:
+        _show_reasons(error)
+        sys.exit(error.status)
+
+
+def _run(command: Command, options: argparse.Namespace) -> None:
+    """Run the job as `main` says."""
+    from ltrscale.launch import under_torchrun  # imports torch
+
     if getattr(options, "if_running", None):
         os.environ[storage.WHEN_BUSY] = options.if_running  # Ray's processes inherit the environment
 
     def job() -> None:
-        if options.help is not None:
-            print(command.help(options.help), end="")
-            return
-        config = configs.load(command.config, options.config, _overrides(command, options))
+        cls, run = command.job()
+        config = configs.load(cls, options.config, _overrides(command, options))
         if options.print_config:
             print(configs.dump(config), end="")
         else:
             for line in configs.to_check(options.config):
                 log.warning("not checked yet: %s", line)
             with ending_on_signal(), _full_disk_named():
-                command.run(config)
+                run(config)
 
-    sys.excepthook = _show_defect
     _show_log(under_torchrun.rank())
     try:
         if under_torchrun.is_running():
@@ -193,7 +218,7 @@ def main(command: Command[ConfigT]) -> None:
             job()
     except (InputError, Refused, Stopped) as error:
         if under_torchrun.speaks():  # all processes fail together, one of them reports
-            print(*(f"{error.word}: {line}" for line in str(error).split("\n")), sep="\n", file=sys.stderr)
+            _show_reasons(error)
         under_torchrun.leave()  # torchrun's agent kills the others as soon as one has ended
         sys.exit(error.status)
     except KeyboardInterrupt:
@@ -201,7 +226,11 @@ def main(command: Command[ConfigT]) -> None:
         sys.exit(130)
 
 
-def _overrides(command: Command[ConfigT], options: argparse.Namespace) -> list[str]:
+def _show_reasons(error: InputError | Refused | Stopped) -> None:
+    print(*(f"{error.word}: {line}" for line in str(error).split("\n")), sep="\n", file=sys.stderr)
+
+
+def _overrides(command: Command, options: argparse.Namespace) -> list[str]:
     """All that the options set, as `key=value`."""
     workers = getattr(options, "workers", None)
     overrides = [*options.set, *([] if workers is None else [f"workers={workers}"])]
@@ -212,7 +241,7 @@ def _overrides(command: Command[ConfigT], options: argparse.Namespace) -> list[s
     return overrides + [f"{switch}=true" for switch in switches if getattr(options, switch, False)]
 
 
-def read(command: Command[ConfigT], words: Sequence[str]) -> tuple[ConfigT, list[str]]:
+def read(command: Command, words: Sequence[str]) -> tuple[Config, list[str]]:
     """The config of a command line that another process will run, and the files that it names with `--config`.
 
     Raises:

@@ -6,7 +6,7 @@ document ids: columns.positions, columns.clicks and columns.item of jobs.prepare
 
 On a simulated log, after the three commands at the head of that config:
 
-  python -m jobs.clicks --config jobs/configs/clicks-mq2008.yaml
+  python -m jobs.clicks --config jobs/configs/start/clicks-mq2008.yaml
 
 Read the report from top to bottom. If positions do not overlap, it says so and
 what to do: until then inverse propensity weights rest on an assumption that the
@@ -14,13 +14,18 @@ log cannot test. If they overlap, the propensities are what
 `click_ratio_weights` and `dla` are to find. docs/clicks.md explains each table.
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.clicks import ClicksJob
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.evaluation.clicks.look import ClicksJob
+
+    return ClicksJob, ClicksJob.run
+
 
 COMMAND = Command(
     "clicks",
-    ClicksJob,
-    ClicksJob.run,
+    _job,
     __doc__,
     keys="""
     out log log.data log.periods held_out query depth sessions

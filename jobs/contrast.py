@@ -7,10 +7,16 @@ After `make demo`:
       --set bundle=runs/demo/seed-0/simclr_rank/pretrained
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.stages import ContrastJob
+from jobs.cli import Command, Job, main
 
-COMMAND = Command("contrast", ContrastJob, ContrastJob.run, __doc__)
+
+def _job() -> Job:
+    from ltrscale.evaluation.measure.contrast import ContrastJob
+
+    return ContrastJob, ContrastJob.run
+
+
+COMMAND = Command("contrast", _job, __doc__)
 
 if __name__ == "__main__":
     main(COMMAND)

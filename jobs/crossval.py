@@ -2,17 +2,22 @@ r"""Compare methods on each fold of a collection: run the pipeline fold by fold,
 
 In the pipeline's config `{fold}` stands for the name of the fold. Stages that are up to date are skipped.
 
-  python -m jobs.crossval --config jobs/configs/crossval-letor.yaml \
+  python -m jobs.crossval --config jobs/configs/results/crossval-letor.yaml \
       --set 'folds=[Fold1, Fold2]' --set out=runs/two-folds
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.crossval import CrossvalConfig, run_crossval
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.experiments.crossval import CrossvalJob
+
+    return CrossvalJob, CrossvalJob.run
+
 
 COMMAND = Command(
     "crossval",
-    CrossvalConfig,
-    run_crossval,
+    _job,
     __doc__,
     keys="""
     out folds pipeline.prepare pipeline.data pipeline.relabel

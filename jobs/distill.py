@@ -12,13 +12,18 @@ After `make demo`:
           validation: {periods: 2026-W06}, test: {periods: 2026-W07}}'
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.distill import DistillJob, run_distill
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.experiments.distill import DistillJob
+
+    return DistillJob, DistillJob.run
+
 
 COMMAND = Command(
     "distill",
-    DistillJob,
-    run_distill,
+    _job,
     __doc__,
     keys="""
     out data teacher scores

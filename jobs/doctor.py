@@ -6,7 +6,7 @@ others without a token. If they are named, also a store (read, write, conditiona
 every node of a cluster, where a small job runs the same checks:
 
   python -m jobs.doctor --store s3://ltrscale/doctor \
-      --set config=jobs/configs/pretrain-news.yaml
+      --set config=jobs/configs/results/pretrain-news.yaml
 
 `--address http://HEAD:8265` names a cluster; by default it is the one of RAY_ADDRESS or RAY_API_SERVER_ADDRESS. The
 store is then tried from its nodes, with the keys that they have.
@@ -14,17 +14,17 @@ store is then tried from its nodes, with the keys that they have.
 
 import sys
 
-from jobs.cli import Command, main
+from jobs.cli import Command, Job, main
 from jobs.commands import command
-from ltrscale.operating.doctor import DoctorConfig, doctor
 
 
-def run(config: DoctorConfig) -> None:
-    """Run the checks, and exit with their status."""
-    sys.exit(doctor(config, lambda name: command(name).config))
+def _job() -> Job:
+    from ltrscale.operating.doctor import DoctorConfig, doctor
+
+    return DoctorConfig, lambda config: sys.exit(doctor(config, lambda name: command(name).config))
 
 
-COMMAND = Command("doctor", DoctorConfig, run, __doc__, flags="address store")
+COMMAND = Command("doctor", _job, __doc__, flags="address store")
 
 if __name__ == "__main__":
     main(COMMAND)

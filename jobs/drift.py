@@ -1,4 +1,4 @@
-r"""Report metrics by period after the end of training, the drift of features and scores, and whether it foretold loss.
+r"""Report metrics by period after the end of training, the drift of features and scores, and whether it predicted loss.
 
 It reads an evaluation that was sliced by period (`evaluate.slice_by=[period]`), with its bundles and data sets.
 
@@ -7,10 +7,16 @@ After the example of `python -m jobs.evaluate --help` with `--set 'evaluate.slic
   python -m jobs.drift --set evaluation=runs/report --set out=runs/drift
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.drift import DriftJob
+from jobs.cli import Command, Job, main
 
-COMMAND = Command("drift", DriftJob, DriftJob.run, __doc__)
+
+def _job() -> Job:
+    from ltrscale.evaluation.weeks.decay import DriftJob
+
+    return DriftJob, DriftJob.run
+
+
+COMMAND = Command("drift", _job, __doc__)
 
 if __name__ == "__main__":
     main(COMMAND)

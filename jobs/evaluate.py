@@ -17,13 +17,18 @@ slices: groups that meet a condition, and each value of a column.
 docs/methods.md has the language of conditions and all columns.
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.stages import EvaluateJob
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.evaluation.measure.evaluate import EvaluateJob
+
+    return EvaluateJob, EvaluateJob.run
+
 
 COMMAND = Command(
     "evaluate",
-    EvaluateJob,
-    EvaluateJob.run,
+    _job,
     __doc__,
     keys="""
     out evaluate.models evaluate.scores

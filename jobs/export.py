@@ -6,10 +6,16 @@ After `make demo`:
       --set bundle=runs/demo/seed-0/gbdt/model --set data=runs/demo/data
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.export import ExportJob
+from jobs.cli import Command, Job, main
 
-COMMAND = Command("export", ExportJob, ExportJob.run, __doc__, flags="to")
+
+def _job() -> Job:
+    from ltrscale.serving.export import ExportJob
+
+    return ExportJob, ExportJob.run
+
+
+COMMAND = Command("export", _job, __doc__, flags="to")
 
 if __name__ == "__main__":
     main(COMMAND)

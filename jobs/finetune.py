@@ -8,13 +8,18 @@ After `make demo`:
       --set 'splits.test={data: runs/demo/data, periods: 2026-W07..2026-W08}'
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.stages import FinetuneJob
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.training.finetune import FinetuneJob
+
+    return FinetuneJob, FinetuneJob.run
+
 
 COMMAND = Command(
     "finetune",
-    FinetuneJob,
-    FinetuneJob.run,
+    _job,
     __doc__,
     keys="""
     out pretrained

@@ -4,7 +4,7 @@ The exit status is 0 if the candidate passes, and 3 if it is refused, with a lin
 
 After `make demo`, with the config of the example:
 
-  python -m jobs.gate --config jobs/configs/gate.yaml
+  python -m jobs.gate --config jobs/configs/start/gate.yaml
 
 which is, in short:
 
@@ -24,13 +24,18 @@ which is, in short:
 The same command with --plan says, before a candidate is trained, how many groups the margin needs.
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.gate import GateJob, run_gate
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.evaluation.weeks.gate import GateJob
+
+    return GateJob, GateJob.run
+
 
 COMMAND = Command(
     "gate",
-    GateJob,
-    run_gate,
+    _job,
     __doc__,
     keys="""
     out production candidate

@@ -1,18 +1,11 @@
 """The text of `--help` for a config: the keys that people set, one key and all below it, or every key."""
 
-import math
 import textwrap
-import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-from pydantic_core import to_jsonable_python
-
-from ltrscale.config import kind_of, models_in
+from jobs.keys import Field, Table, shown
 from ltrscale.errors import InputError, nearest
 
 _ANY = ("NAME", "0")
@@ -74,88 +67,55 @@ def _fits(part: str, given: str) -> bool:
     return part in (given, "NAME") or (part == "0" and given.isdecimal()) or part.partition("=")[0] == given
 
 
-def keys_of(
-    cls: type[BaseModel],
-    prefix: str = "",
-    default: BaseModel | None = None,
-    within: tuple[Key, ...] = (),
+def keys_of(table: Table, job: str) -> Iterator[Key]:
+    """Every key of a job, each followed by those of its nested config."""
+    return _keys(table, table.jobs[job], "", {}, ())
+
+
+def _keys(
+    table: Table, config: str, prefix: str, defaults: Mapping[str, Any], within: tuple[Key, ...]
 ) -> Iterator[Key]:
-    """Every key of a config, each followed by those of its nested config.
+    """Every key of a config.
 
     Args:
-        cls: the config.
+        table: all configs.
+        config: the name of the config.
         prefix: the dotted prefix of its keys.
-        default: the value of an omitted config, if it differs from the defaults of its class.
+        defaults: the values of omitted keys, where they differ from the defaults of its class.
         within: the kinds that contain the config, and the kind that it is itself.
     """
-    for name, field in cls.model_fields.items():
+    own = table.configs[config]
+    for field in own.fields:
         # the line of the kind itself already shows this key
-        if within and name == "kind" and within[-1].name == f"{prefix}kind={field.default}":
+        if within and field.name == "kind" and within[-1].name == f"{prefix}kind={own.kind}":
             continue
-        models, value = list(models_in(field.annotation)), default_of(field, name, default)
-        yield Key(f"{prefix}{name}", meaning(field), _default(field, value), choices(field), within)
-        below = f"{prefix}{name}{_PLACES.get(typing.get_origin(field.annotation), '')}."
-        for model in models:
-            inside = within
-            if len(models) > 1:
-                kind = Key(f"{below}kind={kind_of(model)}", summary(model), within=within)
+        if field.name in defaults:
+            field = field.model_copy(update={"required": False, "default": defaults[field.name]})
+        yield Key(f"{prefix}{field.name}", field.meaning, _default(field), choices(table, field), within)
+        below = f"{prefix}{field.name}.{field.place}{'.' if field.place else ''}"
+        for name in field.configs:
+            each, inside = table.configs[name], within
+            if len(field.configs) > 1:
+                kind = Key(f"{below}kind={each.kind}", each.summary, within=within)
                 yield kind
                 inside = (*within, kind)
-            yield from keys_of(model, below, value if isinstance(value, model) else None, inside)
+            given = field.default if field.holds_config and field.default.get("kind", "") == each.kind else {}
+            yield from _keys(table, name, below, given, inside)
 
 
-_PLACES: dict[Any, str] = {dict: ".NAME", tuple: ".0"}
-MISSING = object()
-
-
-def default_of(field: FieldInfo, name: str, default: BaseModel | None) -> Any:
-    """The value of an omitted field; `MISSING` if the field is required."""
-    if default is not None:
-        return getattr(default, name)
-    return MISSING if field.is_required() else field.get_default(call_default_factory=True)
-
-
-def _default(field: FieldInfo, value: Any) -> str:
-    if value is MISSING:
+def _default(field: Field) -> str:
+    if field.required:
         return " (required)"
-    if isinstance(value, BaseModel):
-        return f" = {{kind: {kind_of(type(value))}}}" if len(list(models_in(field.annotation))) > 1 else ""
-    return f" = {shown(value)}"
+    if field.holds_config:
+        return f" = {{kind: {field.default['kind']}}}" if len(field.configs) > 1 else ""
+    return f" = {shown(field.default)}"
 
 
-def shown(value: Any) -> str:
-    """A value as YAML in one line."""
-    # YAML ends a lone scalar with a line "..."
-    text = yaml.safe_dump(to_jsonable_python(value), default_flow_style=True, width=math.inf)
-    return str(text).removesuffix("...\n").strip()
-
-
-def meaning(field: FieldInfo) -> str:
-    """The meaning of a field in one line: its description, or the summary of its config."""
-    models = list(models_in(field.annotation))
-    return " ".join((field.description or (summary(models[0]) if len(models) == 1 else "")).split())
-
-
-def summary(cls: type[BaseModel]) -> str:
-    """The first line of a config's docstring."""
-    return (cls.__doc__ or "").partition("\n")[0]
-
-
-def choices(field: FieldInfo) -> str:
-    """The kinds or values that a field may have, in words."""
-    models = list(models_in(field.annotation))
-    if len(models) > 1:
-        return f"Kinds: {', '.join(map(kind_of, models))}."
-    literals = _literals(field.annotation)
-    return f"One of {', '.join(map(shown, literals))}." if len(literals) > 1 else ""
-
-
-def _literals(annotation: Any) -> tuple[Any, ...]:
-    """The values of a `Literal`, of a list of it, or of an optional one; empty if other values are possible."""
-    if typing.get_origin(annotation) is typing.Literal:
-        return typing.get_args(annotation)
-    parts = [part for part in typing.get_args(annotation) if part not in (type(None), Ellipsis)]
-    return _literals(parts[0]) if len(parts) == 1 else ()
+def choices(table: Table, field: Field) -> str:
+    """The kinds or values that a key may have, in words."""
+    if len(field.configs) > 1:
+        return f"Kinds: {', '.join(table.configs[name].kind for name in field.configs)}."
+    return f"One of {', '.join(field.values)}." if field.values else ""
 
 
 def show(keys: Sequence[Key], width: int) -> str:
@@ -176,8 +136,8 @@ def find(keys: Sequence[Key], given: str) -> list[Key]:
     """
     names = [key.name for key in keys]
     of_kind = [] if given in names else _of_kind(keys, given)
-    if found := of_kind or [key for key in keys if key.is_below(given.split("."))]:
-        return found
+    if chosen := of_kind or [key for key in keys if key.is_below(given.split("."))]:
+        return chosen
     # a key given without its prefix, such as `epochs` for `finetune.epochs`, beats a similar spelling
     within = [name for name in names if f".{given.strip('.')}." in f".{name}."]
     near = within[0] if within else nearest(given, names)
@@ -192,13 +152,13 @@ def _of_kind(keys: Sequence[Key], given: str) -> list[Key]:
             inside = [key for key in keys if key == kind or kind in key.within]
             rest = given[len(asked) + 1 :].split(".")
             place = kind.name.split(".")[:-1]
-            if found := [key for key in inside if rest == [""] or key.is_below([*place, *rest])]:
-                return found
+            if chosen := [key for key in inside if rest == [""] or key.is_below([*place, *rest])]:
+                return chosen
     return []
 
 
-def first_level(found: Sequence[Key]) -> list[Key]:
+def first_level(keys: Sequence[Key]) -> list[Key]:
     """A key and those directly below it, where all below it would be too much to read; else all of them."""
-    if len(show(found, _WIDE).splitlines()) <= _MOST_LINES:
-        return list(found)
-    return [key for key in found if key.depth <= found[0].depth + 1]
+    if len(show(keys, _WIDE).splitlines()) <= _MOST_LINES:
+        return list(keys)
+    return [key for key in keys if key.depth <= keys[0].depth + 1]

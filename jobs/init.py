@@ -5,10 +5,16 @@ Uses of columns are guessed from names and values; name those that are guessed w
   python -m jobs.init logs/shop.csv --set out=shop --set label=purchased
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.starting import InitConfig, init
+from jobs.cli import Command, Job, main
 
-COMMAND = Command("init", InitConfig, init, __doc__, argument="file")
+
+def _job() -> Job:
+    from ltrscale.experiments.first.init import InitConfig, init
+
+    return InitConfig, init
+
+
+COMMAND = Command("init", _job, __doc__, argument="file")
 
 if __name__ == "__main__":
     main(COMMAND)

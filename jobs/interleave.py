@@ -8,13 +8,18 @@ After `make demo`:
       --set 'test={data: runs/demo/data, periods: 2026-W07..2026-W08}'
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.interleave import InterleaveJob
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.evaluation.interleaving.interleave import InterleaveJob
+
+    return InterleaveJob, InterleaveJob.run
+
 
 COMMAND = Command(
     "interleave",
-    InterleaveJob,
-    InterleaveJob.run,
+    _job,
     __doc__,
     keys="""
     out models scores test test.data test.periods test.labels

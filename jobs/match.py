@@ -1,18 +1,23 @@
 r"""Append exact-match features (TF, IDF, TF-IDF, BM25, query likelihood) to a data set with tokens.
 
-After `python -m jobs.prepare --config jobs/configs/prepare-nfcorpus.yaml`:
+After `python -m jobs.prepare --config jobs/configs/data/prepare-nfcorpus.yaml`:
 
   python -m jobs.match --set data=data/nfcorpus --set out=data/nfcorpus-match \
       --set match.periods=train
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.match import MatchJob
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.derive.matching.match import MatchJob
+
+    return MatchJob, MatchJob.run
+
 
 COMMAND = Command(
     "match",
-    MatchJob,
-    MatchJob.run,
+    _job,
     __doc__,
     keys="""
     out data match.query match.documents match.together match.periods match.statistics match.smoothing.k1

@@ -2,17 +2,22 @@ r"""From raw log to evaluated comparison: prepare, train every method with every
 
 Stages that are up to date are skipped.
 
-  python -m jobs.pipeline --config jobs/configs/demo.yaml --set out=runs/mine \
-      --set 'seeds=[0]'
+  python -m jobs.pipeline --config jobs/configs/start/demo.yaml \
+      --set out=runs/mine --set 'seeds=[0]'
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.experiments.pipeline import PipelineConfig
+
+    return PipelineConfig, PipelineConfig.run
+
 
 COMMAND = Command(
     "pipeline",
-    PipelineConfig,
-    run_pipeline,
+    _job,
     __doc__,
     keys="""
     out data prepare synthetic relabel

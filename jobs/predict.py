@@ -9,13 +9,18 @@ What the rows have that training had not is said, feature by feature; with
 `--set refuse=true` nothing is then ranked, and the exit status is 3.
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.predict import PredictJob
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.scoring.predict import PredictJob
+
+    return PredictJob, PredictJob.run
+
 
 COMMAND = Command(
     "predict",
-    PredictJob,
-    PredictJob.run,
+    _job,
     __doc__,
     keys="out bundle inputs inputs.0.path inputs.0.period source sort meta max_rejected refuse add ray workers",
     flags="bundle inputs out",

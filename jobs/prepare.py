@@ -7,13 +7,18 @@ From LETOR text, where each file becomes a period:
                              {path: test.txt, period: test}]'
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.stages import PrepareJob
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.ingest.prepare import PrepareJob
+
+    return PrepareJob, PrepareJob.run
+
 
 COMMAND = Command(
     "prepare",
-    PrepareJob,
-    PrepareJob.run,
+    _job,
     __doc__,
     keys="""
     out prepare.inputs prepare.inputs.0.path prepare.inputs.0.period

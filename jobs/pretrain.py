@@ -6,13 +6,18 @@ After `make demo`:
       --set train.data=runs/demo/data --set train.periods=2026-W01..2026-W05
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.stages import PretrainJob
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.training.pretrain import PretrainJob
+
+    return PretrainJob, PretrainJob.run
+
 
 COMMAND = Command(
     "pretrain",
-    PretrainJob,
-    PretrainJob.run,
+    _job,
     __doc__,
     keys="""
     out train.data train.periods

@@ -13,13 +13,18 @@ committed scores, or from a Parquet or CSV table of query, item, label and score
                              periods: 2026-W07..2026-W08}}'
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.reconcile import ReconcileJob
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.evaluation.measure.reconcile import ReconcileJob
+
+    return ReconcileJob, ReconcileJob.run
+
 
 COMMAND = Command(
     "reconcile",
-    ReconcileJob,
-    ReconcileJob.run,
+    _job,
     __doc__,
     keys="""
     out source source.path source.query source.item source.label source.score source.bundle source.scores

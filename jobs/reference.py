@@ -1,20 +1,21 @@
-"""Print the reference of all jobs and all keys: `python -m jobs.reference > docs/reference.md`.
+"""Write the keys of all jobs: docs/reference.md to read, and jobs/keys.json for `--help`.
 
-A config that several jobs or keys share appears once, and they link to it.
+  python -m jobs.reference
+
+On the page, a config that several jobs or keys share appears once, and they link to it.
 """
 
 import inspect
 import re
-import sys
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from jobs.commands import commands
-from jobs.help import MISSING, choices, default_of, meaning, shown, summary
-from ltrscale.config import kind_of, members, models_in
+from jobs.help import choices
+from jobs.keys import FILE, Description, Field, Table, shown, summary, table_of
+from ltrscale.config import kind_of, members
 from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.ranking.choices import LetorMetricConfig, LossConfig, MetricConfig
@@ -23,7 +24,7 @@ from ltrscale.ranking.metrics import Metric
 
 _ABOVE = """# Reference
 
-This page lists every job with every key of its config. `python -m jobs.reference > docs/reference.md` generates it.
+This page lists every job with every key of its config. `python -m jobs.reference` generates it.
 
 If the value of a key is a nested config, the key links to that config, which appears once on this page. Dots separate
 nested keys: the config of `jobs.finetune` has the key `finetune`, a `FinetuneConfig`, which has the key `epochs`, so
@@ -43,18 +44,28 @@ KINDS: dict[str, tuple[str, Any]] = {
 """Unions with a table of their kinds: the title, how a kind is chosen, and the union."""
 
 
-def reference() -> str:
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
+
+
+def table() -> Table:
+    """The keys of all jobs, from their configs."""
+    return table_of({command.name: command.config for command in commands()})
+
+
+def reference(table: Table) -> str:
     """The page: every job, the tables of kinds, then every config below a job."""
     every = commands()
     text = [_ABOVE, *(f"- [jobs.{each.name}](#jobs{each.name}): {_first(each.description)}" for each in every), ""]
-    for command in every:
-        text += [f"## jobs.{command.name}", "", _first(command.description), "", *_table(command.config)]
+    for each in every:
+        rows = _rows(table, table.configs[table.jobs[each.name]])
+        text += [f"## jobs.{each.name}", "", _first(each.description), "", *rows]
     for title, (how, union) in KINDS.items():
         text += [f"## {title}", "", f"{how} [methods.md](methods.md) explains the columns.", ""]
         text += ["| kind | description | source | proof |", "|---|---|---|---|", *map(_kind, members(union)), ""]
     text += ["## Configs", ""]
-    for cls in sorted({part for each in every for part in _parts(each.config)}, key=lambda cls: cls.__name__):
-        text += [f"### {cls.__name__}", "", summary(cls), "", *_table(cls)]
+    below = {name for config in table.configs.values() for field in config.fields for name in field.configs}
+    for name in sorted(below):
+        text += [f"### {name}", "", table.configs[name].summary, "", *_rows(table, table.configs[name])]
     return "\n".join(text).rstrip() + "\n"
 
 
@@ -76,38 +87,28 @@ def _first(text: str) -> str:
     return text.partition("\n")[0]
 
 
-def _parts(cls: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """The configs below a config."""
-    for field in cls.model_fields.values():
-        for model in models_in(field.annotation):
-            yield model
-            yield from _parts(model)
-
-
-def _table(cls: type[BaseModel]) -> list[str]:
+def _rows(table: Table, config: Description) -> list[str]:
     rows = ["| key | default | meaning |", "|---|---|---|"]
-    for name, field in cls.model_fields.items():
-        rows.append(f"| `{name}` | {_default(field, name)} | {_meaning(field)} |")
+    for field in config.fields:
+        rows.append(f"| `{field.name}` | {_default(field)} | {_meaning(table, field)} |")
     return [*rows, ""]
 
 
-def _default(field: FieldInfo, name: str) -> str:
-    value = default_of(field, name, None)
-    if value is MISSING:
+def _default(field: Field) -> str:
+    if field.required:
         return "required"
-    if not isinstance(value, BaseModel):
-        return _code(shown(value))
-    kind = {"kind": kind_of(type(value))} if len(list(models_in(field.annotation))) > 1 else {}
-    differs = kind | value.model_dump(mode="json", exclude_defaults=True)
+    if not field.holds_config:
+        return _code(shown(field.default))
+    differs = {key: value for key, value in field.default.items() if key != "kind" or len(field.configs) > 1}
     return _code(shown(differs)) if differs else ""
 
 
-def _meaning(field: FieldInfo) -> str:
+def _meaning(table: Table, field: Field) -> str:
     """The meaning of a key, with links to the configs that it may have."""
-    models = list(models_in(field.annotation))
-    links = [f"[{kind_of(each) if len(models) > 1 else each.__name__}](#{each.__name__.lower()})" for each in models]
-    more = choices(field) if not models else f"Kinds: {', '.join(links)}." if len(models) > 1 else f"See {links[0]}."
-    return f"{meaning(field)} {more}".strip().replace("|", "\\|")
+    kinds = len(field.configs) > 1
+    links = [f"[{table.configs[name].kind if kinds else name}](#{name.lower()})" for name in field.configs]
+    more = f"Kinds: {', '.join(links)}." if kinds else f"See {links[0]}." if links else choices(table, field)
+    return f"{field.meaning} {more}".strip().replace("|", "\\|")
 
 
 def _code(text: str) -> str:
@@ -115,4 +116,6 @@ def _code(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(reference())
+    current = table()
+    FILE.write_text(current.dump())
+    PAGE.write_text(reference(current))

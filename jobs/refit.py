@@ -7,13 +7,18 @@ start from are those that the bundle records. After the example of `jobs.train_g
       --set 'also={data: runs/demo/data, periods: 2026-W07..2026-W08}'
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.refit import RefitJob
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.experiments.refit import RefitJob
+
+    return RefitJob, RefitJob.run
+
 
 COMMAND = Command(
     "refit",
-    RefitJob,
-    RefitJob.run,
+    _job,
     __doc__,
     keys="out bundle also also.data also.periods also.labels workers.number workers.gpus workers.cpus fresh",
 )

@@ -6,10 +6,16 @@ After `make demo`:
       --set bundle=runs/demo/seed-0/gbdt/model
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.register import RegisterJob
+from jobs.cli import Command, Job, main
 
-COMMAND = Command("register", RegisterJob, RegisterJob.run, __doc__)
+
+def _job() -> Job:
+    from ltrscale.serving.register import RegisterJob
+
+    return RegisterJob, RegisterJob.run
+
+
+COMMAND = Command("register", _job, __doc__)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -6,13 +6,18 @@ After `make demo`:
       --set 'relabel.steps=[{kind: labelled_fraction, fraction: 0.1}]'
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.stages import RelabelJob
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.derive.relabelling.relabel import RelabelJob
+
+    return RelabelJob, RelabelJob.run
+
 
 COMMAND = Command(
     "relabel",
-    RelabelJob,
-    RelabelJob.run,
+    _job,
     __doc__,
     keys="""
     out data relabel.steps relabel.steps.0.periods relabel.steps.0.fraction

@@ -14,10 +14,16 @@ After the example of `python -m jobs.evaluate --help`:
 jobs.drift made of an evaluation with `evaluate.slice_by=[period]`.
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.report import ReportJob
+from jobs.cli import Command, Job, main
 
-COMMAND = Command("report", ReportJob, ReportJob.run, __doc__)
+
+def _job() -> Job:
+    from ltrscale.experiments.report.make import ReportJob
+
+    return ReportJob, ReportJob.run
+
+
+COMMAND = Command("report", _job, __doc__)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -5,10 +5,16 @@ After `make demo`, a list, and with `--compare "[runs/a, runs/b]"` two runs side
   python -m jobs.runs runs
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.listing import RunsJob
+from jobs.cli import Command, Job, main
 
-COMMAND = Command("runs", RunsJob, RunsJob.run, __doc__, flags="compare", argument="under")
+
+def _job() -> Job:
+    from ltrscale.experiments.listing import RunsJob
+
+    return RunsJob, RunsJob.run
+
+
+COMMAND = Command("runs", _job, __doc__, flags="compare", argument="under")
 
 if __name__ == "__main__":
     main(COMMAND)

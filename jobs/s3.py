@@ -1,4 +1,4 @@
-"""A real S3 server (SeaweedFS) on this machine, for benchmarks, for `jobs.chaos` and for tests."""
+"""A real S3 server (SeaweedFS) on this machine, for benchmarks and tests."""
 
 import json
 import os

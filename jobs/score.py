@@ -6,10 +6,16 @@ After `make demo`:
       --set data=runs/demo/data --set bundle=runs/demo/seed-0/simclr_rank/model
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.stages import ScoreJob
+from jobs.cli import Command, Job, main
 
-COMMAND = Command("score", ScoreJob, ScoreJob.run, __doc__)
+
+def _job() -> Job:
+    from ltrscale.scoring.score import ScoreJob
+
+    return ScoreJob, ScoreJob.run
+
+
+COMMAND = Command("score", _job, __doc__)
 
 if __name__ == "__main__":
     main(COMMAND)

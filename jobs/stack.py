@@ -9,13 +9,18 @@ After `make demo`:
       --set 'splits.test={data: runs/demo/data, periods: 2026-W07..2026-W08}'
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.stack import StackJob, run_stack
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.experiments.stack import StackJob
+
+    return StackJob, StackJob.run
+
 
 COMMAND = Command(
     "stack",
-    StackJob,
-    run_stack,
+    _job,
     __doc__,
     keys="""
     out members members.NAME.gbdt members.NAME.pretrain members.NAME.finetune bundles

@@ -3,18 +3,22 @@ r"""Study methods over numbers of labelled groups: from which number on does whi
 Models that are up to date are skipped; `summary/report.md` is written anew while models arrive. On the data set that
 jobs.prepare makes with prepare-mq2008.yaml:
 
-  python -m jobs.study --config jobs/configs/study-mq2008.yaml --workers 2 \
-      --set out=runs/mine
+  python -m jobs.study --config jobs/configs/start/study-mq2008.yaml \
+      --workers 2 --set out=runs/mine
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.study import run_study
-from ltrscale.workflows.study_grid import StudyConfig
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.experiments.study import StudyConfig
+
+    return StudyConfig, StudyConfig.run
+
 
 COMMAND = Command(
     "study",
-    StudyConfig,
-    run_study,
+    _job,
     __doc__,
     keys="""
     out data splits.train.periods splits.validation.periods splits.test.periods

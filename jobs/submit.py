@@ -4,7 +4,8 @@ What follows `--` is the job and its arguments, as after `python -m jobs.`; its
 config is checked here first. For a cluster on this machine, which
 `eval "$(python cluster/local.py start)"` starts and names in the environment:
 
-  python -m jobs.submit -- pretrain --config jobs/configs/distributed-dev.yaml \
+  python -m jobs.submit -- pretrain \
+      --config jobs/configs/start/distributed-dev.yaml \
       --set out=s3://ltrscale/runs/submitted --workers 2
 
 `--address http://HEAD:8265` names another one. Ctrl-C stops following, not the
@@ -18,15 +19,20 @@ them. docs/operating.md explains more.
 """
 
 import sys
+from typing import TYPE_CHECKING
 
-from jobs.cli import Command, main, read
+from jobs.cli import Command, Job, main, read
 from jobs.commands import command
-from ltrscale.config import digest
-from ltrscale.operating.submission import SubmitConfig, relative_places, submission, submit
+
+if TYPE_CHECKING:
+    from ltrscale.operating.submission import SubmitConfig
 
 
-def run(config: SubmitConfig) -> None:
+def run(config: "SubmitConfig") -> None:
     """Submit, with the job's own config checked and hashed."""
+    from ltrscale.config import digest
+    from ltrscale.operating.submission import relative_places, submission, submit
+
     settings = "\n".join(config.command)
     files: list[str] = []
     places: dict[str, str] = {}
@@ -36,7 +42,13 @@ def run(config: SubmitConfig) -> None:
     sys.exit(submit(config, submission(config, digest(settings), files, places)))
 
 
-COMMAND = Command("submit", SubmitConfig, run, __doc__, flags="address action id", argument="command")
+def _job() -> Job:
+    from ltrscale.operating.submission import SubmitConfig
+
+    return SubmitConfig, run
+
+
+COMMAND = Command("submit", _job, __doc__, flags="address action id", argument="command")
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -8,13 +8,18 @@ After `make demo`:
       --set 'splits.test={data: runs/demo/data, periods: 2026-W07..2026-W08}'
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.tree_stages import GBDTJob
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.trees.gbdt import GBDTJob
+
+    return GBDTJob, GBDTJob.run
+
 
 COMMAND = Command(
     "train_gbdt",
-    GBDTJob,
-    GBDTJob.run,
+    _job,
     __doc__,
     keys="""
     out

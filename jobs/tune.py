@@ -11,13 +11,18 @@ After `make demo`:
           test: {data: runs/demo/data, periods: 2026-W07..2026-W08}}'
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.tune import TuneJob
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.tuning.tune import TuneJob
+
+    return TuneJob, TuneJob.run
+
 
 COMMAND = Command(
     "tune",
-    TuneJob,
-    TuneJob.run,
+    _job,
     __doc__,
     keys="""
     out job job.splits job.gbdt job.pretrain job.finetune job.pretrained

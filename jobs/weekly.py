@@ -7,17 +7,21 @@ on where it was stopped, and does nothing if the week is done.
 
 With the config that `jobs.init` writes; with --dry-run it says what it would do:
 
-  python -m jobs.weekly --config jobs/configs/weekly.yaml --inputs W12.csv
+  python -m jobs.weekly --config jobs/configs/start/weekly.yaml --inputs W12.csv
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.week import run_weekly
-from ltrscale.workflows.weekly import WeeklyJob
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.experiments.weekly import WeeklyJob
+
+    return WeeklyJob, WeeklyJob.run
+
 
 COMMAND = Command(
     "weekly",
-    WeeklyJob,
-    run_weekly,
+    _job,
     __doc__,
     keys="""
     out pipeline method inputs production splits.train.periods splits.validation.periods splits.test.periods

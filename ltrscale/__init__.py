@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ltrscale.workflows.comparison import compare
-    from ltrscale.workflows.estimator import Ranker
+    from ltrscale.api.comparison import compare
+    from ltrscale.api.estimator import Ranker
 
 __all__ = ["Ranker", "compare"]
 
@@ -13,11 +13,11 @@ def __getattr__(name: str) -> Any:
     """Import what is asked for only then: most modules of the package need much less."""
     match name:
         case "Ranker":
-            from ltrscale.workflows.estimator import Ranker
+            from ltrscale.api.estimator import Ranker
 
             return Ranker
         case "compare":
-            from ltrscale.workflows.comparison import compare
+            from ltrscale.api.comparison import compare
 
             return compare
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

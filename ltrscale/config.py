@@ -11,7 +11,7 @@ import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from types import UnionType
-from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -25,9 +25,6 @@ class Config(BaseModel):
     """Base of all configs: frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
-
-    renamed: ClassVar[Mapping[str, str]] = {}
-    """The current key for each key of earlier versions, for error messages."""
 
     @model_validator(mode="before")
     @classmethod
@@ -462,9 +459,6 @@ def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
             message = "missing, and has no default; set it (--help all explains every key)"
         return f"{where}: {message}{shown}" if where else message
     level, others = _Walk.of(cls, problem["loc"][:-1]).models()
-    for model in level:
-        if issubclass(model, Config) and key in model.renamed:
-            return f"{where}: the key is {model.renamed[key]!r} now; rename it"
     names = sorted({name for model in level for name in model.model_fields})
     near = nearest(key, names, alike=0.5)
     if kinds := [kind_of(model) for model in others if key in model.model_fields]:

@@ -104,7 +104,7 @@ def _own_cluster(cpus: int) -> Iterator[None]:
         token = folder / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
-        settings = environment(
+        settings = with_environment(
             RAY_AUTH_MODE="token",
             RAY_AUTH_TOKEN=None,
             RAY_AUTH_TOKEN_PATH=str(token),
@@ -170,7 +170,7 @@ def _ending_with_the_cluster() -> Iterator[None]:
 
 
 @contextmanager
-def environment(**values: str | None) -> Iterator[None]:
+def with_environment(**values: str | None) -> Iterator[None]:
     """Give the environment these values while the block runs, and let Ray read its token settings again."""
 
     def change(to: Mapping[str, str | None]) -> None:

@@ -12,18 +12,19 @@ def escape(text: str) -> str:
         >>> escape("[a](javascript:b) | <script> < 5 [0.1, 0.2]")
         '[a\\](javascript:b) \\| &lt;script> < 5 [0.1, 0.2]'
     """
-    return _MARKUP.sub(lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", _one_line(text))
+    return _MARKUP.sub(lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", one_line(text))
 
 
-def code(text: str) -> str:
+def as_code(text: str) -> str:
     """The text in one line as code.
 
     Example:
-        >>> code("s3://bucket/a`b")
+        >>> as_code("s3://bucket/a`b")
         "`s3://bucket/a'b`"
     """
-    return f"`{_one_line(text).replace('`', chr(39))}`"
+    return f"`{one_line(text).replace('`', chr(39))}`"
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """The text without control characters."""
     return "".join(c if c.isprintable() else " " for c in text)

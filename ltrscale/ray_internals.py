@@ -68,7 +68,7 @@ def own_processes() -> list[Popen[bytes]]:
     return [info.process for name in ("gcs_server", "raylet") for info in started[name]]
 
 
-def blocks(dataset: Any) -> Iterator[Any]:
+def ready_blocks(dataset: Any) -> Iterator[Any]:
     """References to the blocks of a Ray data set, each as soon as it is ready.
 
     The public `iter_batches` yields copies from three threads, one of which outlives an iterator that is closed

@@ -12,9 +12,9 @@ import ray
 from ltrscale import config as configs
 from ltrscale.config import validate
 from ltrscale.engine import ray_cluster
-from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
-from ltrscale.workflows.stages import ScoreJob
-from ltrscale.workflows.tune import TuneJob
+from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.scoring.score import ScoreJob
+from ltrscale.tuning.tune import TuneJob
 
 CONFIGS = Path(__file__).resolve().parents[1] / "jobs" / "configs"
 SMALL = [
@@ -34,7 +34,7 @@ SMALL = [
 
 def main(url: str) -> None:
     """Run all three below a URL."""
-    run_pipeline(configs.load(PipelineConfig, str(CONFIGS / "demo.yaml"), [f"out={url}/pipeline", *SMALL]))
+    configs.load(PipelineConfig, str(CONFIGS / "start" / "demo.yaml"), [f"out={url}/pipeline", *SMALL]).run()
     data = f"{url}/pipeline/data"
     weeks = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
     job = {

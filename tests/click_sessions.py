@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from ltrscale import storage
-from ltrscale.clicks.sessions import Bools, Doubles, Ints, Sessions
+from ltrscale.arrays import Bools, Doubles, Ints
+from ltrscale.clicks.sessions import Sessions
 from ltrscale.data.dataset.manifest import Feature, Manifest
 from ltrscale.data.dataset.summaries import LabelCounts
 from ltrscale.data.dataset.writer import DatasetWriter

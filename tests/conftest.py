@@ -12,7 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import settings
+from made_once import MadeOnce
 from numpy.typing import NDArray
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from jobs.s3 import SeaweedFS, environment, free_ports, seaweedfs
 from ltrscale import storage
@@ -27,10 +30,33 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if collection_path.suffix == ".py" and not collection_path.name.startswith("test_") else None
 
 
+PAGES = "test_pages.py"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the longest file first, then those with slow tests, so that no process is left alone with one at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path.name != "test_pages.py", item.path not in slow))
+    items.sort(key=lambda item: (item.path.name != PAGES, item.path not in slow))
+
+
+class FilesAndPages(LoadFileScheduling):
+    """Gives the tests of a file to one process, but for the pages, which take minutes each."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if PAGES in nodeid else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """Stands for `--dist loadfile`."""
+    return FilesAndPages(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.fixture(scope="session")
+def made_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
+    """Makes directories that all processes of the tests share."""
+    base = tmp_path_factory.getbasetemp()
+    return MadeOnce(base.parent if hasattr(request.config, "workerinput") else base)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -129,39 +155,41 @@ def reorder(tmp_path_factory: pytest.TempPathFactory) -> Reorder:
 
 
 @pytest.fixture(scope="session")
-def synthetic_dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+def synthetic_dataset(made_once: MadeOnce) -> str:
     """A small data set, made like a user makes one: a synthetic log of four weeks, prepared."""
     from synthetic_columns import COLUMN_MAPPING
 
-    from ltrscale.data.ingest.inputs import PrepareConfig
-    from ltrscale.data.ingest.prepare import prepare
+    from ltrscale.ingest.inputs import PrepareConfig
+    from ltrscale.ingest.prepare import prepare
     from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
 
-    folder = tmp_path_factory.mktemp("synthetic")
-    config = SyntheticLogConfig(weeks=4, groups_per_week=120, mean_documents=12, n_features=12, labelled=0.7)
-    files = write_log(config, str(folder / "log"), report=lambda _: None)
-    source = {"kind": "items", "columns": COLUMN_MAPPING}
-    prepare(PrepareConfig.model_validate({"inputs": files, "source": source}), str(folder / "data"))
-    return str(folder / "data")
+    def make(folder: Path) -> None:
+        config = SyntheticLogConfig(weeks=4, groups_per_week=120, mean_documents=12, n_features=12, labelled=0.7)
+        files = write_log(config, str(folder / "log"), report=lambda _: None)
+        source = {"kind": "items", "columns": COLUMN_MAPPING}
+        prepare(PrepareConfig.model_validate({"inputs": files, "source": source}), str(folder / "data"))
+
+    return str(made_once("synthetic", make) / "data")
 
 
 @pytest.fixture(scope="session")
-def texts(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+def texts(synthetic_dataset: str, made_once: MadeOnce) -> str:
     """The synthetic data set with texts, whose titles name the relevant documents."""
     from text_log import add_text
 
-    url = str(tmp_path_factory.mktemp("texts") / "data")
-    shutil.copytree(synthetic_dataset, url)
-    add_text(url)
-    return url
+    def make(folder: Path) -> None:
+        shutil.copytree(synthetic_dataset, folder / "data")
+        add_text(str(folder / "data"))
+
+    return str(made_once("texts", make) / "data")
 
 
 @pytest.fixture(scope="session")
-def clicked_texts(texts: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+def clicked_texts(texts: str, made_once: MadeOnce) -> str:
     """These texts with clicks as labels, at positions."""
     from dataset_changes import with_clicks
 
-    return with_clicks(texts, str(tmp_path_factory.mktemp("clicked") / "data"))
+    return str(made_once("clicked", lambda folder: with_clicks(texts, str(folder / "data"))) / "data")
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ import os
 from faulty_pretraining import FaultyPretraining
 
 from jobs.cli import Command, main
-from ltrscale.workflows.stages import PretrainJob
+from ltrscale.training.pretrain import PretrainJob
 
 if __name__ == "__main__":
     with FaultyPretraining(os.environ["FAULTY_JOB"], raises=((2, 1, "input"),)).installed():
-        main(Command("pretrain", PretrainJob, PretrainJob.run, "A test."))
+        main(Command("pretrain", lambda: (PretrainJob, PretrainJob.run), "A test."))

@@ -23,6 +23,7 @@ import pytest
 import ray
 import torch
 import torch.distributed as dist
+from small_trainers import pretrain
 
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, UnavailableError
@@ -32,8 +33,8 @@ from ltrscale.progress import Report
 from ltrscale.training import pretrain as pretraining
 from ltrscale.training.checkpoint import list_checkpoints
 from ltrscale.training.feed import Fed
-from ltrscale.training.loop import StepResult, Trainer
-from ltrscale.training.pretrain import PretrainConfig, Pretraining, pretrain
+from ltrscale.training.loop import Trainer
+from ltrscale.training.pretrain import PretrainConfig, Pretraining
 from ltrscale.training.reduce import from_rank_0
 
 _COMMIT_WITHIN_S = 60.0
@@ -114,14 +115,15 @@ class FaultyPretraining:
 
 @contextmanager
 def _steps(before: Callable[[Trainer, Fed], None]) -> Iterator[None]:
-    original = Trainer.step
+    original = Trainer.fetch
 
-    def step(self: Trainer, fed: Fed, *, wait_s: float = 0.0) -> tuple[StepResult, int]:
+    def fetch(self: Trainer, steps: Iterator[Fed]) -> tuple[Fed, float]:
+        fed, wait_s = original(self, steps)
         before(self, fed)
-        return original(self, fed, wait_s=wait_s)
+        return fed, wait_s
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "step", step)
+        patch.setattr(Trainer, "fetch", fetch)
         yield
 
 

@@ -10,6 +10,7 @@ people read. Every command computes with one thread; figures of another machine 
 """
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from typing import Any
 
 from pages import ROOT, link_data, short
 
+CLOCK = r"seconds|minutes|_per_s(econd)?$"
 FOR_PEOPLE = (".md", ".html", ".svg", ".png")
 PRELUDE = """
 job() { # words with a = are settings
@@ -63,13 +65,41 @@ def set_up(home: Path) -> None:
 
 
 def outputs(home: Path) -> dict[str, Any]:
-    """The origin and the files of each directory that is committed below `home`."""
+    """The origin and the files of each directory that is committed below `home`.
+
+    Of inputs their places count, because their contents are outputs themselves or given. Names of Parquet files lose
+    the part that is another one in each run.
+    """
     found = {}
-    for path in sorted(home.rglob("manifest.json")):
+    for path in sorted(home.rglob("*manifest.json")):
         manifest = json.loads(path.read_text())
-        files = {f["path"]: f["sha256"] for f in manifest.get("files", []) if not f["path"].endswith(FOR_PEOPLE)}
-        found[str(path.parent.relative_to(home))] = {"made_by": manifest.get("made_by"), "files": files}
+        origin = timeless(manifest.get("made_by") or {})
+        origin["inputs"] = sorted(origin.get("inputs", {}))
+        names = [file["path"] for file in manifest.get("files", []) if not file["path"].endswith(FOR_PEOPLE)]
+        files = {re.sub(r"(-[0-9a-f]{8})+(?=\.\w+$)", "", name): content(path.parent / name) for name in names}
+        place = str(path.parent.relative_to(home))
+        found[place] = json.loads(json.dumps({"made_by": origin, "files": files}).replace(str(home), "HOME"))
     return found
+
+
+def content(path: Path) -> str:
+    """A hash of a file; of JSON without what a clock measured."""
+    data = path.read_bytes()
+    if path.suffix == ".json":
+        data = json.dumps(timeless(json.loads(data)), sort_keys=True).encode()
+    elif path.suffix == ".txt":  # LightGBM's text names the ports of its workers
+        data = re.sub(rb"^\[(local_listen_port|machines): .*\n", b"", data, flags=re.MULTILINE)
+    return hashlib.sha256(data).hexdigest()
+
+
+def timeless(value: Any) -> Any:
+    """Plain data without times."""
+    match value:
+        case dict():
+            return {key: timeless(inner) for key, inner in value.items() if not re.search(CLOCK, key)}
+        case list():
+            return [timeless(inner) for inner in value]
+    return value
 
 
 def differences(before: Any, after: Any, place: str = "") -> Iterator[str]:

@@ -23,7 +23,6 @@ job train_gbdt out=runs/shared-trees splits="$SPLITS" gbdt="{$TREES}" workers="{
 job train_gbdt out=runs/xgboost splits="$SPLITS" gbdt="{kind: xgboost, num_trees: 20, max_leaves: 8, num_threads: 1}"
 job train_gbdt out=runs/catboost splits="$SPLITS" gbdt="{kind: catboost, num_trees: 20, num_threads: 1}"
 job train_gbdt out=runs/mean splits="$SPLITS" ensemble="{candidates: 3, most: 2}" gbdt="{$TREES, feature_fraction: 0.5}"
-job combine out=runs/both splits="$SPLITS" combine="{how: concat, epochs: 2}" bundles="[runs/demo/seed-0/simclr_rank/model, runs/demo/seed-0/simsiam/model]"
 job stack out=runs/stack splits="$SPLITS" stack="{folds: 2, gbdt: {$TREES}}" members="{trees: {kind: gbdt, gbdt: {$TREES}}, network: {kind: neural, finetune: {$NETWORK}}}"
 job tune out=runs/search trials=3 space="{gbdt.num_leaves: {low: 4, high: 64, integer: true}}" job="{kind: gbdt, gbdt: {$TREES}, splits: $SPLITS}"
 job finetune out=runs/mlp splits="$SPLITS" finetune="{$NETWORK}"
@@ -49,6 +48,5 @@ job study --config configs/study-mq2008.yaml grid="[{labelled: [24, 118], draws:
 #: news
 job prepare --config configs/prepare-news-sample.yaml
 job init ../shared/data/news/sample out=runs/first
-job relabel data=runs/data/news-sample out=runs/binary relabel.steps="[{kind: shuffle_groups, seed: 1}]"
 #: text
 job pipeline --config configs/sun23.yaml

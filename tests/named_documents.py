@@ -1,6 +1,5 @@
 """A small data set in which a category names each document, and nothing else tells documents apart under noise."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ltrscale.data.ingest.inputs import PrepareConfig
-from ltrscale.data.ingest.prepare import prepare
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import prepare
 from ltrscale.training.pretrain import PretrainConfig
 
 COLUMNS = {"query": "q", "item": "d", "features": ["f_*"], "categorical": ["c_*"]}
@@ -29,16 +28,6 @@ def make(folder: Path) -> str:
     out = str(folder / "data")
     prepare(PrepareConfig.model_validate({"inputs": str(folder / "log.parquet"), "source": source}), out)
     return out
-
-
-def without_the_count(data: str) -> None:
-    """Turn the data set into one that was prepared before unique values were counted."""
-    path = Path(data) / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["grouped"]
-    for summary in manifest["summaries"]:
-        del summary["unique_in_group"]
-    path.write_text(json.dumps(manifest))
 
 
 def config(method: str = "simclr_rank", epochs: int = 25, **mask: Any) -> PretrainConfig:

@@ -1,5 +1,6 @@
 """Small trainers for tests."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,16 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.launch.workers import ONE, WorkersConfig
 from ltrscale.pretext.objective import Pretrainer
-from ltrscale.training.finetune import FinetuneConfig, finetune
+from ltrscale.progress import Report
+from ltrscale.training.combine import CombineConfig, CombineJob
+from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.network import fit, sample_inputs
-from ltrscale.training.pretrain import PretrainConfig
+from ltrscale.training.pretrain import PretrainConfig, PretrainJob
 from ltrscale.training.settings import CosineConfig, OptimizerConfig
 
 WEEKS = ("2026-W01", "2026-W02")
@@ -26,6 +29,50 @@ def splits(data: str) -> tuple[Split, Split, Split]:
     """Training, validation and test in the four weeks of the synthetic data set."""
     train = Split(data=(data,), periods=("2026-W01..2026-W02",))
     return train, Split(data=(data,), periods=("2026-W03",)), Split(data=(data,), periods=("2026-W04",))
+
+
+def pretrain(
+    config: PretrainConfig,
+    train: Split,
+    out: str,
+    *,
+    origin: Mapping[str, Any],
+    report: Report,
+    workers: WorkersConfig = ONE,
+) -> None:
+    """Do the work of a job of pretraining, whether or not `out` is up to date."""
+    PretrainJob(out=out, train=train, pretrain=config, workers=workers).work(origin, report)
+
+
+def finetune(
+    config: FinetuneConfig,
+    train: Split,
+    validation: Split,
+    out: str,
+    *,
+    pretrained: str | None,
+    origin: Mapping[str, Any],
+    report: Report,
+    workers: WorkersConfig = ONE,
+) -> None:
+    """Do the work of a job of finetuning, whether or not `out` is up to date."""
+    splits = Splits(train=train, validation=validation)
+    FinetuneJob(out=out, splits=splits, finetune=config, pretrained=pretrained, workers=workers).work(origin, report)
+
+
+def combine(
+    config: CombineConfig,
+    bundles: Sequence[str],
+    train: Split,
+    validation: Split,
+    out: str,
+    *,
+    origin: Mapping[str, Any],
+    report: Report,
+) -> None:
+    """Do the work of a job that combines rankers, whether or not `out` is up to date."""
+    splits = Splits(train=train, validation=validation)
+    CombineJob(out=out, splits=splits, bundles=tuple(bundles), combine=config).work(origin, report)
 
 
 def finetuned(

@@ -14,8 +14,6 @@ from pydantic import ValidationError
 from ltrscale import storage
 from ltrscale.config import Config, digest, dump, is_current, load, made_by, validate
 from ltrscale.errors import InputError
-from ltrscale.scoring import ScoreConfig
-from ltrscale.simulate.relabel import RelabelConfig
 
 PIECES = [
     "a", ": ", "- ", "\n", "  ", "[", "]", "{", "}", ", ", "&x ", "*x", "<<: ", "!!binary ", "!!int ", "!!set ", "? ",
@@ -110,12 +108,6 @@ def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
             Strict,
             ["out=x", "job.shape.kind=square", "job.shape.sied=1"],
             "job.shape.sied: unknown key; did you mean 'job.shape.side'?",
-        ),
-        (ScoreConfig, ["actors.number=3"], "; actors: the key is 'workers' now; rename it"),
-        (
-            RelabelConfig,
-            ["steps=[{kind: binary_feedback, temperature: 2}]"],
-            "command line: steps.0.temperature: the key is 'sharpness' now; rename it",
         ),
         (Job, ["shape.radius=-1"], "shape.radius: Input should be greater than 0 (given -1)"),
         (Job, ["shape.radius=.inf"], "shape.radius: Input should be a finite number"),

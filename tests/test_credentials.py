@@ -4,7 +4,6 @@ import functools
 import http.server
 import json
 import logging
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,13 +12,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from command_lines import run_here
 
 from jobs.cli import Command, main
 from ltrscale import storage
 from ltrscale.errors import InputError, UnavailableError, without_credentials
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import log
 from ltrscale.stages.runs import environment
-from ltrscale.workflows.stages import PrepareJob
 
 ROOT = Path(__file__).resolve().parents[1]
 CANARY = "canary0123456789"
@@ -70,7 +70,7 @@ def test_no_output_of_a_job_has_the_credentials_of_its_input(
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     for given in (url, url.replace(CANARY, CANARY[::-1])):  # signed anew, the input is the same
         monkeypatch.setattr(sys, "argv", ["prepare", *settings(given, out)])
-        main(Command("prepare", PrepareJob, PrepareJob.run, "Prepare."))
+        main(Command("prepare", lambda: (PrepareJob, PrepareJob.run), "Prepare."))
     assert [path.relative_to(out) for path in files(out) if CANARY.encode() in path.read_bytes()] == []
     (quarantine,) = out.glob("quarantine/*.parquet")
     assert pq.read_table(quarantine)["file"].to_pylist() == [
@@ -85,8 +85,7 @@ def test_no_output_of_a_job_has_the_credentials_of_its_input(
 def test_what_is_said_of_a_refused_url_does_not_repeat_the_signature(server: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     url = f"http://me:{CANARY}@{server}/forbidden?sig={CANARY}"
-    command = [sys.executable, "-m", "jobs.prepare", *settings(url, out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = run_here("prepare", *settings(url, out))
     assert done.returncode == 2
     assert "/forbidden?sig=***" in done.stderr
     assert "Traceback" not in done.stderr

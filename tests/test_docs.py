@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from headless import opened
+from nightly import nightly
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow
@@ -46,8 +47,9 @@ def test_pages_ask_no_other_server(site: Path) -> None:
         assert not [url for url in loads if re.match(r"(https?:)?//", url)], page
 
 
-@pytest.mark.parametrize("width", [400, 1400])
-@pytest.mark.parametrize("page", ["index", "reference"])
+@pytest.mark.parametrize(
+    ("page", "width"), [("index", 400), nightly("index", 1400), nightly("reference", 400), ("reference", 1400)]
+)
 def test_pages_open_in_a_browser(site: Path, tmp_path: Path, page: str, width: int) -> None:
     """Wide and narrow, nothing is cut off and the console has no error."""
     copy = shutil.copytree(site, tmp_path / "site")

@@ -22,19 +22,19 @@ from ltrscale.data.dataset.preflight import PreflightConfig, preflight
 from ltrscale.data.dataset.scores import find_scores
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.ingest import additions
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
+from ltrscale.ingest import additions
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.scoring import ScoreConfig, make_plan, score
+from ltrscale.scoring.predict import PredictJob
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.stages.origins import bundle_hashes, check_unseen, scored_by
 from ltrscale.training import checkpoint
 from ltrscale.training.snapshot import Snapshot
 from ltrscale.tuning.history import Begun, History, Result, best
-from ltrscale.workflows.predict import PredictJob
 
 FEATURES = (Feature(name="a"), Feature(name="b"))
 fuzzed = settings(
@@ -115,7 +115,7 @@ def ranker(home: Path, data: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def scores(home: Path, data: Path, ranker: Path) -> Path:
-    score(ScoreConfig(bundle=str(ranker), data=str(data)), str(home / "scores"), report=lambda _: None)
+    ScoreJob(bundle=str(ranker), data=str(data), out=str(home / "scores")).run()
     return home / "scores"
 
 
@@ -125,7 +125,7 @@ def saved(home: Path) -> Path:
     tensors = {"weights": {"w": torch.zeros(2)}, "optimizer": {"m": torch.zeros(2)}}
     state = {"step": 3, "epoch": 0, "account": [1, 2], "positions": {"0": [0, 1]}, "optimizer": [{"lr": 0.1}]}
     made_by = {"stage": "x", "config": {"seed": 0}, "inputs": {}}
-    checkpoint.write(str(home / "step-3"), Snapshot(state, tensors, {"place": 1}), origin=made_by, data="h")
+    checkpoint.write_checkpoint(str(home / "step-3"), Snapshot(state, tensors, {"place": 1}), origin=made_by, data="h")
     return home / "step-3"
 
 
@@ -192,7 +192,7 @@ def test_the_manifest_of_scores(home: Path, data: Path, scores: Path, ranker: Pa
         for read in (
             lambda: _iterate(select(scored, labelled=True)),
             lambda: scored_by(scored),
-            lambda: make_plan(ScoreConfig(bundle=str(ranker), data=str(data)), str(scores)),
+            lambda: ScoreJob(bundle=str(ranker), data=str(data), out=str(scores)).plan(),
         ):
             with contextlib.suppress(InputError):
                 read()
@@ -225,8 +225,9 @@ def test_the_config_of_a_bundle(home: Path, ranker: Path, drawn: st.DataObject) 
         opened = bundle.load(str(ranker))
         groups = QueryGroups(torch.zeros(2, 2), torch.tensor([0, 2]))
         reading = PredictJob(out=str(home / "items"), bundle=str(ranker), inputs=({"path": "log.csv"},)).reading
-        parts = (opened.transform, opened.encoder, opened.projector_layers)
-        for read in (lambda: opened.scorer()(groups), *parts, reading):
+        parts = ("transform", "encoder", "projector_layers")
+        parts_of = [getattr(opened, name) for name in parts if isinstance(opened, bundle.EncoderBundle)]
+        for read in (lambda: opened.scorer()(groups), *parts_of, reading):
             with contextlib.suppress(InputError):
                 read()
 
@@ -246,7 +247,7 @@ def test_the_manifest_of_a_checkpoint(home: Path, saved: Path, drawn: st.DataObj
     path = saved / storage.MANIFEST
     with one_line_at_most(home, path):
         write(path, drawn.draw(changed(json.loads(path.read_text()))))
-        assert checkpoint.read(str(saved)).step >= 0
+        assert checkpoint.read_checkpoint(str(saved)).step >= 0
 
 
 @fuzzed

@@ -12,17 +12,19 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from command_lines import run_here
 from numpy.typing import NDArray
 
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.ingest.inputs import PrepareConfig
-from ltrscale.data.ingest.prepare import prepare
 from ltrscale.errors import InputError
-from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
-from ltrscale.workflows.stages import EvaluateJob, PrepareJob, PretrainJob
-from ltrscale.workflows.tree_stages import GBDTJob
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import PrepareJob, prepare
+from ltrscale.training.pretrain import PretrainJob
+from ltrscale.trees.gbdt import GBDTJob
 
 ROOT = Path(__file__).resolve().parents[1]
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
@@ -223,7 +225,7 @@ def test_labels_that_are_all_zero_end_a_pipeline_before_training(
         "methods": {name: methods[name]},
         "evaluate": {"baseline": None},
     }
-    message = refused(run_pipeline, PipelineConfig.model_validate(config))
+    message = refused(PipelineConfig.run, PipelineConfig.model_validate(config))
     assert message.startswith(f"{zero}: all labels of its 20 labelled groups are 0")
     assert not (out / "seed-0").exists()
 
@@ -277,8 +279,7 @@ def test_the_repeat_line_of_a_report_works_from_where_it_lies(
 def test_a_log_that_is_no_terminal_has_times(tmp_path: Path) -> None:
     log = write(tmp_path / "log.csv", rows())
     job = [f"out={tmp_path / 'out'}", f"prepare={{inputs: [{log}], source: {{kind: items, columns: {COLUMNS}}}}}"]
-    command = [sys.executable, "-m", "jobs.prepare", *(f"--set={setting}" for setting in job)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = run_here("prepare", *(f"--set={setting}" for setting in job))
     lines = done.stderr.splitlines()
     assert len(lines) >= 2
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d prepare: ", line) for line in lines), lines

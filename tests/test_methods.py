@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from ltrscale.derive.relabelling.relabel import RelabelStepConfig
+from ltrscale.experiments.methods.choices import Method
 from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.pretext.augment import AugmentConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.ranking.choices import LetorMetricConfig, LossConfig, MetricConfig
-from ltrscale.simulate.relabel import Step
 from ltrscale.training.ranking import DebiasConfig
 from ltrscale.training.settings import ScheduleConfig
 from ltrscale.trees.configs import GBDTConfig
-from ltrscale.workflows.methods import Method
 
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = (ROOT / "docs" / "methods.md").read_text()
@@ -41,7 +41,7 @@ UNIONS = {
     "debias": (DebiasConfig, METHODS),
     "schedule": (ScheduleConfig, METHODS),
     "gbdt": (GBDTConfig, METHODS),
-    "step": (Step, SIMULATORS),
+    "step": (RelabelStepConfig, SIMULATORS),
     "pipeline": (Method, GUIDE),
 }
 

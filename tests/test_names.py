@@ -23,9 +23,9 @@ UNFIT = [
 ]  # fmt: skip
 
 
-def write_manifest(folder: Path, **manifest: Any) -> str:
+def write_manifest(folder: Path, name: str = storage.MANIFEST, **manifest: Any) -> str:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / storage.MANIFEST).write_text(json.dumps(manifest))
+    (folder / name).write_text(json.dumps(manifest))
     return str(folder)
 
 
@@ -94,8 +94,8 @@ def test_a_period_that_names_no_directory_is_refused(data: Path, tmp_path: Path,
     with pytest.raises(InputError, match=r"manifest\.json: files\.0\.period: .* cannot be the name of a period"):
         open_dataset(str(data))
     scores = {"format": "ltrscale-scores", "period": period, "files": [], "groups": 0, "documents": 0}
-    write_manifest(tmp_path / "period=p", **scores, bundle_hash="", made_by={})
-    with pytest.raises(InputError, match=r"period=p/manifest\.json: period: .* cannot be the name of a period"):
+    write_manifest(tmp_path / "period=p", storage.HIDDEN_MANIFEST, **scores, bundle_hash="", made_by={})
+    with pytest.raises(InputError, match=r"period=p/_manifest\.json: period: .* cannot be the name of a period"):
         read_period(str(tmp_path), "p")
 
 
@@ -120,7 +120,7 @@ def test_other_lists_of_files_are_checked_too(data: Path, tmp_path: Path) -> Non
         open_dataset(str(data))
     file = {"path": "a", "bytes": 1, "sha256": HASH, "data": "../a", "data_sha256": HASH}
     scores = {"format": "ltrscale-scores", "period": "p", "files": [file], "groups": 0, "documents": 0}
-    write_manifest(tmp_path / "period=p", **scores, bundle_hash="", made_by={})
+    write_manifest(tmp_path / "period=p", storage.HIDDEN_MANIFEST, **scores, bundle_hash="", made_by={})
     with pytest.raises(InputError, match=r"files\.0\.data: '\.\./a' cannot be"):
         read_period(str(tmp_path), "p")
 

@@ -1,6 +1,9 @@
-"""The commands of the README and the docs run as they are printed, page by page, in a checkout of their own."""
+"""The commands of the README and the docs run as they are printed, page by page, in a checkout of their own.
 
-import functools
+A page that goes on from another runs in a copy of that one's checkout, all others in a copy of a newcomer's. So two
+processes of the tests can share the pages, and a page that needs more than it says fails.
+"""
+
 import gzip
 import os
 import re
@@ -15,6 +18,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from made_once import MadeOnce
+from nightly import nightly
 from pages import PAGES, ROOT, blocks, configs, lines, link_data, short
 from shopping_log import shopping_log
 
@@ -23,27 +28,33 @@ from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.s3, pytest.mark.timeout(1800)]
 
-# Pages whose commands go on from those of others.
+# The page that a page's commands go on from.
 AFTER = {
-    "serving": ["quick-start"],
-    "watching": ["quick-start"],
-    "methods": ["quick-start"],
-    "weeks": ["quick-start"],
-    "report": ["quick-start"],
-    "trees": ["guide"],
+    "quick-start": "README",
+    "serving": "quick-start",
+    "watching": "quick-start",
+    "methods": "quick-start",
+    "weeks": "quick-start",
+    "report": "quick-start",
+    "own-data": "guide",
+    "study": "guide",
+    "trees": "guide",
+    "scoring": "distillation",
 }
+# Pages of several whole comparisons, which run at night.
+LONG = {"methods", "cross-encoder", "study"}
 # Commands, by page and first words, that are read only (tests/test_readme.py).
 LEFT_OUT = {
     ("README", "make test"): "it runs this file",
     ("README", "make check"): "it is a part of make test",
     ("serving", "tritonserver"): "it needs Triton",
     ("serving", "curl"): "it needs OpenSearch with its plugin",
-    ("simulators", "python -m jobs.prepare --config jobs/configs/prepare-mslr"): "1 GB that may not be passed on",
+    ("simulators", "python -m jobs.prepare --config jobs/configs/data/prepare-mslr"): "1 GB that may not be passed on",
     ("simulators", "python -m jobs.relabel --config binary.yaml"): "the same data",
     ("methods", "python -m jobs.evaluate --config news.yaml"): "an hour: a week of the news log and models of it",
     ("tuning", "python ../shared/data/news/make_log.py"): "an hour: the figures of the section Measured",
-    ("tuning", "python -m jobs.prepare --config jobs/configs/prepare-news.yaml"): "the same",
-    ("tuning", "python -m jobs.tune --config jobs/configs/tune-lightgbm.yaml --set out=runs/tune-few"): "the same",
+    ("tuning", "python -m jobs.prepare --config jobs/configs/data/prepare-news.yaml"): "the same",
+    ("tuning", "python -m jobs.tune --config jobs/configs/start/tune-lightgbm.yaml --set"): "the same",
     ("guide", "python -m jobs.crossval"): "five folds with twenty methods each",
 }
 
@@ -64,8 +75,14 @@ def commands(page: Path) -> list[str]:
     return [short(part + " || [ $? = 3 ]" if re.search(r"jobs\.(gate|weekly)", part) else part) for part in parts]
 
 
-WITH_COMMANDS = [page for page in PAGES if page.stem != "contributing" and commands(page)]
+def to_come(page: str) -> int:
+    """The number of commands of a page and of the longest way on from it."""
+    after = [to_come(other) for other, before in AFTER.items() if before == page]
+    return len(COMMANDS[page]) + max(after, default=0)
 
+
+COMMANDS = {page.stem: found for page in PAGES if page.stem != "contributing" and (found := commands(page))}
+IN_ORDER = sorted(COMMANDS, key=to_come, reverse=True)
 
 # What a newcomer stops when he has seen it: servers that run until then, and background processes.
 PRELUDE = """
@@ -77,29 +94,28 @@ serve() { # runs a server until it answers
 }
 tensorboard() { serve "$(type -P tensorboard)" "$@"; }
 optuna-dashboard() { serve "$(type -P optuna-dashboard)" "$@"; }
-trap '[ ! -d runs/dev-s3 ] || { python cluster/local.py stop; python cluster/dev_s3.py stop; }' EXIT
+trap 'times; [ ! -d runs/dev-s3 ] || { python cluster/local.py stop; python cluster/dev_s3.py stop; }' EXIT
+PS4='+ $SECONDS s: '
 set -x
 """
 
 
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Path:
+def newcomer(place: Path, shared_data: Path) -> None:
     """A checkout with what `make install` makes, real data beside it, and a newcomer's own logs in it."""
-    home = tmp_path_factory.mktemp("newcomer") / "ltrscale"
+    home = place / "ltrscale"
     for folder in ("jobs", "ltrscale", "cluster", "docs"):
         shutil.copytree(ROOT / folder, home / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("Makefile", "pyproject.toml", "README.md", ".gitignore", ".rayignore"):
         shutil.copy2(ROOT / file, home / file)
-    link_data(home.parent / "shared" / "data", shared_data)
+    link_data(place / "shared" / "data", shared_data)
     (home / ".venv").mkdir()
     for part in Path(sys.prefix).iterdir():
         (home / ".venv" / part.name).symlink_to(part)
     (home / ".venv" / ".installed").unlink(missing_ok=True)
     (home / ".venv" / ".installed").touch()
-    for config in (home / "jobs" / "configs").glob("*.yaml"):
+    for config in (home / "jobs" / "configs").rglob("*.yaml"):
         config.write_text(short(config.read_text()))
     write_logs(home, shared_data)
-    return home
 
 
 def write_logs(home: Path, shared_data: Path) -> None:
@@ -142,56 +158,67 @@ def write_logs(home: Path, shared_data: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def run(checkout: Path) -> Callable[[str], str]:
-    """Runs a page's commands, after those of the pages that it goes on from, each page once; returns what went wrong.
+def checkout(made_once: MadeOnce, shared_data: Path) -> Callable[[str], Path]:
+    """The checkout in which the commands of a page have run, and in `wrong`, if something is, what."""
 
-    Pages share the checkout. A job that ran for an earlier page is up to date, so it is not started again.
-    """
+    def after(page: str) -> Path:
+        return made_once(f"page-{page}", lambda place: make(place, page))
+
+    def make(place: Path, page: str) -> None:
+        before = after(AFTER[page]) if page in AFTER else made_once("newcomer", lambda new: newcomer(new, shared_data))
+        shutil.copytree(before, place, symlinks=True, dirs_exist_ok=True)
+        if not (place / "wrong").exists() and (wrong := went_wrong(page, place / "ltrscale")):
+            (place / "wrong").write_text(wrong)
+
+    return after
+
+
+def went_wrong(page: str, home: Path) -> str:
+    """Run a page's commands, but those of jobs that have run for an earlier page; returns the end of a failed log."""
     others = ("AWS_", "RAY_", "LTRSCALE_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     environment |= {
-        "PATH": f"{checkout / '.venv' / 'bin'}:{os.environ['PATH']}",
-        "PYTHONPATH": str(checkout),
+        "PATH": f"{home / '.venv' / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(home),
         "RAY_worker_niceness": "0",  # Ray's 15 would let its workers wait for all other tests
         "PORT": str(free_ports(1)[0]),
     }
-    known: set[str] = set()
-
-    @functools.cache
-    def once(page: str) -> str:
-        for before in AFTER.get(page, []):
-            if wrong := once(before):
-                return wrong
-        (path,) = (path for path in PAGES if path.stem == page)
-        for name, text in configs(path).items():
-            (checkout / name).write_text(short(text))
-        script = [line for line in commands(path) if line not in known]
-        log = checkout / f"{page}.log"
-        with log.open("w") as out:
-            shell = subprocess.Popen(
-                ["bash", "-c", PRELUDE + "\n".join(script)],
-                cwd=checkout,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                status = shell.wait()
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(shell.pid, signal.SIGTERM)
-        known.update(line for line in script if line.startswith("python -m jobs.") and "submit" not in line)
-        return f"{page}: status {status}\n{log.read_text()[-5000:]}" if status else ""
-
-    return once
+    (path,) = (path for path in PAGES if path.stem == page)
+    for name, text in configs(path).items():
+        (home / name).write_text(short(text))
+    script = [line for line in COMMANDS[page] if line not in has_run(page)]
+    log = home / f"{page}.log"
+    with log.open("w") as out:
+        shell = subprocess.Popen(
+            ["bash", "-c", PRELUDE + "\n".join(script)],
+            cwd=home,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = shell.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGTERM)
+    return f"{page}: status {status}\n{log.read_text()[-5000:]}" if status else ""
 
 
-@pytest.mark.parametrize("page", [page.stem for page in WITH_COMMANDS])
-def test_commands_run(run: Callable[[str], str], page: str) -> None:
-    wrong = run(page)
-    assert not wrong, wrong
+def has_run(page: str) -> set[str]:
+    """The jobs that the pages before a page have run to their end."""
+    if page not in AFTER:
+        return set()
+    before = AFTER[page]
+    jobs = {line for line in COMMANDS[before] if line.startswith("python -m jobs.") and "submit" not in line}
+    return jobs | has_run(before)
+
+
+@pytest.mark.parametrize("page", [nightly(page) if page in LONG else page for page in IN_ORDER])
+def test_commands_run(checkout: Callable[[str], Path], page: str) -> None:
+    wrong = checkout(page) / "wrong"
+    assert not wrong.exists(), wrong.read_text()
 
 
 def test_commands_left_out_are_on_their_pages() -> None:

@@ -12,12 +12,12 @@ from shopping_log import shopping_log
 
 from ltrscale.config import validate
 from ltrscale.data.dataset.split import Splits
-from ltrscale.data.ingest.mapping import ColumnMapping
-from ltrscale.data.ingest.sources import Items
-from ltrscale.evaluation.evaluate import EvaluateSettings
+from ltrscale.evaluation.measure.settings import EvaluateSettings
+from ltrscale.experiments.first.init import InitConfig, init
+from ltrscale.ingest.items import Items
+from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.progress import log
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.workflows.starting import InitConfig, init
 
 TESTS = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 

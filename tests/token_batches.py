@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups, Tokens, to_offsets
-from ltrscale.models.cross_encoder import CrossEncoder, CrossEncoderConfig, Vocabulary
+from ltrscale.models.cross_encoder import CrossEncoder, CrossEncoderConfig, TokenNumbers
 from ltrscale.models.features import FeatureTransform, TransformConfig, fit_transform
 
-VOCABULARY = Vocabulary(size=60, cls=2, sep=3, mask=4)
+VOCABULARY = TokenNumbers(size=60, cls=2, sep=3, mask=4)
 SMALL: dict[str, Any] = {
     "kind": "cross_encoder",
     "bert": {"layers": 2, "width": 8, "heads": 2, "positions": 40, "dropout": 0.0},

@@ -1,32 +1,33 @@
 """The directories that a run logs as written."""
 
 import logging
-from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol
 
 from ltrscale.progress import log
-from ltrscale.workflows.crossval import CrossvalConfig
-from ltrscale.workflows.pipeline import PipelineConfig
-from ltrscale.workflows.stack import StackJob
-from ltrscale.workflows.study_grid import StudyConfig
-
-ConfigT = TypeVar("ConfigT", PipelineConfig, CrossvalConfig, StackJob, StudyConfig)
 
 
-def written_directories(run: Callable[[ConfigT], None], config: ConfigT) -> list[str]:
-    """Run a config; returns the paths, below its output directory, that the log names as written."""
+class Runs(Protocol):
+    """A job of several stages."""
+
+    @property
+    def out(self) -> str: ...
+    def run(self) -> object: ...
+
+
+def written_directories(job: Runs) -> list[str]:
+    """Run a job; returns the paths, below its output directory, that the log names as written."""
     written: list[str] = []
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if ": writing " in record.getMessage():
-                written.append(record.getMessage().split(config.out + "/")[-1])
+                written.append(record.getMessage().split(job.out + "/")[-1])
 
     listener, level = Listener(), log.level
     log.addHandler(listener)
     log.setLevel(logging.INFO)
     try:
-        run(config)
+        job.run()
     finally:
         log.removeHandler(listener)
         log.setLevel(level)

@@ -5,10 +5,16 @@ Only two parts:
   python -m jobs.bench --set 'only=[losses, metrics]'
 """
 
-from jobs.bench.bench import BenchJob, bench
-from jobs.cli import Command, main
+from jobs.cli import Command, Job, main
 
-COMMAND = Command("bench", BenchJob, bench, __doc__)
+
+def _job() -> Job:
+    from jobs.bench.bench import BenchJob, bench
+
+    return BenchJob, bench
+
+
+COMMAND = Command("bench", _job, __doc__)
 
 if __name__ == "__main__":
     main(COMMAND)

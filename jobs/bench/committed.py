@@ -19,10 +19,11 @@ from jobs.bench.measure import N_FEATURES, Row, apart, resident_peak
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import DataFile, Feature, Manifest, open_dataset
-from ltrscale.data.dataset.scores import PeriodScores, Scored, ScoreFile, file_name, period_url, write_file
+from ltrscale.data.dataset.scores import PeriodScores, ScoredGroups, ScoreFile, file_name, period_url, write_file
 from ltrscale.data.dataset.writer import DatasetWriter, to_lists
 from ltrscale.devices import cpu_seconds
-from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
+from ltrscale.evaluation.measure.evaluate import evaluate
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 
 GROUPS = 200_000
 _BLOCK = 1 << 11
@@ -168,15 +169,15 @@ def _write_scores(data: str, out: str) -> None:
                 written.append(ScoreFile(**vars(commit.files[-1]), data=file.path, data_sha256=file.sha256))
             counts = np.array([cell for file in files for cell in file.row_groups]).sum(axis=0).tolist()
             about = {"groups": counts[0], "documents": counts[1], "bundle_hash": "random", "made_by": {}}
-            scores = PeriodScores(period=period, files=tuple(written), **about)
+            scores = PeriodScores(period=period, files=tuple(written), layout="scores", meta=(), **about)
             commit.finish(scores.model_dump(mode="json"))
 
 
-def _scores(data: str, file: DataFile) -> Iterator[Scored]:
+def _scores(data: str, file: DataFile) -> Iterator[ScoredGroups]:
     """A random score for each document of a data file."""
     rng = np.random.default_rng(0)
     path = storage.listed_file(data, file.path)
     for batch in arrow_dataset.dataset(path, format="parquet").to_batches(columns=["gid", "labels"]):
         lengths_Q = np.asarray(batch.column("labels").value_lengths(), dtype=np.int64)
         offsets_Q1 = np.concatenate([[0], np.cumsum(lengths_Q)])
-        yield Scored(batch.column("gid").to_numpy(), offsets_Q1, rng.random(int(offsets_Q1[-1])))
+        yield ScoredGroups(batch.column("gid").to_numpy(), offsets_Q1, rng.random(int(offsets_Q1[-1])))

@@ -16,7 +16,7 @@ from ltrscale import storage
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
-from ltrscale.data.stream.readers import Reader, read_direct, read_with_ray
+from ltrscale.data.stream.readers import RowGroupReader, read_direct, read_with_ray
 from ltrscale.engine import ray_cluster
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig
@@ -101,7 +101,7 @@ def _worker(world: int, method: MethodConfig, data: str, folder: str, rank: int)
     return times
 
 
-def _run(method: MethodConfig, data: str, *, rank: int, world: int, reader: Reader) -> _Times:
+def _run(method: MethodConfig, data: str, *, rank: int, world: int, reader: RowGroupReader) -> _Times:
     """Train some steps, with an equal share for each worker."""
     selection = select(Split(data=(data,)), labelled=False)
     torch.manual_seed(0)

@@ -8,10 +8,10 @@ import numpy as np
 
 from jobs.bench.measure import N_FEATURES, Row, apart, resident_peak, write_letor
 from ltrscale import storage
-from ltrscale.data.ingest.inputs import PrepareConfig
-from ltrscale.data.ingest.letor import read_letor
-from ltrscale.data.ingest.prepare import prepare
 from ltrscale.errors import InputError
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.letor import read_letor
+from ltrscale.ingest.prepare import prepare
 
 _LISTS_OF_50_MB, _LISTS_OF_500_MB = 400, 4_000
 _PARSED_LISTS, _ROUNDS = 160, 3

@@ -18,7 +18,6 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.devices import cpu_seconds
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
-from ltrscale.trees.with_lightgbm import gain_table, parameters_of
 
 _LARGE = 8800  # lists of training: 1.1 million documents, a float matrix of 600 MB
 _USUAL = 2200
@@ -76,7 +75,7 @@ def _matrix(selection: Selection) -> _Matrix:
 
 
 def _boost_directly(matrices: Iterable[_Matrix], trees: int) -> lgb.Booster:
-    parameters = parameters_of(_CONFIG, gain_table(_CONFIG, highest=4))
+    parameters = _CONFIG.parameters(_CONFIG.gains(4))
     train, validation = matrices
     train_set = lgb.Dataset(train[0], train[1], group=train[2], params=parameters)
     validation_set = train_set.create_valid(validation[0], validation[1], group=validation[2], params=parameters)

@@ -4,17 +4,18 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from ltrscale import boosters, storage
+from ltrscale import storage
+from ltrscale.bundle import boosters
 from ltrscale.config import Config, digest
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError, nearest
 from ltrscale.models.combine import CombinedArchitecture
 from ltrscale.models.ranker import Architecture
 
-Metric = float | int | str | None
-Kind = Literal["neural", "pretrained", "trees", "feature"]
+MetricValue = float | int | str | None
+BundleKind = Literal["neural", "pretrained", "trees", "feature"]
 FORMAT, VERSION = "ltrscale-bundle", 1
 TRUSTED = "LTRSCALE_TRUSTED_BUNDLES"
 """The environment variable that names a file with the content hashes of trusted bundles."""
@@ -42,7 +43,7 @@ class TreesArchitecture(Config):
 
     def files(self) -> tuple[str, ...]:
         """Names of the model files."""
-        return tuple(f"{name}.{boosters.ENDINGS[self.library]}" for name in self.models)
+        return tuple(f"{name}.{boosters.ending_of(self.library)}" for name in self.models)
 
 
 class FeatureOrder(Config):
@@ -79,7 +80,7 @@ class FeatureOrder(Config):
 class BundleConfig(Config):
     """`config.json` of a bundle."""
 
-    kind: Kind
+    kind: BundleKind
     features: tuple[Feature, ...]
     """Features that the model reads, in order."""
     architecture: Architecture | CombinedArchitecture | None = None
@@ -95,24 +96,10 @@ class BundleConfig(Config):
     read_as: dict[str, Any] = Field(default_factory=dict)
     """Settings of jobs.prepare with which the raw rows of the training data were read, for jobs.predict; empty if they
     are not known."""
-    metrics: dict[str, Metric] = Field(default_factory=dict)
+    metrics: dict[str, MetricValue] = Field(default_factory=dict)
     """Metrics as training reported them; None where undefined."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Versions of Python and the libraries."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_lightgbm(cls, values: Any) -> Any:
-        """Fill in `trees` for the first tree bundles, which lack it because LightGBM was the only library."""
-        if isinstance(values, dict) and values.get("kind") == "trees" and values.get("trees") is None:
-            return {**values, "trees": TreesArchitecture()}
-        return values
-
-    def model_files(self) -> tuple[str, ...]:
-        """Names of the files that hold weights or trees."""
-        if self.order is not None:
-            return ()
-        return (WEIGHTS,) if self.trees is None else self.trees.files()
 
 
 def member_folder(name: str) -> str:
@@ -132,7 +119,7 @@ def _instead_of(url: str) -> str:
     return f"it has no {storage.MANIFEST}; make a bundle with jobs.finetune, jobs.train_gbdt or a pipeline"
 
 
-def read_manifest(url: str) -> dict[str, Any]:
+def read_bundle_manifest(url: str) -> dict[str, Any]:
     """The manifest of a bundle: its files with their hashes, and its origin.
 
     Raises:
@@ -158,9 +145,9 @@ def content_hash(url: str) -> str:
     """Hash of the names and content hashes of a bundle's files.
 
     Raises:
-        InputError: as `read_manifest`.
+        InputError: as `read_bundle_manifest`.
     """
-    return _hash_of(read_manifest(url))
+    return _hash_of(read_bundle_manifest(url))
 
 
 def _hash_of(manifest: Mapping[str, Any]) -> str:

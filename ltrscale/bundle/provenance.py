@@ -1,30 +1,21 @@
 """The data and the labels that a bundle was made from, as the job that made it recorded them."""
 
-from typing import Any
-
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from ltrscale.config import Config, digest
 from ltrscale.data.dataset.split import Split
 
 
-class Recorded(Config, extra="ignore"):
+class RecordedSplits(Config, extra="ignore"):
     """The part of a stage's config that lists the splits for training and selection."""
 
     splits: tuple[Split, ...] = ()
-
-    @field_validator("splits", mode="before")
-    @classmethod
-    def _empty_is_all(cls, splits: Any) -> Any:
-        """Earlier versions wrote an empty list for all periods."""
-        both = isinstance(splits, list | tuple) and all(isinstance(split, dict) for split in splits)
-        return [{**split, "periods": split.get("periods") or None} for split in splits] if both else splits
 
 
 class Provenance(Config, extra="ignore"):
     """The part of a manifest's `made_by` from which the data that a bundle has seen follow."""
 
-    config: Recorded = Recorded()
+    config: RecordedSplits = RecordedSplits()
     inputs: dict[str, str] = Field(default_factory=dict)
     """Content hash of each input, by its URL."""
 

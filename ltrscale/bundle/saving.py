@@ -19,19 +19,19 @@ from ltrscale.bundle.contents import (
     VERSION,
     WEIGHTS,
     BundleConfig,
+    BundleKind,
     FeatureOrder,
-    Kind,
-    Metric,
+    MetricValue,
     TreesArchitecture,
     member_folder,
-    read_manifest,
+    read_bundle_manifest,
 )
+from ltrscale.bundle.reference import Reference
+from ltrscale.bundle.views import Projection
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.markdown import code, escape
+from ltrscale.markdown import as_code, escape
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture
 from ltrscale.models.ranker import Architecture
-from ltrscale.skew import Reference
-from ltrscale.views import Projection
 
 
 class Pretrained(Protocol):
@@ -54,7 +54,7 @@ class Pretrained(Protocol):
         """Architecture of these parts."""
 
 
-class About(TypedDict):
+class BundleFacts(TypedDict):
     """Facts that every bundle records.
 
     `config`: settings of the run; `read_as`: how the raw rows of the training data were read; `reference`: what these
@@ -66,17 +66,19 @@ class About(TypedDict):
     dataset_hash: str
     read_as: NotRequired[Mapping[str, Any]]
     reference: NotRequired[Reference | None]
-    metrics: Mapping[str, Metric]
+    metrics: Mapping[str, MetricValue]
     made_by: Mapping[str, Any]
     files: NotRequired[Mapping[str, bytes]]
 
 
-def save_ranker(url: str, model: AnyRanker, **about: Unpack[About]) -> None:
+def save_ranker(url: str, model: AnyRanker, **about: Unpack[BundleFacts]) -> None:
     """Commit a ranker as a bundle."""
-    _save(url, "neural", {WEIGHTS: _serialise(model.state_dict())}, about, architecture=model.architecture)
+    title = "A neural ranker: raw features in, one score a document out."
+    contents = {WEIGHTS: _serialise(model.state_dict())}
+    _save(url, "neural", contents, about, [title], architecture=model.architecture)
 
 
-def save_pretrained(url: str, model: Pretrained, **about: Unpack[About]) -> None:
+def save_pretrained(url: str, model: Pretrained, **about: Unpack[BundleFacts]) -> None:
     """Commit the transform, encoder and projector of a pretrained network as a bundle."""
     modules = {"transform": model.transform, "encoder": model.encoder, "projector": model.projector}
     tensors = {
@@ -85,7 +87,8 @@ def save_pretrained(url: str, model: Pretrained, **about: Unpack[About]) -> None
         if module is not None
         for key, value in module.state_dict().items()
     }
-    _save(url, "pretrained", {WEIGHTS: _serialise(tensors)}, about, architecture=model.architecture)
+    title = "A pretrained encoder: to be finetuned with jobs.finetune; it does not score."
+    _save(url, "pretrained", {WEIGHTS: _serialise(tensors)}, about, [title], architecture=model.architecture)
 
 
 def save_trees(
@@ -94,7 +97,7 @@ def save_trees(
     trees: TreesArchitecture,
     *,
     projection: Projection | None = None,
-    **about: Unpack[About],
+    **about: Unpack[BundleFacts],
 ) -> None:
     """Commit trees, each model in its library's own format, as a bundle.
 
@@ -104,12 +107,20 @@ def save_trees(
     contents = dict(zip(trees.files(), models.values(), strict=True))
     if projection is not None:
         contents[PROJECTION] = projection.to_bytes()
-    _save(url, "trees", contents, about, trees=trees)
+    title = f"Gradient boosted trees ({trees.library}): raw features in, one score a document out."
+    inside = ["- its trees see numeric features standardised within each query group"] if trees.per_query else []
+    if trees.projection:
+        inside.append(f"- its trees see {trees.projection} principal components")
+    if trees.members:
+        names = ", ".join(map(escape, trees.members))
+        inside.append(f"- its trees see the scores of the bundles in `members/`: {names}")
+    _save(url, "trees", contents, about, [title, *inside], trees=trees)
 
 
-def save_order(url: str, order: FeatureOrder, **about: Unpack[About]) -> None:
+def save_order(url: str, order: FeatureOrder, **about: Unpack[BundleFacts]) -> None:
     """Commit the order of documents by one feature as a bundle; `features` is that feature alone."""
-    _save(url, "feature", {}, about, order=order)
+    title = "The order of one feature: its value is the score of a document."
+    _save(url, "feature", {}, about, [title], order=order)
 
 
 def member_files(name: str, url: str) -> dict[str, bytes]:
@@ -118,16 +129,17 @@ def member_files(name: str, url: str) -> dict[str, bytes]:
     Raises:
         InputError: as `load`.
     """
-    manifest = read_manifest(url)
+    manifest = read_bundle_manifest(url)
     paths = [file["path"] for file in manifest.get("files", [])]
     return {f"{member_folder(name)}/{path}": storage.read_verified(url, path, manifest) for path in paths}
 
 
 def _save(
     url: str,
-    kind: Kind,
+    kind: BundleKind,
     contents: Mapping[str, bytes],
-    about: About,
+    about: BundleFacts,
+    says: Sequence[str],
     *,
     architecture: Architecture | CombinedArchitecture | None = None,
     trees: TreesArchitecture | None = None,
@@ -153,7 +165,7 @@ def _save(
         CONFIG: (config.model_dump_json(indent=1) + "\n").encode(),
         **contents,
         **({} if reference is None else {REFERENCE: reference.model_dump_json().encode()}),
-        CARD: _card(config).encode(),
+        CARD: bundle_card(config, *says).encode(),
         **about.get("files", {}),
     }
     with storage.Commit(url) as commit:
@@ -163,31 +175,17 @@ def _save(
         commit.finish({"format": FORMAT, "version": VERSION, "made_by": dict(about["made_by"])})
 
 
-def _card(config: BundleConfig) -> str:
-    """The card for people, in Markdown."""
-    trees = config.trees or TreesArchitecture()
-    what = {
-        "neural": "A neural ranker: raw features in, one score a document out.",
-        "pretrained": "A pretrained encoder: to be finetuned with jobs.finetune; it does not score.",
-        "feature": "The order of one feature: its value is the score of a document.",
-        "trees": f"Gradient boosted trees ({trees.library}): raw features in, one score a document out.",
-    }
-    inside = ["- its trees see numeric features standardised within each query group"] if trees.per_query else []
-    if trees.projection:
-        inside.append(f"- its trees see {trees.projection} principal components")
-    if trees.members:
-        inside.append(
-            f"- its trees see the scores of the bundles in `members/`: {', '.join(map(escape, trees.members))}"
-        )
+def bundle_card(config: BundleConfig, title: str, *inside: str) -> str:
+    """The card for people, in Markdown: its title, facts of every bundle, and lines on what is inside."""
     categorical = sum(feature.kind == "categorical" for feature in config.features)
     metrics = [f"| {escape(name)} | {escape(str(value))} |" for name, value in config.metrics.items()]
     versions = ", ".join(f"{name} {value}" for name, value in config.versions.items())
     lines = [
-        f"# {what[config.kind]}",
+        f"# {title}",
         "",
         f"- features: {len(config.features)}, {categorical} of them categorical; names and order in `{CONFIG}`",
         *inside,
-        f"- trained on the data set with hash {code(config.dataset_hash)}",
+        f"- trained on the data set with hash {as_code(config.dataset_hash)}",
         f"- made with {versions}",
         "",
         *(["| metric | value |", "|---|---|", *metrics, ""] if metrics else []),

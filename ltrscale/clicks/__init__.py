@@ -1,1 +1,1 @@
-"""What clicks say of positions and documents: overlap, propensities, signs of trust, click models. Reads no files."""
+"""A click log: its sessions, and what they say of positions and documents: propensities, trust, click models."""

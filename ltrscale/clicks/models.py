@@ -13,7 +13,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ltrscale.clicks.sessions import Bools, Cells, Doubles, Ints, Sessions, count, last_click, sums
+from ltrscale.arrays import Bools, Doubles, Ints
+from ltrscale.clicks.sessions import Cells, Sessions, count, last_click, sums
 
 _TINY = 1e-12
 _ROUNDS, _TOLERANCE = 1000, 1e-5
@@ -122,7 +123,7 @@ class DocumentRatio:
 
 
 @dataclass(frozen=True, eq=False)
-class PositionBased:
+class PositionBasedModel:
     """A click is an examined position times an attractive document (PBM; Richardson et al. 2007)."""
 
     relevance_D1: Doubles
@@ -130,9 +131,11 @@ class PositionBased:
     """For predictions; no propensities: smoothing lifts the documents that stand low, and lowers their positions."""
 
     @staticmethod
-    def fit(sessions: Sessions, *, smoothing: float) -> "PositionBased":
+    def fit(sessions: Sessions, *, smoothing: float) -> "PositionBasedModel":
         """Fit by EM."""
-        return PositionBased(*fit_product(count(sessions), sessions.pairs, sessions.positions, smoothing=smoothing))
+        return PositionBasedModel(
+            *fit_product(count(sessions), sessions.pairs, sessions.positions, smoothing=smoothing)
+        )
 
     def probabilities(self, sessions: Sessions, *, conditional: bool) -> Doubles:  # noqa: ARG002
         """See `ClickModel`; clicks above make no difference."""

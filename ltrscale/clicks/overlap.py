@@ -14,7 +14,8 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from ltrscale.clicks.sessions import Bools, Cells, Doubles, Ints
+from ltrscale.arrays import Bools, Doubles, Ints
+from ltrscale.clicks.sessions import Cells
 
 
 @dataclass(frozen=True, eq=False)

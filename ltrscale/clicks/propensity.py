@@ -15,9 +15,10 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 from scipy.stats import t as student
 
+from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.clicks.models import fit_product
 from ltrscale.clicks.overlap import dense
-from ltrscale.clicks.sessions import Bools, Cells, Doubles, Ints, sums
+from ltrscale.clicks.sessions import Cells, sums
 
 _ALMOST_ONE = -1e-6
 """Logarithm of the highest probability."""

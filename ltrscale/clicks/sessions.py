@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Doubles = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from ltrscale.arrays import Bools, Doubles, Ints
 
 
 @dataclass(frozen=True, eq=False)

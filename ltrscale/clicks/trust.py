@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.clicks.propensity import Estimate, jackknife, without
-from ltrscale.clicks.sessions import Bools, Cells, Doubles, Ints, Sessions, count, sums
+from ltrscale.clicks.sessions import Cells, Sessions, count, sums
 
-Curve = Callable[[Cells, int], Doubles]
+CellCurve = Callable[[Cells, int], Doubles]
 """Propensities relative to the first position, from cells and the number of positions."""
 
 
@@ -43,7 +44,7 @@ def slope(good_P: Doubles, poor_P: Doubles, weights_P: Doubles) -> float:
     return float((w_P * from_mean_P) @ y_P / ((w_P * from_mean_P) @ from_mean_P))
 
 
-def slope_of(cells: Cells, good_D: Bools, poor_D: Bools, positions: int, folds_D: Ints, curve: Curve) -> Estimate:
+def slope_of(cells: Cells, good_D: Bools, poor_D: Bools, positions: int, folds_D: Ints, curve: CellCurve) -> Estimate:
     """`slope` with its interval over queries, from the curves of good and of poor documents.
 
     A position weighs `1 / (1 / clicks on good + 1 / clicks on poor)`, about the inverse of the variance there.

@@ -58,20 +58,20 @@ def _without_view(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def plain(column: pa.Array) -> pa.Array:
+def without_dictionary(column: pa.Array) -> pa.Array:
     """The column without dictionary encoding."""
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
 def floats(column: pa.Array) -> pa.FloatArray:
     """A numeric column in float32, to the nearest; values beyond its range are infinite, nulls stay null."""
-    column = plain(column)
+    column = without_dictionary(column)
     if pa.types.is_decimal(column.type):  # Arrow multiplies by a rounded power of ten, but reads text exactly
         column = column.cast(pa.string())
     return column.cast(pa.float32(), safe=False)
 
 
-def numbers(column: pa.Array) -> NDArray[np.float32]:
+def float_column(column: pa.Array) -> NDArray[np.float32]:
     """A numeric column in float32 with NaN for null."""
     values_N: NDArray[np.float32] = floats(column).fill_null(math.nan).to_numpy(zero_copy_only=False)
     return values_N
@@ -83,7 +83,7 @@ def texts(column: pa.Array) -> tuple[pa.StringArray, NDArray[np.bool_]]:
     Whole numbers are written without a decimal point, even floats: many tools turn a column of integers into floats
     as soon as it has a null.
     """
-    column = plain(column)
+    column = without_dictionary(column)
     good_N = np.zeros(len(column), dtype=bool)
     if pa.types.is_floating(column.type):
         return pa.array([_number_text(value) for value in column.to_pylist()], pa.string()), good_N
@@ -114,11 +114,11 @@ def _decoded(value: bytes | None) -> str | None:
         return None
 
 
-def spread(column: pa.Array, lengths_Q: NDArray[np.int64]) -> pa.Array:
+def spread_over_documents(column: pa.Array, lengths_Q: NDArray[np.int64]) -> pa.Array:
     """The values of all groups' lists, with null for each document of a group without a list.
 
     Example:
-        >>> spread(pa.array([[1, 2], None]), np.array([2, 1])).to_pylist()
+        >>> spread_over_documents(pa.array([[1, 2], None]), np.array([2, 1])).to_pylist()
         [1, 2, None]
     """
     if not column.null_count:

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ltrscale.data.columns import is_number, is_text, plain, texts
+from ltrscale.data.columns import is_number, is_text, texts, without_dictionary
 
-Period = Literal["week", "day", "hour"]
+PeriodUnit = Literal["week", "day", "hour"]
 
-Part = Literal["days_before", "weekday", "hour"]
+DatePart = Literal["days_before", "weekday", "hour"]
 """Features of a time: days before the row's own time, weekday (Monday is 0) and hour of the day."""
 
 ISO = "iso"
@@ -83,7 +83,7 @@ class Clock:
 UTC_CLOCK = Clock()
 
 
-def periods(column: pa.Array, period: Period, clock: Clock = UTC_CLOCK) -> tuple[pa.StringArray, NDArray[np.bool_]]:
+def periods(column: pa.Array, period: PeriodUnit, clock: Clock = UTC_CLOCK) -> tuple[pa.StringArray, NDArray[np.bool_]]:
     """The period of each instant, and the rows without a time stamp or with one that cannot be read.
 
     Numbers are time since 1970: seconds below 10**11, otherwise milli-, micro- or nanoseconds, the first unit in which
@@ -104,7 +104,7 @@ def periods(column: pa.Array, period: Period, clock: Clock = UTC_CLOCK) -> tuple
     return names_N, names_N.is_null().to_numpy(zero_copy_only=False)
 
 
-def _period_name(hour: int, period: Period) -> str | None:
+def _period_name(hour: int, period: PeriodUnit) -> str | None:
     try:
         instant = datetime.fromtimestamp(hour * _HOUR, UTC)
     except (ValueError, OverflowError, OSError):
@@ -120,7 +120,7 @@ def _period_name(hour: int, period: Period) -> str | None:
 
 
 def part_of(
-    part: Part, seconds_N: NDArray[np.int64], row_seconds_N: NDArray[np.int64] | None, clock: Clock = UTC_CLOCK
+    part: DatePart, seconds_N: NDArray[np.int64], row_seconds_N: NDArray[np.int64] | None, clock: Clock = UTC_CLOCK
 ) -> NDArray[np.float64]:
     """A feature of times.
 
@@ -146,7 +146,7 @@ def part_of(
 
 def instants(column: pa.Array, clock: Clock = UTC_CLOCK) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Seconds since 1970, 0 for rows without a time or with one that cannot be read, and which rows these are."""
-    column = plain(column)
+    column = without_dictionary(column)
     missing_N = column.is_null().to_numpy(zero_copy_only=False)
     if pa.types.is_date(column.type):
         column = column.cast(pa.timestamp("s"), safe=False)

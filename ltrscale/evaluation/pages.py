@@ -1,34 +1,29 @@
-"""Storing and showing results: `metrics.json`, a page with tables in Markdown and a picture, alike for all results."""
+"""Figures of metrics in words and tables, alike in all reports."""
 
-import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, Self
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from scipy.special import bdtrc
 
-from ltrscale import storage
-from ltrscale.config import Config
-from ltrscale.errors import InputError
-from ltrscale.evaluation import charts
-from ltrscale.evaluation.crossed import FEWEST_DRAWS
-from ltrscale.evaluation.summarise import PATTERNS, Comparison, Scope
-from ltrscale.markdown import code, escape
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
+from ltrscale.evaluation.statistics.summarise import PATTERNS, Comparison, Scope
 from ltrscale.ranking.choices import metric_class, metric_label
+from ltrscale.ranking.names import Name
+from ltrscale.reports.document import Table
 
-Cells = tuple[list[str], list[list[str]]]
+TableCells = tuple[list[str], list[list[str]]]
 """Header and rows of a table."""
 Scopes = Mapping[str, Mapping[str, Scope]]
 """Results by the name of the groups and the name of the method."""
 
 _SKEWED = 5
 """Skewed differences that are named."""
-LETOR = "letor_"
+LETOR_PREFIX = "letor_"
 """Prefix of the names of metrics under LETOR's policy."""
 
 
 def has_letor(metrics: Iterable[str]) -> bool:
     """Whether any of these metrics is under LETOR's policy."""
-    return any(metric.startswith(LETOR) for metric in metrics)
+    return any(metric.startswith(LETOR_PREFIX) for metric in metrics)
 
 
 def definitions(
@@ -46,16 +41,17 @@ def definitions(
         leave_out_constant: whether groups of equal labels are left out.
         stated: the policy of each metric as results state it; by default as `relevant_from` says.
     """
-    kinds = dict.fromkeys(metric.partition("@")[0] for metric in metrics)
-    of_kinds = {metric.partition("@")[0]: policy for metric, policy in (stated or {}).items()}
+    kinds = dict.fromkeys(map(_uncut, metrics))
+    of_kinds = {_uncut(metric): policy for metric, policy in (stated or {}).items()}
     alike: dict[str, list[str]] = {}
     for kind in kinds:
         if kind not in of_kinds and "gains" in metric_class(kind).model_fields:
             continue  # results of several evaluations do not state their gains
-        policy = of_kinds.get(kind) or metric_class(kind).made(k=1, threshold=relevant_from).policy
+        own = Name.parsed(kind).keys
+        policy = of_kinds.get(kind) or metric_class(kind).made(threshold=relevant_from, own=own).policy
         alike.setdefault(policy, []).append(metric_label(kind))
     lines = [
-        " ".join(definition for kind in kinds if (definition := metric_class(kind).definition)),
+        " ".join(cls.definition for cls in dict.fromkeys(map(metric_class, kinds)) if cls.definition),
         *(f"{', '.join(labels)}: {policy}." for policy, labels in alike.items()),
         "A group without a relevant document leaves a metric undefined: it is left out of the mean and counted.",
     ]
@@ -63,28 +59,35 @@ def definitions(
         lines[-1] += " So is a group whose labels are all equal, where any order is as good."
     if has_letor(metrics):
         lines.append(
-            "The above is our policy, `expected`; LETOR figures follow LETOR 4.0's evaluation script (`letor4`), for "
+            "The above is our policy, expected; LETOR figures follow LETOR 4.0's evaluation script (letor4), for "
             "comparison with published figures only. MeanNDCG is the mean of NDCG at all ranks of the list."
         )
     return lines
 
 
-def policies(cells: Mapping[str, Mapping[str, str]]) -> str:
+def _uncut(metric: str) -> str:
+    return str(Name.parsed(metric).uncut())
+
+
+def policies(cells: Mapping[str, Mapping[str, str]]) -> Table:
     """Two rows for each method, its figures under LETOR's policy and under ours; `cells` is by method and metric.
 
     Example:
-        >>> print(policies({"gbdt": {"map": "0.46", "letor_map": "0.41", "letor_mean_ndcg": "0.44"}}))
-        | method | policy   |  MAP | MeanNDCG |
-        | ------ | -------- | ---: | -------: |
-        | gbdt   | letor4   | 0.41 |     0.44 |
-        | gbdt   | expected | 0.46 |        - |
+        >>> found = policies({"gbdt": {"map": "0.46", "letor_map": "0.41", "letor_mean_ndcg": "0.44"}})
+        >>> for row in (found.header, *found.rows):
+        ...     print(*row)
+        method policy MAP MeanNDCG
+        gbdt letor4 0.41 0.44
+        gbdt expected 0.46 -
     """
-    names = [name.removeprefix(LETOR) for name in next(iter(cells.values())) if name.startswith(LETOR)]
+    names = [name.removeprefix(LETOR_PREFIX) for name in next(iter(cells.values())) if name.startswith(LETOR_PREFIX)]
     rows = []
     for method, values in cells.items():
-        rows.append([method, "letor4", *(values[LETOR + name] for name in names)])
+        rows.append([method, "letor4", *(values[LETOR_PREFIX + name] for name in names)])
         rows.append([method, "expected", *(values.get(name, "-") for name in names)])
-    return markdown(["method", "policy", *(metric_label(LETOR + name).removeprefix("LETOR ") for name in names)], rows)
+    return Table(
+        ["method", "policy", *(metric_label(LETOR_PREFIX + name).removeprefix("LETOR ") for name in names)], rows
+    )
 
 
 def number(value: float | None) -> str:
@@ -177,7 +180,7 @@ def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:
     ]
 
 
-def intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
+def how_intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
     """How intervals and p values were made, for those that occur, and what they speak of."""
     scopes = list(scopes)
     summaries = [next(iter(scope.summaries.values())).draws for scope in scopes]
@@ -202,7 +205,7 @@ def intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
     return lines
 
 
-def all_summaries(scopes: Scopes) -> str:
+def all_summaries(scopes: Scopes) -> Table:
     """A row for each metric of each method: mean, interval, counts, and means with undefined groups as 0 and as 1."""
     rows = []
     for groups, metric, method, scope in _each(scopes):
@@ -212,10 +215,10 @@ def all_summaries(scopes: Scopes) -> str:
         counts = [f"{s.groups:,}", f"{s.undefined:,}", number(s.as_zero), number(best)]
         rows.append([groups, metric_label(metric), method, *figures, f"{s.draws}", *counts])
     header = ["groups", "metric", "method", "mean", "95% interval", "draws", "defined", "undefined", "with 0", "with 1"]
-    return markdown(header, rows)
+    return Table(header, rows)
 
 
-def all_comparisons(scopes: Scopes) -> str:
+def all_comparisons(scopes: Scopes) -> Table:
     """A row for each metric of each method, except the baseline."""
     rows = []
     for groups, metric, method, scope in _each(scopes):
@@ -223,7 +226,7 @@ def all_comparisons(scopes: Scopes) -> str:
             figures = [against(c)[0], number(c.p), number(c.p_holm), f"{c.draws}", number(c.detectable)]
             rows.append([groups, metric_label(metric), method, *figures])
     header = ["groups", "metric", "method", "difference [95%]", "p", "p (Holm)", "draws", "detectable"]
-    return markdown(header, rows)
+    return Table(header, rows)
 
 
 def _each(scopes: Scopes) -> Iterator[tuple[str, str, str, Scope]]:
@@ -231,111 +234,3 @@ def _each(scopes: Scopes) -> Iterator[tuple[str, str, str, Scope]]:
         for metric in next(iter(of_methods.values())).summaries:
             for method, scope in of_methods.items():
                 yield groups, metric, method, scope
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns, so that it reads well in a terminal too; numbers are right-aligned.
-
-    Cells are text, or code made by `ltrscale.markdown.code`.
-
-    Example:
-        >>> print(markdown(["method", "MAP"], [["gbdt", "0.5"]]))
-        | method | MAP |
-        | ------ | --: |
-        | gbdt   | 0.5 |
-    """
-    cells = [[_cell(text) for text in row] for row in (header, *rows)]
-    widths = [max(2, *map(len, column)) for column in zip(*cells, strict=True)]  # a ruler has a dash and a colon
-    right = [all(is_figure(row[i]) for row in cells[1:]) for i in range(len(header))]
-
-    def line(row: Sequence[str]) -> str:
-        padded = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
-        return f"| {' | '.join(padded)} |"
-
-    ruler = [("-" * (w - 1) + ":") if r else "-" * w for w, r in zip(widths, right, strict=True)]
-    return "\n".join([line(cells[0]), line(ruler), *map(line, cells[1:])])
-
-
-def is_figure(text: str) -> bool:
-    """Whether a cell holds a figure, or says that there is none, and so is aligned right.
-
-    Example:
-        >>> [is_figure(text) for text in ("+0.1 [-0.1, 0.3]", "-", "n/a", "gbdt")]
-        [True, True, True, False]
-    """
-    return text[:1] in "0123456789+-<" or text == "n/a"
-
-
-def _cell(text: str) -> str:
-    is_code = text == code(text[1:-1])
-    return text.replace("|", "\\|") if is_code else escape(text)
-
-
-REPORT = "report.md"
-
-
-class Findings(Config):
-    """The results of a stage, in the form that it commits."""
-
-    called: ClassVar[str]
-    """Name in messages, with its article."""
-    made_by_job: ClassVar[str]
-    file: ClassVar[str] = "metrics.json"
-
-    @classmethod
-    def read(cls, url: str) -> Self:
-        """Read the results that are committed in a directory.
-
-        Raises:
-            InputError: none are committed there, or the file does not fit.
-        """
-        manifest = storage.read_manifest(url)
-        if manifest is None:
-            what = cls.called.partition(" ")[2]
-            raise InputError(f"{url}: no {what} is committed there; make it with {cls.made_by_job}")
-        try:
-            return cls.model_validate_json(storage.read_verified(url, cls.file, manifest))
-        except ValueError as error:
-            where = storage.join(url, cls.file)
-            raise InputError(f"{where}: not {cls.called} ({error}); make it again with {cls.made_by_job}") from error
-
-    def to_json(self) -> str:
-        """The text of the file."""
-        return self.model_dump_json(indent=1) + "\n"
-
-
-def write_report(
-    commit: storage.Commit,
-    found: Findings,
-    *,
-    page: str,
-    picture: str = "",
-    chart: charts.Spec | None = None,
-    also: Mapping[str, str] | None = None,
-) -> None:
-    """Write the files of a report to a commit.
-
-    Args:
-        commit: commit of the directory.
-        found: the results.
-        page: text of `report.md`.
-        picture: file name of the picture, if there is one.
-        chart: what it shows; None for no picture.
-        also: texts of other files, by name.
-    """
-    if chart is not None:
-        with commit.file(picture) as path:
-            charts.save(chart, path)
-    for name, text in {**(also or {}), found.file: found.to_json(), REPORT: page}.items():
-        with commit.file(name) as path:
-            path.write_text(text, encoding="utf-8")
-
-
-def print_report(url: str, tables: Sequence[str]) -> None:
-    """Write the tables of a committed report and its place to standard output."""
-    sys.stdout.write("\n\n".join([*tables, storage.join(url, REPORT)]) + "\n")
-
-
-def bullets(lines: Iterable[str]) -> str:
-    """A list in Markdown."""
-    return "\n".join(f"- {line}" for line in lines)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from ltrscale.data.dataset.selection import RowGroup
-from ltrscale.data.stream.readers import Reader
+from ltrscale.data.stream.readers import RowGroupReader
 from ltrscale.launch.workers import Context
 
 _EVERY_S = 1.0
@@ -23,7 +23,7 @@ _SILENT_S = 15.0
 _TO_BEGIN_S = 600.0  # loading data and starting readers may take longer than any later step
 
 
-class Counts(NamedTuple):
+class WorkerProgress(NamedTuple):
     """Progress of a worker."""
 
     steps: int = 0
@@ -45,7 +45,7 @@ class Pulse:
 
         return replace(context, stopping=stopping, reader=self._counting(context.reader))
 
-    def _counting(self, reader: Reader) -> Reader:
+    def _counting(self, reader: RowGroupReader) -> RowGroupReader:
         def read(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[pa.Table]:
             for table in reader(row_groups, columns):
                 self._tables += 1
@@ -54,13 +54,13 @@ class Pulse:
         return read
 
     @contextmanager
-    def sent(self, send: Callable[[Counts], object]) -> Iterator[None]:
+    def sent(self, send: Callable[[WorkerProgress], object]) -> Iterator[None]:
         """Send the counts from a thread every second while the block runs."""
         over = threading.Event()
 
         def beat() -> None:
             while not over.wait(_EVERY_S):
-                send(Counts(self._steps, self._tables))
+                send(WorkerProgress(self._steps, self._tables))
 
         thread = threading.Thread(target=beat, name="pulse", daemon=True)
         thread.start()
@@ -73,12 +73,12 @@ class Pulse:
 
 @dataclass
 class _Worker:
-    counts: Counts
+    counts: WorkerProgress
     heard: float
     moved: float
 
 
-class Watch:
+class HangWatch:
     """Judges from the counts of the workers which of them hang.
 
     Args:
@@ -93,7 +93,7 @@ class Watch:
     def joined(self, rank: int) -> None:
         """Record that a worker has started or restarted."""
         now = time.monotonic()
-        self._workers[rank] = _Worker(Counts(), heard=now, moved=now)
+        self._workers[rank] = _Worker(WorkerProgress(), heard=now, moved=now)
 
     def left(self, rank: int) -> None:
         """Record that a worker has finished or was killed; the others get the full limit to notice it."""
@@ -105,7 +105,7 @@ class Watch:
         """Record that all workers have ended."""
         self._workers.clear()
 
-    def heard(self, rank: int, counts: Counts) -> None:
+    def heard(self, rank: int, counts: WorkerProgress) -> None:
         """Record the counts that a worker sent; ignored once it has left."""
         if (worker := self._workers.get(rank)) is not None:
             worker.heard = time.monotonic()

@@ -11,19 +11,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from ltrscale.launch.hangs import Counts
+from ltrscale.launch.hangs import WorkerProgress
 from ltrscale.progress import log
 
 _UNANSWERED = 64  # bounds the memory of posts under way when the launching process is slow
 
 
-class Record(NamedTuple):
+class ReportedMetrics(NamedTuple):
     """Metrics that rank 0 reports."""
 
     values: dict[str, object]
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """A line of the log."""
 
     level: int
@@ -36,11 +36,11 @@ class Started(NamedTuple):
     workers: int
 
 
-class Ended(NamedTuple):
+class AttemptEnded(NamedTuple):
     """The workers have failed or stopped, and will be started again."""
 
 
-class Joined(NamedTuple):
+class WorkerJoined(NamedTuple):
     """A worker runs the training function."""
 
     rank: int
@@ -58,10 +58,10 @@ class Beat(NamedTuple):
     """Progress of a worker."""
 
     rank: int
-    counts: Counts
+    counts: WorkerProgress
 
 
-Post = Record | Line | Started | Ended | Joined | Left | Beat
+Post = ReportedMetrics | LogLine | Started | AttemptEnded | WorkerJoined | Left | Beat
 
 
 class Standing(NamedTuple):
@@ -142,7 +142,7 @@ class Sender:
 
     def report(self, record: Mapping[str, object]) -> None:
         """Post metrics."""
-        self(Record(dict(record)))
+        self(ReportedMetrics(dict(record)))
 
 
 @contextmanager
@@ -168,4 +168,4 @@ class _Forwarding(logging.Handler):
         self._sender = sender
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._sender(Line(record.levelno, self.format(record)))
+        self._sender(LogLine(record.levelno, self.format(record)))

@@ -25,17 +25,17 @@ from ray.train.torch import TorchTrainer
 from ltrscale import storage
 from ltrscale.data.stream.readers import read_with_ray
 from ltrscale.errors import InputError, Stopped, UnavailableError
-from ltrscale.launch.hangs import Pulse, Watch
+from ltrscale.launch.hangs import HangWatch, Pulse
 from ltrscale.launch.mailbox import (
+    AttemptEnded,
     Beat,
-    Ended,
-    Joined,
     Left,
-    Line,
-    Record,
+    LogLine,
+    ReportedMetrics,
     Sender,
     Standing,
     Started,
+    WorkerJoined,
     forwarded_logs,
     open_mailbox,
 )
@@ -114,26 +114,26 @@ def _attend(
     """Deliver the workers' posts until the run ends, and forward the request to stop."""
     running, asked = False, False
     waiting_since = time.monotonic()
-    watch, actors = Watch(workers.hang_s), dict[int, Any]()
+    watch, actors = HangWatch(workers.hang_s), dict[int, Any]()
     while True:
         alive = run.is_alive()  # before taking posts, so that the last ones are delivered
         for post in ray.get(mailbox.take.remote()):
             match post:
-                case Record(values):
+                case ReportedMetrics(values):
                     report(values)
-                case Line(level, text):
+                case LogLine(level, text):
                     log.log(level, "%s", text)
                 case Started(count):
                     running = True
                     log.info("training on %d workers", count)
-                case Joined(rank, actor):
+                case WorkerJoined(rank, actor):
                     actors[rank] = actor
                     watch.joined(rank)
                 case Beat(rank, counts):
                     watch.heard(rank, counts)
                 case Left(rank):
                     watch.left(rank)
-                case Ended():
+                case AttemptEnded():
                     running, waiting_since = False, time.monotonic()
                     watch.clear()
         if not alive:
@@ -184,18 +184,18 @@ class _Overseer(UserCallback):  # type: ignore[misc]
         if standing.starts == self._starts:  # this start's failure is counted already
             return
         self._starts = standing.starts
-        self._post(Ended())
+        self._post(AttemptEnded())
         if isinstance(error, Stopped) or (isinstance(error, RayActorError) and error.preempted):
-            self._post(Line(20, "a node is about to be removed: all workers start again without it"))
+            self._post(LogLine(20, "a node is about to be removed: all workers start again without it"))
             return
         self._failures = self._failures + 1 if standing.commits == self._commits else 1
         self._commits = standing.commits
         if self._failures > self._max_failures:
             raise self._final(rank, error)
         count = f"failure {self._failures} of {self._max_failures} in a row without a new checkpoint"
-        self._post(Line(30, f"{_one_line(rank, error)}; all workers start again ({count})"))
+        self._post(LogLine(30, f"{_one_line(rank, error)}; all workers start again ({count})"))
 
-    def _post(self, post: Line | Ended) -> None:
+    def _post(self, post: LogLine | AttemptEnded) -> None:
         ray.get(self._mailbox.post.remote(post))
 
     def _final(self, rank: int, error: Exception) -> Exception:
@@ -248,7 +248,7 @@ def _worker(config: dict[str, _Task]) -> None:
     rank, sender = context.get_world_rank(), Sender(task.mailbox)
     if rank == 0:
         sender(Started(context.get_world_size()))
-    sender(Joined(rank, ray.get_runtime_context().current_actor))
+    sender(WorkerJoined(rank, ray.get_runtime_context().current_actor))
     pulse = Pulse()
     reader = functools.partial(read_with_ray, read_on=task.read_on) if task.read_on else read_with_ray
     with (

@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ltrscale.errors import InputError, Stopped
-from ltrscale.launch.hangs import Counts, Pulse, Watch
+from ltrscale.launch.hangs import HangWatch, Pulse, WorkerProgress
 from ltrscale.launch.workers import Context, Work
 from ltrscale.progress import Report, log
 from ltrscale.signals import stop_on_signal
@@ -146,12 +146,12 @@ class _Watchers:
 
     def __init__(self, group: _Group, hang_s: float) -> None:
         self._rank, self._store = group.rank, PrefixStore(f"training-{next(_trainings)}", group.store)
-        self._watch, self._beats, self._heard = Watch(hang_s), 0, dict[str, str]()
+        self._watch, self._beats, self._heard = HangWatch(hang_s), 0, dict[str, str]()
         self._ranks = {f"beat-{number}": number for number in range(dist.get_world_size())}
         for number in self._ranks.values():
             self._watch.joined(number)
 
-    def beat(self, counts: Counts) -> None:
+    def beat(self, counts: WorkerProgress) -> None:
         """Publish this process's counts and read the others'; kill this process if others hang and it has to report."""
         self._beats += 1  # so that each entry differs from the one before: equal ones would look like silence
         self._store.set(f"beat-{self._rank}", json.dumps([self._beats, *counts]))
@@ -160,7 +160,7 @@ class _Watchers:
                 continue
             self._heard[key] = said
             if said:
-                self._watch.heard(number, Counts(*json.loads(said)[1:]))
+                self._watch.heard(number, WorkerProgress(*json.loads(said)[1:]))
             else:
                 self._watch.left(number)
         if hung := self._watch.hung():

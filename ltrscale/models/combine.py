@@ -4,7 +4,7 @@ Shapes: N documents, D width of the embeddings of all parts together.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
 from ltrscale.models.layers import Dropout, MicroBatchNorm
-from ltrscale.models.ranker import Architecture, Ranker, Scores
+from ltrscale.models.ranker import Architecture, Ranker, RankerScores
 
 How = Literal["mean", "concat"]
 
@@ -31,6 +31,9 @@ class CombinedArchitecture(Config):
 class MeanRanker(nn.Module):
     """The mean of several rankers' scores, like DASALC-ens, the mean of 3 to 5 runs (QIN21, section 4.4)."""
 
+    learns: ClassVar = False
+    """Whether it has a layer of its own to train."""
+
     def __init__(self, parts: Sequence[Ranker]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
@@ -40,9 +43,9 @@ class MeanRanker(nn.Module):
         """The configs of its parts."""
         return CombinedArchitecture(how="mean", parts=tuple(part.architecture for part in _rankers(self.parts)))
 
-    def score(self, groups: QueryGroups) -> Scores:
+    def score(self, groups: QueryGroups) -> RankerScores:
         """Scores [N], without grades of lists."""
-        return Scores(self(groups), None)
+        return RankerScores(self(groups), None)
 
     def forward(self, groups: QueryGroups) -> Tensor:
         """Scores [N]."""
@@ -59,6 +62,9 @@ class ConcatRanker(nn.Module):
         parts: finetuned rankers.
         dropout: dropout before the linear layer; .7 on MSLR-WEB30K and Istella-S, 0 on Yahoo in the paper.
     """
+
+    learns: ClassVar = True
+    """Whether it has a layer of its own to train."""
 
     def __init__(self, parts: Sequence[Ranker], *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -80,9 +86,9 @@ class ConcatRanker(nn.Module):
         self.parts.eval()
         return self
 
-    def score(self, groups: QueryGroups) -> Scores:
+    def score(self, groups: QueryGroups) -> RankerScores:
         """Scores [N], without grades of lists."""
-        return Scores(self(groups), None)
+        return RankerScores(self(groups), None)
 
     def forward(self, groups: QueryGroups) -> Tensor:
         """Scores [N]."""

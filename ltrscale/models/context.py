@@ -52,6 +52,8 @@ class ContextSettings(Config):
     kind: str
     embeds_lists: ClassVar[bool] = False
     """Whether it also embeds whole lists, as a loss of whole lists requires."""
+    beyond_graphs: ClassVar[str] = ""
+    """What it does that no fixed graph of operations can express; empty where one can."""
 
     @property
     def reads_positions(self) -> bool:

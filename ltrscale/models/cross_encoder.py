@@ -20,10 +20,10 @@ from ltrscale.models.layers import Encoder, EncoderSettings, FeatureEmbedding, S
 TOKENS_AT_ONCE = 1 << 16
 """Tokens that are embedded together at inference, so that memory does not grow with a batch of scores."""
 
-Names = Annotated[tuple[str, ...], Field(min_length=1)]
+FieldNames = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
-class Vocabulary(Config):
+class TokenNumbers(Config):
     """Size of a vocabulary, and the numbers of its special tokens."""
 
     size: int = Field(ge=1)
@@ -55,9 +55,9 @@ class CrossEncoderConfig(EncoderSettings):
     """The kind of encoder."""
     bert: BertConfig = BertConfig()
     """Sizes of the transformer; those of `network.initial` replace them."""
-    query: Names = ("query",)
+    query: FieldNames = ("query",)
     """Token fields of the query, in order."""
-    document: Names = ("title", "body")
+    document: FieldNames = ("title", "body")
     """Token fields of the document, in order."""
     max_tokens: int = Field(128, ge=4)
     """Tokens that it reads of a pair, with [CLS] and a [SEP] after each field. What is over is cut from the end of the
@@ -66,7 +66,7 @@ class CrossEncoderConfig(EncoderSettings):
     """Sizes of the hidden layers that project the dense features; empty reads the text alone."""
     embedding: int = Field(8, ge=1)
     """Dimensions of the embedding of each categorical feature."""
-    vocabulary: Vocabulary | None = None
+    vocabulary: TokenNumbers | None = None
     """The vocabulary of the tokens; empty takes that of the training data."""
 
     @model_validator(mode="after")
@@ -117,7 +117,7 @@ def pairs_of(groups: QueryGroups, config: CrossEncoderConfig) -> Pairs:
         ...     torch.zeros(2, 0), torch.tensor([0, 2]), query_tokens={"query": tokens([7])},
         ...     document_tokens={"title": tokens([8, 9], [])},
         ... )  # fmt: skip
-        >>> vocabulary = Vocabulary(size=10, cls=1, sep=2, mask=3)
+        >>> vocabulary = TokenNumbers(size=10, cls=1, sep=2, mask=3)
         >>> pairs = pairs_of(groups, CrossEncoderConfig(document=("title",), vocabulary=vocabulary))
         >>> pairs.ids_T.tolist(), pairs.types_T.tolist(), pairs.offsets_N1.tolist()
         ([1, 7, 2, 8, 9, 2, 1, 7, 2, 2], [0, 0, 0, 1, 1, 1, 0, 0, 0, 1], [0, 6, 10])

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from ltrscale.batch import standardise_groups
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.models.fitting import Statistics, Wanted, quantiles
+from ltrscale.models.fitting import FeatureStatistics, Wanted, quantiles
 
-Kind = Literal["numeric", "categorical"]
+FeatureKind = Literal["numeric", "categorical"]
 _END = 1 - 2e-7  # |2p - 1| is cut here: float32 distinguishes it from 1, and it maps to 5.2 standard deviations
 
 
@@ -81,7 +81,7 @@ class FeatureTransform(nn.Module):
     quantiles_FK: Tensor
     codes_V: Tensor
 
-    def __init__(self, config: TransformConfig, kinds: Sequence[Kind], cardinalities: Sequence[int]) -> None:
+    def __init__(self, config: TransformConfig, kinds: Sequence[FeatureKind], cardinalities: Sequence[int]) -> None:
         super().__init__()
         self.config = config
         self.kinds = tuple(kinds)
@@ -105,7 +105,7 @@ class FeatureTransform(nn.Module):
         Raises:
             ValueError: state and config do not match.
         """
-        kinds: list[Kind] = ["numeric" if numeric else "categorical" for numeric in state["numeric_F"].tolist()]
+        kinds: list[FeatureKind] = ["numeric" if numeric else "categorical" for numeric in state["numeric_F"].tolist()]
         cardinalities = state["cardinalities_C"].tolist()
         if len(cardinalities) != kinds.count("categorical") or min(cardinalities, default=1) < 1:
             raise ValueError("the cardinalities are not those of its categorical features")
@@ -148,7 +148,7 @@ class FeatureTransform(nn.Module):
         return x_NF
 
 
-def wanted(kinds: Sequence[Kind], config: TransformConfig, *, documents: int | None = None) -> Wanted:
+def wanted(kinds: Sequence[FeatureKind], config: TransformConfig, *, documents: int | None = None) -> Wanted:
     """The statistics that a transform needs.
 
     Args:
@@ -165,7 +165,7 @@ def wanted(kinds: Sequence[Kind], config: TransformConfig, *, documents: int | N
     )
 
 
-def make_transform(statistics: Statistics, config: TransformConfig) -> FeatureTransform:
+def make_transform(statistics: FeatureStatistics, config: TransformConfig) -> FeatureTransform:
     """The transform that fits the documents of these statistics.
 
     Raises:
@@ -176,7 +176,7 @@ def make_transform(statistics: Statistics, config: TransformConfig) -> FeatureTr
     found = {column: v.codes(config.max_vocabulary) for column, v in statistics.vocabularies.items()}
     vocabularies = {column: torch.from_numpy(codes_V) for column, codes_V in found.items() if codes_V is not None}
     n_features = len(statistics.wanted.numeric)
-    kinds: list[Kind] = ["categorical" if i in vocabularies else "numeric" for i in range(n_features)]
+    kinds: list[FeatureKind] = ["categorical" if i in vocabularies else "numeric" for i in range(n_features)]
     transform = FeatureTransform(config, kinds, [len(codes_V) + 1 for codes_V in vocabularies.values()])
     if statistics.wanted.sample:
         transform.quantiles_FK.copy_(quantiles(statistics.sample.rows_MF(), config.quantiles))
@@ -188,7 +188,7 @@ def make_transform(statistics: Statistics, config: TransformConfig) -> FeatureTr
     return transform
 
 
-def fit_transform(batches: Iterable[Tensor], kinds: Sequence[Kind], config: TransformConfig) -> FeatureTransform:
+def fit_transform(batches: Iterable[Tensor], kinds: Sequence[FeatureKind], config: TransformConfig) -> FeatureTransform:
     """Fit a transform in one pass over the training documents.
 
     The result depends on the documents and their order, not on how they are batched (beyond rounding in float64).
@@ -201,7 +201,7 @@ def fit_transform(batches: Iterable[Tensor], kinds: Sequence[Kind], config: Tran
     Raises:
         InputError: the batches contain no document.
     """
-    statistics = Statistics(wanted(kinds, config))
+    statistics = FeatureStatistics(wanted(kinds, config))
     for features_NF in batches:
         statistics.add(statistics.documents, features_NF.float().numpy())
     return make_transform(statistics, config)

@@ -28,7 +28,7 @@ Counted = tuple[NDArray[np.float32], NDArray[np.int64]]
 """The different values [V], sorted, and their counts [V]."""
 
 
-class Vocabulary:
+class ValueCounts:
     """Exact counts of the different values of a feature, without missing ones; parts can be merged.
 
     Codes of categories are integers below 2**24, so memory holds at most 2**24 codes of 12 bytes whatever the number of
@@ -39,7 +39,7 @@ class Vocabulary:
         at_most: if there are more different values than this, none is kept and `codes` returns None.
 
     Example:
-        >>> seen, more = Vocabulary(), Vocabulary()
+        >>> seen, more = ValueCounts(), ValueCounts()
         >>> seen.add(np.array([5, 2, 5], np.float32))
         >>> more.add(np.array([9, 9, np.nan, 9], np.float32))
         >>> seen.merge(more)
@@ -223,11 +223,11 @@ class Wanted:
     documents: int | None = None
 
 
-class Statistics:
+class FeatureStatistics:
     """Statistics of some documents; parts can be merged.
 
     Example:
-        >>> one, other = (Statistics(Wanted(numeric=(True, False))) for _ in range(2))
+        >>> one, other = (FeatureStatistics(Wanted(numeric=(True, False))) for _ in range(2))
         >>> one.add(0, np.array([[1, 7]], np.float32))
         >>> other.add(1, np.array([[3, 8], [5, 7]], np.float32))
         >>> one.merge(other)
@@ -241,7 +241,7 @@ class Statistics:
         self.moments = Moments.none(len(wanted.numeric))
         self.sample = Sample(wanted.sample, wanted.documents)
         self.vocabularies = {
-            column: Vocabulary(wanted.discrete_up_to if numeric else None)
+            column: ValueCounts(wanted.discrete_up_to if numeric else None)
             for column, numeric in enumerate(wanted.numeric)
             if wanted.discrete_up_to or not numeric
         }

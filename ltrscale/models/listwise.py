@@ -7,7 +7,7 @@ A state of the recurrent network, U units; W windows (`size` documents scored to
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -130,6 +130,7 @@ class GSFConfig(ContextSettings):
 
     kind: Literal["gsf"] = "gsf"
     """The kind of list context."""
+    beyond_graphs: ClassVar = "chooses groups by the length of a list and by hashes"
     size: int = Field(2, ge=1)
     """Documents that are scored together; 1 is a pointwise network."""
     hidden: tuple[int, ...] = Field((256, 128), min_length=1)

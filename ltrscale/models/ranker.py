@@ -41,7 +41,7 @@ class Architecture(Config):
         return self
 
 
-class Scores(NamedTuple):
+class RankerScores(NamedTuple):
     """Scores of documents and, if the ranker has a list head, logits of "the list's best grade is above c"."""
 
     scores_N: Tensor
@@ -102,11 +102,11 @@ class Ranker(nn.Module):
         contextual: Contextual = self.context(x_NF, h_ND, groups)
         return contextual
 
-    def score(self, groups: QueryGroups) -> Scores:
+    def score(self, groups: QueryGroups) -> RankerScores:
         """Scores [N], and logits of the list head [Q, C]."""
         embedded = self.embed(groups)
         grades_QC = None if self.list_head is None else self.list_head(embedded.lists_QD)
-        return Scores(self.head(embedded.documents_ND).squeeze(-1), grades_QC)
+        return RankerScores(self.head(embedded.documents_ND).squeeze(-1), grades_QC)
 
     def penultimate(self, groups: QueryGroups) -> Tensor:
         """The input of the last linear layer, shape [N, D]."""

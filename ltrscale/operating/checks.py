@@ -17,8 +17,8 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 
-Level = Literal["ok", "warning", "error"]
-PACKAGES = ("ray", "torch", "pyarrow", "lightgbm")
+Severity = Literal["ok", "warning", "error"]
+CHECKED_PACKAGES = ("ray", "torch", "pyarrow", "lightgbm")
 """The packages whose versions decide whether processes understand each other and compute the same."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 _SHM = Path("/dev/shm")
@@ -29,10 +29,10 @@ _CLOCK_WARNING_S, _CLOCK_ERROR_S = 10.0, 300.0  # S3 refuses requests that are 1
 
 
 @dataclass(frozen=True)
-class Line:
+class CheckResult:
     """What a check has found."""
 
-    level: Level
+    level: Severity
     what: str
     """What was found."""
     remedy: str = ""
@@ -40,9 +40,9 @@ class Line:
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of `PACKAGES` here; an empty text for a package that is not installed."""
+    """The versions of Python and of `CHECKED_PACKAGES` here; an empty text for a package that is not installed."""
     found = {"python": python_version()}
-    for name in PACKAGES:
+    for name in CHECKED_PACKAGES:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -56,10 +56,10 @@ def pinned_versions() -> dict[str, str]:
     if not path.exists():
         return {}
     pins = dict(line.split("==") for line in path.read_text().split())
-    return {name: pins[name] for name in PACKAGES}
+    return {name: pins[name] for name in CHECKED_PACKAGES}
 
 
-def packages(expected: Mapping[str, str], whose: str, found: Mapping[str, str] | None = None) -> Line:
+def packages(expected: Mapping[str, str], whose: str, found: Mapping[str, str] | None = None) -> CheckResult:
     """Whether the versions are the expected ones; those of Ray and of Python must be.
 
     Args:
@@ -78,18 +78,18 @@ def packages(expected: Mapping[str, str], whose: str, found: Mapping[str, str] |
         and (name != "python" or _minor(found[name]) != _minor(version))
     }
     if not missing and not differ:
-        return Line("ok", what)
+        return CheckResult("ok", what)
     wanted = ", ".join(f"{name} {version}" for name, version in differ.items())
-    level: Level = "error" if missing or {"ray", "python"} & set(differ) else "warning"
+    level: Severity = "error" if missing or {"ray", "python"} & set(differ) else "warning"
     remedy = "`make install`, or build the image anew (cluster/Dockerfile)"
-    return Line(level, f"{what}; {whose}: {wanted or 'all of them'}", f"install these versions: {remedy}")
+    return CheckResult(level, f"{what}; {whose}: {wanted or 'all of them'}", f"install these versions: {remedy}")
 
 
 def _minor(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-def gpus(declared: float = 0) -> Line:
+def gpus(declared: float = 0) -> CheckResult:
     """Whether torch sees and can use the GPUs, and has NCCL.
 
     Args:
@@ -101,44 +101,48 @@ def gpus(declared: float = 0) -> Line:
     seen = torch.cuda.device_count()
     if driver and torch.version.cuda is None:
         remedy = "install torch from PyPI, or from the index of your CUDA version (README.md)"
-        return Line("error", f"a driver is there ({driver}), but torch {torch.__version__} has no CUDA", remedy)
+        return CheckResult("error", f"a driver is there ({driver}), but torch {torch.__version__} has no CUDA", remedy)
     if (driver and not seen) or declared > seen:
         what = (
             f"Ray counts {declared:g} GPUs, torch {seen}" if declared else f"a driver is there ({driver}), but no GPU"
         )
         remedy = "update the driver; start the container with its GPUs (docker run --gpus all, nvidia.com/gpu)"
-        return Line("error", f"{what}; torch is for CUDA {torch.version.cuda}", remedy)
+        return CheckResult("error", f"{what}; torch is for CUDA {torch.version.cuda}", remedy)
     if not seen:
-        return Line("ok", "no GPU; torch computes on the CPU")
+        return CheckResult("ok", "no GPU; torch computes on the CPU")
     for i in range(seen):
         try:
             torch.ones(2, device=f"cuda:{i}").sum().item()
         except RuntimeError as error:
             said = str(error).splitlines()[0]
-            return Line("error", f"GPU {i} cannot compute ({said})", "see nvidia-smi; restart the node if it is faulty")
+            return CheckResult(
+                "error", f"GPU {i} cannot compute ({said})", "see nvidia-smi; restart the node if it is faulty"
+            )
     name, memory = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory
     what = f"{seen} x {name} ({memory / 1e9:.0f} GB), CUDA {torch.version.cuda}"
     if not torch.distributed.is_nccl_available():
-        return Line("error", f"{what}, no NCCL: workers cannot train together", "install a torch build with NCCL")
+        return CheckResult(
+            "error", f"{what}, no NCCL: workers cannot train together", "install a torch build with NCCL"
+        )
     nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return Line("ok", f"{what}, NCCL {nccl}")
+    return CheckResult("ok", f"{what}, NCCL {nccl}")
 
 
-def shared_memory(store: float | None = None) -> Line:
+def shared_memory(store: float | None = None) -> CheckResult:
     """Whether /dev/shm has room for Ray's object store.
 
     Args:
         store: bytes of the object store; by default the share of memory that Ray would take.
     """
     if not _SHM.is_dir():
-        return Line("ok", "no /dev/shm on this system; Ray uses files")
+        return CheckResult("ok", "no /dev/shm on this system; Ray uses files")
     size = shutil.disk_usage(_SHM).total
     wanted = default_store() if store is None else store
     what = f"/dev/shm has {_gb(size)}, Ray's object store {'wants' if store is None else 'has'} {_gb(wanted)}"
     if size >= wanted:
-        return Line("ok", what)
+        return CheckResult("ok", what)
     remedy = f"enlarge it: docker run --shm-size={wanted * 1.1 / 1e9:.0f}g, or on Kubernetes an emptyDir with medium"
-    return Line(
+    return CheckResult(
         "warning", f"{what}: it would be on a disk", f"{remedy} Memory at /dev/shm (cluster/kuberay-rayjob.yaml)"
     )
 
@@ -152,7 +156,7 @@ def default_store() -> float:
     return min(_SHARE_OF_MEMORY * memory, _MOST_STORE)
 
 
-def spill_disk(folder: Path | None = None, store: float | None = None) -> Line:
+def spill_disk(folder: Path | None = None, store: float | None = None) -> CheckResult:
     """Whether the disk to which Ray spills objects has room for as much as the object store holds.
 
     Args:
@@ -164,26 +168,26 @@ def spill_disk(folder: Path | None = None, store: float | None = None) -> Line:
     what = f"{folder} has {_gb(usage.free)} free of {_gb(usage.total)}"
     remedy = "make room, or put Ray's files on another disk: ray start --temp-dir, and TMPDIR for scratch"
     if usage.free < (1 - _FULL) * usage.total:
-        return Line("error", f"{what}; Ray writes nothing to a disk that is {_FULL:.0%} full", remedy)
+        return CheckResult("error", f"{what}; Ray writes nothing to a disk that is {_FULL:.0%} full", remedy)
     wanted = default_store() if store is None else store
-    return Line("warning" if usage.free < wanted else "ok", what, remedy if usage.free < wanted else "")
+    return CheckResult("warning" if usage.free < wanted else "ok", what, remedy if usage.free < wanted else "")
 
 
 def _gb(bytes_: float) -> str:
     return f"{bytes_ / 1e9:.1f} GB"
 
 
-def told(error: InputError) -> Line:
+def told(error: InputError) -> CheckResult:
     """The line of an error, whose message has what was found and the remedy."""
     found, _, remedy = str(error).rpartition("; ")
-    return Line("error", found or remedy, remedy if found else "")
+    return CheckResult("error", found or remedy, remedy if found else "")
 
 
-def _errors_told(check: Callable[[str], Line]) -> Callable[[str], Line]:
+def _errors_told(check: Callable[[str], CheckResult]) -> Callable[[str], CheckResult]:
     """A check whose `InputError` is its result."""
 
     @wraps(check)
-    def checked(url: str) -> Line:
+    def checked(url: str) -> CheckResult:
         try:
             return check(url)
         except InputError as error:
@@ -193,36 +197,38 @@ def _errors_told(check: Callable[[str], Line]) -> Callable[[str], Line]:
 
 
 @_errors_told
-def store_access(url: str) -> Line:
+def store_access(url: str) -> CheckResult:
     """Whether files below a URL can be written, read and deleted, with the keys that this process finds."""
     file, content = storage.join(url, f".doctor-{secrets.token_hex(8)}"), secrets.token_bytes(64)
     storage.write_bytes(file, content)
     try:
         if storage.read_bytes(file) != content:
-            return Line("error", f"{url}: returns other bytes than were written", "use another store")
+            return CheckResult("error", f"{url}: returns other bytes than were written", "use another store")
     finally:
         storage.remove(file)
     if storage.exists(file):
-        return Line("error", f"{url}: a deleted file is still there", "allow s3:DeleteObject to these keys")
-    return Line("ok", f"{url}: writes, reads and deletes")
+        return CheckResult("error", f"{url}: a deleted file is still there", "allow s3:DeleteObject to these keys")
+    return CheckResult("ok", f"{url}: writes, reads and deletes")
 
 
 @_errors_told
-def store_conditions(url: str) -> Line:
+def store_conditions(url: str) -> CheckResult:
     """Whether the store puts a file only where none exists, which keeps two writers apart; a disk has locks instead."""
     if storage.is_local(url):
-        return Line("ok", f"{url}: a disk, where locks keep writers apart")
+        return CheckResult("ok", f"{url}: a disk, where locks keep writers apart")
     if storage.heeds_conditions(storage.join(url, ".doctor")):
-        return Line("ok", f"{url}: heeds conditional puts (If-None-Match, If-Match)")
+        return CheckResult("ok", f"{url}: heeds conditional puts (If-None-Match, If-Match)")
     remedy = "run one writer of a directory at a time, or use a store that heeds them"
-    return Line("warning", f"{url}: puts without heeding a condition, so two writers may overwrite each other", remedy)
+    return CheckResult(
+        "warning", f"{url}: puts without heeding a condition, so two writers may overwrite each other", remedy
+    )
 
 
 @_errors_told
-def store_clock(url: str) -> Line:
+def store_clock(url: str) -> CheckResult:
     """Whether the clocks of S3 and of this machine agree."""
     if not url.startswith("s3://"):
-        return Line("ok", f"{url}: has no clock of its own")
+        return CheckResult("ok", f"{url}: has no clock of its own")
     file = storage.join(url, f".doctor-{secrets.token_hex(8)}")
     storage.write_bytes(file, b"")
     try:
@@ -231,7 +237,7 @@ def store_clock(url: str) -> Line:
         storage.remove(file)
 
 
-def clocks(ahead_s: Mapping[str, float]) -> Line:
+def clocks(ahead_s: Mapping[str, float]) -> CheckResult:
     """Whether clocks agree with this machine's.
 
     Args:
@@ -243,12 +249,12 @@ def clocks(ahead_s: Mapping[str, float]) -> Line:
     """
     where, most = max(ahead_s.items(), key=lambda each: abs(each[1]))
     what = f"clocks differ from this machine's by up to {abs(most):.0f} s ({where})"
-    level: Level = "error" if abs(most) > _CLOCK_ERROR_S else "warning" if abs(most) > _CLOCK_WARNING_S else "ok"
+    level: Severity = "error" if abs(most) > _CLOCK_ERROR_S else "warning" if abs(most) > _CLOCK_WARNING_S else "ok"
     remedy = "synchronise the clocks (chronyd, systemd-timesyncd); S3 refuses requests that are 15 minutes off"
-    return Line(level, what, "" if level == "ok" else remedy)
+    return CheckResult(level, what, "" if level == "ok" else remedy)
 
 
-def config_validity(url: str, job: str | None, config_of: Callable[[str], type[Config]]) -> Line:
+def config_validity(url: str, job: str | None, config_of: Callable[[str], type[Config]]) -> CheckResult:
     """Whether a file is a config of its job.
 
     Args:
@@ -260,9 +266,11 @@ def config_validity(url: str, job: str | None, config_of: Callable[[str], type[C
     try:
         cls = config_of(name)
     except InputError as error:
-        return Line("error", f"{url}: its name does not begin with a job's ({error})", "name it with --set job=NAME")
+        return CheckResult(
+            "error", f"{url}: its name does not begin with a job's ({error})", "name it with --set job=NAME"
+        )
     try:
         configs.load(cls, url)
     except InputError as error:
         return told(error)
-    return Line("ok", f"{url}: is a config of jobs.{name}")
+    return CheckResult("ok", f"{url}: is a config of jobs.{name}")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from ltrscale.engine import environment
+from ltrscale.engine import with_environment
 from ltrscale.errors import InputError, UnavailableError
 
 ADDRESS = "RAY_API_SERVER_ADDRESS"
@@ -54,7 +54,7 @@ def connected(address: str) -> Iterator[Any]:
     check_answers(address)
     try:
         with _quiet_ray():
-            with environment(**{ADDRESS: address}):  # Ray heeds the variable before the argument
+            with with_environment(**{ADDRESS: address}):  # Ray heeds the variable before the argument
                 client = JobSubmissionClient(address)
             yield client
     except AuthenticationError as error:

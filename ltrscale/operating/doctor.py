@@ -18,10 +18,10 @@ from ltrscale.config import Config
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.operating import checks
-from ltrscale.operating.checks import Line
+from ltrscale.operating.checks import CheckResult
 from ltrscale.operating.dashboard import ADDRESS, check_answers
 from ltrscale.operating.ports import PORTS, open_dashboard, open_ports
-from ltrscale.operating.submission import SubmitConfig, read_log
+from ltrscale.operating.submission import SubmitConfig, job_log
 
 _HERE = "this machine"
 _COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
@@ -53,11 +53,11 @@ class DoctorConfig(Config):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """A line, and the machine that it is about."""
 
     where: str
-    line: Line
+    line: CheckResult
 
 
 def doctor(config: DoctorConfig, config_of: Callable[[str], type[Config]]) -> int:
@@ -83,22 +83,22 @@ def doctor(config: DoctorConfig, config_of: Callable[[str], type[Config]]) -> in
     return int(failed)
 
 
-def _findings(config: DoctorConfig, config_of: Callable[[str], type[Config]]) -> Iterator[Finding]:
+def _findings(config: DoctorConfig, config_of: Callable[[str], type[Config]]) -> Iterator[Diagnosis]:
     address = config.address or os.environ.get("RAY_ADDRESS") or os.environ.get(ADDRESS)
     if config.config is not None:
-        yield Finding(_HERE, checks.config_validity(config.config, config.job, config_of))
+        yield Diagnosis(_HERE, checks.config_validity(config.config, config.job, config_of))
     pins = checks.pinned_versions()
     alone = Look(
         pins, "cluster/constraints.txt has", config.ports, config.patience_s, None if address else config.store
     )
     for line in alone.lines():
-        yield Finding(_HERE, line)
+        yield Diagnosis(_HERE, line)
     if address is None:
         return
     try:
         yield from _of_dashboard(address, config) if "://" in address else _of_nodes(address, config)
     except InputError as error:
-        yield Finding("cluster", checks.told(error))
+        yield Diagnosis("cluster", checks.told(error))
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Look:
     on_node: bool = False
     """Whether Ray runs there."""
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[CheckResult]:
         """What the checks find on the machine of this process."""
         os.environ.setdefault(storage.PATIENCE, str(self.patience_s))
         yield checks.packages(self.expected, self.whose)
@@ -134,7 +134,7 @@ class Look:
                 yield checks.store_clock(self.store)
 
 
-def _of_nodes(address: str, config: DoctorConfig) -> Iterator[Finding]:
+def _of_nodes(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
     """Look at every node of the cluster to which this process belongs."""
     import ray  # imported late, as below: a laptop without a cluster needs no Ray to be looked at
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -155,7 +155,7 @@ def _of_nodes(address: str, config: DoctorConfig) -> Iterator[Finding]:
         yield from _answers(ray, waiting)
 
 
-def _answers(ray: Any, waiting: dict[Any, str]) -> Iterator[Finding]:
+def _answers(ray: Any, waiting: dict[Any, str]) -> Iterator[Diagnosis]:
     """What the nodes report, then how their clocks differ."""
     ahead_s = {}
     while waiting:
@@ -168,34 +168,34 @@ def _answers(ray: Any, waiting: dict[Any, str]) -> Iterator[Finding]:
             lines, then = ray.get(done[0])
         except ray.exceptions.RayError as error:
             said = " ".join(str(error).split())
-            yield Finding(
-                where, Line("error", f"the checks failed there ({said[-300:]})", "see Ray's log of that node")
+            yield Diagnosis(
+                where, CheckResult("error", f"the checks failed there ({said[-300:]})", "see Ray's log of that node")
             )
             continue
         ahead_s[where] = then - now
         for line in lines:
-            yield Finding(where, line)
+            yield Diagnosis(where, line)
     for where in waiting.values():
         what = f"ran no task within {_NODE_S:.0f} s"
-        yield Finding(where, Line("error", what, "see whether the node lives, and its log in the dashboard"))
+        yield Diagnosis(where, CheckResult("error", what, "see whether the node lives, and its log in the dashboard"))
     if ahead_s:
-        yield Finding("cluster", checks.clocks(ahead_s))
+        yield Diagnosis("cluster", checks.clocks(ahead_s))
 
 
 _NODE_S = 180.0
 
 
-def _looked(look: Look) -> tuple[list[Line], float]:
+def _looked(look: Look) -> tuple[list[CheckResult], float]:
     """What the checks find on a node, and its time at the end."""
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides the GPUs from tasks that ask for none
     lines = list(look.lines())
     return lines, time.time()
 
 
-def _of_dashboard(address: str, config: DoctorConfig) -> Iterator[Finding]:
+def _of_dashboard(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
     """Look at a cluster from outside: at its dashboard, and at its nodes by a job that runs these very checks there."""
     check_answers(address)
-    yield Finding("cluster", open_dashboard(address))
+    yield Diagnosis("cluster", open_dashboard(address))
     asked = {
         "format": "json",
         "patience_s": config.patience_s,
@@ -205,20 +205,20 @@ def _of_dashboard(address: str, config: DoctorConfig) -> Iterator[Finding]:
     }
     words = [word for key, value in asked.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     job = SubmitConfig(command=("doctor", *words), address=address, working_dir=config.working_dir)
-    log = read_log(job)
+    log = job_log(job)
     found = [_finding(line) for line in log.splitlines() if line.startswith('{"where": ')]
     if not any(finding.where != _HERE for finding in found):
         last = next(iter(log.strip().splitlines()[-1:]), "it has no log")
-        yield Finding(
-            "cluster", Line("error", f"the checks did not run there ({last})", "see the job in the dashboard")
+        yield Diagnosis(
+            "cluster", CheckResult("error", f"the checks did not run there ({last})", "see the job in the dashboard")
         )
     # the submitted process is on a node, at which its own task looked as well
     yield from (finding for finding in found if finding.where != _HERE)
 
 
-def _finding(text: str) -> Finding:
+def _finding(text: str) -> Diagnosis:
     values = json.loads(text)
-    return Finding(values.pop("where"), Line(**values))
+    return Diagnosis(values.pop("where"), CheckResult(**values))
 
 
 class _Page:
@@ -228,7 +228,7 @@ class _Page:
         self._console, self._where = Console(highlight=False, soft_wrap=True), ""
         self._counts = dict.fromkeys(_COLOURS, 0)
 
-    def show(self, finding: Finding) -> None:
+    def show(self, finding: Diagnosis) -> None:
         """Print a finding, with its remedy below it."""
         if finding.where != self._where:
             self._where = finding.where

@@ -34,7 +34,7 @@ def follow(client: Any, attempt: str, address: str) -> int:
 
     try:
         with handling(leave):
-            job = shown(client, attempt, sys.stdout)
+            job = attempt_details(client, attempt, sys.stdout)
     except KeyboardInterrupt:
         again = f"python -m jobs.submit --address {address} --id {attempt}"
         message = f"following; {attempt} goes on. `{again}` follows it again, `{again} --action stop` stops it"
@@ -51,7 +51,7 @@ def follow(client: Any, attempt: str, address: str) -> int:
     return code if code > 0 else 128 - code  # -9 where signal 9 ended it
 
 
-def shown(client: Any, attempt: str, sink: TextIO) -> Any:
+def attempt_details(client: Any, attempt: str, sink: TextIO) -> Any:
     """The details of an attempt after its end; its log was written to `sink` meanwhile."""
     whole = _Log(sink)
     failing_since = -math.inf

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from ltrscale.operating.checks import Line
+from ltrscale.operating.checks import CheckResult
 
 PORTS = (6379, 8265, 10001)
 """The usual ports of Ray's store of cluster state (GCS), of its dashboard, and of Ray Client."""
@@ -25,40 +25,44 @@ _REMEDY = (
 Answer = Literal["open", "token", "silent", "closed"]
 
 
-def open_ports(ports: Collection[int]) -> Line:
+def open_ports(ports: Collection[int]) -> CheckResult:
     """Whether Ray listens on an address that others reach, and serves them without a token.
 
     Args:
         ports: the ports that are looked at.
     """
     if not _TABLES[0].exists():
-        return Line("ok", "listening ports are not known on this system")
+        return CheckResult("ok", "listening ports are not known on this system")
     found = {(host, port): answer(host, port) for host, port in listening() if port in ports and not _is_loopback(host)}
 
     def on(kind: Answer) -> str:
         return ", ".join(sorted(_place(*place) for place, its in found.items() if its == kind))
 
     if on("open"):
-        return Line("error", f"whoever reaches {on('open')} is served without a token, and can run code", _REMEDY)
+        return CheckResult(
+            "error", f"whoever reaches {on('open')} is served without a token, and can run code", _REMEDY
+        )
     if on("silent"):
-        return Line("warning", f"something that is not Ray listens for others on {on('silent')}", "see what it is")
+        return CheckResult(
+            "warning", f"something that is not Ray listens for others on {on('silent')}", "see what it is"
+        )
     seen = f"asks for a token on {on('token')}" if on("token") else "listens on no address that others reach"
-    return Line("ok", f"Ray {seen} (ports {', '.join(map(str, sorted(ports)))})")
+    return CheckResult("ok", f"Ray {seen} (ports {', '.join(map(str, sorted(ports)))})")
 
 
-def open_dashboard(address: str) -> Line:
+def open_dashboard(address: str) -> CheckResult:
     """Whether the dashboard at a URL serves those who have no token."""
     parts = urlsplit(address)
     host, port = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
     match answer(host, port, secure=parts.scheme == "https"):
         case "token":
-            return Line("ok", f"{address} asks for a token")
+            return CheckResult("ok", f"{address} asks for a token")
         case "open" if _is_loopback(host):
             what = f"{address} asks for no token: every user of this machine can run code there"
-            return Line("warning", what, "set RAY_AUTH_MODE=token on all nodes and restart Ray")
+            return CheckResult("warning", what, "set RAY_AUTH_MODE=token on all nodes and restart Ray")
         case "open":
-            return Line("error", f"{address} asks for no token: whoever reaches it can run code", _REMEDY)
-    return Line("error", f"{address} does not answer", "check the address, and that the cluster runs")
+            return CheckResult("error", f"{address} asks for no token: whoever reaches it can run code", _REMEDY)
+    return CheckResult("error", f"{address} does not answer", "check the address, and that the cluster runs")
 
 
 def listening() -> Iterator[tuple[str, int]]:

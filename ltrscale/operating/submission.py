@@ -22,7 +22,7 @@ from ltrscale import ray_internals
 from ltrscale.config import Config
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.operating.dashboard import address_of, connected
-from ltrscale.operating.following import follow, shown, state
+from ltrscale.operating.following import attempt_details, follow, state
 from ltrscale.progress import log
 
 _POLL_S = 1.0
@@ -178,7 +178,7 @@ def submit(config: SubmitConfig, job: Submission | None) -> int:
                 return 0
 
 
-def read_log(config: SubmitConfig) -> str:
+def job_log(config: SubmitConfig) -> str:
     """The log of a job, which is run on the cluster to its end; nothing is shown meanwhile.
 
     Raises:
@@ -188,7 +188,7 @@ def read_log(config: SubmitConfig) -> str:
     job = submission(config.replace(id=name), "", ())
     with connected(address_of(config.address)) as client:
         text = io.StringIO()
-        shown(client, _started(client, [], job, config, str(config.address)), text)
+        attempt_details(client, _started(client, [], job, config, str(config.address)), text)
         return text.getvalue()
 
 

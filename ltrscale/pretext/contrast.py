@@ -19,7 +19,7 @@ from ltrscale.models.heads import Projector, ProjectorConfig
 from ltrscale.pretext.augment import MIXUPS, Augmentation, Draw, MarginalConfig, Mixup, MixupConfig
 from ltrscale.pretext.objective import Parts, Pretrainer
 from ltrscale.pretext.siamese import Siamese
-from ltrscale.pretext.watch import directions
+from ltrscale.pretext.watch import unit_vectors
 
 SIMILARITIES_PER_BLOCK = 1 << 18
 """Similarities handled at once, in a chunk of groups or a tile: few enough to stay in the cache, so memory does not
@@ -125,7 +125,7 @@ def simclr_rank(
         raise ValueError(f"temperature must be positive, not {temperature}")
     n = len(z0_ND)
     with torch.autocast(z0_ND.device.type, enabled=False):  # autocast would compute matmuls in bfloat16
-        views_VD = torch.cat([directions(z0_ND), directions(z1_ND)])
+        views_VD = torch.cat([unit_vectors(z0_ND), unit_vectors(z1_ND)])
         positive_N = (views_VD[:n] * views_VD[n:]).sum(-1) / temperature
         total_V: Tensor = _GroupLogSumExp.apply(views_VD, offsets_Q1, temperature, with_positive)  # type: ignore[no-untyped-call]
         loss_N = total_V[:n] + total_V[n:] - 2 * positive_N
@@ -229,7 +229,7 @@ def scarf(z_ND: Tensor, corrupted_ND: Tensor, *, temperature: float) -> Tensor:
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, not {temperature}")
     with torch.autocast(z_ND.device.type, enabled=False):
-        unit_ND, others_ND = directions(z_ND), directions(corrupted_ND)
+        unit_ND, others_ND = unit_vectors(z_ND), unit_vectors(corrupted_ND)
         total_N: Tensor = _CrossLogSumExp.apply(unit_ND, others_ND, temperature)  # type: ignore[no-untyped-call]
         return total_N - (unit_ND * others_ND).sum(-1) / temperature
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from ltrscale.config import Config
 from ltrscale.errors import InputError, nearest
-from ltrscale.models.features import Kind
+from ltrscale.models.features import FeatureKind
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 
@@ -39,7 +39,9 @@ class MaskConfig(Config):
     value that no other document of their group has. With .8, both views show the value in 4% of the cases, so that the
     encoder sees it but cannot rely on it; the papers have no such features."""
 
-    def rates(self, kinds: Sequence[Kind], names: Sequence[str], identifying: Collection[str] = ()) -> list[float]:
+    def rates(
+        self, kinds: Sequence[FeatureKind], names: Sequence[str], identifying: Collection[str] = ()
+    ) -> list[float]:
         """The rate of each feature.
 
         Args:

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ltrscale.models.bert import initialise
-from ltrscale.models.cross_encoder import CrossEncoder, Pairs, Vocabulary
+from ltrscale.models.cross_encoder import CrossEncoder, Pairs, TokenNumbers
 from ltrscale.models.layers import Encoder
 from ltrscale.pretext.augment import Draw
 from ltrscale.pretext.objective import Objective, Parts, Pretrainer
@@ -76,7 +76,7 @@ class Hidden(NamedTuple):
     """Places of the tokens to restore."""
 
 
-def hide(pairs: Pairs, vocabulary: Vocabulary, generator: torch.Generator, *, rate: float) -> Hidden:
+def hide(pairs: Pairs, vocabulary: TokenNumbers, generator: torch.Generator, *, rate: float) -> Hidden:
     """Hide tokens of the sequences, each independently.
 
     [CLS] and [SEP] are never chosen. The number of draws depends on the number of tokens alone.

@@ -19,7 +19,7 @@ from ltrscale.models.heads import Projector
 from ltrscale.models.layers import Encoder, EncoderSettings, refuse_batch_norm
 from ltrscale.models.ranker import Architecture
 from ltrscale.pretext.augment import Augmentation, Draw
-from ltrscale.pretext.watch import Watch
+from ltrscale.pretext.watch import CollapseWatch
 
 
 class Parts(NamedTuple):
@@ -120,7 +120,7 @@ class Pretrainer(nn.Module):
         method.check_encoder(network.encoder)
         self.network, self.method, self.augmentation = network, method, augmentation
         self.transform = transform
-        self.watch = Watch()
+        self.watch = CollapseWatch()
         # Not part of the weights: a resumed run finds them in its data again.
         self.register_buffer("marginals_SF", marginals_SF, persistent=False)
         # None where no feature is masked: the views then draw no random numbers for it.

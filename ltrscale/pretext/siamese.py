@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ltrscale.pretext.augment import Augmentation, Draw
 from ltrscale.pretext.objective import Objective, Pretrainer
-from ltrscale.pretext.watch import RIVALS, measure
+from ltrscale.pretext.watch import RIVALS, collapse_measures
 
 
 class Siamese(Objective):
@@ -56,7 +56,7 @@ class Siamese(Objective):
         losses_N = self.compare(net, z0_NP, z1_NP, draw.offsets_Q1)
         if net.training:
             among_Q1 = self.among(draw.offsets_Q1)
-            of_views = measure(z0_NP, z1_NP, among_Q1, rivals=len(x_NF) if self.contrasts_batch else RIVALS)
+            of_views = collapse_measures(z0_NP, z1_NP, among_Q1, rivals=len(x_NF) if self.contrasts_batch else RIVALS)
             net.watch.add(of_views, losses_N, self.uninformed(rivals(among_Q1, len(x_NF))))
         return losses_N
 

@@ -13,7 +13,7 @@ from ltrscale.models.heads import Projector, ProjectorConfig
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.pretext.objective import Parts, Pretrainer
 from ltrscale.pretext.siamese import Siamese
-from ltrscale.pretext.watch import directions
+from ltrscale.pretext.watch import unit_vectors
 
 
 def simsiam(p0_ND: Tensor, p1_ND: Tensor, z0_ND: Tensor, z1_ND: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def simsiam(p0_ND: Tensor, p1_ND: Tensor, z0_ND: Tensor, z1_ND: Tensor) -> Tenso
     """
 
     def cosine(p_ND: Tensor, z_ND: Tensor) -> Tensor:
-        return (directions(p_ND) * directions(z_ND.detach())).sum(-1)
+        return (unit_vectors(p_ND) * unit_vectors(z_ND.detach())).sum(-1)
 
     return -(cosine(p0_ND, z1_ND) + cosine(p1_ND, z0_ND))
 

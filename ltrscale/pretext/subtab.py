@@ -16,7 +16,7 @@ from ltrscale.pretext.augment import Draw, add_noise, permute_columns, random_en
 from ltrscale.pretext.contrast import simclr_rank
 from ltrscale.pretext.objective import Objective, Parts, Pretrainer
 from ltrscale.pretext.reconstruct import DecoderConfig, FeatureDecoder, feature_errors
-from ltrscale.pretext.watch import RIVALS, directions, measure
+from ltrscale.pretext.watch import RIVALS, collapse_measures, unit_vectors
 
 Noise = Literal["swap", "gaussian", "zero"]
 
@@ -145,7 +145,7 @@ def subtab(
         raise ValueError(f"SubTab compares pairs of subsets and needs two of them, not {len(z_KNP)}")
     errors = [feature_errors(decoded_NO, x_NF, numeric_F, cardinalities).sum(1) for decoded_NO in decoded_KNO]
     loss_N = torch.stack(errors).mean(0)
-    pairs = list(combinations(directions(z_KNP), 2))
+    pairs = list(combinations(unit_vectors(z_KNP), 2))
     for a_NP, b_NP in pairs:
         loss_N = loss_N + distance / len(pairs) * (a_NP - b_NP).square().sum(1)
         if contrast > 0:
@@ -226,6 +226,6 @@ class SubTabConfig(Objective):
         )
         if net.training and self.contrast > 0:
             for a_NP, b_NP in combinations(z_KNP, 2):
-                of_views = measure(a_NP, b_NP, among_Q1, rivals=RIVALS if self.within_groups else len(x_NF))
+                of_views = collapse_measures(a_NP, b_NP, among_Q1, rivals=RIVALS if self.within_groups else len(x_NF))
                 net.watch.add(of_views, losses_N, torch.zeros_like(losses_N))  # a part of the loss is no contrast
         return losses_N

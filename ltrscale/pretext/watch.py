@@ -26,14 +26,14 @@ MIN_NORM = 1e-8
 """Vectors shorter than this count as zero vectors."""
 
 
-def directions(z_ND: Tensor) -> Tensor:
+def unit_vectors(z_ND: Tensor) -> Tensor:
     """Vectors scaled to length 1, in float32 at least; a zero vector stays zero and has gradient 0.
 
     The norm of a zero vector is replaced by infinity, because dividing by a small constant would give a gradient of
     about 1e8 when all units of a network are dead.
 
     Example:
-        >>> directions(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        >>> unit_vectors(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
@@ -112,7 +112,7 @@ def warning_of(found: Geometry, if_solved: str) -> str | None:
 
 
 @torch.no_grad()
-def measure(
+def collapse_measures(
     z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, anchors: int = ANCHORS, rivals: int = RIVALS
 ) -> Tensor:
     """The first six of `Sums` for the first documents of a micro-batch, float64, shape [6].
@@ -129,13 +129,14 @@ def measure(
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-        >>> [round(value, 4) for value in measure(z, z, torch.tensor([0, 2, 3])).tolist()]  # exp(-4) for each pair
+        >>> measured = collapse_measures(z, z, torch.tensor([0, 2, 3]))
+        >>> [round(value, 4) for value in measured.tolist()]  # exp(-4) for each pair
         [3.0, 0.0, 4.0, 0.0733, 2.0, 2.0]
     """
     n = min(rivals, len(z0_ND))
     place_C = torch.arange(n, device=z0_ND.device)
     group_C = torch.searchsorted(offsets_Q1[1:].contiguous(), place_C, right=True)
-    first_CD, second_CD = directions(z0_ND[:n]), directions(z1_ND[:n])
+    first_CD, second_CD = unit_vectors(z0_ND[:n]), unit_vectors(z1_ND[:n])
     anchors_AD = first_CD[:anchors]
     positive_A = (anchors_AD * second_CD[:anchors]).sum(1)
     rival_AC = (group_C[:anchors, None] == group_C) & (place_C[:anchors, None] != place_C)
@@ -156,14 +157,14 @@ def measure(
     return torch.stack([part.double() for part in parts])
 
 
-class Watch:
+class CollapseWatch:
     """Sums over the micro-batches of an epoch, or of the part since a resume; they stay on the device until taken."""
 
     def __init__(self) -> None:
         self._sums: Tensor | None = None
 
     def add(self, of_views: Tensor, losses_N: Tensor, uninformed_N: Tensor) -> None:
-        """Add a micro-batch: what `measure` has found, and the losses of its documents."""
+        """Add a micro-batch: what `collapse_measures` has found, and the losses of its documents."""
         losses = torch.stack([losses_N.detach().double().sum(), uninformed_N.double().sum()])
         sums = torch.cat([of_views, losses])
         self._sums = sums if self._sums is None else self._sums + sums

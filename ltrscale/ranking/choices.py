@@ -1,11 +1,10 @@
 """The closed unions of ranking losses and metrics that a config may name. Add one line here for each new member."""
 
-import re
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, ValidationError
 
-from ltrscale.config import by_kind
+from ltrscale.config import by_kind, kind_of
 from ltrscale.ranking.graded import ClickNDCGConfig, DCGConfig, ERRConfig, GainNDCGConfig
 from ltrscale.ranking.letor import LetorMAPConfig, LetorMeanNDCGConfig, LetorNDCGConfig, LetorPrecisionConfig
 from ltrscale.ranking.losses import (
@@ -25,8 +24,10 @@ from ltrscale.ranking.metrics import (
     RecallConfig,
     SuccessConfig,
 )
+from ltrscale.ranking.names import Name
 from ltrscale.ranking.pairwise import HingeConfig, LambdaRankConfig, RankNetConfig, SoftmaxNegativesConfig
 from ltrscale.ranking.pointwise import SigmoidConfig, SquaredErrorConfig
+from ltrscale.ranking.rank_biased import RBPConfig
 from ltrscale.ranking.sorting import GumbelNeuralSortNDCGConfig, NeuralSortNDCGConfig, PiRankConfig
 
 LossConfig = Annotated[
@@ -49,7 +50,15 @@ LossConfig = Annotated[
 ]
 
 MetricConfig = Annotated[
-    NDCGConfig | MRRConfig | MAPConfig | PrecisionConfig | RecallConfig | SuccessConfig | DCGConfig | ERRConfig,
+    NDCGConfig
+    | MRRConfig
+    | MAPConfig
+    | PrecisionConfig
+    | RecallConfig
+    | SuccessConfig
+    | DCGConfig
+    | ERRConfig
+    | RBPConfig,
     Field(discriminator="kind"),
 ]
 LetorMetricConfig = Annotated[
@@ -57,35 +66,60 @@ LetorMetricConfig = Annotated[
 ]
 """Metrics under LETOR's policy."""
 
-_CUT, _WHOLE = (
-    [kind for kind, cls in by_kind(MetricConfig).items() if cls.has_cutoff() == cut] for cut in (True, False)
-)
-METRIC = rf"^(({'|'.join(_CUT)})@[1-9]\d*|{'|'.join(_WHOLE)})$"
-"""A regular expression that matches the name of a metric, such as ndcg@5."""
-METRICS = f"{', '.join([*(f'{kind}@K' for kind in _CUT), *_WHOLE[:-1]])} or {_WHOLE[-1]}"
+_NAMED: dict[str, type[Metric]] = by_kind(MetricConfig)
+_CLASSES: dict[str, type[Metric]] = _NAMED | by_kind(LetorMetricConfig | GainNDCGConfig | ClickNDCGConfig)
+
+
+def _form(cls: type[Metric]) -> str:
+    """How to write the name of a metric, with the defaults of its own keys."""
+    keys = tuple((key, str(cls.model_fields[key].default)) for key in cls.own_keys())
+    cutoff = "@K" if cls.needs_cutoff() else "[@K]" if "k" in cls.model_fields else ""
+    return f"{Name(kind_of(cls), keys)}{cutoff}"
+
+
+_FORMS = [*map(_form, sorted(_NAMED.values(), key=lambda cls: not cls.needs_cutoff()))]
+METRICS = f"{', '.join(_FORMS[:-1])} or {_FORMS[-1]}"
 """The names of all metrics, for messages to the user."""
 
 
-def named(name: str, *, threshold: float = 1.0) -> Metric:
+def metric_named(name: str, *, threshold: float = 1.0, grades: int = 4) -> Metric:
     """The metric with a given name, such as ndcg@5.
 
     Args:
         name: ndcg@K, precision@K, mrr, map or another of `METRICS`.
         threshold: lowest label of a relevant document; NDCG ignores it.
+        grades: the highest label, for ERR.
 
     Raises:
         ValueError: no metric has this name.
 
     Example:
-        >>> named("precision@2")
+        >>> metric_named("precision@2")
         PrecisionConfig(kind='precision', k=2, threshold=1.0)
+        >>> metric_named("rbp(persistence=0.9)").name
+        'rbp(persistence=0.9)'
+        >>> metric_named("rbp(persistence=2)")
+        Traceback (most recent call last):
+        ValueError: 'rbp(persistence=2)': persistence: Input should be less than 1
     """
-    if not re.match(METRIC, name):
+    try:
+        parts = Name.parsed(name)
+        cls = _NAMED[parts.kind]
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{name!r} is no metric; take {METRICS}") from error
+    if cls.needs_cutoff() if parts.k is None else "k" not in cls.model_fields:
         raise ValueError(f"{name!r} is no metric; take {METRICS}")
-    return metric_class(name).made(k=int(name.partition("@")[2] or 1), threshold=threshold)
+    if unknown := dict(parts.keys).keys() - cls.own_keys():
+        raise ValueError(f"{name!r}: {parts.kind} has no key {min(unknown)!r} in its name; write {_form(cls)}")
+    try:
+        return cls.made(k=parts.k, threshold=threshold, grades=grades, own=parts.keys)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise ValueError(f"{name!r}: {problem['loc'][0]}: {problem['msg']}") from error
 
 
-_CLASSES: dict[str, type[Metric]] = by_kind(MetricConfig | LetorMetricConfig | GainNDCGConfig | ClickNDCGConfig)
+MetricName = Annotated[str, AfterValidator(lambda name: metric_named(name).name)]
+"""The name of a metric, in the one way in which figures are stored under it."""
 
 
 def metric_class(name: str) -> type[Metric]:
@@ -95,7 +129,7 @@ def metric_class(name: str) -> type[Metric]:
         >>> metric_class("letor_precision@5").__name__
         'LetorPrecisionConfig'
     """
-    return _CLASSES[name.partition("@")[0]]
+    return _CLASSES[Name.parsed(name).kind]
 
 
 def metric_label(name: str) -> str:
@@ -104,8 +138,8 @@ def metric_label(name: str) -> str:
     Example:
         >>> metric_label("ndcg@5"), metric_label("precision@10"), metric_label("map")
         ('NDCG@5', 'P@10', 'MAP')
-        >>> metric_label("letor_mean_ndcg"), metric_label("letor_precision@5")
-        ('LETOR MeanNDCG', 'LETOR P@5')
+        >>> metric_label("letor_mean_ndcg"), metric_label("rbp(persistence=0.9)@5")
+        ('LETOR MeanNDCG', 'RBP(persistence=0.9)@5')
     """
-    kind, at, k = name.partition("@")
-    return (metric_class(kind).label or kind.upper()) + at + k
+    parts = Name.parsed(name)
+    return str(parts._replace(kind=metric_class(name).label or parts.kind.upper()))

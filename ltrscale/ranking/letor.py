@@ -156,6 +156,7 @@ class LetorPrecisionConfig(Metric):
 
     kind: Literal["letor_precision"] = "letor_precision"
     label: ClassVar[str] = "LETOR P"
+    cut_as_precision: ClassVar[bool] = True
     rules: ClassVar[Rules] = LETOR.replace(short="padded")
     ruled_by: ClassVar[tuple[str, ...]] = ("short",)
     k: int = Field(5, ge=1)

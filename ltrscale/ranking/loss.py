@@ -30,6 +30,8 @@ class Loss(Config):
     kind: str
     weighted: ClassVar[bool] = False
     """Whether the loss takes document weights."""
+    dual: ClassVar[bool] = False
+    """Whether the dual learning algorithm is defined for it."""
 
     def of(self, scored: Scored) -> Tensor:
         """The loss of each group, shape [Q]; 0 for a group that `counted` excludes."""

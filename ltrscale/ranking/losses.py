@@ -24,7 +24,7 @@ from ltrscale.batch import (
     to_offsets,
 )
 from ltrscale.ranking.loss import Loss, Scored, has_pairs, has_relevance
-from ltrscale.ranking.pairwise import Lists, over_ideal, over_lists, row_blocks
+from ltrscale.ranking.pairwise import RankedLists, over_ideal, over_lists, row_blocks
 
 SLOTS_PER_CHUNK = 1 << 16
 """Padded documents handled at once by losses of linear cost."""
@@ -39,6 +39,7 @@ class SoftmaxConfig(Loss):
 
     kind: Literal["softmax"] = "softmax"
     weighted: ClassVar[bool] = True
+    dual: ClassVar[bool] = True
 
     def of(self, scored: Scored) -> Tensor:
         """See `softmax`."""
@@ -416,7 +417,7 @@ def _list_mle(scores_N: Tensor, labels_N: Tensor, chunk: Chunk) -> Tensor:
     return torch.where(chunk.mask_ML & (lower_ML > 0), loss_ML, 0.0).sum(1)
 
 
-def _approx_ndcg(lists: Lists, temperature: float, with_slope: bool) -> tuple[Tensor, Tensor]:
+def _approx_ndcg(lists: RankedLists, temperature: float, with_slope: bool) -> tuple[Tensor, Tensor]:
     """The loss of each list, and its slope by the scores (0 unless `with_slope`)."""
     # Only relevant documents, which come first, add to the loss: their rows are enough.
     relevant = int((lists.gains_ML > 0).sum(-1).max())

@@ -8,7 +8,7 @@ may be infinite but not NaN, and labels are finite and not negative.
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group and the first K ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -18,12 +18,19 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.config import Config
+from ltrscale.ranking.names import Name
 from ltrscale.ranking.ranked import hazard, rankings, undefined
 from ltrscale.ranking.rules import Rules
 
+_SET_FOR_ALL = ("kind", "k", "threshold", "grades", "gains")
+"""Keys that an evaluation sets for every metric that has them."""
+
 
 class Metric(Config):
-    """A metric as a config selects it. It may have a cut-off `k` and a `threshold`, the lowest relevant label."""
+    """A metric as a config selects it.
+
+    It may have a cut-off `k`, a `threshold`, the lowest relevant label, and keys of its own, which its name states.
+    """
 
     kind: str
     label: ClassVar[str] = ""
@@ -32,31 +39,44 @@ class Metric(Config):
     """One sentence that defines the metric in reports, without the policy that all metrics share."""
     normalised: ClassVar[bool] = True
     """Whether the best order has value 1 whatever the labels."""
+    cut_as_precision: ClassVar[bool] = False
+    """Whether an evaluation takes it at the cut-offs of precision, not at those of NDCG."""
     rules: ClassVar[Rules] = Rules()
     """The choices that the metric's formula leaves open."""
     ruled_by: ClassVar[tuple[str, ...]] = ()
     """The rules that matter to it, besides those for ties, undefined groups and, if it has a threshold, relevance."""
 
     @classmethod
-    def made(cls, *, k: int, threshold: float = 1.0, grades: int = 4) -> Self:
-        """Creates the metric; a value that it has no field for is ignored."""
+    def made(
+        cls, *, k: int | None = None, threshold: float = 1.0, grades: int = 4, own: Iterable[tuple[str, str]] = ()
+    ) -> Self:
+        """Creates the metric; a value that it has no field for is ignored, but for keys of its own."""
         values = {"k": k, "threshold": threshold, "grades": grades}
-        return cls.model_validate({name: value for name, value in values.items() if name in cls.model_fields})
+        taken = {name: value for name, value in values.items() if name in cls.model_fields and value is not None}
+        return cls.model_validate(taken | dict(own))
 
     @classmethod
-    def has_cutoff(cls) -> bool:
-        """Whether the metric has a cut-off, as `ndcg@5` has."""
-        return "k" in cls.model_fields
+    def needs_cutoff(cls) -> bool:
+        """Whether the metric is always cut off, as `ndcg@5` is."""
+        return "k" in cls.model_fields and cls.model_fields["k"].default is not None
+
+    @classmethod
+    def own_keys(cls) -> tuple[str, ...]:
+        """The keys that the name of the metric states: those that an evaluation does not set for all metrics."""
+        return tuple(key for key in cls.model_fields if key not in _SET_FOR_ALL)
 
     @property
     def name(self) -> str:
-        """The kind, with the cut-off if the metric has one.
+        """The kind, with the keys of its own that differ from their defaults, and the cut-off if the metric has one.
 
         Example:
             >>> NDCGConfig(k=10).name, MRRConfig().name
             ('ndcg@10', 'mrr')
         """
-        return f"{self.kind}@{self.model_dump()['k']}" if self.has_cutoff() else self.kind
+        values = self.model_dump()
+        changed = {key: values[key] for key in self.own_keys() if values[key] != type(self).model_fields[key].default}
+        keys = tuple((key, str(value).removesuffix(".0")) for key, value in changed.items())
+        return str(Name(self.kind, keys, values.get("k")))
 
     @classmethod
     def affected_by(cls) -> tuple[str, ...]:
@@ -72,7 +92,9 @@ class Metric(Config):
             >>> MRRConfig().policy
             'ties by expectation; relevant from label 1 on; groups without relevance left out'
         """
-        return self.rules.text(self.affected_by(), threshold=self.model_dump().get("threshold", 1.0))
+        values = self.model_dump()
+        own = [f"{key} {values[key]}" for key in self.own_keys()]
+        return "; ".join([*own, self.rules.text(self.affected_by(), threshold=values.get("threshold", 1.0))])
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]; NaN where it is undefined."""
@@ -271,6 +293,7 @@ class PrecisionConfig(Metric):
 
     kind: Literal["precision"] = "precision"
     label: ClassVar[str] = "P"
+    cut_as_precision: ClassVar[bool] = True
     ruled_by: ClassVar[tuple[str, ...]] = ("short",)
     k: int = Field(5, ge=1)
     """Cut-off: the first ranks that count."""

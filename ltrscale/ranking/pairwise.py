@@ -86,7 +86,7 @@ def lambdarank(
     """
     gains_N = torch.exp2(labels_N.double()) - 1
     weights: Literal["ndcg", "lightgbm"] = "ndcg" if normalise == "ideal" else "lightgbm"
-    return _over_pairs(scores_N, gains_N, offsets_Q1, _Rule("logistic", weights, sigma, truncation))
+    return over_pairs(scores_N, gains_N, offsets_Q1, LOGISTIC, weights=weights, sigma=sigma, truncation=truncation)
 
 
 class RankNetConfig(Loss):
@@ -122,7 +122,7 @@ def ranknet(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, sigma: fl
         >>> ranknet(torch.zeros(4), labels, torch.tensor([0, 3, 4]))  # two pairs, log(2) each; a single document
         tensor([1.3863, 0.0000])
     """
-    return _over_pairs(scores_N, labels_N, offsets_Q1, _Rule("logistic", "equal", sigma))
+    return over_pairs(scores_N, labels_N, offsets_Q1, LOGISTIC, weights="equal", sigma=sigma)
 
 
 class HingeConfig(Loss):
@@ -155,7 +155,7 @@ def hinge(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         >>> hinge(torch.tensor([0.0, 0.0, 3.0, 1.0]), torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0, 3, 4]))
         tensor([2.5000, 0.0000])
     """
-    return _over_pairs(scores_N, labels_N, offsets_Q1, _Rule("hinge", "mean"))
+    return over_pairs(scores_N, labels_N, offsets_Q1, HINGE, weights="mean")
 
 
 class SoftmaxNegativesConfig(Loss):
@@ -261,7 +261,7 @@ def _draw(
     return (pool[places_PT] if len(pool) else places_PT), mask_PT
 
 
-class Lists(NamedTuple):
+class RankedLists(NamedTuple):
     """The lists of a chunk, each in order of falling gain; padding comes last and has gain -inf."""
 
     rows_ML: Tensor
@@ -270,7 +270,7 @@ class Lists(NamedTuple):
     gains_ML: Tensor
 
 
-Solve = Callable[[Lists, bool], tuple[Tensor, Tensor]]
+Solve = Callable[[RankedLists, bool], tuple[Tensor, Tensor]]
 """Computes the loss of each list [M] and its slope by the scores [M, L]; without the flag the slope may be 0."""
 
 
@@ -303,11 +303,11 @@ class _ListLoss(torch.autograd.Function):
         return slope_N * grad_Q.repeat_interleave(offsets_Q1.diff()), None, None, None
 
 
-def _best_first(scores_N: Tensor, gains_N: Tensor, chunk: Chunk) -> Lists:
+def _best_first(scores_N: Tensor, gains_N: Tensor, chunk: Chunk) -> RankedLists:
     gains_ML, order_ML = torch.where(chunk.mask_ML, gains_N[chunk.rows_ML], -torch.inf).sort(descending=True)
     rows_ML = chunk.rows_ML.gather(1, order_ML)
     # The mask stays valid: padding was last before the sort and has the lowest gain.
-    return Lists(rows_ML, chunk.mask_ML, scores_N[rows_ML], gains_ML)
+    return RankedLists(rows_ML, chunk.mask_ML, scores_N[rows_ML], gains_ML)
 
 
 def over_ideal(gains_ML: Tensor, truncation: int | None = None) -> Tensor:
@@ -324,20 +324,65 @@ def row_blocks(values_ML: Tensor, rows: int) -> Iterator[slice]:
         yield slice(start, min(start + step, rows))
 
 
+class Penalty(NamedTuple):
+    """What a pair costs by its margin, the lead of the better document: a function of margins, and its derivative."""
+
+    reward: Callable[[Tensor], Tensor]
+    """The negative penalty of each margin, as a new tensor."""
+    slope: Callable[[Tensor, Tensor], Tensor]
+    """The derivative of the penalty, from margins and rewards; it may overwrite both."""
+
+
+# d penalty / d margin from the reward: exp(logsigmoid(m)) - 1 = -sigmoid(-m), without another pass over the block
+LOGISTIC = Penalty(F.logsigmoid, lambda _, reward: reward.expm1_())
+"""`log(1 + exp(-margin))`."""
+HINGE = Penalty(lambda margins: (margins - 1).clamp_(max=0), lambda _, reward: reward.sign_())
+"""`max(0, 1 - margin)`."""
+PairWeights = Literal["equal", "mean", "ndcg", "lightgbm"]
+
+
 class _Rule(NamedTuple):
-    """The penalty of a pair by its margin, and the weight of the pair."""
+    """The penalty of a pair, and its weight."""
 
-    penalty: Literal["logistic", "hinge"]
-    weights: Literal["equal", "mean", "ndcg", "lightgbm"]
-    sigma: float = 1.0
-    truncation: int | None = None
+    penalty: Penalty
+    weights: PairWeights
+    sigma: float
+    truncation: int | None
 
 
-def _over_pairs(scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, rule: _Rule) -> Tensor:
+def over_pairs(
+    scores_N: Tensor,
+    gains_N: Tensor,
+    offsets_Q1: Tensor,
+    penalty: Penalty,
+    *,
+    weights: PairWeights = "mean",
+    sigma: float = 1.0,
+    truncation: int | None = None,
+) -> Tensor:
+    """The weighted sum of a penalty over the pairs with `g_i > g_j`, shape [Q]; the margin is `sigma (s_i - s_j)`.
+
+    Memory is independent of the list length: pairs are taken block by block, forward and backward at once.
+
+    Args:
+        scores_N: finite scores. Half precision is computed, and returned, in float32.
+        gains_N: finite gains; their order makes the pairs, and their size the weights by NDCG.
+        offsets_Q1: offsets of the groups. A group without a pair has loss 0.
+        penalty: of a pair.
+        weights: `equal` sums, `mean` divides by the number of pairs, `ndcg` and `lightgbm` weigh as `lambdarank` does.
+        sigma: scale of the margins.
+        truncation: only pairs with a document among this many first ranks count, by NDCG; None for all.
+
+    Example:
+        >>> squared = Penalty(lambda m: -(1 - m).clamp(min=0) ** 2, lambda m, _: -2 * (1 - m).clamp(min=0))
+        >>> over_pairs(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0]), torch.tensor([0, 2]), squared)
+        tensor([4.])
+    """
+    rule = _Rule(penalty, weights, sigma, truncation)
     return over_lists(scores_N, gains_N, offsets_Q1, lambda lists, with_slope: _solve(lists, rule, with_slope))
 
 
-def _solve(lists: Lists, rule: _Rule, with_slope: bool) -> tuple[Tensor, Tensor]:
+def _solve(lists: RankedLists, rule: _Rule, with_slope: bool) -> tuple[Tensor, Tensor]:
     """The loss of each list, and its slope by the scores (0 unless `with_slope`)."""
     lowest_M1 = lists.gains_ML.gather(1, lists.mask_ML.sum(-1, keepdim=True) - 1)
     # Gains fall along a row, so only the first documents beat another one: their rows are enough.
@@ -348,15 +393,12 @@ def _solve(lists: Lists, rule: _Rule, with_slope: bool) -> tuple[Tensor, Tensor]
     for block in row_blocks(lists.scores_ML, winners):
         margins_MRL = rule.sigma * (lists.scores_ML[:, block, None] - lists.scores_ML[:, None])
         weights_MRL = weigh(block, margins_MRL)
-        # The reward is the negative penalty, which logsigmoid computes without another pass over the block.
-        reward_MRL = F.logsigmoid(margins_MRL) if rule.penalty == "logistic" else (margins_MRL - 1).clamp_(max=0)
+        reward_MRL = rule.penalty.reward(margins_MRL)
         loss_M -= (weights_MRL * reward_MRL).sum((1, 2))
         if rule.weights == "mean":
             total_M += weights_MRL.sum((1, 2))
         if with_slope or rule.weights == "lightgbm":
-            # d penalty / d margin, from the reward: exp(logsigmoid(m)) - 1 = -sigmoid(-m)
-            fall_MRL = reward_MRL.expm1_() if rule.penalty == "logistic" else reward_MRL.sign_()
-            pull_MRL = weights_MRL.mul_(fall_MRL)
+            pull_MRL = weights_MRL.mul_(rule.penalty.slope(margins_MRL, reward_MRL))
             pull_MR = pull_MRL.sum(2)
             slope_ML[:, block] += pull_MR
             slope_ML -= pull_MRL.sum(1)
@@ -378,7 +420,7 @@ def _scale(total_M: Tensor, rule: _Rule) -> Tensor:
             return torch.ones_like(total_M)
 
 
-def _weigher(lists: Lists, rule: _Rule) -> Callable[[slice, Tensor], Tensor]:
+def _weigher(lists: RankedLists, rule: _Rule) -> Callable[[slice, Tensor], Tensor]:
     """A function of a block and its margins that weighs pairs; 0 unless the first document beats the second."""
     dtype = lists.scores_ML.dtype
     if rule.weights in ("equal", "mean"):
@@ -404,7 +446,7 @@ def _weigher(lists: Lists, rule: _Rule) -> Callable[[slice, Tensor], Tensor]:
     return by_ndcg
 
 
-def _discounts(lists: Lists) -> tuple[Tensor, Tensor]:
+def _discounts(lists: RankedLists) -> tuple[Tensor, Tensor]:
     """Discounts by score, where tied documents share their block's mean; and the number of documents scored higher."""
     rising_ML = torch.where(lists.mask_ML, -lists.scores_ML, torch.inf)
     sorted_ML = rising_ML.sort().values

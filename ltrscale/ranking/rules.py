@@ -16,7 +16,7 @@ from ltrscale.config import Config
 class Rules(Config):
     """What a metric's formula leaves open; the defaults are the policy of this package.
 
-    The order of the fields is the order in which `ltrscale.evaluation.reconcile` switches them.
+    The order of the fields is the order in which `ltrscale.evaluation.measure.reconcile` switches them.
 
     Example:
         >>> Rules(ties="input").text(("ties", "gain", "undefined"))

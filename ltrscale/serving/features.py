@@ -5,6 +5,7 @@ Shapes: N documents, F raw features, G columns of the matrix.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -12,13 +13,11 @@ from numpy.typing import NDArray
 
 from ltrscale.config import Config
 
-Format = Literal["lightgbm", "xgboost", "onnx", "elasticsearch", "opensearch", "vespa", "treelite"]
-"""What an export can be made for."""
-Texts = Mapping[str, Mapping[str, int]]
+CodeTexts = Mapping[str, Mapping[str, int]]
 """Codes of the observed texts of categorical features, by feature; a feature whose texts are not recorded is absent."""
 
 
-class Column(Config):
+class ModelColumn(Config):
     """A column that the model reads."""
 
     column: int
@@ -34,15 +33,19 @@ class Column(Config):
     """Codes of a categorical column of trees; the number that stands for a code is its index in this list, from 0."""
 
 
+FEATURES_FILE = "features.json"
+
+
 class ExportedFeatures(Config):
     """`features.json`."""
 
     format: Literal["ltrscale-export"] = "ltrscale-export"
     version: Literal[2] = 2
-    to: Format
+    to: str
+    """The name of the format."""
     missing: Literal["nan", "zero"] = "nan"
     """How the model reads a missing value: as a NaN of its own meaning, or as 0."""
-    columns: tuple[Column, ...]
+    columns: tuple[ModelColumn, ...]
 
     def matrix(self, names: Sequence[str], features_NF: NDArray[np.float32]) -> NDArray[np.float32]:
         """The matrix [N, G] that the exported model reads, made as the columns say.
@@ -52,8 +55,8 @@ class ExportedFeatures(Config):
             features_NF: raw features; categories are codes.
 
         Example:
-            >>> brand = Column(column=0, name="brand", label="brand", kind="categorical", codes=(30, 70))
-            >>> price = Column(column=1, name="price", label="price", kind="numeric")
+            >>> brand = ModelColumn(column=0, name="brand", label="brand", kind="categorical", codes=(30, 70))
+            >>> price = ModelColumn(column=1, name="price", label="price", kind="numeric")
             >>> features = ExportedFeatures(to="lightgbm", columns=(brand, price))
             >>> features.matrix(["price", "brand"], np.float32([[0.5, 70], [0.25, 71]])).tolist()
             [[1.0, 0.5], [nan, 0.25]]
@@ -66,6 +69,11 @@ class ExportedFeatures(Config):
                 raw_N = np.array([place.get(float(code), np.nan) for code in raw_N], np.float32)
             found.append(raw_N)
         return np.stack(found, axis=1) if found else np.zeros((len(features_NF), 0), np.float32)
+
+
+def features_in(folder: Path) -> ExportedFeatures:
+    """The content of `features.json` in a folder."""
+    return ExportedFeatures.model_validate_json((folder / FEATURES_FILE).read_bytes())
 
 
 def labels_of(names: Iterable[str]) -> list[str]:
@@ -83,7 +91,7 @@ def labels_of(names: Iterable[str]) -> list[str]:
     return labels
 
 
-def texts_of(codes: Iterable[int], texts: Mapping[str, int] | None) -> dict[str, int]:
+def code_texts_of(codes: Iterable[int], texts: Mapping[str, int] | None) -> dict[str, int]:
     """The text of each code that has one: the recorded one, or the code itself if it is a whole number's.
 
     Args:
@@ -91,7 +99,7 @@ def texts_of(codes: Iterable[int], texts: Mapping[str, int] | None) -> dict[str,
         texts: codes of recorded texts of the feature; None if they were not recorded.
 
     Example:
-        >>> texts_of([7, 6113811], {"berlin": 6113811, "paris": 2319768})
+        >>> code_texts_of([7, 6113811], {"berlin": 6113811, "paris": 2319768})
         {'7': 7, 'berlin': 6113811}
     """
     if texts is None:

@@ -54,7 +54,7 @@ class OfField(Config):
     field: str
 
 
-class Bounds(Config):
+class RangeBounds(Config):
     """Limits of a range; those that are given hold."""
 
     gt: float | None = None
@@ -77,7 +77,7 @@ class Query(Config):
 
     match_all: dict[str, Any] | None = Field(None, max_length=0)
     exists: OfField | None = None
-    range: dict[str, Bounds] = Field(default_factory=dict)
+    range: dict[str, RangeBounds] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:

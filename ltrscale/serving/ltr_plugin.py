@@ -23,41 +23,104 @@ Shapes: N documents, G columns.
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.errors import InputError
-from ltrscale.serving.features import Column, ExportedFeatures, labels_of
+from ltrscale.serving.features import ModelColumn, features_in, labels_of
+from ltrscale.serving.format import EngineFormat, Files, MatrixScorer, Observed
 from ltrscale.serving.function_score import FunctionScore
-from ltrscale.serving.trees import Trees, missing_goes_left
+from ltrscale.serving.trees import Trees, missing_goes_left, trees_of
 
-FEATURES, MODEL = "featureset.json", "model.json"
+_FEATURES, _MODEL = "featureset.json", "model.json"
 Node = dict[str, Any]
 
 
-def write(trees: Trees, *, to: str, negative: Collection[str] = ()) -> dict[str, bytes]:
-    """The two files.
+class PluginFormat(EngineFormat):
+    """A model of a Learning to Rank plugin, with the queries of its features."""
 
-    Args:
-        trees: the model.
-        to: the engine, for errors.
-        negative: names of the features that have values below 0.
+    use: ClassVar[str] = """```sh
+curl -X PUT localhost:9200/_ltr
+curl -X PUT localhost:9200/_ltr/_featureset/NAME -H 'Content-Type: application/json' -d @featureset.json
+curl -X POST localhost:9200/_ltr/_featureset/NAME/_createmodel -H 'Content-Type: application/json' -d @model.json
+```
 
-    Raises:
-        InputError: a tree splits on a category.
-    """
-    if trees.library == "lightgbm":
-        roots = [_of_lightgbm(tree["tree_structure"], trees, to) for tree in trees.booster.dump_model()["tree_info"]]
-    else:
-        roots = [json.loads(tree) for tree in trees.booster.get_dump(dump_format="json")]
-        learner = json.loads(trees.booster.save_config())["learner"]
-        # the score of no tree, which the format has no place for but a tree of one leaf
-        roots.append({"leaf": float(learner["learner_model_param"]["base_score"].strip("[]"))})
+The queries of `featureset.json` take each value from the numeric field of the same name; change them if your features
+come from elsewhere, but keep their names. No score is negative, so a feature `x` with values below 0 has two queries,
+`x` for max(x, 0) and `x_negative` for max(-x, 0)."""
+
+    def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
+        """Both files.
+
+        Raises:
+            InputError: the bundle is not one model of trees, or a tree splits on a category.
+        """
+        trees = trees_of(bundle, observed.texts, to=self.kind, libraries=_ROOTS)
+        return _files(trees, observed.negative, self.kind), trees.columns
+
+    def readers(self, folder: Path) -> tuple[MatrixScorer, ...]:
+        """What the plugin computes for documents with a field for each column.
+
+        It raises `InputError` where the engine would end searches with an error; the message names the features.
+        """
+        model = json.loads((folder / _MODEL).read_bytes())["model"]["model"]
+        roots, columns = json.loads(model["definition"]), features_in(folder).columns
+
+        def scores(matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
+            fields = {column.name: matrix_NG[:, column.column] for column in columns}
+            values = self._values(folder, fields, len(matrix_NG))
+            scores_N = np.zeros(len(matrix_NG), np.float32)
+            for root in roots:
+                scores_N += _walk(root, values, len(matrix_NG))
+            return scores_N.astype(np.float64)
+
+        return (scores,)
+
+    def _values(
+        self, folder: Path, fields: Mapping[str, NDArray[np.float32]], documents: int
+    ) -> dict[str, NDArray[np.float32]]:
+        """The values [N] of the queries, by their names."""
+        values, refused = {}, []
+        for query in json.loads((folder / _FEATURES).read_bytes())["featureset"]["features"]:
+            where = f"{_FEATURES}: {query['name']}"
+            try:
+                body = validate(FunctionScore, query["template"]["function_score"], where)
+                values_N = body.of(fields, documents)
+                values[query["name"]] = np.nan_to_num(values_N, nan=0.0) if self.missing == "zero" else values_N
+            except InputError as error:
+                refused.append(str(error))
+        if refused:
+            more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
+            raise InputError(
+                f"{self.kind} would end searches with an error: {'; '.join(refused[:3])}{more}; nothing is published"
+            )
+        return values
+
+
+class ElasticsearchFormat(PluginFormat):
+    """A model of Elasticsearch's Learning to Rank plugin, which reads a missing value as 0."""
+
+    kind: Literal["elasticsearch"] = "elasticsearch"
+    title: ClassVar[str] = "A ranker for Elasticsearch's Learning to Rank plugin"
+    missing: ClassVar[Literal["nan", "zero"]] = "zero"
+
+
+class OpenSearchFormat(PluginFormat):
+    """A model of OpenSearch's Learning to Rank plugin, from version 3.8."""
+
+    kind: Literal["opensearch"] = "opensearch"
+    title: ClassVar[str] = "A ranker for OpenSearch's Learning to Rank plugin, version 3.8 or later"
+
+
+def _files(trees: Trees, negative: Collection[str], to: str) -> Files:
+    """The files of trees; `negative` are the features with values below 0, and `to` the engine, for errors."""
+    roots = _ROOTS[trees.library](trees, to)
     parts = _parts(trees.columns, negative)
     for root in roots:
         _number(root)
@@ -71,38 +134,9 @@ def write(trees: Trees, *, to: str, negative: Collection[str] = ()) -> dict[str,
     queries = [query for column in trees.columns for query in _queries(column, parts) if query["name"] in used]
     model = {"type": "model/xgboost+json", "definition": json.dumps(roots, separators=(",", ":"), allow_nan=False)}
     return {
-        FEATURES: _json({"featureset": {"features": queries}}),
-        MODEL: _json({"model": {"name": "ltrscale", "model": model}}),
+        _FEATURES: _json({"featureset": {"features": queries}}),
+        _MODEL: _json({"model": {"name": "ltrscale", "model": model}}),
     }
-
-
-def read(folder: Path, features: ExportedFeatures, matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Scores [N] as the plugin computes them from the files, for documents with a field for each column.
-
-    Raises:
-        InputError: the engine would end searches with an error; the message names the features.
-    """
-    model = json.loads((folder / MODEL).read_bytes())["model"]["model"]
-    fields = {column.name: matrix_NG[:, column.column] for column in features.columns}
-    values, refused = {}, []
-    for query in json.loads((folder / FEATURES).read_bytes())["featureset"]["features"]:
-        where = f"{FEATURES}: {query['name']}"
-        try:
-            body = validate(FunctionScore, query["template"]["function_score"], where)
-            values[query["name"]] = body.of(fields, len(matrix_NG))
-        except InputError as error:
-            refused.append(str(error))
-    if refused:
-        more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
-        raise InputError(
-            f"{features.to} would end searches with an error: {'; '.join(refused[:3])}{more}; nothing is published"
-        )
-    if features.missing == "zero":
-        values = {label: np.nan_to_num(values_N, nan=0.0) for label, values_N in values.items()}
-    scores_N = np.zeros(len(matrix_NG), np.float32)
-    for root in json.loads(model["definition"]):
-        scores_N += _walk(root, values, len(matrix_NG))
-    return scores_N.astype(np.float64)
 
 
 def _walk(root: Node, values: Mapping[str, NDArray[np.float32]], documents: int) -> NDArray[np.float32]:
@@ -119,6 +153,21 @@ def _walk(root: Node, values: Mapping[str, NDArray[np.float32]], documents: int)
         children = {child["nodeid"]: child for child in node["children"]}
         waiting += [(children[node["yes"]], rows[first_n]), (children[node["no"]], rows[~first_n])]
     return leaves_N
+
+
+def _roots_of_lightgbm(trees: Trees, to: str) -> list[Node]:
+    return [_of_lightgbm(tree["tree_structure"], trees, to) for tree in trees.booster.dump_model()["tree_info"]]
+
+
+def _roots_of_xgboost(trees: Trees, to: str) -> list[Node]:  # noqa: ARG001
+    learner = json.loads(trees.booster.save_config())["learner"]
+    # the score of no tree, which the format has no place for but a tree of one leaf
+    nothing = {"leaf": float(learner["learner_model_param"]["base_score"].strip("[]"))}
+    return [*(json.loads(tree) for tree in trees.booster.get_dump(dump_format="json")), nothing]
+
+
+_ROOTS: dict[str, Callable[[Trees, str], list[Node]]] = {"lightgbm": _roots_of_lightgbm, "xgboost": _roots_of_xgboost}
+"""The trees of each library that the plugins take, as nodes in XGBoost's form."""
 
 
 def _of_lightgbm(node: Mapping[str, Any], trees: Trees, to: str, depth: int = 0) -> Node:
@@ -172,7 +221,7 @@ def _nodes(root: Node) -> Iterator[Node]:
         waiting += node.get("children", [])
 
 
-def _parts(columns: Sequence[Column], negative: Collection[str]) -> dict[str, str]:
+def _parts(columns: Sequence[ModelColumn], negative: Collection[str]) -> dict[str, str]:
     """The label of the second query of each column that has values below 0, by its own label."""
     signed = [column.label for column in columns if column.name in negative and column.kind == "numeric"]
     labels = [column.label for column in columns]
@@ -189,7 +238,7 @@ def _mirror(node: Node, label: str) -> None:
     node["yes"], node["no"] = node["no"], node["yes"]
 
 
-def _queries(column: Column, parts: Mapping[str, str]) -> list[dict[str, Any]]:
+def _queries(column: ModelColumn, parts: Mapping[str, str]) -> list[dict[str, Any]]:
     """The query of a numeric field's value, or those of its two parts."""
     field = {"field": column.name}
     if column.label not in parts:
@@ -199,13 +248,13 @@ def _queries(column: Column, parts: Mapping[str, str]) -> list[dict[str, Any]]:
     return [_query(column, column.label, above), _query(column, parts[column.label], below)]
 
 
-def _part(column: Column, inside: str, outside: str, value: Mapping[str, Any]) -> dict[str, Any]:
+def _part(column: ModelColumn, inside: str, outside: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """The value on one side of 0, and 0 on the other."""
     sides = [{"filter": {"range": {column.name: {side: 0}}}} for side in (inside, outside)]
     return {"functions": [{**sides[0], **value}, {**sides[1], "weight": 0}], "score_mode": "first"}
 
 
-def _query(column: Column, label: str, value: Mapping[str, Any]) -> dict[str, Any]:
+def _query(column: ModelColumn, label: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """A feature of a field; a document without the field does not match."""
     exists = {"query": {"exists": {"field": column.name}}}
     return {
@@ -216,7 +265,7 @@ def _query(column: Column, label: str, value: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def _categories(trees: Trees, column: Column, to: str) -> InputError:
+def _categories(trees: Trees, column: ModelColumn, to: str) -> InputError:
     return InputError(
         f"{trees.url}: its trees split on the category {column.name!r}, and {to} compares numbers only; train without "
         "categories (leave_out: [categorical] in the training split)"

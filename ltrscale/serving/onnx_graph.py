@@ -13,30 +13,58 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
 from ltrscale.errors import InputError
-from ltrscale.models.combine import AnyRanker, CombinedArchitecture
-from ltrscale.models.listwise import GSFConfig
-from ltrscale.models.ranker import Architecture
-from ltrscale.serving.features import Column, Texts, labels_of
+from ltrscale.models.combine import AnyRanker
+from ltrscale.serving.features import CodeTexts, ModelColumn, labels_of
+from ltrscale.serving.format import Files, MatrixFormat, MatrixScorer, Observed
 
-MODEL = "model.onnx"
+_MODEL = "model.onnx"
 _OPSET = 18
 # Giles 2012, "Approximating the erfinv function", single precision: coefficients for w < 5 and w >= 5
 _CENTRE = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
            -0.00417768164, 0.246640727, 1.50140941)  # fmt: skip
 _TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
          1.00167406, 2.83297682)  # fmt: skip
+
+
+class OnnxFormat(MatrixFormat):
+    """A network as an ONNX graph."""
+
+    kind: Literal["onnx"] = "onnx"
+    title: ClassVar[str] = "A ranker as an ONNX graph"
+    tolerance: ClassVar[float] = 1e-4
+    number: ClassVar[str] = "its code; one that the network has not learnt is the same as a missing one"
+    use: ClassVar[str] = """```python
+import onnxruntime
+scores = onnxruntime.InferenceSession("model.onnx").run(["scores"], {"features": matrix})[0]
+```"""
+
+    def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
+        """The graph; its columns are the raw features.
+
+        Raises:
+            InputError: the bundle holds no network that scores, or one that has no such graph; onnx is not installed.
+        """
+        _check(bundle)
+        return {_MODEL: _graph(bundle)}, _columns(bundle, observed.texts)
+
+    def readers(self, folder: Path) -> tuple[MatrixScorer, ...]:
+        """A session of onnxruntime."""
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise InputError("onnxruntime is not installed; pip install 'ltrscale[serve]'") from error
+        session = onnxruntime.InferenceSession(str(folder / _MODEL), providers=["CPUExecutionProvider"])
+        return (lambda matrix_NF: session.run(["scores"], {"features": matrix_NF})[0].astype(np.float64),)
 
 
 class _OneList(nn.Module):
@@ -53,22 +81,16 @@ class _OneList(nn.Module):
         return scores_N
 
 
-def parts_of(bundle: Bundle) -> Sequence[Architecture]:
-    """The architectures of all rankers in a bundle."""
-    made = bundle.architecture
-    return made.parts if isinstance(made, CombinedArchitecture) else (made,) if made else ()
-
-
 def is_listwise(bundle: Bundle) -> bool:
     """Whether the score of a document depends on the others of its list."""
-    return any(part.context is not None or part.transform.per_query for part in parts_of(bundle))
+    return any(part.context is not None or part.transform.per_query for part in bundle.parts)
 
 
-def columns_of(bundle: Bundle, texts: Texts) -> tuple[Column, ...]:
+def _columns(bundle: Bundle, texts: CodeTexts) -> tuple[ModelColumn, ...]:
     """The columns that the graph reads: the raw features."""
     labels = labels_of(feature.name for feature in bundle.features)
     return tuple(
-        Column(
+        ModelColumn(
             column=i,
             name=feature.name,
             label=label,
@@ -79,13 +101,7 @@ def columns_of(bundle: Bundle, texts: Texts) -> tuple[Column, ...]:
     )
 
 
-def write(bundle: Bundle) -> dict[str, bytes]:
-    """The graph.
-
-    Raises:
-        InputError: the bundle holds no network that scores, or one that has no such graph; onnx is not installed.
-    """
-    _check(bundle)
+def _graph(bundle: Bundle) -> bytes:
     try:
         import onnxscript
     except ImportError as error:
@@ -107,48 +123,26 @@ def write(bundle: Bundle) -> dict[str, bytes]:
     for each in (model.graph, *model.functions):  # the names of the exporter's own source files
         for described in (each, *each.node, *each.value_info):
             described.ClearField("metadata_props")
-    return {MODEL: bytes(model.SerializeToString())}
-
-
-def open_graph(folder: Path) -> Callable[[NDArray[np.float32]], NDArray[np.float64]]:
-    """A session of onnxruntime: scores [N] of raw features [N, F], of one list where the network is listwise."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise InputError("onnxruntime is not installed; pip install 'ltrscale[serve]'") from error
-    session = onnxruntime.InferenceSession(str(folder / MODEL), providers=["CPUExecutionProvider"])
-    return lambda matrix_NF: session.run(["scores"], {"features": matrix_NF})[0].astype(np.float64)
-
-
-def read(folder: Path, matrix_NF: NDArray[np.float32], offsets_Q1: NDArray[np.int64] | None) -> NDArray[np.float64]:
-    """Scores [N] of onnxruntime.
-
-    Args:
-        folder: of the file.
-        matrix_NF: raw features.
-        offsets_Q1: of lists that are scored one by one; None to score all documents at once.
-    """
-    scores = open_graph(folder)
-    bounds = [0, len(matrix_NF)] if offsets_Q1 is None else offsets_Q1.tolist()
-    return np.concatenate([np.zeros(0), *(scores(matrix_NF[a:b]) for a, b in pairwise(bounds) if b > a)])
+    return bytes(model.SerializeToString())
 
 
 def _check(bundle: Bundle) -> None:
-    if bundle.architecture is None:
-        what = "the order of a feature" if bundle.trees is None else "trees"
+    if not bundle.parts:
         raise InputError(
-            f"{bundle.url}: holds {what}, and onnx takes networks only; export trees to lightgbm, xgboost or treelite"
+            f"{bundle.url}: holds {bundle.holds}, and onnx takes networks only; export trees to lightgbm, xgboost or "
+            "treelite"
         )
     if bundle.reads_positions:
         raise InputError(
             f"{bundle.url}: ranks documents by the positions at which they were shown, which the graph does not get; "
             "train with context.initial_rank: feature, or export a student that jobs.distill trains"
         )
-    if any(isinstance(part.context, GSFConfig) for part in parts_of(bundle)):
-        raise InputError(
-            f"{bundle.url}: a groupwise network (gsf) chooses groups by the length of a list and by hashes, which a "
-            "graph cannot express; export a student that jobs.distill trains from it"
-        )
+    for context in (part.context for part in bundle.parts):
+        if context is not None and context.beyond_graphs:
+            raise InputError(
+                f"{bundle.url}: its list context {context.kind} {context.beyond_graphs}, which a graph cannot express; "
+                "export a student that jobs.distill trains from it"
+            )
 
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:

@@ -15,20 +15,20 @@ import pyarrow as pa
 from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature, RawColumns
-from ltrscale.data.dataset.origin import RAW, fills_of, settings_of
-from ltrscale.data.ingest import csvtext
-from ltrscale.data.ingest.inputs import PrepareConfig
-from ltrscale.data.ingest.joins import Joined, load
-from ltrscale.data.ingest.mapping import ColumnMapping
-from ltrscale.data.ingest.sources import Items, for_scoring
+from ltrscale.data.dataset.origin import RAW, fills_of, prepare_settings_of
+from ltrscale.ingest import csvtext
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.joins import Join, Joined, load_table
+from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.ingest.source import Needs
 from ltrscale.serving import raw_rows
+from ltrscale.serving.format import Files
 
 CODE = "raw_rows.py"
 _MOST_ROWS = 200_000
-Files = dict[str, bytes]
 
 
-def reading(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tuple[Feature, ...]] | None:
+def reading_raw(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tuple[Feature, ...]] | None:
     """The settings of `prepare` that read some features of a bundle from raw rows, and these features, in its order.
 
     None where it is not known how the rows were read, they were no items, or they lack a feature, which a job such as
@@ -37,33 +37,33 @@ def reading(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tuple[
     if RAW not in bundle.read_as or not names:
         return None
     where = f"{bundle.url}: read_as of its config.json"
-    config = validate(PrepareConfig, {**settings_of(bundle.read_as), "inputs": "X"}, where)
-    assert isinstance(config.source, Items)
-    there, columns = RawColumns.model_validate(bundle.read_as[RAW]).reads, config.source.columns
+    config = validate(PrepareConfig, {**prepare_settings_of(bundle.read_as), "inputs": "X"}, where)
+    there, columns = RawColumns.model_validate(bundle.read_as[RAW]).reads, config.source.mapping
+    assert columns is not None
     if any(columns.source_of(name) not in there for name in names):
         return None
     features = tuple(feature for feature in bundle.features if feature.name in names)
     fills = fills_of(bundle.read_as)
-    source = for_scoring(config.source, features, meta=(), positions=False, dated=False, fills=fills)
+    source = config.source.for_scoring(Needs(features, fills=fills))
     return config.replace(source=source), features
 
 
-def write(bundle: Bundle, names: Sequence[str]) -> Files:
-    """The files of the transformer of the columns of an exported model, in their order; none where `reading` is None.
+def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
+    """The files of the transformer of an exported model's columns, in their order; none where `reading_raw` is None.
 
     Raises:
         InputError: a table that joins cannot be read.
     """
-    found = reading(bundle, names)
+    found = reading_raw(bundle, names)
     if found is None:
         return {}
     config, features = found
     source = config.source
-    assert isinstance(source, Items)
-    columns, raw = source.columns, RawColumns.model_validate(bundle.read_as[RAW])
+    columns, raw = source.mapping, RawColumns.model_validate(bundle.read_as[RAW])
+    assert columns is not None
     joins, files = [], Files()
-    for number, join in enumerate(source.joins, 1):
-        table = _table(load(join, columns.dialect))
+    for number, join in enumerate(source.joined_tables, 1):
+        table = _table(load_table(join, columns.dialect))
         name = None if table is None else f"raw_rows_{number}.jsonl"
         joins.append(
             {**join.model_dump(mode="json"), "columns": list(join.columns), "key": list(join.key), "table": name}
@@ -84,7 +84,7 @@ def write(bundle: Bundle, names: Sequence[str]) -> Files:
             "columns": [*([columns.time] if columns.time else []), *(name for name in dated if name != columns.time)],
         },
         "infinite": config.infinite,
-        "columns": _columns(source, [by_name[name] for name in names], raw),
+        "columns": _columns(columns, source.joined_tables, [by_name[name] for name in names], raw),
         "joins": joins,
         "features": [_feature(by_name[name], columns) for name in names],
     }
@@ -109,12 +109,14 @@ def _csv(columns: ColumnMapping) -> dict[str, Any]:
     return {**form, "quotes": columns.quotes, "missing": list(csvtext.NULLS), "true": true, "false": false}
 
 
-def _columns(source: Items, features: Sequence[Feature], raw: RawColumns) -> dict[str, dict[str, Any]]:
+def _columns(
+    columns: ColumnMapping, joins: Sequence[Join], features: Sequence[Feature], raw: RawColumns
+) -> dict[str, dict[str, Any]]:
     """The columns that features, times and joins read, and those that tables give."""
-    columns, tables = source.columns, {name: i for i, join in enumerate(source.joins, 1) for name in join.columns}
+    tables = {name: i for i, join in enumerate(joins, 1) for name in join.columns}
     used = dict.fromkeys(columns.source_of(feature.name) for feature in features)
     used |= dict.fromkeys([columns.time] if columns.time else [])
-    used |= dict.fromkeys(name for join in source.joins for name in (*join.key, *join.columns))
+    used |= dict.fromkeys(name for join in joins for name in (*join.key, *join.columns))
     return {
         name: {"reads": raw.reads.get(name, "value"), **({"table": tables[name]} if name in tables else {})}
         for name in used

@@ -23,12 +23,12 @@ from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.origin import inputs_of
-from ltrscale.data.ingest import parquet
-from ltrscale.data.ingest.fills import completed
-from ltrscale.data.ingest.inputs import Input, PrepareConfig, list_inputs
-from ltrscale.data.ingest.rows import RowBlock, concat, cut, keep
-from ltrscale.data.ingest.sources import File, open_source
 from ltrscale.errors import InputError, UnavailableError
+from ltrscale.ingest import parquet
+from ltrscale.ingest.fills import completed
+from ltrscale.ingest.inputs import InputFiles, PrepareConfig, list_inputs
+from ltrscale.ingest.rows import RowBlock, concat, cut, keep
+from ltrscale.ingest.source import File
 from ltrscale.progress import log
 from ltrscale.serving import raw
 
@@ -75,7 +75,7 @@ def sample(bundle: Bundle, module: ModuleType, files: Sequence[str], rows: int) 
     Raises:
         InputError: a file is missing, damaged or lacks columns.
     """
-    found = raw.reading(bundle, [feature.name for feature in bundle.features])
+    found = raw.reading_raw(bundle, [feature.name for feature in bundle.features])
     assert found is not None
     for url in files:
         with storage.scratch.directory() as folder:
@@ -96,7 +96,7 @@ def sample(bundle: Bundle, module: ModuleType, files: Sequence[str], rows: int) 
     return None
 
 
-def files_of(raw_rows: str | None, data: str) -> list[str]:
+def raw_files_of(raw_rows: str | None, data: str) -> list[str]:
     """The files of raw rows to check: those that are named or, as far as they are there, those that made the data set.
 
     Raises:
@@ -107,7 +107,7 @@ def files_of(raw_rows: str | None, data: str) -> list[str]:
     there = []
     for entry in inputs_of(open_dataset(data)):
         try:
-            there += [file.url for file in list_inputs([validate(Input, entry, data)])]
+            there += [file.url for file in list_inputs([validate(InputFiles, entry, data)])]
         except UnavailableError:
             raise
         except InputError:
@@ -149,7 +149,7 @@ def _bits(value: float) -> bytes:
 
 def _taken(url: str, config: PrepareConfig, features: tuple[Feature, ...], rows: int) -> RowBlock | None:
     """The first rows of a file that `prepare` takes; None if it takes none."""
-    read = open_source(config.source, features, first=url, encoders={})
+    read = config.source.open(features, first=url, encoders={})
     blocks: list[RowBlock] = []
     n = 0
     for block in read(File(url=url)):

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale.bundle import Bundle
-from ltrscale.serving import onnx_graph, raw_check, tree_files
-from ltrscale.serving.features import ExportedFeatures, Format
+from ltrscale.serving import raw_check
+from ltrscale.serving.format import Format, MatrixScorer
 
 _QUERIES, _WARM = 1_000, 20
 
 
 @dataclass(frozen=True)
-class Times:
+class QueryTimes:
     """Seconds of each query: to make the matrix of its raw rows, and to score it; None where nothing here scores."""
 
     rows: int
@@ -33,7 +33,7 @@ class Times:
         return f"one query of {self.rows} rows, {len(self.matrix_Q):,} times: {'; '.join(parts)}"
 
 
-def measure(folder: Path, bundle: Bundle, features: ExportedFeatures, files: Sequence[str], rows: int) -> Times | None:
+def time_queries(folder: Path, bundle: Bundle, to: Format, files: Sequence[str], rows: int) -> QueryTimes | None:
     """Time the queries that the first rows of some files make, each of so many rows; None without such rows.
 
     The model is open beforehand, as in a service, and the first queries are not counted.
@@ -41,7 +41,7 @@ def measure(folder: Path, bundle: Bundle, features: ExportedFeatures, files: Seq
     Args:
         folder: with the files of the export.
         bundle: what was exported.
-        features: content of `features.json`.
+        to: the format.
         files: files of raw rows.
         rows: rows of each query.
     """
@@ -51,15 +51,15 @@ def measure(folder: Path, bundle: Bundle, features: ExportedFeatures, files: Seq
         return None
     lists = [sampled.rows[start : start + rows] for start in range(0, len(sampled.rows), rows)]
     lists = lists[:-1] if len(lists) > 1 and len(lists[-1]) < rows else lists
-    reader, found = _opened(features.to, folder), []
+    reader, found = to.readers(folder)[0] if to.in_process else None, []
     for row_list in [*lists[:_WARM], *lists]:
         found.append(_timed(row_list, module.inputs, reader))
     seconds_Q2 = np.array(found[min(_WARM, len(lists)) :])
-    return Times(len(lists[0]), seconds_Q2[:, 0], None if reader is None else seconds_Q2[:, 1])
+    return QueryTimes(len(lists[0]), seconds_Q2[:, 0], None if reader is None else seconds_Q2[:, 1])
 
 
 def _timed(
-    rows: Sequence[Any], inputs: Callable[[Any], list[float]], reader: tree_files.Reader | None
+    rows: Sequence[Any], inputs: Callable[[Any], list[float]], reader: MatrixScorer | None
 ) -> tuple[float, float]:
     start = time.perf_counter()
     matrix_NG = np.array([inputs(row) for row in rows], np.float32)
@@ -67,21 +67,6 @@ def _timed(
     if reader is not None:
         reader(matrix_NG)
     return made - start, time.perf_counter() - made
-
-
-def _opened(to: Format, folder: Path) -> tree_files.Reader | None:
-    """What scores a matrix as a service does, with the model open; None where an engine of its own does it."""
-    match to:
-        case "lightgbm":
-            return tree_files.open_lightgbm(folder)
-        case "xgboost":
-            return tree_files.open_xgboost(folder)
-        case "treelite":
-            return tree_files.open_treelite(folder)
-        case "onnx":
-            return onnx_graph.open_graph(folder)
-        case "vespa" | "elasticsearch" | "opensearch":
-            return None
 
 
 def _shown(seconds_Q: NDArray[np.float64]) -> str:

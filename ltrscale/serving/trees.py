@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from ltrscale.bundle import Bundle
+from ltrscale.bundle import Bundle, boosters
 from ltrscale.errors import InputError
-from ltrscale.serving.features import Column, Texts, labels_of, texts_of
+from ltrscale.serving.features import CodeTexts, ModelColumn, code_texts_of, labels_of
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,12 @@ class Trees:
     """
 
     url: str
-    library: Literal["lightgbm", "xgboost"]
+    library: boosters.Library
     booster: Any
-    columns: tuple[Column, ...]
+    columns: tuple[ModelColumn, ...]
 
 
-def trees_of(bundle: Bundle, texts: Texts, *, to: str, libraries: Sequence[str]) -> Trees:
+def trees_of(bundle: Bundle, texts: CodeTexts, *, to: str, libraries: Collection[str]) -> Trees:
     """The trees of a bundle.
 
     Args:
@@ -36,10 +36,10 @@ def trees_of(bundle: Bundle, texts: Texts, *, to: str, libraries: Sequence[str])
     Raises:
         InputError: the bundle is not one model of raw features that one of the libraries has made.
     """
-    trees = bundle.trees
+    trees = bundle.forest
     if trees is None or trees.library not in libraries:
-        what = f"a bundle of kind {bundle.kind}" if trees is None else f"trees of {trees.library}"
-        remedy = "export a network to onnx, or" if trees is None and bundle.kind == "neural" else "instead,"
+        what = f"trees of {trees.library}" if trees else f"a bundle of kind {bundle.kind}"
+        remedy = "export a network to onnx, or" if bundle.parts else "instead,"
         raise InputError(
             f"{bundle.url}: {what}, and {to} takes trees of {' or '.join(libraries)} only; {remedy} export a student "
             "that jobs.distill trains from it"
@@ -54,27 +54,28 @@ def trees_of(bundle: Bundle, texts: Texts, *, to: str, libraries: Sequence[str])
     kinds = {feature.name: feature.kind for feature in bundle.features}
     names = list(kinds if trees.sees is None else trees.sees)
     labels = labels_of(names)
-    booster, codes = (_lightgbm if trees.library == "lightgbm" else _xgboost)(bundle.content, labels)
+    booster, codes = _READERS[trees.library](bundle.content, labels, [kinds[name] for name in names])
     left = iter(codes)
     columns = tuple(
         _categorical(i, name, label, next(left), texts)
         if kinds[name] == "categorical"
-        else Column(column=i, name=name, label=label, kind="numeric")
+        else ModelColumn(column=i, name=name, label=label, kind="numeric")
         for i, (name, label) in enumerate(zip(names, labels, strict=True))
     )
-    if trees.library == "xgboost":
-        booster.feature_types = ["c" if column.kind == "categorical" else "float" for column in columns]
-    return Trees(bundle.url, "lightgbm" if trees.library == "lightgbm" else "xgboost", booster, columns)
+    return Trees(bundle.url, trees.library, booster, columns)
 
 
-def _categorical(i: int, name: str, label: str, codes: Sequence[int], texts: Texts) -> Column:
+_Read = tuple[Any, list[list[int]]]
+"""A library's own model, and the codes of its categorical columns."""
+
+
+def _categorical(i: int, name: str, label: str, codes: Sequence[int], texts: CodeTexts) -> ModelColumn:
     place = {code: i for i, code in enumerate(codes)}
-    values = {text: place[code] for text, code in texts_of(codes, texts.get(name)).items()}
-    return Column(column=i, name=name, label=label, kind="categorical", values=values, codes=tuple(codes))
+    values = {text: place[code] for text, code in code_texts_of(codes, texts.get(name)).items()}
+    return ModelColumn(column=i, name=name, label=label, kind="categorical", values=values, codes=tuple(codes))
 
 
-def _lightgbm(content: bytes, labels: Sequence[str]) -> tuple[Any, list[list[int]]]:
-    """The model with these names, and the codes of its categorical columns."""
+def _lightgbm(content: bytes, labels: Sequence[str], kinds: Sequence[str]) -> _Read:  # noqa: ARG001
     import lightgbm
 
     text = content.decode()
@@ -87,12 +88,20 @@ def _lightgbm(content: bytes, labels: Sequence[str]) -> tuple[Any, list[list[int
     return booster, booster.pandas_categorical or []
 
 
-def _xgboost(content: bytes, labels: Sequence[str]) -> tuple[Any, list[list[int]]]:
+def _xgboost(content: bytes, labels: Sequence[str], kinds: Sequence[str]) -> _Read:
     import xgboost
 
     booster = xgboost.Booster(model_file=bytearray(content))
     booster.feature_names = list(labels)
+    booster.feature_types = ["c" if kind == "categorical" else "float" for kind in kinds]
     return booster, json.loads(booster.attr("codes"))
+
+
+_READERS: dict[boosters.Library, Callable[[bytes, Sequence[str], Sequence[str]], _Read]] = {
+    "lightgbm": _lightgbm,
+    "xgboost": _xgboost,
+}
+"""How each library reads its own model, with these labels for columns of these kinds."""
 
 
 def missing_goes_left(node: Mapping[str, Any]) -> bool:

@@ -13,24 +13,69 @@ Shapes: N documents, G columns.
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ltrscale.bundle import Bundle
 from ltrscale.errors import InputError
-from ltrscale.serving.features import ExportedFeatures
-from ltrscale.serving.trees import Trees, missing_goes_left
+from ltrscale.serving.features import ModelColumn, features_in
+from ltrscale.serving.format import EngineFormat, Files, MatrixScorer, Observed
+from ltrscale.serving.trees import Trees, missing_goes_left, trees_of
 
-MODEL = "model.json"
+_MODEL = "model.json"
 
 
-def write(trees: Trees) -> dict[str, bytes]:
-    """The file.
+class VespaFormat(EngineFormat):
+    """LightGBM's dump, made to mean in Vespa what it means in LightGBM."""
 
-    Raises:
-        InputError: the texts of some categories are not recorded.
-    """
+    kind: Literal["vespa"] = "vespa"
+    title: ClassVar[str] = "A ranker for Vespa"
+    tolerance: ClassVar[float] = 1e-9
+    use: ClassVar[
+        str
+    ] = """Put `model.json` below `models/` of the application package, and define a function for each feature:
+
+```
+rank-profile ranker {
+    function price() { expression: attribute(price) }
+    first-phase { expression: lightgbm("model.json") }
+}
+```
+
+The features have the names of `label`. Categories are text: their functions take attributes of type string."""
+
+    def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
+        """The file.
+
+        Raises:
+            InputError: the bundle is not one model of LightGBM; the texts of some categories are not recorded.
+        """
+        trees = trees_of(bundle, observed.texts, to=self.kind, libraries=("lightgbm",))
+        return {_MODEL: _dump(trees)}, trees.columns
+
+    def readers(self, folder: Path) -> tuple[MatrixScorer, ...]:
+        """The ranking expression that Vespa makes of the file."""
+        model, described = json.loads((folder / _MODEL).read_bytes()), features_in(folder).columns
+        with_values = [i for i, name in enumerate(model["feature_names"]) if _values(model, name)]
+        texts = dict(zip(with_values, model["pandas_categorical"], strict=True))
+
+        def scores(matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
+            columns: list[Any] = list(matrix_NG.T.astype(np.float64))
+            for i, column in enumerate(described):
+                if column.kind == "categorical":
+                    by_place = {place: text for text, place in (column.values or {}).items()}
+                    columns[i] = np.array([by_place.get(place, "") for place in columns[i].tolist()])
+            scores_N = np.zeros(len(matrix_NG))
+            for tree in model["tree_info"]:
+                scores_N += _walk(tree["tree_structure"], columns, texts, len(matrix_NG))
+            return scores_N
+
+        return (scores,)
+
+
+def _dump(trees: Trees) -> bytes:
     dump = trees.booster.dump_model()
     roots = [_node(tree["tree_structure"]) for tree in dump["tree_info"]]
     infos = dump["feature_infos"]
@@ -44,7 +89,7 @@ def write(trees: Trees) -> dict[str, bytes]:
         "tree_info": [{"tree_index": i, "tree_structure": root} for i, root in enumerate(roots)],
         "pandas_categorical": texts,
     }
-    return {MODEL: (json.dumps(model, allow_nan=False) + "\n").encode()}
+    return (json.dumps(model, allow_nan=False) + "\n").encode()
 
 
 def _node(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,22 +119,6 @@ def _texts(trees: Trees, i: int) -> list[str]:
             "(leave_out in the training split)"
         )
     return [by_place[place] for place in range(len(by_place))]
-
-
-def read(folder: Path, features: ExportedFeatures, matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Scores [N] of the ranking expression that Vespa makes of the file."""
-    model = json.loads((folder / MODEL).read_bytes())
-    with_values = [i for i, name in enumerate(model["feature_names"]) if _values(model, name)]
-    texts = dict(zip(with_values, model["pandas_categorical"], strict=True))
-    columns: list[Any] = list(matrix_NG.T.astype(np.float64))
-    for i, column in enumerate(features.columns):
-        if column.kind == "categorical":
-            by_place = {place: text for text, place in (column.values or {}).items()}
-            columns[i] = np.array([by_place.get(place, "") for place in columns[i].tolist()])
-    scores_N = np.zeros(len(matrix_NG))
-    for tree in model["tree_info"]:
-        scores_N += _walk(tree["tree_structure"], columns, texts, len(matrix_NG))
-    return scores_N
 
 
 def _values(model: Mapping[str, Any], name: str) -> Any:

@@ -1,1 +1,1 @@
-"""Simulators: a synthetic log to try everything on without a download, and labels that are simulated or cleaned."""
+"""A synthetic log to try everything on without a download, and simulated users."""

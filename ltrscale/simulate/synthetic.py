@@ -28,20 +28,19 @@ import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.random import Generator, default_rng
-from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from ltrscale import storage
+from ltrscale.arrays import Doubles, Ints
 from ltrscale.config import Config, is_current, made_by
 from ltrscale.progress import Report, log
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from ltrscale.stages.stage import Origin, Stage
 
 GENERATOR = {"generator": "2"}
 """Part of a log's identity: raise it when the same settings come to give other rows."""
@@ -96,6 +95,22 @@ class SyntheticLogConfig(Config):
     def _is_a_week(cls, value: str) -> str:
         _monday(value)
         return value
+
+
+class SyntheticLog(Stage):
+    """Make a synthetic log."""
+
+    stage: ClassVar = "synthetic_log"
+    makes_data: ClassVar = True
+    log: SyntheticLogConfig
+
+    def inputs(self) -> dict[str, str]:
+        """The version of the generator."""
+        return GENERATOR
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Write the files."""
+        write_log(self.log, self.out, report=report)
 
 
 def write_log(config: SyntheticLogConfig, out: str, *, report: Report) -> list[str]:
@@ -169,23 +184,23 @@ def _schema(config: SyntheticLogConfig) -> pa.Schema:
 class _World:
     """The constants of all weeks: kinds, intents, sellers, how features show the factors, the threshold of a grade."""
 
-    intent_CI: Floats
-    affinity_IK: Floats
-    slope_KX: Floats
-    centre_KP: Floats
-    quality_S: Floats
-    popularity_S: Floats
+    intent_CI: Doubles
+    affinity_IK: Doubles
+    slope_KX: Doubles
+    centre_KP: Doubles
+    quality_S: Doubles
+    popularity_S: Doubles
     family_F: Ints
-    hidden_ZH: Floats
-    shift_H: Floats
-    shown_HF: Floats
-    intent_IF: Floats
-    noise_F: Floats
-    scale_F: Floats
-    missing_F: Floats
+    hidden_ZH: Doubles
+    shift_H: Doubles
+    shown_HF: Doubles
+    intent_IF: Doubles
+    noise_F: Doubles
+    scale_F: Doubles
+    missing_F: Doubles
     location: float
     spread: float
-    bars_G: Floats
+    bars_G: Doubles
 
 
 @dataclass(frozen=True)
@@ -194,12 +209,12 @@ class _Draw:
 
     query_N: Ints
     intent_Q: Ints
-    place_NP: Floats
-    factors_NX: Floats
+    place_NP: Doubles
+    factors_NX: Doubles
     category_N: Ints
     device_Q: Ints
     seller_N: Ints
-    relevance_N: Floats
+    relevance_N: Doubles
 
 
 def _make_world(config: SyntheticLogConfig) -> _World:
@@ -227,7 +242,7 @@ def _make_world(config: SyntheticLogConfig) -> _World:
     return _calibrate(config, world, rng)
 
 
-def _sparse(rng: Generator, shape: tuple[int, int], *, terms: int, scale: float) -> Floats:
+def _sparse(rng: Generator, shape: tuple[int, int], *, terms: int, scale: float) -> Doubles:
     """Random weights whose columns have this norm and this many terms that are not 0."""
     rank = rng.random(shape).argsort(axis=0).argsort(axis=0)
     weights = np.where(rank < terms, rng.normal(0, 1, shape), 0.0)
@@ -267,7 +282,7 @@ def _draw(world: _World, rng: Generator, lengths_Q: Ints) -> _Draw:
     return _Draw(query_N, intent_Q, place_NP, factors_NX, category_N, device_Q, seller_N, relevance_N)
 
 
-def _measure(world: _World, draw: _Draw, rng: Generator, lengths_Q: Ints) -> Floats:
+def _measure(world: _World, draw: _Draw, rng: Generator, lengths_Q: Ints) -> Doubles:
     """Numeric features, shape [N, F], formula (2); noise levels differ by document."""
     n, f = len(draw.query_N), len(world.family_F)
     of_query = world.family_F == _QUERY
@@ -290,7 +305,7 @@ def _measure(world: _World, draw: _Draw, rng: Generator, lengths_Q: Ints) -> Flo
     return features_NF
 
 
-def _blank(features_NF: Floats, world: _World, draw: _Draw, rng: Generator) -> None:
+def _blank(features_NF: Doubles, world: _World, draw: _Draw, rng: Generator) -> None:
     """Remove values at random; ratios are missing more often in unpopular documents."""
     popularity_N = draw.factors_NX[:, 1]
     share_NF = np.broadcast_to(world.missing_F, features_NF.shape).copy()
@@ -298,7 +313,7 @@ def _blank(features_NF: Floats, world: _World, draw: _Draw, rng: Generator) -> N
     features_NF[rng.random(features_NF.shape) < share_NF] = np.nan
 
 
-def _break(features_NF: Floats, config: SyntheticLogConfig, draw: _Draw, rng: Generator, n_queries: int) -> None:
+def _break(features_NF: Doubles, config: SyntheticLogConfig, draw: _Draw, rng: Generator, n_queries: int) -> None:
     """Break a few features of some queries: the flag 1e6 in about half of the rows, or 1000 times the value in all."""
     f = config.n_features
     broken_QF = (rng.random((n_queries, 1)) < config.outliers) & (rng.random((n_queries, f)) < 2 / f)
@@ -309,7 +324,7 @@ def _break(features_NF: Floats, config: SyntheticLogConfig, draw: _Draw, rng: Ge
     features_NF[hit_NF & flag_N1 & (rng.random(features_NF.shape) < 0.5)] = _FLAG
 
 
-def _noisy(config: SyntheticLogConfig, world: _World, draw: _Draw, rng: Generator, n_queries: int) -> Floats:
+def _noisy(config: SyntheticLogConfig, world: _World, draw: _Draw, rng: Generator, n_queries: int) -> Doubles:
     """Standardised relevance with the labels' noise; some queries are easier than others."""
     standard_N = (draw.relevance_N - world.location) / world.spread
     ease_Q = rng.normal(0, 0.4, n_queries)

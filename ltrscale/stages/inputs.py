@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from ltrscale.config import Config, is_operational, models_in
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
+from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, Texts
 from ltrscale.stages.origins import bundle_hashes, content_of, dataset_hashes
 
 
@@ -28,6 +28,8 @@ DataUrl = Annotated[str, _DATA]
 """The directory of a data set, all of which is read."""
 BundleUrl = Annotated[str, _BUNDLE]
 """The directory of a bundle."""
+BundleUrls = Annotated[Texts, _BUNDLE]
+"""The directories of bundles; one alone needs no list."""
 OutputUrl = Annotated[str, _OUTPUT]
 """The directory of another committed output, such as an evaluation."""
 
@@ -110,14 +112,14 @@ def _marks(declared: Any) -> Iterator[_Kind]:
         yield from _marks(inner)
 
 
-def hashes_of(config: Config) -> dict[str, str]:
-    """The content hash of each input of a config, by its place.
+def hashes_of(config: Config, *further: Split) -> dict[str, str]:
+    """The content hash of each input of a config, by its place, and of further splits that it reads.
 
     Raises:
         InputError: an input is not there.
     """
     found = list(inputs_in(config))
-    hashes = dataset_hashes([each.what for each in found if isinstance(each.what, Split)])
+    hashes = dataset_hashes([*(each.what for each in found if isinstance(each.what, Split)), *further])
     for kind, what in found:
         if isinstance(what, str):
             hashes |= {what: _hash_of(kind, what)}

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ltrscale import storage
-from ltrscale.bundle import read_manifest
+from ltrscale.bundle import read_bundle_manifest
 from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import Config, settings_of, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
@@ -101,7 +101,7 @@ def scored_by(split: Split) -> list[str]:
 
 def bundle_hashes(urls: Iterable[str]) -> dict[str, str]:
     """Content hashes of the files of each bundle, in the form of `content_of`."""
-    return {url: _content(read_manifest(url)) for url in urls}
+    return {url: _content(read_bundle_manifest(url)) for url in urls}
 
 
 def content_of(url: str) -> str:
@@ -117,6 +117,5 @@ def content_of(url: str) -> str:
 
 
 def _content(manifest: Mapping[str, Any]) -> str:
-    # not a single hash, as `ltrscale.bundle.content_hash` is: this form shows which file changed, and old manifests
-    # have it
+    # not a single hash, as `ltrscale.bundle.content_hash` is: this form shows which file changed
     return ",".join(sorted(f"{path}:{sha256}" for path, sha256 in storage.listed_in(manifest).items()))

@@ -68,7 +68,7 @@ def _git(*arguments: str) -> str | None:
 
 
 @contextmanager
-def held(out: str) -> Iterator[None]:
+def holding(out: str) -> Iterator[None]:
     """Hold an output directory while the block runs; removes the leftovers of a dead holder; see `storage.hold`.
 
     Raises:
@@ -112,7 +112,7 @@ def recorded(out: str, config: Config, stage: str, *, name: str = storage.RUN) -
         InputError: `out` holds the output of another stage than this one; nothing is written there.
     """
     check_replaceable(out, stage)
-    with held(out), _folder(_moved(out, name)) as folder:
+    with holding(out), _folder(storage.join(out, name)) as folder:
         with storage.named_errors(str(folder), "write"):
             (folder / _CONFIG).write_text(configs.dump(config))
             began = environment()
@@ -149,16 +149,6 @@ def recorded(out: str, config: Config, stage: str, *, name: str = storage.RUN) -
             log.removeHandler(handler)
             with suppress(OSError):  # a full disk: the last lines are lost, of which a warning was logged
                 handler.close()
-
-
-def _moved(out: str, name: str) -> str:
-    """The directory of the record below `out`, with the record that an earlier version has left below `out/run`."""
-    target = storage.join(out, name)
-    for file in _FILES if name != storage.RUN else ():
-        if storage.exists(old := storage.join(out, storage.RUN, file)):
-            storage.write_bytes(storage.join(target, file), storage.read_bytes(old))
-            storage.remove_with_folders(old, out)
-    return target
 
 
 def _append(file: FileIO, line: str, folder: Path) -> None:

@@ -24,7 +24,7 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.progress import Report, log
 from ltrscale.stages.inputs import hashes_of, is_input, read_of
 from ltrscale.stages.origins import Settings, with_splits
-from ltrscale.stages.runs import held, recorded
+from ltrscale.stages.runs import holding, recorded
 
 Origin = Mapping[str, Any]
 """Stage, settings and inputs of an output, as its manifest records them."""
@@ -113,7 +113,7 @@ class Stage(Config):
         origin = made_by(self.stage, self.identity(), self.inputs())
         if self.is_done(origin):
             return False
-        with held(self.out):
+        with holding(self.out):
             if self.is_done(origin):  # again: another process may have made it while this one waited
                 return False
             start = time.monotonic()

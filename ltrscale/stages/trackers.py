@@ -186,7 +186,7 @@ class _MLflow:
                 tags["mlflow.parentRunId"] = parent
             self.run_id: str = self._client.create_run(experiment, tags=tags).info.run_id
             settings = flat(config.model_dump(mode="json"))
-            params = [entities.Param(plain(key), value[:_LONGEST_VALUE]) for key, value in settings.items()]
+            params = [entities.Param(plain_key(key), value[:_LONGEST_VALUE]) for key, value in settings.items()]
             for first in range(0, len(params), _MOST_PARAMS):
                 self._client.log_batch(self.run_id, params=params[first : first + _MOST_PARAMS])
         except Exception as error:
@@ -197,7 +197,7 @@ class _MLflow:
     def report(self, values: Mapping[str, float], step: int) -> None:
         """Metrics by name, at a step; sent every few seconds, because a request at each step would slow training."""
         now = int(time.time() * 1000)
-        self._metrics += [self._metric(plain(key), value, now, step) for key, value in values.items()]
+        self._metrics += [self._metric(plain_key(key), value, now, step) for key, value in values.items()]
         if time.monotonic() - self._sent > _EVERY_S:
             self._send()
 
@@ -254,11 +254,11 @@ def _name(out: str) -> str:
     return without_credentials(out).rpartition("://")[2].strip("/")
 
 
-def plain(key: str) -> str:
+def plain_key(key: str) -> str:
     """A key of the characters that MLflow allows.
 
     Example:
-        >>> plain("full/epoch/validation_ndcg@5")
+        >>> plain_key("full/epoch/validation_ndcg@5")
         'full/epoch/validation_ndcg_5'
     """
     return re.sub(r"[^\w\-. /]", "_", key)

@@ -27,7 +27,7 @@ _MISSING = ("NoSuchKey", "404")  # the answer to If-Match where the object was d
 _LARGEST_PUT = 5 * 2**30  # bytes; S3's limit for one request, and s3fs sends the condition with a single request only
 
 
-def swap(url: str, old: bytes | None, new: bytes | None) -> bool:
+def swap_if_unchanged(url: str, old: bytes | None, new: bytes | None) -> bool:
     """See `files.swap`; False also where the answer was lost."""
     fs, path = filesystem(url)
     if not heeded(url):

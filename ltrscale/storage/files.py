@@ -88,7 +88,7 @@ def swap(url: str, old: bytes | None, new: bytes | None) -> bool:
         if is_local(url):
             there = read_if_there(url)
             return there == new or (there == old and _replace(url, new))
-        return conditions.swap(url, old, new) or read_if_there(url) == new
+        return conditions.swap_if_unchanged(url, old, new) or read_if_there(url) == new
 
 
 def _replace(url: str, new: bytes | None) -> bool:

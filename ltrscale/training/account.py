@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.selection import Selection
-from ltrscale.data.stream.readers import Reader
+from ltrscale.data.stream.readers import RowGroupReader
 from ltrscale.data.stream.windows import Decoder, group_ids
 from ltrscale.draws import splitmix64
 from ltrscale.launch.workers import rank_and_world
@@ -65,7 +65,7 @@ def account_of(batches: Iterable[QueryGroups]) -> Account:
     return total
 
 
-def listed(selection: Selection, reader: Reader) -> Account:
+def listed(selection: Selection, reader: RowGroupReader) -> Account:
     """The account that an epoch over a selection must reach, from the ids in its files; all workers share the reading.
 
     Documents are 0, which means unknown, where only some groups of a row group are served.
@@ -83,7 +83,7 @@ def listed(selection: Selection, reader: Reader) -> Account:
     return Account(groups, selection.n_documents if whole else 0, total)
 
 
-def _served_ids(selection: Selection, reader: Reader, rank: int, world: int) -> Iterator[NDArray[np.int64]]:
+def _served_ids(selection: Selection, reader: RowGroupReader, rank: int, world: int) -> Iterator[NDArray[np.int64]]:
     decoder = Decoder(selection, documents=False)
     own = selection.row_groups[rank::world]
     tables = reader(own, decoder.columns)

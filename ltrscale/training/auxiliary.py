@@ -4,8 +4,7 @@ Few labels alone may undo what pretraining has learnt; the pretext loss keeps it
 """
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from dataclasses import dataclass
 
 import torch
 from pydantic import Field
@@ -80,7 +79,7 @@ class Unlabelled:
 
 
 class AuxiliaryObjective(nn.Module):
-    """The pretext loss of the encoders of some rankers, which learn side by side.
+    """The pretext loss of the encoders of some rankers, which learn side by side on unlabelled groups.
 
     Args:
         unlabelled: method, augmentation and marginals.
@@ -88,8 +87,9 @@ class AuxiliaryObjective(nn.Module):
         start: the pretrained bundle, which may have a projector to go on with.
     """
 
-    def __init__(self, unlabelled: Unlabelled, rankers: Sequence[Ranker], start: bundle.Bundle | None) -> None:
+    def __init__(self, unlabelled: Unlabelled, rankers: Sequence[Ranker], start: bundle.EncoderBundle | None) -> None:
         super().__init__()
+        self.unlabelled = unlabelled
         self.nets = nn.ModuleList(_pretrainer(unlabelled, ranker, start) for ranker in rankers)
 
     def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:
@@ -98,7 +98,7 @@ class AuxiliaryObjective(nn.Module):
         return torch.stack(losses).mean(), sum(counts) / len(counts)
 
 
-def _pretrainer(unlabelled: Unlabelled, ranker: Ranker, start: bundle.Bundle | None) -> Pretrainer:
+def _pretrainer(unlabelled: Unlabelled, ranker: Ranker, start: bundle.EncoderBundle | None) -> Pretrainer:
     config, made = unlabelled.config, ranker.architecture
     network = NetworkConfig(transform=made.transform, encoder=made.encoder)
     names = [feature.name for feature in unlabelled.selection.features]
@@ -110,48 +110,21 @@ def _pretrainer(unlabelled: Unlabelled, ranker: Ranker, start: bundle.Bundle | N
     return net
 
 
-@dataclass(frozen=True)
-class Beside:
-    """What a phase learns beside its own objective."""
-
-    config: AuxiliaryConfig
-    objective: AuxiliaryObjective
-    selection: Selection
-
-    @classmethod
-    def of(cls, unlabelled: Unlabelled, rankers: Sequence[Ranker], start: bundle.Bundle | None) -> Self:
-        """The objective for some rankers."""
-        return cls(unlabelled.config, AuxiliaryObjective(unlabelled, rankers, start), unlabelled.selection)
-
-
-@dataclass
-class AuxiliaryState:
-    """Progress in the unlabelled groups: all that an exact resume needs."""
-
-    epoch: int = 0
-    positions: dict[int, Position] = field(default_factory=dict)
-
-
-class Reduced(NamedTuple):
-    """Sums of one auxiliary step over all workers."""
-
-    loss: float
-    documents: float
-    groups: float
-
-
 class Auxiliary:
     """The endless stream of unlabelled micro-batches of one worker, epoch after epoch.
 
     Args:
-        beside: objective and settings.
+        objective: the loss, with the settings of the groups.
         stream: this worker's share of the unlabelled groups.
         device: destination of the micro-batches.
     """
 
-    def __init__(self, beside: Beside, stream: GroupStream, device: torch.device) -> None:
-        self.config, self.objective, self.stream, self.device = beside.config, beside.objective, stream, device
-        self.state = AuxiliaryState()
+    def __init__(self, objective: AuxiliaryObjective, stream: GroupStream, device: torch.device) -> None:
+        self.objective, self.stream, self.device = objective, stream, device
+        self.config = objective.unlabelled.config
+        self.epoch = 0
+        self.positions: dict[int, Position] = {}
+        """With the epoch, all that an exact resume needs."""
         self._reading: Generator[Fed] | None = None
 
     def is_due(self, step: int) -> bool:
@@ -161,19 +134,19 @@ class Auxiliary:
     def next(self) -> Fed:
         """The next micro-batches of this worker's streams; none where they have run out in this epoch."""
         if self._reading is None:
-            steps = self.stream.epoch(self.state.epoch, self.state.positions or None)
+            steps = self.stream.epoch(self.epoch, self.positions or None)
             self._reading = read_ahead(steps, depth=self.stream.config.prefetch, device=self.device)
-        return next(self._reading, Fed({}, self.state.positions, Account()))
+        return next(self._reading, Fed({}, self.positions, Account()))
 
-    def advance(self, fed: Fed, total: Reduced) -> None:
-        """Go on behind a step; where no worker had a group left, the next epoch begins."""
-        if total.groups:
-            self.state.positions = fed.positions
+    def advance(self, fed: Fed, groups: float) -> None:
+        """Go on behind a step in which all workers read so many groups; if none, the next epoch begins."""
+        if groups:
+            self.positions = fed.positions
             return
-        if not self.state.positions:
+        if not self.positions:
             raise RuntimeError("an epoch of unlabelled groups served none")
         self.close()
-        self.state = AuxiliaryState(self.state.epoch + 1)
+        self.epoch, self.positions = self.epoch + 1, {}
 
     def close(self) -> None:
         """End the thread that reads ahead."""

@@ -32,7 +32,7 @@ _FILES = re.compile(r"[a-z_]+-[0-9a-f]{8}(-[0-9a-f]{8})?\.safetensors")
 
 
 class _Content(Config, extra="ignore"):
-    """The part of a checkpoint's manifest that `read` returns."""
+    """The part of a checkpoint's manifest that `read_checkpoint` returns."""
 
     tensors: dict[str, str]
     """Names of the files, by kind."""
@@ -41,7 +41,7 @@ class _Content(Config, extra="ignore"):
     steps_before: int = Field(ge=0)
 
 
-def write(url: str, snapshot: Snapshot, *, origin: Mapping[str, Any], data: str) -> None:
+def write_checkpoint(url: str, snapshot: Snapshot, *, origin: Mapping[str, Any], data: str) -> None:
     """Commit a snapshot as a checkpoint.
 
     Args:
@@ -75,7 +75,7 @@ def write(url: str, snapshot: Snapshot, *, origin: Mapping[str, Any], data: str)
         )
 
 
-def read(checkpoint: str) -> Snapshot:
+def read_checkpoint(checkpoint: str) -> Snapshot:
     """The content of a checkpoint, checked against the hashes in its manifest.
 
     Raises:
@@ -99,7 +99,7 @@ def read(checkpoint: str) -> Snapshot:
     return Snapshot(content.state, tensors, content.progress, content.steps_before)
 
 
-def withdraw(checkpoint: str) -> None:
+def withdraw_checkpoint(checkpoint: str) -> None:
     """Delete a checkpoint, its manifest first, or the remains of an interrupted write."""
     storage.withdraw(checkpoint, _FILES)
 
@@ -167,7 +167,7 @@ class Checkpoints:
         chosen = from_rank_0(self._good[-1] if self._good else None)
         if chosen is not None and snapshot is None:
             try:
-                snapshot = read(chosen)
+                snapshot = read_checkpoint(chosen)
             except UnavailableError:
                 raise
             except InputError as error:
@@ -181,13 +181,13 @@ class Checkpoints:
             try:
                 manifest = storage.read_manifest(checkpoint)
                 if manifest is None:  # an interrupted write, for the manifest comes last
-                    withdraw(checkpoint)
+                    withdraw_checkpoint(checkpoint)
                 elif not self._is_ours(manifest):
                     foreign = True
                 elif self._good:
                     self._stale.add(checkpoint)
                 else:
-                    snapshot = read(checkpoint)
+                    snapshot = read_checkpoint(checkpoint)
                     self._good.append(checkpoint)
             except UnavailableError:  # the checkpoint may be undamaged: an older one would lose steps for nothing
                 raise
@@ -270,7 +270,7 @@ class Checkpoints:
         began = time.monotonic()
         target = storage.join(self.url, f"step-{snapshot.step:08d}")
         try:
-            write(target, snapshot, origin=self.origin, data=self.data)
+            write_checkpoint(target, snapshot, origin=self.origin, data=self.data)
         except (InputError, OSError, SafetensorError) as error:
             lost = isinstance(error, storage.LeaseLost)  # another process owns the output now: trying again is futile
             self._failed += [str(error)] * (self.failures if lost else 1)
@@ -293,7 +293,7 @@ class Checkpoints:
         self._stale.difference_update(self._good)
         try:
             for checkpoint in sorted(self._stale):
-                withdraw(checkpoint)
+                withdraw_checkpoint(checkpoint)
                 self._stale.remove(checkpoint)
         except InputError as error:
             log.warning("%s; old checkpoints are left in place", error)

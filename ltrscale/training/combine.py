@@ -3,24 +3,25 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
 
 from ltrscale import bundle
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import check_batches
 from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
-from ltrscale.launch.workers import ONE, Context, WorkersConfig
-from ltrscale.models.combine import AnyRanker, ConcatRanker, How, combine_rankers
+from ltrscale.launch.workers import ONE, Context
+from ltrscale.models.combine import AnyRanker, How, combine_rankers
 from ltrscale.models.ranker import Ranker
 from ltrscale.progress import Report
+from ltrscale.stages.inputs import BundleUrl
+from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import RankingConfig, RankingObjective
-from ltrscale.training.resumption import begin
+from ltrscale.training.resumption import TrainingStage, begin
 from ltrscale.training.settings import OptimizerConfig, set_up
 from ltrscale.training.validation import Best, LabelledData
 
@@ -37,45 +38,35 @@ class CombineConfig(RankingConfig):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3)
 
 
-def combine(
-    config: CombineConfig,
-    bundles: Sequence[str],
-    train: Split,
-    validation: Split,
-    out: str,
-    *,
-    origin: Mapping[str, Any],
-    report: Report,
-    workers: WorkersConfig = ONE,
-) -> None:
-    """Combine several rankers into one and commit it as a bundle that holds all of them.
+class CombineJob(LabelledStage, TrainingStage):
+    """Combine several finetuned rankers into one."""
 
-    Args:
-        config: how to combine, and how to train the layer of `concat`.
-        bundles: finetuned neural rankers of the same features.
-        train: its labelled groups train the layer of `concat`.
-        validation: its labelled groups choose the epoch whose weights are kept.
-        out: directory of the bundle.
-        origin: recorded in the bundle's manifest; identifies the run.
-        report: receives a record of the pre-flight, one a step and one an epoch.
-        workers: data-parallel workers.
+    stage: ClassVar = "combine"
+    bundles: tuple[BundleUrl, ...] = Field(min_length=1)
+    """Finetuned neural rankers of the same features."""
+    combine: CombineConfig = CombineConfig()
 
-    Raises:
-        InputError: a bundle is not a single neural ranker or was made for other features, a split has no labelled
-            group, or an interrupted run into `out` read other data.
-        Stopped: the run was asked to stop.
-    """
-    (first, *_) = _opened(bundles)
-    select(train, labelled=True).serving(first.features, whose=first.url)  # raises before anything is started
-    splits = {"train": train, "validation": validation}
-    good = begin(splits, config.preflight, out, origin=origin, report=report)
-    data = LabelledData.of(
-        train, validation, without=good.without, relevant=config.relevant_only, weighed=config.weighed
-    )
-    if config.how == "concat":
-        check_batches(data.train, config.stream, world=workers.most, title="combining")
-    work = Combining(config, tuple(bundles), data, out, origin)
-    launch(work, workers=workers if config.how == "concat" else ONE, report=report)  # a mean has nothing to train
+    def work(self, origin: Origin, report: Report) -> None:
+        """Combine, which may train, and commit a bundle that holds all the rankers.
+
+        Raises:
+            InputError: a bundle is not a single neural ranker or was made for other features, a split has no labelled
+                group, or an interrupted run into `out` read other data.
+            Stopped: the run was asked to stop.
+        """
+        config, (train, validation) = self.combine, (self.splits.train, self.splits.validation)
+        (first, *_) = _opened(self.bundles)
+        select(train, labelled=True).serving(first.features, whose=first.url)  # raises before anything is started
+        splits = {"train": train, "validation": validation}
+        good = begin(splits, config.preflight, self.out, origin=origin, report=report)
+        data = LabelledData.of(
+            train, validation, without=good.without, relevant=config.relevant_only, weighed=config.weighed
+        )
+        trains = config.how == "concat"
+        if trains:
+            check_batches(data.train, config.stream, world=self.workers.most, title="combining")
+        work = Combining(config, self.bundles, data, self.out, origin)
+        launch(work, workers=self.workers if trains else ONE, report=report)
 
 
 @dataclass(frozen=True)
@@ -94,12 +85,12 @@ class Combining:
         torch.manual_seed(config.seed)
         opened = _opened(self.bundles)
         data = self.data.serving(opened[0].features, whose=opened[0].url)
-        data = data.each(partial(bundle.reading, opened=opened))
+        data = data.each(partial(bundle.with_tokens_of, opened=opened))
         parts = [_part(one) for one in opened]
         device = set_up(config)
         model = combine_rankers(parts, how=config.how, dropout=config.dropout).to(device)
         best = Best(model, config, data)
-        if isinstance(model, ConcatRanker):
+        if model.learns:
             objective = RankingObjective(model, config).to(device)
             phase = Phase("concat", "finetuning (concat)", config.epochs, frozen=tuple(model.parts))
             Training(objective, config, data.train, self.out, self.origin, context, best).run(phase)

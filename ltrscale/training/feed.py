@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.stream.batches import Position, Step
+from ltrscale.data.stream.batches import MicroBatches, Position
 from ltrscale.training.account import Account, account_of
 
 _POLL_S = 0.1  # how soon the thread notices that the consumer has stopped
@@ -26,15 +26,21 @@ class _End:
 
 
 class Fed(NamedTuple):
-    """A step whose micro-batches are on the device; see `Step`."""
+    """A step whose micro-batches are on the device; see `MicroBatches`."""
 
     micro_batches: dict[int, QueryGroups | None]
     positions: dict[int, Position]
     account: Account
     """Counts and checksum of all micro-batches, taken on the CPU: a GPU would have to send the ids back."""
 
+    def in_order(self) -> Iterator[tuple[int, QueryGroups]]:
+        """The streams that have a micro-batch, with it; in order, so that sums have the same bits each time."""
+        for stream, groups in sorted(self.micro_batches.items()):
+            if groups is not None:
+                yield stream, groups
 
-def read_ahead(steps: Iterator[Step], *, depth: int, device: torch.device) -> Generator[Fed]:
+
+def read_ahead(steps: Iterator[MicroBatches], *, depth: int, device: torch.device) -> Generator[Fed]:
     """Yield the steps with their micro-batches on the device; a thread stays up to `depth` steps ahead.
 
     On a GPU the thread copies from pinned memory on a separate CUDA stream, so that neither reading nor copying waits
@@ -103,7 +109,7 @@ class _Mover:
         self.device = device
         self.side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def __call__(self, step: Step) -> Fed:
+    def __call__(self, step: MicroBatches) -> Fed:
         """The step with its micro-batches on the device; all copies are complete."""
         account = account_of(filter(None, step.micro_batches.values()))
         if self.side is None:

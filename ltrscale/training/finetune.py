@@ -8,7 +8,7 @@ of one layer (linear probing) or several (multilayer probing).
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -16,14 +16,13 @@ from torch import Tensor, nn
 
 from ltrscale import bundle
 from ltrscale.config import Config, is_current
-from ltrscale.data.dataset.disjoint import joined
-from ltrscale.data.dataset.selection import Selection, only_relevant, select
-from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.disjoint import joined_splits
+from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.stream.batches import check_batches
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.launch.start import cluster_for, launch, run_for
-from ltrscale.launch.workers import ONE, Context, WorkersConfig
+from ltrscale.launch.workers import Context
 from ltrscale.models.choices import ContextConfig, NetworkConfig
 from ltrscale.models.combine import MeanRanker
 from ltrscale.models.features import FeatureTransform
@@ -32,14 +31,17 @@ from ltrscale.models.layers import depths
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import metric_label
+from ltrscale.stages.inputs import BundleUrl
+from ltrscale.stages.origins import bundle_hashes
+from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.storage import children, join, read_manifest
-from ltrscale.training.auxiliary import AuxiliaryConfig, Beside, Unlabelled
+from ltrscale.training.auxiliary import AuxiliaryConfig, AuxiliaryObjective, Unlabelled
 from ltrscale.training.network import fitted
 from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import ListLossConfig, RankingConfig, RankingObjective
-from ltrscale.training.resumption import EPOCHS, PROBES, TRANSFORM, begin
+from ltrscale.training.resumption import EPOCHS, PROBES, TRANSFORM, TrainingStage, begin
 from ltrscale.training.settings import set_up
-from ltrscale.training.text import fitted_to, load_initial, reading
+from ltrscale.training.text import fitted_to, load_initial, with_tokens
 from ltrscale.training.validation import Best, LabelledData
 
 
@@ -144,91 +146,117 @@ class FinetuneConfig(RankingConfig):
             )
 
 
-def finetune(
-    config: FinetuneConfig,
-    train: Split,
-    validation: Split,
-    out: str,
-    *,
-    pretrained: str | None,
-    origin: Mapping[str, Any],
-    report: Report,
-    workers: WorkersConfig = ONE,
-    epochs: Mapping[str, int] | None = None,
-) -> None:
-    """Train a ranker on the labelled groups of a split and commit it as a bundle.
+class FinetuneJob(LabelledStage, TrainingStage):
+    """Finetune a ranker on labelled groups, from a pretrained bundle or from random weights."""
 
-    After an interruption the same call resumes from the newest checkpoint below `out`.
+    stage: ClassVar = "finetune"
+    pretrained: BundleUrl | None = None
+    """Bundle to start from; empty starts from random weights."""
+    finetune: FinetuneConfig = FinetuneConfig()
 
-    Args:
-        config: loss, head, phases, optimizer.
-        train: its labelled groups, or the fraction of them that it sets, are trained on.
-        validation: its labelled groups choose the epoch whose weights are kept.
-        out: directory of the bundle.
-        pretrained: bundle to start from, with `probe_epochs` one that it has kept; None starts from random weights.
-        origin: recorded in the bundle's manifest; identifies the run.
-        report: receives a record of each probe, of the pre-flight, one a step and one an epoch.
-        workers: data-parallel workers; the updates do not depend on their number.
-        epochs: train on both splits together for so many epochs of each phase, and keep the last weights.
+    def inputs(self) -> dict[str, str]:
+        """Content of the data sets and of the pretrained bundle, and of those that it has kept if probes choose."""
+        probed = kept_encoders(self.pretrained) if self.pretrained and self.finetune.probe_epochs else []
+        return super().inputs() | bundle_hashes(probed)
 
-    Raises:
-        InputError: a split has no labelled group, the pretrained bundle was made for other features or lacks the
-            requested layers or head, nothing would be trained, or an interrupted run into `out` read other data.
-        Stopped: the run was asked to stop.
-    """
-    start = bundle.load(pretrained) if pretrained else None
-    try:
-        config.check_start(start.projector_layers() if start else None)
-        if config.auxiliary is not None:
-            config.auxiliary.method.check_encoder(start.network().encoder if start else config.network.encoder)
-    except ValueError as error:
-        raise InputError(f"{pretrained or 'no pretrained bundle'}: {error}") from error
-    if config.keep_head:
-        _check_head(config, start)
-    if start is not None:
-        select(train, labelled=True).serving(start.features, whose=start.url)  # raises before anything is started
-        if config.probe_epochs:
-            common: _Common = {"train": train, "validation": validation, "workers": workers}
-            start = bundle.load(_best_start(config, start.url, out, origin=origin, report=report, **common))
-            pretrained = start.url
-    train = train if epochs is None else joined(train, validation)
-    splits = {"train": train} if epochs is not None else {"train": train, "validation": validation}
-    good = begin(splits, config.preflight, out, origin=origin, report=report)
-    if epochs is None:
-        data = LabelledData.of(
-            train, validation, without=good.without, relevant=config.relevant_only, weighed=config.weighed
+    def work(self, origin: Origin, report: Report, *, epochs: Mapping[str, int] | None = None) -> None:
+        """Finetune, and commit the bundle; resumes from the newest checkpoint below `out`.
+
+        Args:
+            origin: recorded in the bundle's manifest; identifies the run.
+            report: receives a record of each probe, of the pre-flight, one a step and one an epoch.
+            epochs: train on both splits together for so many epochs of each phase, and keep the last weights.
+
+        Raises:
+            InputError: a split has no labelled group, the pretrained bundle was made for other features or lacks the
+                requested layers or head, nothing would be trained, or an interrupted run into `out` read other data.
+            Stopped: the run was asked to stop.
+        """
+        config, workers, start = self.finetune, self.workers, self._start(origin, report)
+        train, validation = self.splits.train, self.splits.validation
+        splits = (
+            {"train": train, "validation": validation}
+            if epochs is None
+            else {"train": joined_splits(train, validation)}
         )
-    else:
-        groups = select(train, labelled=True, without=good.without)
-        data = LabelledData(only_relevant(groups) if config.relevant_only else groups)
-    documents = select(train, labelled=False, without=good.without)
-    read: Callable[[Selection], Selection]
-    if start is not None:
-        documents, read = documents.serving(start.features, whose=start.url), partial(bundle.reading, opened=[start])
-    else:
-        config = config.replace(network=fitted_to(config.network, documents))
-        read = partial(reading, encoder=config.network.encoder)
-    data = data.each(read)
-    check_batches(data.train, config.stream, world=workers.most, title="finetuning")
-    if config.auxiliary is not None:
-        check_batches(read(documents), config.auxiliary.stream, world=workers.most, title="auxiliary loss")
-    with cluster_for(workers):  # one cluster for the fit and the workers
-        run = run_for(workers)
+        good = begin(splits, config.preflight, self.out, origin=origin, report=report)
+        data = LabelledData.of(
+            splits["train"],
+            splits.get("validation"),
+            without=good.without,
+            relevant=config.relevant_only,
+            weighed=config.weighed,
+        )
+        documents = select(splits["train"], labelled=False, without=good.without)
+        read: Callable[[Selection], Selection]
         if start is not None:
-            transform = start.transform()
+            documents = documents.serving(start.features, whose=start.url)
+            read = partial(bundle.with_tokens_of, opened=[start])
         else:
-            transform = fitted(documents, config.network, join(out, TRANSFORM), run=run)
-        unlabelled = None if config.auxiliary is None else config.auxiliary.groups(read(documents), transform, run=run)
-        work = Finetuning(config, data, transform.state_dict(), pretrained, out, origin, unlabelled, epochs)
-        launch(work, workers=workers, report=report)
+            config = config.replace(network=fitted_to(config.network, documents))
+            read = partial(with_tokens, encoder=config.network.encoder)
+        data = data.each(read)
+        check_batches(data.train, config.stream, world=workers.most, title="finetuning")
+        if config.auxiliary is not None:
+            check_batches(read(documents), config.auxiliary.stream, world=workers.most, title="auxiliary loss")
+        with cluster_for(workers):  # one cluster for the fit and the workers
+            run = run_for(workers)
+            if start is not None:
+                transform = start.transform()
+            else:
+                transform = fitted(documents, config.network, join(self.out, TRANSFORM), run=run)
+            auxiliary = config.auxiliary
+            unlabelled = None if auxiliary is None else auxiliary.groups(read(documents), transform, run=run)
+            url = start.url if start else None
+            work = Finetuning(config, data, transform.state_dict(), url, self.out, origin, unlabelled, epochs)
+            launch(work, workers=workers, report=report)
 
+    def _start(self, origin: Origin, report: Report) -> bundle.EncoderBundle | None:
+        """The bundle to start from, the best of several if probes choose; None for random weights.
 
-class _Common(TypedDict):
-    """What a finetuning and its probes share."""
+        Raises:
+            InputError: the settings do not fit it.
+        """
+        config, start = self.finetune, bundle.load_encoder(self.pretrained) if self.pretrained else None
+        try:
+            config.check_start(start.projector_layers() if start else None)
+            if config.auxiliary is not None:
+                config.auxiliary.method.check_encoder(start.architecture.encoder if start else config.network.encoder)
+        except ValueError as error:
+            raise InputError(f"{self.pretrained or 'no pretrained bundle'}: {error}") from error
+        if config.keep_head:
+            _check_head(config, start)
+        if start is None:
+            return None
+        select(self.splits.train, labelled=True).serving(start.features, whose=start.url)  # before anything is started
+        if not config.probe_epochs:
+            return start
+        return bundle.load_encoder(self._best_of(kept_encoders(start.url), origin, report))
 
-    train: Split
-    validation: Split
-    workers: WorkersConfig
+    def _best_of(self, encoders: Sequence[str], origin: Origin, report: Report) -> str:
+        """The encoder whose linear probe has the best validation metric, the last of equal ones.
+
+        Each probe is a bundle below `out` until the ranker is committed, so a resumed run trains none again.
+        """
+        config = self.finetune
+        same = {name: getattr(config, name) for name in RankingConfig.model_fields}
+        probe = FinetuneConfig(
+            **same, noise=config.noise, head=HeadConfig(layers=1), head_epochs=config.probe_epochs, epochs=0
+        )
+        metric, values = f"validation_{config.validation_metric}", {}
+        for number, url in enumerate(encoders):
+            place, of_probe = join(self.out, PROBES, f"{number:05d}"), {**origin, "probe": url}
+            if not is_current(place, of_probe):
+                job = self.model_copy(update={"out": place, "pretrained": url, "finetune": probe})
+                job.work(of_probe, report=lambda _: None)
+            values[url] = float(str(bundle.load(place).metrics[metric]))
+            report({"probe": url, metric: values[url]})
+        best = max(reversed(values), key=values.__getitem__)
+        log.info(
+            "starts from %s: validation %s %.4f of a linear probe, of %s",
+            best, metric_label(config.validation_metric), values[best], [round(v, 4) for v in values.values()],
+        )  # fmt: skip
+        return best
 
 
 def kept_encoders(pretrained: str) -> list[str]:
@@ -242,42 +270,10 @@ def kept_encoders(pretrained: str) -> list[str]:
     return [*(url for url in kept if {**bundle.load(url).made_by, "epoch": 0} == {**made_by, "epoch": 0}), pretrained]
 
 
-def _best_start(
-    config: FinetuneConfig,
-    pretrained: str,
-    out: str,
-    *,
-    origin: Mapping[str, Any],
-    report: Report,
-    **common: Unpack[_Common],
-) -> str:
-    """The encoder whose linear probe has the best validation metric, the last of equal ones.
-
-    Each probe is a bundle below `out` until the ranker is committed, so a resumed run trains none again.
-    """
-    same = {name: getattr(config, name) for name in RankingConfig.model_fields}
-    probe = FinetuneConfig(
-        **same, noise=config.noise, head=HeadConfig(layers=1), head_epochs=config.probe_epochs, epochs=0
-    )
-    metric, values = f"validation_{config.validation_metric}", {}
-    for number, url in enumerate(kept_encoders(pretrained)):
-        place, of_probe = join(out, PROBES, f"{number:05d}"), {**origin, "probe": url}
-        if not is_current(place, of_probe):
-            finetune(probe, out=place, pretrained=url, origin=of_probe, report=lambda _: None, **common)
-        values[url] = float(str(bundle.load(place).metrics[metric]))
-        report({"probe": url, metric: values[url]})
-    best = max(reversed(values), key=values.__getitem__)
-    log.info(
-        "starts from %s: validation %s %.4f of a linear probe, of %s",
-        best, metric_label(config.validation_metric), values[best], [round(value, 4) for value in values.values()],
-    )  # fmt: skip
-    return best
-
-
-def _check_head(config: FinetuneConfig, start: bundle.Bundle | None) -> None:
+def _check_head(config: FinetuneConfig, start: bundle.EncoderBundle | None) -> None:
     """Check that the bundle to start from has the head and the list context to keep."""
-    there = None if start is None else start.network()
-    if there is None or (there.head, there.context) != (config.head, config.context):
+    made = None if start is None else start.architecture
+    if made is None or (made.head, made.context) != (config.head, config.context):
         raise InputError(
             f"{start.url if start else 'no pretrained bundle'}: keep_head needs a finetuned ranker with the same head "
             "and context as in finetune; name one, or set keep_head to false"
@@ -303,14 +299,13 @@ class Finetuning:
     def __call__(self, context: Context) -> None:
         """Take part; rank 0 writes checkpoints and the bundle."""
         config, data = self.config, self.data
-        start = bundle.load(self.pretrained) if self.pretrained else None
+        start = bundle.load_encoder(self.pretrained) if self.pretrained else None
         if start is not None:
             data = data.serving(start.features, whose=start.url)
         device = set_up(config)
         rankers = [_ranker(config, seed, self.transform, start) for seed in _seeds(config)]
         ranker = (rankers[0] if len(rankers) == 1 else MeanRanker(rankers)).to(device)
-        beside = None if self.unlabelled is None else Beside.of(self.unlabelled, rankers, start)
-        auxiliary = None if beside is None else beside.objective
+        auxiliary = None if self.unlabelled is None else AuxiliaryObjective(self.unlabelled, rankers, start)
         objective = RankingObjective(ranker, config, config.list_loss, auxiliary).to(device)
         fixed = [m for r in rankers for m in (r.transform, r.encoder, r.neck)] + ([auxiliary] if auxiliary else [])
         in_head = dict.fromkeys(objective.parameters(), config.rates.head_phase)
@@ -321,7 +316,7 @@ class Finetuning:
         head, full = (None if self.epochs is None else self.epochs.get(name, 0) for name in ("head", "full"))
         Training(objective, config, data.train, self.out, self.origin, context, best).run(
             Phase("head", "finetuning (head)", config.head_epochs if start else 0, head, tuple(fixed), in_head),
-            Phase("full", "finetuning (full)", config.epochs, full, factors=in_full, beside=beside),
+            Phase("full", "finetuning (full)", config.epochs, full, factors=in_full, auxiliary=auxiliary),
         )
         probed: dict[str, str] = {"start": start.url} if start and config.probe_epochs else {}
         best.commit(self.out, origin=self.origin, **probed)
@@ -333,7 +328,7 @@ def _seeds(config: FinetuneConfig) -> list[int]:
 
 
 def _ranker(
-    config: FinetuneConfig, seed: int, fitted_state: dict[str, Tensor], pretrained: bundle.Bundle | None
+    config: FinetuneConfig, seed: int, fitted_state: dict[str, Tensor], pretrained: bundle.EncoderBundle | None
 ) -> Ranker:
     """A ranker before finetuning, with pretrained or random weights."""
     torch.manual_seed(seed)
@@ -348,7 +343,7 @@ def _ranker(
         ranker = Ranker(Architecture(transform=transform.config, encoder=config.network.encoder, **added), transform)
         load_initial(ranker.encoder, config.network.initial)
         return ranker
-    made, kept = pretrained.network(), config.projector_layers
+    made, kept = pretrained.architecture, config.projector_layers
     projector = made.projector if kept else None
     architecture = Architecture(
         transform=made.transform, encoder=made.encoder, projector=projector, projector_layers=kept, **added

@@ -10,7 +10,7 @@ Shapes: see `ltrscale.batch`.
 
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -25,12 +25,12 @@ from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import rank_and_world
 from ltrscale.training.account import Account
-from ltrscale.training.auxiliary import Auxiliary, Reduced
+from ltrscale.training.auxiliary import Auxiliary
 from ltrscale.training.feed import Fed, read_ahead
 from ltrscale.training.reduce import forget_moments, reduce_gradients, sum_over_workers, update_running_statistics
 from ltrscale.training.settings import Factors, OptimizerConfig, Precision, build_optimizer, learning_rate
 
-Objective = Callable[[QueryGroups, torch.Generator], tuple[Tensor, float]]
+LossOfBatch = Callable[[QueryGroups, torch.Generator], tuple[Tensor, float]]
 """Summed loss of a micro-batch, and the count that divides it: documents for pretext objectives, groups with a defined
 loss for ranking losses."""
 
@@ -117,7 +117,7 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        objective: Objective,
+        objective: LossOfBatch,
         stream: GroupStream,
         config: OptimizerConfig,
         *,
@@ -150,17 +150,25 @@ class Trainer:
     def epoch(self) -> Generator[StepResult]:
         """Run the rest of the current epoch; yields after each step, when `state` may be saved.
 
+        A step adds up the gradients of the local micro-batches, and updates the weights by the sum over all workers.
+
         Raises:
+            InputError: training has diverged.
             RuntimeError: the account of the epoch differs from the expected one.
         """
         epoch = self.stream.epoch(self.state.epoch, self.state.positions or None)
         with closing(read_ahead(epoch, depth=self.stream.config.prefetch, device=self.device)) as steps:
             while True:
-                asked = time.monotonic()
-                # a worker whose streams have run out takes empty steps: the others still need its part in their sums
-                step = next(steps, Fed({}, self.state.positions, Account()))
-                wait_s = time.monotonic() - asked
-                result, checksum = self.step(step, wait_s=wait_s)
+                step, wait_s = self.fetch(steps)
+                summed, averaged = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
+                for stream, groups in step.in_order():
+                    loss, count = self.loss(self.objective, self.seed, stream, groups)
+                    if count > 0:  # otherwise there is nothing to add, and perhaps no graph to differentiate
+                        loss.backward()  # type: ignore[no-untyped-call]
+                    summed += loss.detach().double()  # on the device: a step copies its loss to the CPU once, below
+                    averaged += count
+                asked = (self.due(), self.stopping(), self.failed())
+                result, checksum = self.reduce(_Sums(summed.item(), averaged, *step.account, *asked, wait_s))
                 self.waited_s += wait_s
                 if result.groups == 0:  # the count is summed over all workers, so all of them end here
                     break
@@ -175,24 +183,34 @@ class Trainer:
             raise RuntimeError(f"epoch {self.state.epoch} read {self.state.account} and not {self.expected}")
         self.past, self.state = self.state, State(epoch=self.state.epoch + 1, step=self.state.step)
 
-    def step(self, step: Fed, *, wait_s: float = 0.0) -> tuple[StepResult, int]:
-        """Accumulate the micro-batches of the local streams, reduce over the workers, update.
+    def fetch(self, steps: Iterator[Fed]) -> tuple[Fed, float]:
+        """The next step of this worker, and the time spent waiting for it.
+
+        A worker whose streams have run out takes empty steps: the others still need its part in their sums.
+        """
+        asked = time.monotonic()
+        step = next(steps, Fed({}, self.state.positions, Account()))
+        return step, time.monotonic() - asked
+
+    def loss(self, objective: LossOfBatch, run_seed: int, stream: int, groups: QueryGroups) -> tuple[Tensor, float]:
+        """The summed loss of one micro-batch, and the count that divides it; seeds its randomness."""
+        seed = step_seed(run_seed, self.state.step, stream)
+        torch.manual_seed(seed)  # dropout
+        self.generator.manual_seed(seed)  # augmentation
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            return objective(groups, self.generator)
+
+    def reduce(self, own: _Sums) -> tuple[StepResult, int]:
+        """Sum over all workers, and update if there is something to learn from.
 
         Returns:
             The result, and the checksum of the groups that all workers read.
         """
-        self.auxiliary_loss = None
-        loss, averaged = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
-        for stream, groups in sorted(step.micro_batches.items()):  # in order, so that sums have the same bits each time
-            if groups is not None:
-                of_stream, count = self.backward(self.objective, self.seed, stream, groups)
-                loss += of_stream  # on the device: a step copies its loss to the CPU once, in the next line
-                averaged += count
         # one all-reduce carries the sums and the three questions; float64 keeps counts and checksums exact
-        own = _Sums(loss.item(), averaged, *step.account, self.due(), self.stopping(), self.failed(), wait_s)
         total = _Sums(*sum_over_workers(torch.tensor(own, dtype=torch.float64)).tolist())
-        self._check_finite("loss", total.loss)
+        check_finite("loss", total.loss, self.state.step)
         update_running_statistics(self.model)
+        self.auxiliary_loss = None
         norm = self.update(total.averaged, total.groups) if total.averaged > 0 else math.nan
         self.optimizer.zero_grad()
         result = StepResult(
@@ -208,17 +226,6 @@ class Trainer:
         )
         return result, int(total.checksum)
 
-    def backward(self, objective: Objective, run_seed: int, stream: int, groups: QueryGroups) -> tuple[Tensor, float]:
-        """Add the gradient of one micro-batch; returns its summed loss and the count that divides it."""
-        seed = step_seed(run_seed, self.state.step, stream)
-        torch.manual_seed(seed)  # dropout
-        self.generator.manual_seed(seed)  # augmentation
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            loss, count = objective(groups, self.generator)
-        if count > 0:  # otherwise there is nothing to add, and perhaps no graph to differentiate
-            loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach().double(), count
-
     def update(self, count: float, groups: float) -> float:
         """Divide the summed gradient by `count` and apply it; returns its norm before clipping.
 
@@ -228,7 +235,7 @@ class Trainer:
         if self.auxiliary is not None and self.auxiliary.is_due(self.state.step):
             self.auxiliary_loss = self._join(self.auxiliary)
         norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm or math.inf))
-        self._check_finite("norm of the gradient", norm)
+        check_finite("norm of the gradient", norm, self.state.step)
         middle = (self.state.account.groups + groups / 2) / max(1, self.stream.groups_per_epoch)  # of the step
         done = self.state.epoch + min(1.0, middle)  # min: an epoch of drawn groups may read more than planned
         rate = learning_rate(self.config, done=done, epochs=self.epochs)
@@ -240,34 +247,40 @@ class Trainer:
     def _join(self, auxiliary: Auxiliary) -> float:
         """Add the weighted gradient of one auxiliary step to that of the step; returns its mean loss."""
         own = [p.grad for p in self.parameters]
-        total = Reduced(0.0, 0.0, 0.0)
-        while not total.groups:
+        loss = documents = read = 0.0
+        while not read:
             self.optimizer.zero_grad()
-            fed, sums = auxiliary.next(), torch.zeros(len(Reduced._fields), dtype=torch.float64)
-            for stream, groups in sorted(fed.micro_batches.items()):
-                if groups is not None:
-                    loss, count = self.backward(auxiliary.objective, mix("auxiliary", self.seed), stream, groups)
-                    sums += torch.tensor([loss.item(), count, groups.n_groups], dtype=torch.float64)
-            total = Reduced(*sum_over_workers(sums).tolist())
-            auxiliary.advance(fed, total)
-        self._check_finite("auxiliary loss", total.loss)
-        reduce_gradients(self.parameters, total.documents / auxiliary.config.weight)
+            fed, sums = auxiliary.next(), torch.zeros(3, dtype=torch.float64)
+            for stream, groups in fed.in_order():
+                summed, count = self.loss(auxiliary.objective, mix("auxiliary", self.seed), stream, groups)
+                if count > 0:
+                    summed.backward()  # type: ignore[no-untyped-call]
+                sums += torch.tensor([summed.detach().double().item(), count, groups.n_groups], dtype=torch.float64)
+            loss, documents, read = sum_over_workers(sums).tolist()
+            auxiliary.advance(fed, read)
+        check_finite("auxiliary loss", loss, self.state.step)
+        reduce_gradients(self.parameters, documents / auxiliary.config.weight)
         for parameter, gradient in zip(self.parameters, own, strict=True):
             assert parameter.grad is not None
             assert gradient is not None
             parameter.grad += gradient
         forget_moments(self.model)  # running statistics are those of documents, not of their views
-        return total.loss / total.documents
+        return loss / documents
 
     def close(self) -> None:
         """End what reads in the background."""
         if self.auxiliary is not None:
             self.auxiliary.close()
 
-    def _check_finite(self, name: str, value: float) -> None:
-        """Stop a run that has diverged; every worker sees the same sums, so all of them stop."""
-        if not math.isfinite(value):
-            raise InputError(
-                f"step {self.state.step + 1}: the {name} is {value}, training has diverged; "
-                "lower optimizer.learning_rate or set optimizer.clip_norm"
-            )
+
+def check_finite(name: str, value: float, step: int) -> None:
+    """Stop a run that has diverged; every worker sees the same sums, so all of them stop.
+
+    Raises:
+        InputError: the value is not finite.
+    """
+    if not math.isfinite(value):
+        raise InputError(
+            f"step {step + 1}: the {name} is {value}, training has diverged; "
+            "lower optimizer.learning_rate or set optimizer.clip_norm"
+        )

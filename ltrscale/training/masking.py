@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.dataset.summaries import UniqueInGroup, identifying
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import Part, Run, cut, run_here, spread
-from ltrscale.models.features import Kind
+from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here, spread
+from ltrscale.models.features import FeatureKind
 from ltrscale.pretext.mask import MaskConfig
 from ltrscale.progress import log
 
@@ -14,12 +14,12 @@ _DOCUMENTS = 200_000
 
 
 def masked_features(
-    config: MaskConfig, selection: Selection, kinds: Sequence[Kind], *, run: Run = run_here
+    config: MaskConfig, selection: Selection, kinds: Sequence[FeatureKind], *, run: Run = run_here
 ) -> MaskConfig:
     """The same mask with the rate of every masked feature under its name, so that nothing is left to find out.
 
     The features that identify a document are found in a sample of the groups that are read, not in the manifests, which
-    may be older than the count, and speak of other periods too. They are logged, with their shares and rates.
+    speak of other periods too. They are logged, with their shares and rates.
 
     Args:
         config: the settings.
@@ -64,7 +64,7 @@ def unique_in_group(selection: Selection, *, run: Run = run_here) -> list[float 
         InputError: a file is missing, damaged, or does not hold what the manifest lists.
     """
     unique = UniqueInGroup(len(selection.features))
-    for of_part in run(_unique, cut(spread(selection, documents=_DOCUMENTS))):
+    for of_part in run(_unique, cut_into_parts(spread(selection, documents=_DOCUMENTS))):
         unique.merge(of_part)
     return unique.shares()
 

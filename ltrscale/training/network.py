@@ -13,11 +13,11 @@ from ltrscale.batch import group_index, rows_of
 from ltrscale.config import is_current, made_by
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import Part, Run, cut, run_here
+from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform, make_transform, wanted
-from ltrscale.models.fitting import Sample, Statistics, Wanted
+from ltrscale.models.fitting import FeatureStatistics, Sample, Wanted
 from ltrscale.progress import log, progress
 
 _DOCS_PER_BATCH = 8192
@@ -40,7 +40,7 @@ def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> 
     """
     kinds = [feature.kind for feature in selection.features]
     needed = wanted(kinds, config.transform, documents=selection.n_documents)
-    statistics, parts = Statistics(needed), cut(selection)
+    statistics, parts = FeatureStatistics(needed), cut_into_parts(selection)
     with progress("feature statistics", selection.n_documents) as advance:
         for part, of_part in zip(parts, run(partial(_statistics, needed), parts), strict=True):
             statistics.merge(of_part)
@@ -48,8 +48,8 @@ def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> 
     return make_transform(statistics, config.transform)
 
 
-def _statistics(needed: Wanted, part: Part) -> Statistics:
-    statistics = Statistics(needed)
+def _statistics(needed: Wanted, part: Part) -> FeatureStatistics:
+    statistics = FeatureStatistics(needed)
     for groups in iterate(part.selection, docs_per_batch=_DOCS_PER_BATCH):
         statistics.add(part.first + statistics.documents, groups.features_NF.numpy())
     return statistics
@@ -71,7 +71,7 @@ def sample_inputs(
     Raises:
         InputError: as `fit`.
     """
-    sample, parts = Sample(size, selection.n_documents), cut(selection)
+    sample, parts = Sample(size, selection.n_documents), cut_into_parts(selection)
     with progress("feature marginals", selection.n_documents) as advance:
         of_parts = run(partial(_sampled, transform, size, selection.n_documents), parts)
         for part, of_part in zip(parts, of_parts, strict=True):

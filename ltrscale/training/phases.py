@@ -24,9 +24,9 @@ from ltrscale.progress import log, progress
 from ltrscale.ranking.choices import metric_label
 from ltrscale.storage import join
 from ltrscale.training.account import Account, listed
-from ltrscale.training.auxiliary import Auxiliary, Beside
+from ltrscale.training.auxiliary import Auxiliary, AuxiliaryObjective
 from ltrscale.training.checkpoint import Checkpoints
-from ltrscale.training.loop import State, Trainer
+from ltrscale.training.loop import State, StepResult, Trainer
 from ltrscale.training.reduce import gather_over_workers
 from ltrscale.training.resumption import CHECKPOINTS
 from ltrscale.training.settings import Factors, TrainingConfig
@@ -50,7 +50,7 @@ class Phase:
     frozen: tuple[nn.Module, ...] = ()
     factors: Factors = field(default_factory=dict)
     """Factors of the learning rate, for parameters with a rate of their own."""
-    beside: Beside | None = None
+    auxiliary: AuxiliaryObjective | None = None
     """A second objective, on other groups."""
 
     @property
@@ -90,7 +90,7 @@ class Training:
         """
         validation = None if self.best is None else self.best.data.validation
         read = [self.selection] if validation is None else [self.selection, validation]
-        read += [phase.beside.selection for phase in phases if phase.beside is not None]
+        read += [phase.auxiliary.unlabelled.selection for phase in phases if phase.auxiliary is not None]
         loss = math.nan
         with Checkpoints(
             join(self.out, CHECKPOINTS),
@@ -111,11 +111,58 @@ class Training:
                     restore(trainer, saved)
                     if self.best is not None:
                         self.best.restore(saved)
-                loss = self._phase(phase, trainer, checkpoints, steps)
-                steps, saved = steps + trainer.state.step, None
+                log_epoch = _EpochLog(phase, exact=expected is not None)
+                documents = (phase.last - trainer.state.epoch) * trainer.stream.documents_per_epoch
+                with progress(phase.title, documents - trainer.state.account.documents) as advance, closing(trainer):
+                    ended = False
+                    while not ended:
+                        kept, clock = self._begin(phase, steps), _Clock(trainer)
+                        with closing(trainer.epoch()) as results:
+                            for result in results:
+                                advance(result.documents)
+                                self._report(phase, steps, trainer, result)
+                                checkpoints.after(result, trainer, kept)
+                        record, ended = self._judged(phase, trainer.state.epoch, clock.record(trainer.past))
+                        self.context.report(record)
+                        log_epoch(record, last=ended)
+                        self.keep(trainer.state.epoch, trainer.past.mean_loss)
+                loss, steps, saved = trainer.past.mean_loss, steps + trainer.state.step, None
         if self.best is not None:
             self._warn_of_last(self.best, phases)
         return loss
+
+    def _begin(self, phase: Phase, steps_before: int) -> Progress:
+        """Set the modes of the modules for an epoch; returns what its checkpoints hold beside the trainer's state."""
+        self.model.train()  # each epoch again, for validation sets eval mode
+        for module in phase.frozen:
+            module.eval()
+        # once an epoch: only the validation after it changes `best`
+        return Progress() if self.best is None else self.best.progress(phase=phase.name, steps_before=steps_before)
+
+    def _report(self, phase: Phase, steps_before: int, trainer: Trainer, result: StepResult) -> None:
+        """Report a step."""
+        self.context.report(
+            {
+                **self._labels(phase),
+                "step": steps_before + trainer.state.step,
+                "loss": result.loss if result.count else None,
+                **({"auxiliary_loss": trainer.auxiliary_loss} if phase.auxiliary else {}),
+                "documents": result.documents,
+                "wait_s": round(result.wait_s, 4),
+            }
+        )
+
+    def _judged(self, phase: Phase, epoch: int, record: Record) -> tuple[Record, bool]:
+        """The record of an epoch with its validation, and whether the phase ends."""
+        record = {**self._labels(phase), **record, **self.watch()}
+        if self.best is None:
+            return record, epoch == phase.last
+        value = self.best.update(phase.name, epoch)
+        record |= {} if value is None else {self.best.metric: value}
+        return record, epoch == phase.last or self.best.is_stale(epoch)
+
+    def _labels(self, phase: Phase) -> Record:
+        return {} if self.best is None else {"phase": phase.name}
 
     def _warn_of_last(self, best: Best, phases: Sequence[Phase]) -> None:
         """Warn if the best epoch is the last of its phase: a phase that runs out of patience has a later one."""
@@ -167,52 +214,13 @@ class Training:
 
     def _auxiliary(self, phase: Phase) -> Auxiliary | None:
         """What a phase learns beside its own objective, with this worker's share of its data."""
-        if (beside := phase.beside) is None:
+        if (objective := phase.auxiliary) is None:
             return None
         rank, world = rank_and_world()
-        order = beside.config.order(phase.name, self.config.seed)
-        stream = GroupStream(beside.selection, order, rank=rank, world=world, reader=self.context.reader)
-        return Auxiliary(beside, stream, next(self.model.parameters()).device)
-
-    def _phase(self, phase: Phase, trainer: Trainer, checkpoints: Checkpoints, steps_before: int) -> float:
-        """Run the remaining epochs of a phase; returns the mean loss of the last one."""
-        best, log_epoch = self.best, _EpochLog(phase, exact=trainer.expected is not None)
-        left = (phase.last - trainer.state.epoch) * trainer.stream.documents_per_epoch
-        with progress(phase.title, left - trainer.state.account.documents) as advance, closing(trainer):
-            ended = False
-            while not ended:
-                self.model.train()  # each epoch again, for validation sets eval mode
-                for module in phase.frozen:
-                    module.eval()
-                # once an epoch: only the validation after it changes `best`
-                kept = Progress() if best is None else best.progress(phase=phase.name, steps_before=steps_before)
-                labels = {} if best is None else {"phase": phase.name}
-                clock = _Clock(trainer)
-                with closing(trainer.epoch()) as steps:
-                    for result in steps:
-                        advance(result.documents)
-                        self.context.report(
-                            {
-                                **labels,
-                                "step": steps_before + trainer.state.step,
-                                "loss": result.loss if result.count else None,
-                                **({"auxiliary_loss": trainer.auxiliary_loss} if phase.beside else {}),
-                                "documents": result.documents,
-                                "wait_s": round(result.wait_s, 4),
-                            }
-                        )
-                        checkpoints.after(result, trainer, kept)
-                epoch = trainer.state.epoch
-                record = {**labels, **clock.record(trainer.past), **self.watch()}
-                ended = epoch == phase.last
-                if best is not None:
-                    value = best.update(phase.name, epoch)
-                    record |= {} if value is None else {best.metric: value}
-                    ended = ended or best.is_stale(epoch)
-                self.context.report(record)
-                log_epoch(record, last=ended)
-                self.keep(epoch, trainer.past.mean_loss)
-        return trainer.past.mean_loss
+        unlabelled = objective.unlabelled
+        order = unlabelled.config.order(phase.name, self.config.seed)
+        stream = GroupStream(unlabelled.selection, order, rank=rank, world=world, reader=self.context.reader)
+        return Auxiliary(objective, stream, next(self.model.parameters()).device)
 
 
 class _Clock:

@@ -4,7 +4,7 @@ import functools
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -12,11 +12,12 @@ from torch import Tensor
 
 from ltrscale import bundle
 from ltrscale.config import Operational, is_current, overlay
+from ltrscale.data.dataset.periods import chosen_files
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import StreamConfig, check_batches
 from ltrscale.launch.start import cluster_for, launch, run_for
-from ltrscale.launch.workers import ONE, Context, WorkersConfig, rank_and_world
+from ltrscale.launch.workers import Context, rank_and_world
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform
 from ltrscale.pretext.augment import AugmentConfig, SwapInGroupConfig
@@ -26,15 +27,17 @@ from ltrscale.pretext.mask import MaskConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.pretext.watch import Geometry, Sums, warning_of
 from ltrscale.progress import Report, log
+from ltrscale.stages.origins import dataset_hashes
+from ltrscale.stages.stage import Origin
 from ltrscale.storage import join
 from ltrscale.training.masking import masked_features
 from ltrscale.training.network import fitted, sample_inputs
 from ltrscale.training.phases import Phase, Record, Training
 from ltrscale.training.presets import Preset, preset
 from ltrscale.training.reduce import sum_over_workers
-from ltrscale.training.resumption import EPOCHS, TRANSFORM, begin, finish
+from ltrscale.training.resumption import EPOCHS, TRANSFORM, TrainingStage, begin, finish
 from ltrscale.training.settings import OptimizerConfig, TrainingConfig, set_up
-from ltrscale.training.text import fitted_to, load_initial, reading
+from ltrscale.training.text import fitted_to, load_initial, with_tokens
 
 
 class PretrainConfig(TrainingConfig):
@@ -83,46 +86,54 @@ class PretrainConfig(TrainingConfig):
         return overlay(preset(values["preset"], kind), values)
 
 
-def pretrain(
-    config: PretrainConfig,
-    train: Split,
-    out: str,
-    *,
-    origin: Mapping[str, Any],
-    report: Report,
-    workers: WorkersConfig = ONE,
-) -> None:
-    """Pretrain an encoder on a split and commit it as a bundle.
+class PretrainJob(TrainingStage):
+    """Pretrain an encoder without labels."""
 
-    After an interruption the same call resumes from the newest checkpoint below `out`.
+    stage: ClassVar = "pretrain"
+    train: Split
+    """Split of the documents; labels are not read."""
+    pretrain: PretrainConfig = PretrainConfig()
 
-    Args:
-        config: method, network, optimizer.
-        train: split of the documents; its labels are not read.
-        out: directory of the bundle.
-        origin: recorded in the bundle's manifest; identifies the run.
-        report: receives a record of the pre-flight, one a step and one an epoch.
-        workers: data-parallel workers; the updates do not depend on their number.
+    def check(self) -> None:
+        """Refuse data sets and periods that are not there."""
+        chosen_files(self.documents, "train")
 
-    Raises:
-        InputError: there are fewer canonical streams than workers, the data cannot be read, or an interrupted run into
-            `out` read other data.
-        Stopped: the run was asked to stop.
-    """
-    good = begin({"train": train}, config.preflight, out, origin=origin, report=report)
-    selection, marginals_SF = select(train, labelled=False, without=good.without), None
-    config = config.replace(network=fitted_to(config.network, selection))
-    read = reading(selection, config.network.encoder)
-    check_batches(read, config.stream, world=workers.most, title="pretraining")
-    with cluster_for(workers):
-        run = run_for(workers)
-        transform = fitted(selection, config.network, join(out, TRANSFORM), run=run)
-        if not config.method.reads_tokens:
-            config = config.replace(mask=masked_features(config.mask, selection, transform.kinds, run=run))
-        if config.method.needs_marginals(config.augment):
-            marginals_SF = sample_inputs(selection, transform, run=run)
-        work = Pretraining(config, read, transform.state_dict(), marginals_SF, out, origin)
-        launch(work, workers=workers, report=report)
+    def splits_read(self) -> list[Split]:
+        """The documents."""
+        return [self.documents]
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the data sets."""
+        return dataset_hashes([self.documents])
+
+    @property
+    def documents(self) -> Split:
+        """The split without its settings for labels, which do not concern pretraining."""
+        return Split(data=self.train.data, periods=self.train.periods, leave_out=self.train.leave_out)
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Pretrain an encoder and commit it as a bundle; resumes from the newest checkpoint below `out`.
+
+        Raises:
+            InputError: there are fewer canonical streams than workers, the data cannot be read, or an interrupted run
+                into `out` read other data.
+            Stopped: the run was asked to stop.
+        """
+        config, workers = self.pretrain, self.workers
+        good = begin({"train": self.documents}, config.preflight, self.out, origin=origin, report=report)
+        selection, marginals_SF = select(self.documents, labelled=False, without=good.without), None
+        config = config.replace(network=fitted_to(config.network, selection))
+        read = with_tokens(selection, config.network.encoder)
+        check_batches(read, config.stream, world=workers.most, title="pretraining")
+        with cluster_for(workers):
+            run = run_for(workers)
+            transform = fitted(selection, config.network, join(self.out, TRANSFORM), run=run)
+            if not config.method.reads_tokens:
+                config = config.replace(mask=masked_features(config.mask, selection, transform.kinds, run=run))
+            if config.method.needs_marginals(config.augment):
+                marginals_SF = sample_inputs(selection, transform, run=run)
+            work = Pretraining(config, read, transform.state_dict(), marginals_SF, self.out, origin)
+            launch(work, workers=workers, report=report)
 
 
 class _Watcher:

@@ -12,10 +12,10 @@ from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, side_by_side
 from ltrscale.models.propensity import PropensityModel
-from ltrscale.ranking.choices import METRIC, METRICS, LossConfig
+from ltrscale.ranking.choices import METRICS, LossConfig, MetricName
 from ltrscale.ranking.clicks import dla_propensity_loss, dla_ranking_loss
 from ltrscale.ranking.loss import Scored
-from ltrscale.ranking.losses import SoftmaxConfig, ordinal
+from ltrscale.ranking.losses import ordinal
 from ltrscale.ranking.negatives import with_negatives
 from ltrscale.ranking.pairwise import LambdaRankConfig
 from ltrscale.training.settings import OptimizerConfig, TrainingConfig
@@ -72,9 +72,7 @@ class RankingConfig(TrainingConfig):
     """Validate and keep a running mean of the weights after each epoch of a phase, in which earlier epochs have this
     weight; .9 averages about ten epochs, .999 all (Izmailov et al. 2018). BatchNorm statistics are computed anew for
     the mean. 0 keeps the weights of a single epoch, as in the papers."""
-    validation_metric: str = Field(
-        "ndcg@5", pattern=METRIC, description=f"Chooses the epoch whose weights are kept: {METRICS}."
-    )
+    validation_metric: MetricName = Field("ndcg@5", description=f"Chooses the epoch whose weights are kept: {METRICS}.")
     stream: StreamConfig = StreamConfig(docs_per_batch=1024, streams=1)
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, clip_norm=1.0)
 
@@ -83,7 +81,7 @@ class RankingConfig(TrainingConfig):
         if isinstance(self.debias, WeightsConfig) and not self.loss.weighted:
             names = ", ".join(kind for kind, cls in by_kind(LossConfig).items() if cls.weighted)
             raise ValueError(f"loss.kind {self.loss.kind} takes no document weights; take one of {names}")
-        if isinstance(self.debias, DLAConfig) and not isinstance(self.loss, SoftmaxConfig):
+        if isinstance(self.debias, DLAConfig) and not self.loss.dual:
             raise ValueError(f"debias.kind dla is defined for the softmax loss, not {self.loss.kind}")
         return self
 

@@ -1,14 +1,17 @@
-"""The files that a run keeps below its output directory to be resumable, and removes once its output is committed."""
+"""Stages that resume, and the files that they keep below their output directory until it is committed."""
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
-from ltrscale.config import is_made_by
+from ltrscale.config import Operational, is_made_by
 from ltrscale.data.dataset.preflight import Preflight, PreflightConfig, checked, contents_of_read, difference, read_by
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
+from ltrscale.launch import under_torchrun
+from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report
+from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import children, join, read_manifest, withdraw
 from ltrscale.training import checkpoint as checkpoints
 from ltrscale.training.checkpoint import list_checkpoints
@@ -81,14 +84,42 @@ def _withdraw_probes(out: str) -> None:
     for probe in children(join(out, PROBES)):
         start_anew(probe)
         withdraw(probe)
-    checkpoints.withdraw(join(out, PROBES))  # the directory that held them
+    checkpoints.withdraw_checkpoint(join(out, PROBES))  # the directory that held them
 
 
 def _withdraw(out: str, *names: str) -> None:
     """Withdraw all checkpoints, the committed directories with these names, and those directly inside them."""
     for checkpoint in children(join(out, CHECKPOINTS)):
-        checkpoints.withdraw(checkpoint)
-    checkpoints.withdraw(join(out, CHECKPOINTS))  # the directory that held them
+        checkpoints.withdraw_checkpoint(checkpoint)
+    checkpoints.withdraw_checkpoint(join(out, CHECKPOINTS))  # the directory that held them
     for url in (join(out, name) for name in names):
         for directory in (*children(url), url):
             withdraw(directory)
+
+
+class TrainingStage(Stage):
+    """A stage that resumes from checkpoints after an interruption."""
+
+    workers: Operational[Workers] = ONE
+    """Data-parallel workers; more than one run under Ray Train."""
+    fresh: Operational[bool] = False
+    """Start anew even if `out` is up to date; removes the checkpoints of an unfinished run."""
+
+    def clear(self) -> None:
+        """Remove checkpoints and everything else that a resume needs."""
+        if self._starts_anew():
+            start_anew(self.out)
+
+    def is_done(self, origin: Origin) -> bool:
+        """Whether the bundle is committed, and no checkpoint of this origin remains to resume from."""
+        if self._starts_anew() or is_unfinished(self.out, origin):
+            return False
+        return super().is_done(origin)
+
+    def recorded_as(self) -> Self:
+        """The config without `fresh`: repeating the run must not delete it."""
+        return self.replace(fresh=False)
+
+    def _starts_anew(self) -> bool:
+        # a restart by torchrun repeats the command, but must resume the run that it has begun
+        return self.fresh and not under_torchrun.is_restarted()

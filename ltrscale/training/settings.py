@@ -19,13 +19,27 @@ from ltrscale.devices import Device, choose_device
 from ltrscale.draws import mix
 
 
-class ConstantConfig(Config):
+class Schedule(Config):
+    """How the learning rate changes with the epochs."""
+
+    kind: str
+
+    def share(self, done: float, epochs: int) -> float:
+        """The rate after `done` of `epochs` epochs, as a share of the full rate."""
+        raise NotImplementedError
+
+
+class ConstantConfig(Schedule):
     """A constant rate."""
 
     kind: Literal["constant"] = "constant"
 
+    def share(self, done: float, epochs: int) -> float:  # noqa: ARG002
+        """All of it."""
+        return 1.0
 
-class StepConfig(Config):
+
+class StepDecayConfig(Schedule):
     """Multiply the rate by a factor every this many epochs."""
 
     kind: Literal["step"] = "step"
@@ -34,8 +48,12 @@ class StepConfig(Config):
     factor: float = Field(0.9, gt=0, le=1)
     """Factor of each multiplication."""
 
+    def share(self, done: float, epochs: int) -> float:  # noqa: ARG002
+        """A power of the factor."""
+        return self.factor ** (int(done) // self.every)
 
-class InverseSqrtConfig(Config):
+
+class InverseSqrtConfig(Schedule):
     """Constant at first, then falling as `(1 + (done - after) / scale)^-.5` with the epochs done (BUYL23)."""
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
@@ -45,8 +63,14 @@ class InverseSqrtConfig(Config):
     """After three times as many further epochs the rate is half. Empty takes `after`, which makes the rate fall with
     the epochs done, as BUYL23's text says; 1 with `after: 20` is `(done - 19)^-.5`, as its public code has it."""
 
+    def share(self, done: float, epochs: int) -> float:  # noqa: ARG002
+        """By the inverse square root."""
+        if self.scale is not None:
+            return 1 / math.sqrt(1 + max(0.0, done - self.after) / self.scale)
+        return min(1.0, math.sqrt(self.after / done)) if done else 1.0
 
-class CosineConfig(Config):
+
+class CosineConfig(Schedule):
     """Rising linearly from 0, then falling along half a cosine until the last epoch (HOU24, industrial)."""
 
     kind: Literal["cosine"] = "cosine"
@@ -55,8 +79,17 @@ class CosineConfig(Config):
     final: float = Field(0.0, ge=0, le=1)
     """Rate at the end, as a share of the full rate."""
 
+    def share(self, done: float, epochs: int) -> float:
+        """Up a line, then down half a cosine."""
+        share = min(1.0, done / epochs)
+        if share < self.warmup:
+            return share / self.warmup
+        return self.final + (1 - self.final) * (1 + math.cos(math.pi * (share - self.warmup) / (1 - self.warmup))) / 2
 
-ScheduleConfig = Annotated[ConstantConfig | StepConfig | InverseSqrtConfig | CosineConfig, Field(discriminator="kind")]
+
+ScheduleConfig = Annotated[
+    ConstantConfig | StepDecayConfig | InverseSqrtConfig | CosineConfig, Field(discriminator="kind")
+]
 
 
 class OptimizerConfig(Config):
@@ -105,31 +138,14 @@ def learning_rate(config: OptimizerConfig, *, done: float, epochs: int) -> float
     """The learning rate after `done` of `epochs` epochs.
 
     Example:
-        >>> step = OptimizerConfig(learning_rate=1.0, schedule=StepConfig(every=20, factor=0.5))
+        >>> step = OptimizerConfig(learning_rate=1.0, schedule=StepDecayConfig(every=20, factor=0.5))
         >>> learning_rate(step, done=40.7, epochs=100)
         0.25
         >>> cosine = OptimizerConfig(learning_rate=1.0, schedule=CosineConfig(warmup=0.1))
         >>> [round(learning_rate(cosine, done=done, epochs=100), 2) for done in (0, 5, 10, 55, 100)]
         [0.0, 0.5, 1.0, 0.5, 0.0]
     """
-    return config.learning_rate * _share(config.schedule, done, epochs)
-
-
-def _share(schedule: ScheduleConfig, done: float, epochs: int) -> float:
-    match schedule:
-        case ConstantConfig():
-            return 1.0
-        case StepConfig(every=every, factor=factor):
-            return factor ** (int(done) // every)
-        case InverseSqrtConfig(after=after, scale=scale):
-            if scale is not None:
-                return 1 / math.sqrt(1 + max(0.0, done - after) / scale)
-            return min(1.0, math.sqrt(after / done)) if done else 1.0
-        case CosineConfig(warmup=warmup, final=final):
-            share = min(1.0, done / epochs)
-            if share < warmup:
-                return share / warmup
-            return final + (1 - final) * (1 + math.cos(math.pi * (share - warmup) / (1 - warmup))) / 2
+    return config.learning_rate * config.schedule.share(done, epochs)
 
 
 Precision = Literal["float32", "tf32", "bf16"]

@@ -14,7 +14,6 @@ from torch import Tensor
 from ltrscale.data.stream.batches import GroupStream, Position
 from ltrscale.launch.workers import rank_and_world
 from ltrscale.training.account import Account
-from ltrscale.training.auxiliary import AuxiliaryState
 from ltrscale.training.loop import State, Trainer
 from ltrscale.training.reduce import sum_over_workers
 
@@ -122,8 +121,8 @@ def _beside(trainer: Trainer) -> dict[str, Any]:
     """The progress of the auxiliary objective, if there is one."""
     if (auxiliary := trainer.auxiliary) is None:
         return {}
-    positions = _all_positions(auxiliary.stream, auxiliary.state.positions)
-    return {"auxiliary": {"epoch": auxiliary.state.epoch, "positions": positions}}
+    positions = _all_positions(auxiliary.stream, auxiliary.positions)
+    return {"auxiliary": {"epoch": auxiliary.epoch, "positions": positions}}
 
 
 def _positions(saved: Mapping[str, Sequence[int]]) -> dict[int, Position]:
@@ -158,4 +157,4 @@ def restore(trainer: Trainer, snapshot: Snapshot) -> None:
     )
     if trainer.auxiliary is not None:
         beside = saved["auxiliary"]
-        trainer.auxiliary.state = AuxiliaryState(beside["epoch"], _positions(beside["positions"]))
+        trainer.auxiliary.epoch, trainer.auxiliary.positions = beside["epoch"], _positions(beside["positions"])

@@ -13,14 +13,14 @@ from ltrscale import storage
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
 from ltrscale.models.choices import NetworkConfig
-from ltrscale.models.cross_encoder import CrossEncoder, CrossEncoderConfig, Vocabulary
+from ltrscale.models.cross_encoder import CrossEncoder, CrossEncoderConfig, TokenNumbers
 from ltrscale.models.huggingface import bert_config, bert_weights
 from ltrscale.models.layers import Encoder, EncoderSettings
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 
 
-def reading(selection: Selection, encoder: EncoderSettings) -> Selection:
+def with_tokens(selection: Selection, encoder: EncoderSettings) -> Selection:
     """The same groups with the token fields that an encoder reads.
 
     Raises:
@@ -44,7 +44,7 @@ def fitted_to(network: NetworkConfig, selection: Selection) -> NetworkConfig:
     encoder = network.encoder
     if not isinstance(encoder, CrossEncoderConfig):
         return network
-    reading(selection, encoder)  # raises if a field is missing
+    with_tokens(selection, encoder)  # raises if a field is missing
     vocabulary = _vocabulary(selection)
     if network.initial is not None:
         bert = encoder.bert
@@ -66,14 +66,14 @@ def fitted_to(network: NetworkConfig, selection: Selection) -> NetworkConfig:
     return network.replace(encoder=encoder.replace(vocabulary=vocabulary.model_dump()).model_dump())
 
 
-def _vocabulary(selection: Selection) -> Vocabulary:
+def _vocabulary(selection: Selection) -> TokenNumbers:
     there = selection.vocabulary
     assert there is not None  # the selection has token fields
     for name in ("cls", "sep", "mask"):
         if name not in there.special:
             raise InputError(f"the vocabulary of the data has no special token {name!r}; prepare the data with one")
     special = {name: there.special[name] for name in ("cls", "sep", "mask")}
-    return Vocabulary(size=there.size, sha256=there.sha256, **special)
+    return TokenNumbers(size=there.size, sha256=there.sha256, **special)
 
 
 def load_initial(encoder: Encoder, initial: str | None) -> None:

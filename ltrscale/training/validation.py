@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups
+from ltrscale.bundle.reference import reference_of
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
 from ltrscale.data.dataset.split import Split
@@ -21,8 +22,7 @@ from ltrscale.launch.workers import rank_and_world
 from ltrscale.models.combine import AnyRanker
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.progress import log
-from ltrscale.ranking.choices import metric_label, named
-from ltrscale.skew import reference_of
+from ltrscale.ranking.choices import metric_label, metric_named
 from ltrscale.training.network import state_on_cpu
 from ltrscale.training.ranking import RankingConfig
 from ltrscale.training.reduce import set_running_statistics, sum_over_workers
@@ -44,13 +44,13 @@ class LabelledData:
     def of(
         cls,
         train: Split,
-        validation: Split,
+        validation: Split | None,
         *,
         without: Collection[str],
         relevant: bool = False,
         weighed: bool = False,
     ) -> Self:
-        """The labelled groups of two splits, except in the files `without`, with the features of the training split.
+        """The labelled groups of the splits, with the features of the training split, without the files `without`.
 
         With `relevant` only those training groups that have a relevant document. With `weighed`, where weights are
         trained on, it warns of those that leave documents out.
@@ -58,7 +58,10 @@ class LabelledData:
         Raises:
             InputError: as `select`, all labels of a split are 0, or the validation split lacks a feature.
         """
-        groups, judges = (select(split, labelled=True, without=without) for split in (train, validation))
+        groups = select(train, labelled=True, without=without)
+        if validation is None:
+            return cls(only_relevant(groups) if relevant else groups)
+        judges = select(validation, labelled=True, without=without)
         check_relevant(groups, "train")
         check_relevant(judges, "validation")
         data = cls(only_relevant(groups) if relevant else groups, judges, only_relevant(judges))
@@ -126,7 +129,7 @@ class Best:
 
     def _judge(self, judged: Selection) -> float:
         metric = self.config.validation_metric
-        value = validate(self.model, judged, metric, self._validation_memory)
+        value = validate_ranker(self.model, judged, metric, self._validation_memory)
         if math.isnan(value):
             raise InputError(
                 f"validation: none of its labelled groups has a relevant document, so {metric} is undefined; choose "
@@ -172,9 +175,9 @@ class Best:
         if (best := snapshot.progress["best"]) is not None:
             value, self.phase, self.epoch = best
             self.value = -math.inf if value is None else value
-            self.epochs = snapshot.progress.get("epochs", {self.phase: self.epoch})  # earlier versions had none
+            self.epochs = snapshot.progress["epochs"]
 
-    def _metrics(self) -> dict[str, bundle.Metric]:
+    def _metrics(self) -> dict[str, bundle.MetricValue]:
         """The metrics of the bundle."""
         validation, epochs = self.data.validation, {f"epochs_{phase}": n for phase, n in self.epochs.items() if n}
         return {
@@ -186,7 +189,7 @@ class Best:
             **({"validation_groups": validation.n_groups} if validation else {}),
         }
 
-    def commit(self, out: str, *, origin: Mapping[str, Any], **also: bundle.Metric) -> None:
+    def commit(self, out: str, *, origin: Mapping[str, Any], **also: bundle.MetricValue) -> None:
         """Load the best weights into the model; rank 0 commits it as a bundle, with further metrics."""
         self.begin()
         if rank_and_world()[0] != 0:
@@ -210,12 +213,12 @@ class Best:
 
 
 @torch.no_grad()
-def validate(model: AnyRanker, selection: Selection, metric: str, memory: Memory | None = None) -> float:
+def validate_ranker(model: AnyRanker, selection: Selection, metric: str, memory: Memory | None = None) -> float:
     """Mean of a metric over the groups where it is defined, NaN if there are none; each worker scores a share.
 
     `memory` is as for `GroupStream`.
     """
-    measure = named(metric)
+    measure = metric_named(metric)
     totals = torch.zeros(2, dtype=torch.float64)
     model.eval()
     for groups in _shared(selection, model, memory):

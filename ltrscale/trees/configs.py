@@ -1,59 +1,27 @@
-"""Settings of gradient boosted trees: those that libraries share, those of each library, and students of a teacher.
+"""The libraries that grow trees, each with its settings and with what it can do.
 
-BUYL23, section 7, grows a GBDT of 2,000 trees on the scores of a RankFormer. A student is an ordinary `train_gbdt`: the
-training split names the scores, all its groups count as labelled, and validation keeps its true labels.
+A library is one class here and one line in `GBDTConfig`. No library is imported before it grows trees.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ltrscale.config import Config
-from ltrscale.data.dataset.manifest import Feature, matching
+from ltrscale.arrays import Doubles
+from ltrscale.bundle.boosters import import_catboost
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
-from ltrscale.trees.targets import QuantisedConfig, StandardisedConfig, TargetsConfig
-
-Gain = Annotated[float, Field(ge=0)]
-Direction = Literal[-1, 1]
-"""1: the score never falls as the feature rises, all else equal; -1: it never rises."""
-
-_STUDENT_TREES = 2_000
-
-
-class TreesConfig(Config):
-    """Settings that all libraries share."""
-
-    num_trees: int = Field(500, ge=1)
-    """Maximum number of trees."""
-    learning_rate: float = Field(0.1, gt=0)
-    """Weight of each tree."""
-    label_gain: Literal["exponential", "linear"] | tuple[Gain, ...] = "exponential"
-    """Gain of a document of label 0, 1, 2, ... in a ranking objective: 2^y - 1, y, or a list of gains."""
-    per_query: bool = False
-    """Standardise each numeric feature within its query group before trees see it, as `transform.per_query` does for
-    networks; missing values stay missing. HOU24's public code does it, so that trees and networks have equal inputs."""
-    relevant_only: bool = False
-    """Learn only from the labelled groups with a relevant document. Where most have none, as in a log of purchases,
-    trees grow much faster. The others have no pairs for LambdaRank, and only fill leaves; `rank_xendcg` draws random
-    targets for them, which drown the labels."""
-    targets: TargetsConfig | None = None
-    """How to transform training labels before trees see them; empty uses them unchanged."""
-    early_stopping_rounds: int | None = Field(50, ge=1)
-    """Stop after this many trees without a better validation NDCG, and keep those up to the best; empty keeps all."""
-    stop_on: int = Field(5, ge=1)
-    """Cut-off of that NDCG."""
-    seed: int = 0
-    """Seed of the library's random draws."""
-    deterministic: bool = True
-    """The same trees each time with the same number of threads."""
-    num_threads: int = Field(0, ge=0)
-    """0 = one for each core; with several workers, `workers.cpus` each."""
+from ltrscale.trees.data import SAMPLE, BinCodes, Labelled
+from ltrscale.trees.library import Direction, TreesConfig, directions
+from ltrscale.trees.watch import StoppingWatch
 
 
 class LightGBMConfig(TreesConfig):
     """LightGBM: leaves are split best first."""
 
+    sampling: ClassVar = "feature_fraction or bagging_fraction"
+    goes_on: ClassVar = True
     kind: Literal["lightgbm"] = "lightgbm"
     """The library."""
     objective: Literal["lambdarank", "rank_xendcg", "regression", "softmax"] = "lambdarank"
@@ -113,10 +81,88 @@ class LightGBMConfig(TreesConfig):
         """Whether LightGBM itself lacks the objective."""
         return self.objective == "softmax"
 
+    @property
+    def uses_gains(self) -> bool:
+        """Not so for regression and the softmax."""
+        return self.objective not in ("regression", "softmax")
+
+    @property
+    def is_random(self) -> bool:
+        """Whether trees see a share of features or documents, or random targets."""
+        return self.feature_fraction < 1 or self.bagging_fraction < 1 or self.objective == "rank_xendcg"
+
+    @property
+    def learns_biases(self) -> bool:
+        """See `unbiased`."""
+        return self.unbiased
+
+    def boost(
+        self, train: Labelled, targets_N: Doubles, validation: Labelled | None, codes: BinCodes, watch: StoppingWatch
+    ) -> bytes:
+        """See `with_lightgbm.boost`."""
+        from ltrscale.trees import with_lightgbm
+
+        highest = int(max(targets_N.max(), validation.labels_N.max() if validation else 0, 0))
+        parameters = self.parameters(self.gains(highest), train.view.features)
+        temperature = self.temperature if self.is_custom else None
+        return with_lightgbm.boost(
+            parameters, train, targets_N, validation, codes, watch, unbiased=self.unbiased, temperature=temperature
+        )
+
+    def gains(self, highest: int) -> list[float]:
+        """Gains of the labels 0 to at least `highest`."""
+        match self.label_gain:
+            case "exponential":
+                return [2.0**label - 1 for label in range(highest + 1)]
+            case "linear":
+                return [float(label) for label in range(highest + 1)]
+            case table:
+                return list(table)
+
+    def parameters(self, gains: list[float], features: Sequence[Feature] = ()) -> dict[str, Any]:
+        """The settings under LightGBM's names, for columns with these features.
+
+        With `deterministic`, histograms are row-wise: by default LightGBM chooses by timing, which does not repeat.
+        """
+        return {
+            "objective": "none" if self.is_custom else self.objective,
+            "label_gain": gains,
+            "lambdarank_truncation_level": self.truncation,
+            "metric": "ndcg",
+            "eval_at": [self.stop_on],
+            "num_leaves": self.num_leaves,
+            "learning_rate": self.learning_rate,
+            "min_data_in_leaf": self.min_data_in_leaf,
+            "feature_fraction": self.feature_fraction,
+            "bagging_fraction": self.bagging_fraction,
+            "bagging_freq": int(self.bagging_fraction < 1),  # LightGBM ignores the fraction at its default of 0
+            "bagging_by_query": self.bagging_by_query,
+            "extra_trees": self.extra_trees,
+            "lambda_l1": self.lambda_l1,
+            "lambda_l2": self.lambda_l2,
+            "cat_smooth": self.cat_smooth,
+            "cat_l2": self.cat_l2,
+            "min_data_per_group": self.min_data_per_group,
+            "max_cat_to_onehot": self.max_cat_to_onehot,
+            "lambdarank_position_bias_regularization": self.bias_regularization,
+            "monotone_constraints": directions(self.monotone, features) if self.monotone else [],
+            "max_bin": self.max_bin,
+            "cegb_tradeoff": self.cegb_tradeoff,
+            "cegb_penalty_split": self.cegb_penalty_split,
+            "bin_construct_sample_cnt": SAMPLE,
+            "feature_pre_filter": False,  # it would drop features by the counts of the sample, not of the data
+            "seed": self.seed,
+            "deterministic": self.deterministic,
+            "force_row_wise": self.deterministic,
+            "num_threads": self.num_threads,
+            "verbosity": -1,
+        }
+
 
 class XGBoostConfig(TreesConfig):
     """XGBoost, on histograms."""
 
+    sampling: ClassVar = "colsample_bytree or subsample"
     kind: Literal["xgboost"] = "xgboost"
     """The library."""
     objective: Literal["rank:ndcg", "rank:pairwise", "reg:squarederror"] = "rank:ndcg"
@@ -165,10 +211,66 @@ class XGBoostConfig(TreesConfig):
             raise ValueError("unbiased weights pairs, which reg:squarederror lacks; leave it out")
         return self
 
+    @property
+    def uses_gains(self) -> bool:
+        """Not so for regression."""
+        return self.objective != "reg:squarederror"
+
+    @property
+    def is_random(self) -> bool:
+        """Whether trees see a share of features or documents."""
+        return self.colsample_bytree < 1 or self.subsample < 1
+
+    @property
+    def learns_biases(self) -> bool:
+        """See `unbiased`."""
+        return self.unbiased
+
+    def boost(
+        self, train: Labelled, targets_N: Doubles, validation: Labelled | None, codes: BinCodes, watch: StoppingWatch
+    ) -> bytes:
+        """See `with_xgboost.boost`."""
+        from ltrscale.trees import with_xgboost
+
+        parameters, by_group = self.parameters(train.view.features), self.uses_gains
+        return with_xgboost.boost(
+            parameters, train, targets_N, validation, codes, watch, by_group=by_group, by_position=self.unbiased
+        )
+
+    def parameters(self, features: Sequence[Feature] = ()) -> dict[str, Any]:
+        """The settings under XGBoost's names, for columns of these features, without what the objective lacks."""
+        ranking = {
+            "lambdarank_pair_method": self.pair_method,
+            "lambdarank_num_pair_per_sample": self.truncation if self.pair_method == "topk" else self.pairs,
+            "lambdarank_unbiased": self.unbiased,
+            "ndcg_exp_gain": self.label_gain == "exponential",
+        }
+        return {
+            "objective": self.objective,
+            **(ranking if self.uses_gains else {}),
+            "eval_metric": f"ndcg@{self.stop_on}",
+            "tree_method": "hist",
+            "device": "cpu",
+            "grow_policy": "lossguide",
+            "max_leaves": self.max_leaves,
+            "max_depth": self.max_depth,
+            "learning_rate": self.learning_rate,
+            "min_child_weight": self.min_child_weight,
+            "colsample_bytree": self.colsample_bytree,
+            "subsample": self.subsample,
+            "reg_alpha": self.reg_alpha,
+            "reg_lambda": self.reg_lambda,
+            **({"monotone_constraints": tuple(directions(self.monotone, features))} if self.monotone else {}),
+            "max_bin": self.max_bin,
+            "seed": self.seed,
+            "nthread": self.num_threads,
+        }
+
 
 class CatBoostConfig(TreesConfig):
     """CatBoost, from the optional extra `trees-extra`."""
 
+    sampling: ClassVar = "nothing"
     kind: Literal["catboost"] = "catboost"
     """The library."""
     objective: Literal["YetiRank", "QueryRMSE"] = "YetiRank"
@@ -188,79 +290,46 @@ class CatBoostConfig(TreesConfig):
             raise ValueError("CatBoost takes labels as they are; leave label_gain out")
         return self
 
+    @property
+    def uses_gains(self) -> bool:
+        """Not so for regression."""
+        return self.objective != "QueryRMSE"
 
-def directions(monotone: Mapping[str, Direction], features: Sequence[Feature]) -> list[int]:
-    """The direction of each feature, 0 for one that is not bound.
+    @property
+    def is_random(self) -> bool:
+        """Always: it draws orders of the documents."""
+        return True
 
-    Raises:
-        InputError: a pattern matches no feature or a categorical one, or two patterns contradict each other.
+    def check_workers(self, world: int) -> None:
+        """See `TreesConfig.check_workers`."""
+        if world > 1:
+            raise InputError(
+                f"CatBoost trains in one process, not on {world} workers; set workers to 1, or choose another kind"
+            )
+        import_catboost()
 
-    Example:
-        >>> directions({"f_*": 1}, [Feature(name="f_clicks"), Feature(name="price")])
-        [1, 0]
-    """
-    found: dict[str, int] = {}
-    for pattern, direction in monotone.items():
-        for feature in matching(pattern, features, key="monotone"):
-            if feature.kind == "categorical":
-                raise InputError(
-                    f"monotone: {pattern!r} matches {feature.name!r}, whose codes have no order; narrow it"
-                )
-            if found.setdefault(feature.name, direction) != direction:
-                raise InputError(f"monotone: {feature.name!r} has both directions; let {pattern!r} not match it")
-    return [found.get(feature.name, 0) for feature in features]
+    def boost(
+        self, train: Labelled, targets_N: Doubles, validation: Labelled | None, codes: BinCodes, watch: StoppingWatch
+    ) -> bytes:
+        """See `with_catboost.boost`."""
+        from ltrscale.trees import with_catboost
+
+        parameters = self.parameters()
+        return with_catboost.boost(parameters, train, targets_N, validation, codes, watch, stop_on=self.stop_on)
+
+    def parameters(self) -> dict[str, Any]:
+        """The settings under CatBoost's names."""
+        return {
+            "loss_function": self.objective,
+            "iterations": self.num_trees,
+            "learning_rate": self.learning_rate,
+            "depth": self.depth,
+            "l2_leaf_reg": self.l2_leaf_reg,
+            "rsm": self.rsm,
+            "border_count": self.border_count,
+            "random_seed": self.seed,
+            "thread_count": self.num_threads or -1,
+        }
 
 
 GBDTConfig = Annotated[LightGBMConfig | XGBoostConfig | CatBoostConfig, Field(discriminator="kind")]
-
-
-class RegressionStudent(Config):
-    """Squared error against the teacher's scores, standardised per group."""
-
-    kind: Literal["regression"] = "regression"
-    trees: LightGBMConfig = LightGBMConfig(
-        objective="regression", targets=StandardisedConfig(), num_trees=_STUDENT_TREES, early_stopping_rounds=None
-    )
-
-    @model_validator(mode="after")
-    def _is_of_its_kind(self) -> Self:
-        _check_objective(self.trees, "regression")
-        return self
-
-
-class LambdaRankStudent(Config):
-    """LambdaRank on the teacher's scores, standardised per group and cut into grades of linear gain."""
-
-    kind: Literal["lambdarank"] = "lambdarank"
-    trees: LightGBMConfig = LightGBMConfig(
-        objective="lambdarank",
-        targets=QuantisedConfig(standardise=True),
-        label_gain="linear",  # with 2^y - 1 only the highest of 31 grades would count
-        num_trees=_STUDENT_TREES,
-        early_stopping_rounds=None,
-    )
-
-    @model_validator(mode="after")
-    def _is_of_its_kind(self) -> Self:
-        _check_objective(self.trees, "lambdarank")
-        return self
-
-
-class SoftmaxStudent(Config):
-    """Cross entropy against the softmax of the teacher's scores over `trees.temperature`, for each group."""
-
-    kind: Literal["softmax"] = "softmax"
-    trees: LightGBMConfig = LightGBMConfig(objective="softmax", num_trees=_STUDENT_TREES, early_stopping_rounds=None)
-
-    @model_validator(mode="after")
-    def _is_of_its_kind(self) -> Self:
-        _check_objective(self.trees, "softmax")
-        return self
-
-
-TreesStudent = Annotated[RegressionStudent | LambdaRankStudent | SoftmaxStudent, Field(discriminator="kind")]
-
-
-def _check_objective(trees: LightGBMConfig, objective: str) -> None:
-    if trees.objective != objective:
-        raise ValueError(f"trees.objective is {trees.objective}; leave it out, kind says that it is {objective}")

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups, group_index, to_offsets
-from ltrscale.boosters import renumber
+from ltrscale.bundle.boosters import renumber
+from ltrscale.bundle.views import View, raw
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.memory import Memory, memory_for
 from ltrscale.errors import InputError
-from ltrscale.models.fitting import Sample, Vocabulary
+from ltrscale.models.fitting import Sample, ValueCounts
 from ltrscale.progress import progress
 from ltrscale.ranking.metrics import ndcg
-from ltrscale.views import View, raw
 
 LONGEST = 10_000
 """LightGBM's limit on documents of a group; it holds for the other libraries too, so that the same data trains all."""
@@ -36,13 +36,13 @@ _MEMORY_GB = 0.25
 _MEMORIES = 4
 
 
-class Codes(NamedTuple):
+class BinCodes(NamedTuple):
     """Findings of the first pass for the bins: codes of categorical columns, and a sample of documents."""
 
-    vocabularies: Mapping[int, Vocabulary]
+    vocabularies: Mapping[int, ValueCounts]
     sample: Sample
 
-    def merge(self, other: "Codes") -> None:
+    def merge(self, other: "BinCodes") -> None:
         """Add the findings from other documents."""
         for column, vocabulary in self.vocabularies.items():
             vocabulary.merge(other.vocabularies[column])
@@ -97,7 +97,7 @@ class Labelled:
         return float(ndcg(torch.from_numpy(scores_N), labels_N, offsets_Q1, k=k).nanmean())
 
 
-def read(selection: Selection, split: str, view: View | None = None) -> tuple[Labelled, Codes]:
+def read_labelled(selection: Selection, split: str, view: View | None = None) -> tuple[Labelled, BinCodes]:
     """The first pass over the labelled groups of a split.
 
     Args:
@@ -110,7 +110,7 @@ def read(selection: Selection, split: str, view: View | None = None) -> tuple[La
     """
     view = view or raw(selection.features)
     categorical = [column for column, feature in enumerate(view.features) if feature.kind == "categorical"]
-    codes = Codes({column: Vocabulary() for column in categorical}, Sample(SAMPLE, selection.n_documents))
+    codes = BinCodes({column: ValueCounts() for column in categorical}, Sample(SAMPLE, selection.n_documents))
     parts: list[QueryGroups] = []
     with progress(f"read {split}", selection.n_documents) as advance:
         for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH, memory=_memory(selection)):

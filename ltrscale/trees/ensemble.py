@@ -5,21 +5,23 @@ Shapes: N documents, C candidates.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.bundle import Bundle, Metric, load, reading, save_trees
+from ltrscale.arrays import Doubles
+from ltrscale.bundle import Bundle, MetricValue, TreesBundle, load, load_trees, save_trees, with_tokens_of
 from ltrscale.config import Config
 from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.scored import score
-from ltrscale.progress import log
-from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
-from ltrscale.trees.data import Labelled, read
-from ltrscale.trees.targets import Floats
+from ltrscale.data.stream.scored import score_selection
+from ltrscale.progress import Report, log
+from ltrscale.stages.inputs import BundleUrl
+from ltrscale.stages.stage import LabelledStage, Origin
+from ltrscale.trees.configs import GBDTConfig
+from ltrscale.trees.data import Labelled, read_labelled
 
 
 class EnsembleConfig(Config):
@@ -41,19 +43,25 @@ def check_draws(config: GBDTConfig, *, where: str = "ensemble") -> None:
     Raises:
         ValueError: it makes no difference.
     """
-    match config:
-        case LightGBMConfig():
-            settings = "feature_fraction or bagging_fraction"
-            draws = config.feature_fraction < 1 or config.bagging_fraction < 1 or config.objective == "rank_xendcg"
-        case XGBoostConfig():
-            settings, draws = "colsample_bytree or subsample", config.colsample_bytree < 1 or config.subsample < 1
-        case CatBoostConfig():
-            return
-    if not draws:
-        raise ValueError(f"{where}: these trees draw nothing at random, all candidates are equal; lower {settings}")
+    if not config.is_random:
+        raise ValueError(
+            f"{where}: these trees draw nothing at random, all candidates are equal; lower {config.sampling}"
+        )
 
 
-def choose(
+class AverageJob(LabelledStage):
+    """Average the scores of runs of the same trees."""
+
+    stage: ClassVar = "average"
+    bundles: tuple[BundleUrl, ...] = Field(min_length=1)
+    """Of one model each, which differ in their seed."""
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Judge the mean on validation, and commit it."""
+        average(self.bundles, self.splits.validation, self.out, made_by=origin)
+
+
+def choose_members(
     config: GBDTConfig,
     ensemble: EnsembleConfig,
     candidates: Sequence[str],
@@ -75,7 +83,7 @@ def choose(
     Raises:
         InputError: a bundle or the data cannot be read.
     """
-    bundles = [load(url) for url in candidates]
+    bundles = _opened(candidates)
     judged = _Judged.of(bundles, validation)
     taken, value, alone = forward_selection(
         judged.scores_CN, lambda scores_N: judged.value(scores_N, config.stop_on), most=ensemble.most
@@ -104,7 +112,7 @@ def average(runs: Sequence[str], validation: Split, out: str, *, made_by: Mappin
     Raises:
         InputError: a bundle or the data cannot be read.
     """
-    bundles = [load(url) for url in runs]
+    bundles = _opened(runs)
     if len({opened.content for opened in bundles}) < len(bundles):
         log.warning("%s: some of the %d runs are equal trees; their settings draw nothing at random", out, len(bundles))
     judged, stop_on = _Judged.of(bundles, validation), int(bundles[0].config["stop_on"])
@@ -120,6 +128,10 @@ def average(runs: Sequence[str], validation: Split, out: str, *, made_by: Mappin
     return load(out)
 
 
+def _opened(urls: Sequence[str]) -> list[TreesBundle]:
+    return [load_trees(url) for url in urls]
+
+
 @dataclass(frozen=True, eq=False)
 class _Judged:
     """The scores of some models for the validation groups."""
@@ -127,34 +139,35 @@ class _Judged:
     groups: Labelled
     n_groups: int
     """Labelled ones, those without a relevant document too."""
-    scores_CN: Floats
+    scores_CN: Doubles
 
     @classmethod
-    def of(cls, bundles: Sequence[Bundle], validation: Split) -> Self:
+    def of(cls, bundles: Sequence[TreesBundle], validation: Split) -> Self:
         labelled = select(validation, labelled=True)
         selection = only_relevant(labelled)
-        groups, _ = read(selection, "validation")
+        groups, _ = read_labelled(selection, "validation")
         scores = [
-            score(reading(selection, [opened]), opened.scorer(features=selection.features), opened.url).scores_N.numpy()
+            score_selection(
+                with_tokens_of(selection, [opened]), opened.scorer(features=selection.features), opened.url
+            ).scores_N.numpy()
             for opened in bundles
         ]
         return cls(groups, labelled.n_groups, np.stack(scores))
 
-    def value(self, scores_N: Floats, k: int) -> float:
+    def value(self, scores_N: Doubles, k: int) -> float:
         return self.groups.mean_ndcg(scores_N, k)
 
 
 def _save(
-    bundles: Sequence[Bundle],
+    bundles: Sequence[TreesBundle],
     out: str,
     *,
     config: Mapping[str, Any],
-    metrics: Mapping[str, Metric],
+    metrics: Mapping[str, MetricValue],
     made_by: Mapping[str, Any],
 ) -> None:
     """Commit the mean of bundles with one model each, which saw the same columns of the same data."""
     first, models = bundles[0], {f"model-{i}": opened.content for i, opened in enumerate(bundles)}
-    assert first.trees is not None
     save_trees(
         out,
         models,
@@ -175,7 +188,7 @@ def _save(
 
 
 def forward_selection(
-    scores_CN: NDArray[np.float64], value_of: Callable[[Floats], float], *, most: int
+    scores_CN: NDArray[np.float64], value_of: Callable[[Doubles], float], *, most: int
 ) -> tuple[list[int], float, float]:
     """Models whose mean score has the highest value, chosen greedily (Caruana et al. 2004).
 

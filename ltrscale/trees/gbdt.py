@@ -5,34 +5,83 @@ Shapes: N documents, Q groups.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
-import numpy as np
+from pydantic import model_validator
 
-from ltrscale import views
-from ltrscale.boosters import import_catboost
-from ltrscale.bundle import Bundle, TreesArchitecture, load, reading, save_trees
-from ltrscale.data.dataset.disjoint import check_disjoint, joined
+from ltrscale import storage
+from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees, views, with_tokens_of
+from ltrscale.bundle.reference import reference_of
+from ltrscale.bundle.views import View
+from ltrscale.config import Config, Operational
+from ltrscale.data.dataset.disjoint import check_disjoint, joined_splits
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits
-from ltrscale.data.stream.scored import score
+from ltrscale.data.stream.scored import score_selection
 from ltrscale.data.stream.weighing import warn_of_weights
 from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
-from ltrscale.launch.workers import ONE, Context, WorkersConfig, rank_and_world
+from ltrscale.launch.workers import ONE, Context, Workers, WorkersConfig, rank_and_world
 from ltrscale.progress import Report, log
-from ltrscale.skew import reference_of
-from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
-from ltrscale.trees.data import Codes, Labelled, read
-from ltrscale.trees.shares import check_complete, deal, merged, shared_targets, together
-from ltrscale.trees.targets import Floats
-from ltrscale.trees.watch import Watch, watching
-from ltrscale.views import View
+from ltrscale.stages.inputs import BundleUrl
+from ltrscale.stages.stage import LabelledStage, Origin
+from ltrscale.trees.checks import check_labels, check_positions, check_validation
+from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
+from ltrscale.trees.data import BinCodes, Labelled, read_labelled
+from ltrscale.trees.ensemble import EnsembleConfig, check_draws, choose_members
+from ltrscale.trees.shares import check_complete, deal, merged_codes, shared_targets, together
+from ltrscale.trees.watch import watching
 
-HIGHEST_EXPONENTIAL = 31
-"""Highest label; gains 2^y - 1 of higher labels would swamp all others."""
-HIGHEST_LINEAR = 10_000
+
+class _Ensemble(Config):
+    """The settings of an ensemble."""
+
+    gbdt: GBDTConfig
+    ensemble: EnsembleConfig
+
+
+class GBDTJob(LabelledStage):
+    """Train gradient boosted trees on labelled groups."""
+
+    stage: ClassVar = "train_gbdt"
+    gbdt: GBDTConfig = LightGBMConfig()
+    """The library that grows the trees, with its settings."""
+    ensemble: EnsembleConfig | None = None
+    """Train several models, below `out/candidates`, and average the best; empty for one model."""
+    start: BundleUrl | None = None
+    """Bundle of one LightGBM model to go on from: trees are added to its scores; empty starts from equal scores."""
+    workers: Operational[Workers] = ONE
+    """Workers that each hold a share of the training groups, for data that one machine cannot hold."""
+
+    @model_validator(mode="after")
+    def _has_different_candidates(self) -> Self:
+        if self.ensemble is not None:
+            check_draws(self.gbdt)
+            if self.start is not None:
+                raise ValueError("ensemble and start exclude each other; leave one of them out")
+        return self
+
+    def own_settings(self) -> Config:
+        """Settings of the trees, and of the ensemble if there is one."""
+        return self.gbdt if self.ensemble is None else _Ensemble(gbdt=self.gbdt, ensemble=self.ensemble)
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Train trees; for an ensemble train each candidate that is not up to date, then choose."""
+        if self.ensemble is None:
+            settings: dict[str, Any] = {"workers": self.workers, "start": self.start}
+            train_gbdt(self.gbdt, self.splits, self.out, made_by=origin, report=report, **settings)
+            return
+        first = self.gbdt.seed
+        candidates = [self._candidate(seed) for seed in range(first, first + self.ensemble.candidates)]
+        for candidate in candidates:
+            candidate.run()
+        urls = [candidate.out for candidate in candidates]
+        choose_members(self.gbdt, self.ensemble, urls, self.splits.validation, self.out, made_by=origin)
+
+    def _candidate(self, seed: int) -> Self:
+        out = storage.join(self.out, "candidates", f"seed-{seed}")
+        return self.replace(out=out, gbdt=self.gbdt.replace(seed=seed), ensemble=None)
 
 
 def train_gbdt(
@@ -75,8 +124,8 @@ def train_gbdt(
     """
     check_disjoint(splits)
     world = max(workers.most, rank_and_world()[1])
-    check_library(config, world)
-    learnt_from = splits.train if trees is None else joined(splits.train, splits.validation)
+    config.check_workers(world)
+    learnt_from = splits.train if trees is None else joined_splits(splits.train, splits.validation)
     train = learnt(learnt_from, config)
     if start is not None:
         train = train.serving(_started(config, start).features, whose=start)
@@ -120,8 +169,8 @@ def _started(config: GBDTConfig, url: str) -> Bundle:
         InputError: it is not one LightGBM model of features that both see alike, or the trees to add are another
             library's.
     """
-    start = load(url)
-    if config.kind != "lightgbm" or start.trees != TreesArchitecture(per_query=config.per_query):
+    start, plain = load(url), TreesArchitecture(per_query=config.per_query)
+    if not config.goes_on or start.forest != plain:
         raise InputError(
             f"{url}: only LightGBM's trees go on from a bundle, which must hold one LightGBM model with "
             "the same gbdt.per_query; set gbdt.kind to lightgbm and name such a bundle, or leave start out"
@@ -147,11 +196,11 @@ class TreeGrowing:
         config: GBDTConfig = self.config
         rank, world = rank_and_world()
         view = seen_by(config, self.train.features)
-        train, codes = read(deal(self.train, rank=rank, world=world), "train", view)
+        train, codes = read_labelled(deal(self.train, rank=rank, world=world), "train", view)
         check_complete(self.train, train)
         validation = None
         if self.validation is not None:
-            validation, _ = read(only_relevant(self.validation), "validation", view)
+            validation, _ = read_labelled(only_relevant(self.validation), "validation", view)
             check_validation(validation)
         models: dict[str, bytes] = {}
         if self.start is not None:
@@ -198,8 +247,8 @@ def seen_by(config: GBDTConfig, features: Sequence[Feature], names: Sequence[str
 def _with_start(groups: Labelled, start: Bundle) -> Labelled:
     """The same groups, with the scores of a bundle to which trees are added."""
     scorer = start.scorer(features=groups.selection.features)
-    selection = reading(groups.selection, [start])
-    return replace(groups, start_N=score(selection, scorer, start.url).scores_N.numpy())
+    selection = with_tokens_of(groups.selection, [start])
+    return replace(groups, start_N=score_selection(selection, scorer, start.url).scores_N.numpy())
 
 
 class Grown(NamedTuple):
@@ -209,7 +258,7 @@ class Grown(NamedTuple):
     metrics: Mapping[str, float]
 
 
-def grow(config: GBDTConfig, train: Labelled, codes: Codes, validation: Labelled | None, context: Context) -> Grown:
+def grow(config: GBDTConfig, train: Labelled, codes: BinCodes, validation: Labelled | None, context: Context) -> Grown:
     """Grow trees on the training groups of all workers.
 
     Args:
@@ -227,138 +276,11 @@ def grow(config: GBDTConfig, train: Labelled, codes: Codes, validation: Labelled
     check_labels(config, train, targets_N)
     if validation is not None:
         check_labels(config, validation, validation.labels_N)
-    if not isinstance(config, CatBoostConfig) and config.unbiased:
+    if config.learns_biases:
         check_positions(train)
     with watching(config, validation, config.kind, context) as watch:
-        model = _boost(config, train, targets_N, validation, merged(codes), watch)
+        model = config.boost(train, targets_N, validation, merged_codes(codes), watch)
     metrics = watch.metrics()
     judged = f", {watch.name} {metrics[watch.name]:.4f}" if watch.name in metrics else ""
     log.info("boosted %d trees with %s%s", watch.kept, config.kind, judged)
     return Grown(model, metrics)
-
-
-def _boost(
-    config: GBDTConfig, train: Labelled, targets_N: Floats, validation: Labelled | None, codes: Codes, watch: Watch
-) -> bytes:
-    """Grow trees with the config's library, importing no other; returns the model in the library's format."""
-    match config:
-        case LightGBMConfig():
-            from ltrscale.trees import with_lightgbm
-
-            return with_lightgbm.boost(config, train, targets_N, validation, codes, watch)
-        case XGBoostConfig():
-            from ltrscale.trees import with_xgboost
-
-            return with_xgboost.boost(config, train, targets_N, validation, codes, watch)
-        case CatBoostConfig():
-            from ltrscale.trees import with_catboost
-
-            return with_catboost.boost(config, train, targets_N, validation, codes, watch)
-
-
-def check_library(config: GBDTConfig, world: int) -> None:
-    """Check that the library is installed and supports this number of workers.
-
-    Raises:
-        InputError: CatBoost is not installed, or there are several workers for it or for unbiased trees.
-    """
-    if not isinstance(config, CatBoostConfig):
-        if config.unbiased and world > 1:  # each worker would learn biases from its share alone
-            raise InputError(f"unbiased trees train in one process, not on {world} workers; set workers to 1")
-        return
-    if world > 1:
-        raise InputError(
-            f"CatBoost trains in one process, not on {world} workers; set workers to 1, or choose another kind"
-        )
-    import_catboost()
-
-
-def check_alone(config: GBDTConfig) -> None:
-    """Check that the library is installed and this process is the only one, for trainers that are not distributed.
-
-    Raises:
-        InputError: the library is not installed, or there are other processes.
-    """
-    check_library(config, 1)
-    if rank_and_world()[1] > 1:
-        raise InputError("semi-supervised and stacked trees train in one process; start the job without torchrun")
-
-
-def check_labels(config: GBDTConfig, groups: Labelled, targets_N: Floats) -> None:
-    """Check that every target has a gain, if the objective uses gains.
-
-    Raises:
-        InputError: a target has none; the message names the group, the label and the remedy.
-    """
-    highest = highest_label(config)
-    if highest is None:
-        return
-    if misfit := _first_misfit(groups, targets_N, highest):
-        raise InputError(
-            f"{misfit}, and gains are for integers from 0 to {highest}; map the labels to grades in prepare, give "
-            "gbdt.label_gain a gain for each label, or set gbdt.targets.kind=quantised"
-        )
-
-
-def _first_misfit(groups: Labelled, labels_N: Floats, highest: int) -> str | None:
-    """Describes the first document whose label is not an integer from 0 to the highest; None if there is none."""
-    rows = np.flatnonzero((labels_N != labels_N.round()) | (labels_N < 0) | (labels_N > highest))
-    if not len(rows):
-        return None
-    row = int(rows[0])
-    return f"{groups.split}: group {groups.group_of(row)} has label {labels_N[row]:g}"
-
-
-def highest_label(config: GBDTConfig) -> int | None:
-    """The highest label that has a gain; None if the objective takes any number."""
-    if config.objective in ("regression", "softmax", "reg:squarederror", "QueryRMSE"):
-        return None
-    match config.label_gain:
-        case "exponential":
-            return HIGHEST_EXPONENTIAL
-        case "linear":
-            return HIGHEST_LINEAR
-        case table:
-            return len(table) - 1
-
-
-def check_positions(groups: Labelled) -> None:
-    """Check that every document has a position, a whole number, and no two of a group have the same.
-
-    Raises:
-        InputError: one has none, or two have the same; the message names the group and the remedy.
-    """
-    if groups.positions_N is None:
-        raise InputError(f"{groups.split}: unbiased trees need positions; map the column in prepare, or unset unbiased")
-    positions_N = groups.positions_N
-    for row in np.flatnonzero(~(positions_N == positions_N.round()))[:1]:  # NaN equals nothing
-        raise InputError(
-            f"{groups.split}: group {groups.group_of(row)} has position {positions_N[row]:g}, and unbiased trees need "
-            "a whole number for every document; prepare the documents that were shown only, or unset unbiased"
-        )
-    group_N = np.repeat(np.arange(len(groups.ids_Q)), groups.lengths_Q)
-    order_N = np.lexsort((positions_N, group_N))
-    same_N = (np.diff(group_N) == 0) & (np.diff(positions_N[order_N]) == 0)
-    for row in order_N[np.flatnonzero(same_N)][:1]:
-        raise InputError(
-            f"{groups.split}: group {groups.group_of(row)} has position {positions_N[row]:g} twice; give each document "
-            "its own position, or unset unbiased"
-        )
-
-
-def check_validation(validation: Labelled) -> None:
-    """Check that NDCG is defined on the validation groups.
-
-    Raises:
-        InputError: no group has a relevant document, or a label is not a grade.
-    """
-    if misfit := _first_misfit(validation, validation.labels_N, HIGHEST_EXPONENTIAL):
-        raise InputError(
-            f"{misfit}, and NDCG is of integers from 0 to {HIGHEST_EXPONENTIAL}; leave scores out of the validation "
-            "split, or map its labels to grades in prepare"
-        )
-    if not validation.labels_N.any():
-        raise InputError(
-            f"{validation.split}: none of its labelled groups has a relevant document, so NDCG is undefined; "
-            "choose other validation periods"
-        )

@@ -6,32 +6,34 @@ Shapes: N documents, Q groups, P1 = groups without a label in use + 1; F raw fea
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from ltrscale import boosters, views
-from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
+from ltrscale.arrays import Doubles
+from ltrscale.bundle import Bundle, TreesArchitecture, boosters, load, save_trees, views
+from ltrscale.bundle.reference import reference_of
+from ltrscale.bundle.views import Projection, View
 from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import Part, Run, cut, run_here
-from ltrscale.data.stream.scored import score
+from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here
+from ltrscale.data.stream.scored import score_selection
 from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context
 from ltrscale.moments import Moments
 from ltrscale.progress import Report, log, progress
-from ltrscale.skew import reference_of
+from ltrscale.stages.stage import LabelledStage, Origin
+from ltrscale.trees.checks import check_alone, check_validation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
-from ltrscale.trees.data import Codes, Labelled, read
-from ltrscale.trees.gbdt import check_alone, check_validation, grow, highest_label, learnt, seen_by, with_features_of
-from ltrscale.trees.targets import Floats, QuantisedConfig, make_targets
-from ltrscale.views import Projection, View
+from ltrscale.trees.data import BinCodes, Labelled, read_labelled
+from ltrscale.trees.gbdt import grow, learnt, seen_by, with_features_of
+from ltrscale.trees.targets import QuantisedConfig, make_targets
 
 _DOCS_PER_BATCH = 8192
 
@@ -65,7 +67,7 @@ class SemiConfig(Config):
         if self.pseudo_labels is not None and any(trees.relevant_only for trees in (self.first, self.gbdt) if trees):
             raise ValueError("relevant_only: set it to false, for with pseudo_labels trees learn from all groups")
         grades = self.pseudo_labels.grades if self.pseudo_labels and self.gbdt.targets is None else 0
-        highest = highest_label(self.gbdt)
+        highest = self.gbdt.highest_label()
         if highest is not None and grades - 1 > highest:
             raise ValueError(
                 f"pseudo_labels.grades: gbdt has gains for grades 0 to {highest}, {grades} are asked for; lower grades "
@@ -77,6 +79,17 @@ class SemiConfig(Config):
         """The config with this seed for all trees."""
         first = None if self.first is None else self.first.replace(seed=seed)
         return self.replace(gbdt=self.gbdt.replace(seed=seed), first=first)
+
+
+class SemiJob(LabelledStage):
+    """Train trees on labelled groups, helped by the training split's other groups."""
+
+    stage: ClassVar = "train_semi"
+    semi: SemiConfig
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Train, and commit the bundle."""
+        train_semi(self.semi, self.splits, self.out, made_by=origin, report=report)
 
 
 def train_semi(config: SemiConfig, splits: Splits, out: str, *, made_by: Mapping[str, Any], report: Report) -> Bundle:
@@ -123,8 +136,8 @@ def _grow(
     if config.pca is not None:
         projection = fit_projection(everything, config.pca, view, scaled=config.pca_scaled)
         view = views.projected(view, projection)
-    train, codes = read(labelled, "train", view)
-    validation, _ = read(only_relevant(validation_split), "validation", view)
+    train, codes = read_labelled(labelled, "train", view)
+    validation, _ = read_labelled(only_relevant(validation_split), "validation", view)
     check_validation(validation)
     metrics = {"labelled_groups": len(train.ids_Q), "validation_groups": validation_split.n_groups}
     if config.pseudo_labels is not None:
@@ -150,25 +163,25 @@ def _grow(
 def _all_groups(
     config: SemiConfig,
     labelled: Labelled,
-    codes: Codes,
+    codes: BinCodes,
     everything: Selection,
     validation: Labelled,
     context: Context,
-) -> tuple[Labelled, Codes]:
+) -> tuple[Labelled, BinCodes]:
     """All groups of the training split; groups without a label in use get grades of the first trees' scores."""
     assert config.pseudo_labels is not None
-    groups, codes_of_all = read(everything, labelled.split, labelled.view)
+    groups, codes_of_all = read_labelled(everything, labelled.split, labelled.view)
     settings = config.first or config.gbdt
     marked = replace(context, report=lambda record: context.report({"model": "first", **record}))
     first = grow(settings, labelled, codes, validation, marked)
     scorer = boosters.scorer(
         settings.kind, {"the first trees": first.model}, labelled.view, threads=settings.num_threads
     )
-    scores_N = score(everything, scorer, "the first trees").scores_N.numpy()
+    scores_N = score_selection(everything, scorer, "the first trees").scores_N.numpy()
     return replace(groups, labels_N=with_pseudo_labels(config.pseudo_labels, labelled, groups, scores_N)), codes_of_all
 
 
-def with_pseudo_labels(config: QuantisedConfig, labelled: Labelled, groups: Labelled, scores_N: Floats) -> Floats:
+def with_pseudo_labels(config: QuantisedConfig, labelled: Labelled, groups: Labelled, scores_N: Doubles) -> Doubles:
     """Labels [N] of all groups: their own if these are in use, otherwise grades of their scores.
 
     Only scores of groups without a label in use determine the borders of the grades.
@@ -244,7 +257,7 @@ def principal(correlation_CC: NDArray[np.float64], components: int) -> NDArray[n
 
 def _over(selection: Selection, function: Callable[[Part], T], what: str, run: Run) -> Iterator[T]:
     """The results of a function for each part of a selection, with a progress bar."""
-    parts = cut(selection)
+    parts = cut_into_parts(selection)
     with progress(what, selection.n_documents) as advance:
         for part, of_part in zip(parts, run(function, parts), strict=True):
             yield of_part

@@ -13,19 +13,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ltrscale.arrays import Doubles
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import plan
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import Context, rank_and_world
-from ltrscale.trees.data import Codes, Labelled
-from ltrscale.trees.targets import Floats, TargetsConfig, make_targets
+from ltrscale.trees.data import BinCodes, Labelled
+from ltrscale.trees.targets import TargetsConfig, make_targets
 
 T = TypeVar("T")
 _ELSEWHERE = ("192.0.2.1", 9)
 """An address for documentation (RFC 5737): no packet is sent, but connecting reveals the outgoing interface."""
 
 
-def gather(value: T) -> list[T]:
+def all_workers(value: T) -> list[T]:
     """The values of all workers, by rank."""
     found = [value] * rank_and_world()[1]
     if dist.is_initialized():
@@ -59,20 +60,20 @@ def check_complete(selection: Selection, share: Labelled) -> None:
     assert int(counts[0]) == selection.n_groups, f"{counts[0]} groups were read, {selection.n_groups} are selected"
 
 
-def merged(codes: Codes) -> Codes:
+def merged_codes(codes: BinCodes) -> BinCodes:
     """The codes and samples of all workers merged, so that bins are those of one process."""
-    first, *others = gather(codes)
+    first, *others = all_workers(codes)
     for other in others:
         first.merge(other)
     return first
 
 
-def shared_targets(config: TargetsConfig | None, share: Labelled) -> Floats:
+def shared_targets(config: TargetsConfig | None, share: Labelled) -> Doubles:
     """Targets of a worker's documents, shape [N]; grades have borders from the scores of all workers."""
     rank, world = rank_and_world()
-    if config is None or config.kind != "quantised" or world == 1:
+    if config is None or not config.of_all_groups or world == 1:
         return make_targets(config, share.labels_N, share.offsets_Q1)
-    shares = gather((share.labels_N, share.lengths_Q))
+    shares = all_workers((share.labels_N, share.lengths_Q))
     labels, lengths = zip(*shares, strict=True)
     offsets_Q1 = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
     first = sum(map(len, labels[:rank]))
@@ -97,7 +98,7 @@ def _any_of(asked: Callable[[], bool]) -> Callable[[], bool]:
 
 def own_address() -> str:
     """The address at which the other workers reach this one."""
-    if len(set(gather(socket.gethostname()))) == 1:
+    if len(set(all_workers(socket.gethostname()))) == 1:
         return "127.0.0.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(_ELSEWHERE)
@@ -109,4 +110,4 @@ def meeting_points() -> list[tuple[str, int]]:
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = int(probe.getsockname()[1])
-        return gather((own_address(), port))  # while the port is bound, so that no neighbour gets the same one
+        return all_workers((own_address(), port))  # while the port is bound, so that no neighbour gets the same one

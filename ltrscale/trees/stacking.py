@@ -5,28 +5,31 @@ Shapes: N documents.
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
-from ltrscale import views
-from ltrscale.bundle import Bundle, TreesArchitecture, load, member_files, reading, save_trees
+from ltrscale.bundle import Bundle, TreesArchitecture, load, member_files, save_trees, views, with_tokens_of
+from ltrscale.bundle.reference import reference_of
+from ltrscale.bundle.views import View
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.sample import Fold, OuterFold
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits, Texts
-from ltrscale.data.stream.scored import Scores, score
-from ltrscale.errors import InputError
+from ltrscale.data.stream.scored import DocumentScores, score_selection
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context
 from ltrscale.progress import Report, log
-from ltrscale.skew import reference_of
+from ltrscale.stages.inputs import BundleUrl
+from ltrscale.stages.origins import check_unseen
+from ltrscale.stages.stage import LabelledStage, Origin
+from ltrscale.trees.checks import check_alone, check_validation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
-from ltrscale.trees.data import Labelled, read
-from ltrscale.trees.gbdt import check_alone, check_validation, grow, learnt, seen_by, with_features_of
-from ltrscale.views import View
+from ltrscale.trees.data import Labelled, read_labelled
+from ltrscale.trees.gbdt import grow, learnt, seen_by, with_features_of
 
 _ALL = ("all",)
 
@@ -62,10 +65,54 @@ class StackConfig(Config):
 class StackMember(Config):
     """A model whose scores the trees see."""
 
-    bundle: str
+    bundle: BundleUrl
     """Bundle trained on all folds; it scores validation groups, and new groups inside the stack's bundle."""
-    folds: tuple[str, ...] = ()
+    folds: tuple[BundleUrl, ...] = ()
     """For each fold the bundle that was trained on the others; empty if `bundle` has seen no training label."""
+
+
+class _Stacked(Config):
+    """The settings of a stack, the names of its members in their order, and their bundles."""
+
+    stack: StackConfig
+    members: tuple[str, ...]
+    bundles: tuple[StackMember, ...]
+
+
+class StackedJob(LabelledStage):
+    """Train trees over the scores of trained models."""
+
+    stage: ClassVar = "stack"
+    stack: StackConfig
+    members: dict[str, StackMember]
+
+    def check(self) -> None:
+        """Refuse splits that overlap, and ready bundles that may have seen labels of the training split."""
+        super().check()
+        for name, member in self.members.items():
+            if not member.folds:
+                check_ready(name, member.bundle, self.splits)
+
+    def own_settings(self) -> _Stacked:
+        """Settings of the stack, and its members."""
+        return _Stacked(stack=self.stack, members=tuple(self.members), bundles=tuple(self.members.values()))
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Train, and commit the bundle, which holds all members."""
+        train_stack(self.stack, self.members, self.splits, self.out, made_by=origin, report=report)
+
+
+def check_ready(name: str, url: str, splits: Splits) -> None:
+    """Check that a bundle has not seen the labels that the trees will learn from."""
+    try:
+        check_unseen(url, splits.train)
+    except UnavailableError:  # storage does not answer, which is no verdict on the bundle
+        raise
+    except InputError as error:
+        raise InputError(
+            f"bundles.{name}: {url} was trained or selected on labels of the training split, whose groups it would "
+            f"score too well; list its method under members, or train the stack on other periods ({error})"
+        ) from error
 
 
 def train_stack(
@@ -122,7 +169,7 @@ def _grow(
     chosen = _chosen(selection.features, config.features)
     view = seen_by(config.gbdt, selection.features, chosen)
     held_out = {name: out_of_fold(name, member, selection, folds) for name, member in members.items()}
-    train, codes = read(selection, "train", views.scored(view, held_out, standardise=config.standardise))
+    train, codes = read_labelled(selection, "train", views.scored(view, held_out, standardise=config.standardise))
     validation, on_validation = _validation(config, only_relevant(validation_split), members, view)
     grown = grow(config.gbdt, train, codes, validation, context)
     cut = config.gbdt.stop_on
@@ -160,7 +207,7 @@ def folds_of(config: StackConfig, train: Split) -> list[Selection]:
     return [learnt(train.replace(fold=fold.model_dump()), config.gbdt) for fold in folds]
 
 
-def out_of_fold(name: str, member: StackMember, train: Selection, folds: Sequence[Selection]) -> Scores:
+def out_of_fold(name: str, member: StackMember, train: Selection, folds: Sequence[Selection]) -> DocumentScores:
     """Scores of all labelled training groups, each by a bundle that has not seen the group's labels.
 
     Args:
@@ -176,12 +223,12 @@ def out_of_fold(name: str, member: StackMember, train: Selection, folds: Sequenc
         opened = load(url)
         _check_has_not_seen(opened, held_out)
         parts.append(_score(held_out, opened, f"{name}, fold {number}"))
-    return Scores.joined(parts)
+    return DocumentScores.joined(parts)
 
 
-def _score(selection: Selection, member: Bundle, name: str) -> Scores:
+def _score(selection: Selection, member: Bundle, name: str) -> DocumentScores:
     """A member's scores of a selection, which may have more features than the member."""
-    return score(reading(selection, [member]), member.scorer(features=selection.features), name)
+    return score_selection(with_tokens_of(selection, [member]), member.scorer(features=selection.features), name)
 
 
 def _check_has_not_seen(opened: Bundle, held_out: Selection) -> None:
@@ -195,10 +242,10 @@ def _check_has_not_seen(opened: Bundle, held_out: Selection) -> None:
 
 def _validation(
     config: StackConfig, selection: Selection, members: Mapping[str, StackMember], view: View
-) -> tuple[Labelled, Mapping[str, Scores]]:
+) -> tuple[Labelled, Mapping[str, DocumentScores]]:
     """Validation groups as the trees see them, and the members' scores of them."""
     scores = {name: _score(selection, load(member.bundle), name) for name, member in members.items()}
-    validation, _ = read(selection, "validation", views.scored(view, scores, standardise=config.standardise))
+    validation, _ = read_labelled(selection, "validation", views.scored(view, scores, standardise=config.standardise))
     check_validation(validation)
     return validation, scores
 

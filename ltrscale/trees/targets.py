@@ -3,29 +3,45 @@
 Shapes: N documents, Q1 = groups + 1 offsets.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
+from ltrscale.arrays import Doubles
 from ltrscale.batch import standardise_by_group
 from ltrscale.config import Config
 
-Floats = NDArray[np.float64]
+
+class Targets(Config):
+    """How labels become targets."""
+
+    kind: str
+    of_all_groups: ClassVar[bool] = False
+    """Whether a target depends on the documents of other groups too."""
+
+    def of(self, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
+        """The targets of some groups, shape [N]."""
+        raise NotImplementedError
 
 
-class StandardisedConfig(Config):
+class StandardisedConfig(Targets):
     """Deviations from the group's mean in units of its standard deviation: a teacher may shift all scores of a list."""
 
     kind: Literal["standardised"] = "standardised"
 
+    def of(self, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
+        """See `standardised`."""
+        return standardised(labels_N, offsets_Q1)
 
-class QuantisedConfig(Config):
+
+class QuantisedConfig(Targets):
     """Grades 0, 1, ..., for objectives that need grades."""
 
     kind: Literal["quantised"] = "quantised"
+    of_all_groups: ClassVar[bool] = True
     grades: int = Field(31, ge=2, le=10_000)
     """Number of grades; HOU24 cuts pseudo-labels into 31, its public code into 5."""
     bins: Literal["even", "equal_frequency"] = "even"
@@ -33,23 +49,21 @@ class QuantisedConfig(Config):
     standardise: bool = False
     """Standardise scores per group first: a listwise teacher may shift all scores of a list."""
 
+    def of(self, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
+        """See `quantised`."""
+        scores_N = standardised(labels_N, offsets_Q1) if self.standardise else labels_N
+        return quantised(scores_N, grades=self.grades, bins=self.bins)
+
 
 TargetsConfig = Annotated[StandardisedConfig | QuantisedConfig, Field(discriminator="kind")]
 
 
-def make_targets(config: TargetsConfig | None, labels_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
+def make_targets(config: TargetsConfig | None, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
     """Labels transformed as a config sets, shape [N]."""
-    match config:
-        case None:
-            return labels_N
-        case StandardisedConfig():
-            return standardised(labels_N, offsets_Q1)
-        case QuantisedConfig():
-            scores_N = standardised(labels_N, offsets_Q1) if config.standardise else labels_N
-            return quantised(scores_N, grades=config.grades, bins=config.bins)
+    return labels_N if config is None else config.of(labels_N, offsets_Q1)
 
 
-def standardised(scores_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
+def standardised(scores_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
     """Scores minus their group's mean, divided by its standard deviation, shape [N]; 0 in a group of equal scores.
 
     Example:
@@ -60,7 +74,7 @@ def standardised(scores_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
     return standardise_by_group(torch.from_numpy(scores_N), torch.from_numpy(offsets_Q1)).numpy()
 
 
-def quantised(scores_N: Floats, *, grades: int, bins: Literal["even", "equal_frequency"]) -> Floats:
+def quantised(scores_N: Doubles, *, grades: int, bins: Literal["even", "equal_frequency"]) -> Doubles:
     """Grades 0 to `grades - 1` that rise with the scores, shape [N]; equal scores have equal grades.
 
     `even`: bins of equal width from the lowest to the highest score (HOU24, A.2.3). `equal_frequency`: bins of equally

@@ -6,6 +6,7 @@ Shapes: N documents.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +14,27 @@ from numpy.typing import NDArray
 from ltrscale.errors import Stopped
 from ltrscale.launch.workers import Context
 from ltrscale.progress import Advance, progress
-from ltrscale.trees.configs import TreesConfig
 from ltrscale.trees.data import Labelled
-from ltrscale.trees.shares import gather
+from ltrscale.trees.shares import all_workers
 
 
-class Watch:
+class Limits(Protocol):
+    """The settings of trees that decide how many of them there are."""
+
+    @property
+    def num_trees(self) -> int:
+        """Maximum number."""
+
+    @property
+    def stop_on(self) -> int:
+        """Cut-off of the NDCG."""
+
+    @property
+    def early_stopping_rounds(self) -> int | None:
+        """Trees without a better NDCG to wait for; None keeps all."""
+
+
+class StoppingWatch:
     """Records the validation NDCG after each tree, remembers the best, and decides when to stop.
 
     Without validation groups it counts the trees, and keeps all.
@@ -28,7 +44,7 @@ class Watch:
     """
 
     def __init__(
-        self, config: TreesConfig, validation: Labelled | None, library: str, context: Context, advance: Advance
+        self, config: Limits, validation: Labelled | None, library: str, context: Context, advance: Advance
     ) -> None:
         self.name = f"validation_ndcg@{config.stop_on}"
         self.trees = self.best = 0
@@ -54,7 +70,7 @@ class Watch:
             self._context.report({"tree": self.trees})
             return self.trees >= self._config.num_trees
         # rank 0's value: processors may round differently, and the others would wait for a worker that stopped alone
-        self.last_value = gather(self._validation.mean_ndcg(scores_N, self._config.stop_on))[0]
+        self.last_value = all_workers(self._validation.mean_ndcg(scores_N, self._config.stop_on))[0]
         beside = {} if theirs is None else {self._theirs: theirs}
         self._context.report({"tree": self.trees, self.name: self.last_value, **beside})
         if self.last_value > self.best_value:
@@ -76,7 +92,7 @@ class Watch:
 
 
 @contextmanager
-def watching(config: TreesConfig, validation: Labelled | None, library: str, context: Context) -> Iterator[Watch]:
+def watching(config: Limits, validation: Labelled | None, library: str, context: Context) -> Iterator[StoppingWatch]:
     """Watch while trees are added, with a progress bar."""
     with progress("boost", config.num_trees, "trees") as advance:
-        yield Watch(config, validation, library, context, advance)
+        yield StoppingWatch(config, validation, library, context, advance)

@@ -13,30 +13,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.boosters import CatBoostTable, import_catboost
+from ltrscale.arrays import Doubles
+from ltrscale.bundle.boosters import CatBoostTable, import_catboost
 from ltrscale.errors import InputError
-from ltrscale.trees.configs import CatBoostConfig
-from ltrscale.trees.data import Codes, Labelled
-from ltrscale.trees.targets import Floats
-from ltrscale.trees.watch import Watch
+from ltrscale.trees.data import BinCodes, Labelled
+from ltrscale.trees.watch import StoppingWatch
 
 _REFUSALS = ("All features are either constant or ignored", "All train targets are equal")
 
 
 def boost(
-    config: CatBoostConfig, train: Labelled, targets_N: Floats, validation: Labelled | None, codes: Codes, watch: Watch
+    parameters: Mapping[str, Any],
+    train: Labelled,
+    targets_N: Doubles,
+    validation: Labelled | None,
+    codes: BinCodes,
+    watch: StoppingWatch,
+    *,
+    stop_on: int,
 ) -> bytes:
     """Add trees until the watch ends it; returns the trees to keep in CatBoost's own format.
 
     CatBoost's ranking objectives weight groups, not documents: a group's weight is the mean of its documents'.
 
     Args:
-        config: see `CatBoostConfig`.
+        parameters: under CatBoost's names.
         train: the training groups.
         targets_N: transformed labels of their documents.
         validation: the validation groups; None for none.
         codes: codes of the training groups.
         watch: receives the validation scores after each tree.
+        stop_on: cut-off of CatBoost's own NDCG, reported beside ours.
 
     Raises:
         InputError: all features, or all targets, are the same for all documents; or CatBoost is not installed.
@@ -46,8 +53,8 @@ def boost(
     train_pool = _pool(catboost, train, targets_N, vocabularies)
     validation_pool = validation and _pool(catboost, validation, validation.labels_N, vocabularies)
     look = _Look(len(validation.labels_N)) if validation else None
-    notify = _Notify(look, watch, f"NDCG:top={config.stop_on};type=Exp")
-    model = catboost.CatBoost(_parameters(config, look, notify.theirs))
+    notify = _Notify(look, watch, f"NDCG:top={stop_on};type=Exp")
+    model = catboost.CatBoost({**parameters, **_metrics(look, notify.theirs)})
     with warnings.catch_warnings(), _refusals(catboost, train.split):
         warnings.filterwarnings("ignore", message="Can't optim")  # CatBoost would compile `_Look` if it could
         model.fit(train_pool, eval_set=validation_pool, callbacks=[notify])
@@ -57,7 +64,7 @@ def boost(
     return _content(model, [found.astype(int).tolist() for found in vocabularies.values()])
 
 
-def _pool(catboost: Any, groups: Labelled, labels_N: Floats, vocabularies: Mapping[int, NDArray[np.float32]]) -> Any:
+def _pool(catboost: Any, groups: Labelled, labels_N: Doubles, vocabularies: Mapping[int, NDArray[np.float32]]) -> Any:
     table = CatBoostTable(vocabularies)
     features_NF = np.empty((len(labels_N), len(groups.view.features)), np.float32)
     first = 0
@@ -93,7 +100,7 @@ class _Look:
 
     def __init__(self, n_documents: int) -> None:
         self._n_documents = n_documents
-        self.scores_N: Floats = np.zeros(0)
+        self.scores_N: Doubles = np.zeros(0)
 
     def __deepcopy__(self, _: object) -> "_Look":
         return self  # CatBoost copies its parameters, and would pass the scores to the copy
@@ -102,7 +109,7 @@ class _Look:
         """CatBoost requires this method; the answer has no effect here."""
         return True
 
-    def evaluate(self, approxes: Sequence[Floats], target: Floats, weight: Floats | None) -> tuple[float, float]:  # noqa: ARG002
+    def evaluate(self, approxes: Sequence[Doubles], target: Doubles, weight: Doubles | None) -> tuple[float, float]:  # noqa: ARG002
         """Keep the scores; the last call of a round has those of the validation split."""
         if len(approxes[0]) == self._n_documents:
             self.scores_N = np.array(approxes[0])
@@ -116,7 +123,7 @@ class _Look:
 class _Notify:
     """Notifies the watch of each tree; keeps what it raises, for CatBoost would turn it into another error."""
 
-    def __init__(self, look: _Look | None, watch: Watch, theirs: str) -> None:
+    def __init__(self, look: _Look | None, watch: StoppingWatch, theirs: str) -> None:
         self._look, self._watch, self.theirs = look, watch, theirs
         self.error: Exception | None = None
 
@@ -131,17 +138,9 @@ class _Notify:
             return False
 
 
-def _parameters(config: CatBoostConfig, look: _Look | None, theirs: str) -> dict[str, Any]:
+def _metrics(look: _Look | None, theirs: str) -> dict[str, Any]:
+    """The parameters that watch the training."""
     return {
-        "loss_function": config.objective,
-        "iterations": config.num_trees,
-        "learning_rate": config.learning_rate,
-        "depth": config.depth,
-        "l2_leaf_reg": config.l2_leaf_reg,
-        "rsm": config.rsm,
-        "border_count": config.border_count,
-        "random_seed": config.seed,
-        "thread_count": config.num_threads or -1,
         **({"eval_metric": look, "custom_metric": [f"{theirs};hints=skip_train~true"]} if look else {}),
         "use_best_model": False,  # the watch decides which trees to keep
         "allow_writing_files": False,

@@ -3,63 +3,65 @@
 Shapes: N documents, Q1 = groups + 1 offsets, F features.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import lightgbm as lgb
 import numpy as np
 from numpy.typing import NDArray
 
-from ltrscale.data.dataset.manifest import Feature
+from ltrscale.arrays import Doubles
 from ltrscale.launch.workers import rank_and_world
 from ltrscale.progress import log
-from ltrscale.trees.configs import LightGBMConfig, directions
-from ltrscale.trees.data import SAMPLE, Codes, Labelled
+from ltrscale.trees.data import BinCodes, Labelled
 from ltrscale.trees.shares import meeting_points
-from ltrscale.trees.targets import Floats
-from ltrscale.trees.watch import Watch
+from ltrscale.trees.watch import StoppingWatch
 
-Objective = Callable[[Floats, lgb.Dataset], tuple[Floats, Floats]]
+GradientFunction = Callable[[Doubles, lgb.Dataset], tuple[Doubles, Doubles]]
 """Maps scores to the loss's first and second derivatives."""
 
 
 def boost(
-    config: LightGBMConfig,
+    parameters: dict[str, Any],
     train: Labelled,
-    targets_N: Floats,
+    targets_N: Doubles,
     validation: Labelled | None,
-    codes: Codes,
-    watch: Watch,
+    codes: BinCodes,
+    watch: StoppingWatch,
+    *,
+    unbiased: bool = False,
+    temperature: float | None = None,
 ) -> bytes:
     """Add trees until the watch ends it; returns the model's text with the trees to keep.
 
     Args:
-        config: see `LightGBMConfig`.
+        parameters: under LightGBM's names.
         train: this worker's training groups.
         targets_N: transformed labels of its documents.
         validation: all validation groups, the same on every worker; None for none.
         codes: codes and sample of all workers' training groups.
         watch: receives the validation scores after each tree.
+        unbiased: learn a bias of each position.
+        temperature: of the softmax objective, which LightGBM lacks; None for an objective of its own.
     """
-    gains = gain_table(config, highest=int(max(targets_N.max(), validation.labels_N.max() if validation else 0, 0)))
-    parameters = parameters_of(config, gains, train.view.features)
     if (targets_N < 0).any() or (targets_N != targets_N.round()).any():
-        parameters["metric"] = "none"  # LightGBM's NDCG checks that labels are grades, on the training groups too
+        # LightGBM's NDCG checks that labels are grades, on the training groups too
+        parameters = {**parameters, "metric": "none"}
     vocabularies = codes.known()
     # a data set of the sample alone fixes the borders for both splits, the same on all workers
     borders = lgb.Dataset(
         codes.sample_rows(vocabularies), categorical_feature=list(vocabularies), params=parameters
     ).construct()
     train_set = _dataset(train, targets_N, vocabularies, borders)
-    if config.unbiased:
+    if unbiased:
         assert train.positions_N is not None
         train_set.set_position(train.positions_N.astype(np.int32))
-    objective = softmax_objective(targets_N, train.offsets_Q1, config.temperature) if config.is_custom else None
+    objective = None if temperature is None else softmax_objective(targets_N, train.offsets_Q1, temperature)
     booster = lgb.Booster({**parameters, **_network()}, train_set)
     if validation is not None:
         booster.add_valid(_dataset(validation, validation.labels_N, vocabularies, borders), "validation")
     try:
-        _grow(booster, objective, watch, f"ndcg@{config.stop_on}", config.min_data_in_leaf)
+        _grow(booster, objective, watch, f"ndcg@{parameters['eval_at'][0]}", parameters["min_data_in_leaf"])
     finally:
         booster.free_network()
     # LightGBM's text has a place for the categories of data frames; the scorer reads the codes from there.
@@ -67,12 +69,14 @@ def boost(
     return str(booster.model_to_string(num_iteration=watch.kept)).encode()
 
 
-def _grow(booster: lgb.Booster, objective: Objective | None, watch: Watch, theirs: str, min_data_in_leaf: int) -> None:
+def _grow(
+    booster: lgb.Booster, objective: GradientFunction | None, watch: StoppingWatch, theirs: str, min_data_in_leaf: int
+) -> None:
     """Add trees until the watch ends it, or there is nothing to split."""
-    seen: dict[str, Floats] = {}
+    seen: dict[str, Doubles] = {}
 
     # a custom metric, for LightGBM passes it the scores
-    def look(scores_N: Floats, _: lgb.Dataset) -> tuple[str, float, bool]:
+    def look(scores_N: Doubles, _: lgb.Dataset) -> tuple[str, float, bool]:
         seen["scores_N"] = scores_N
         return "ours", 0.0, True
 
@@ -127,7 +131,7 @@ class _Rows(lgb.Sequence):  # type: ignore[misc]
 
 
 def _dataset(
-    groups: Labelled, labels_N: Floats, vocabularies: Mapping[int, NDArray[np.float32]], borders: lgb.Dataset
+    groups: Labelled, labels_N: Doubles, vocabularies: Mapping[int, NDArray[np.float32]], borders: lgb.Dataset
 ) -> lgb.Dataset:
     """A split in bins with these borders; columns have no names, for LightGBM refuses some names."""
     return lgb.Dataset(
@@ -142,7 +146,7 @@ def _dataset(
     )
 
 
-def softmax_objective(targets_N: Floats, offsets_Q1: NDArray[np.int64], temperature: float) -> Objective:
+def softmax_objective(targets_N: Doubles, offsets_Q1: NDArray[np.int64], temperature: float) -> GradientFunction:
     """Softmax cross entropy of each group against softmax(target / temperature), as a custom objective.
 
     With p the softmax of a group's scores and t that of its targets, the loss is -sum t log p; its first derivative is
@@ -150,14 +154,14 @@ def softmax_objective(targets_N: Floats, offsets_Q1: NDArray[np.int64], temperat
     """
     target_N = softmax_by_group(targets_N / temperature, offsets_Q1)
 
-    def objective(scores_N: Floats, _: lgb.Dataset) -> tuple[Floats, Floats]:
+    def objective(scores_N: Doubles, _: lgb.Dataset) -> tuple[Doubles, Doubles]:
         p_N = softmax_by_group(scores_N, offsets_Q1)
         return p_N - target_N, np.maximum(p_N * (1 - p_N), 1e-16)  # above 0: leaf values divide by its sum
 
     return objective
 
 
-def softmax_by_group(scores_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
+def softmax_by_group(scores_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
     """Softmax of each group's scores, shape [N]; groups have at least one document.
 
     Example:
@@ -167,54 +171,3 @@ def softmax_by_group(scores_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
     starts_Q, lengths_Q = offsets_Q1[:-1], np.diff(offsets_Q1)
     shifted_N = np.exp(scores_N - np.repeat(np.maximum.reduceat(scores_N, starts_Q), lengths_Q))
     return np.asarray(shifted_N / np.repeat(np.add.reduceat(shifted_N, starts_Q), lengths_Q))
-
-
-def gain_table(config: LightGBMConfig, *, highest: int) -> list[float]:
-    """Gains of the labels 0 to at least `highest`."""
-    match config.label_gain:
-        case "exponential":
-            return [2.0**label - 1 for label in range(highest + 1)]
-        case "linear":
-            return [float(label) for label in range(highest + 1)]
-        case table:
-            return list(table)
-
-
-def parameters_of(config: LightGBMConfig, gains: list[float], features: Sequence[Feature] = ()) -> dict[str, Any]:
-    """The settings under LightGBM's names, for columns with these features.
-
-    With `deterministic`, histograms are row-wise: by default LightGBM chooses by timing, which does not repeat.
-    """
-    return {
-        "objective": "none" if config.is_custom else config.objective,
-        "label_gain": gains,
-        "lambdarank_truncation_level": config.truncation,
-        "metric": "ndcg",
-        "eval_at": [config.stop_on],
-        "num_leaves": config.num_leaves,
-        "learning_rate": config.learning_rate,
-        "min_data_in_leaf": config.min_data_in_leaf,
-        "feature_fraction": config.feature_fraction,
-        "bagging_fraction": config.bagging_fraction,
-        "bagging_freq": int(config.bagging_fraction < 1),  # LightGBM ignores the fraction at its default of 0
-        "bagging_by_query": config.bagging_by_query,
-        "extra_trees": config.extra_trees,
-        "lambda_l1": config.lambda_l1,
-        "lambda_l2": config.lambda_l2,
-        "cat_smooth": config.cat_smooth,
-        "cat_l2": config.cat_l2,
-        "min_data_per_group": config.min_data_per_group,
-        "max_cat_to_onehot": config.max_cat_to_onehot,
-        "lambdarank_position_bias_regularization": config.bias_regularization,
-        "monotone_constraints": directions(config.monotone, features) if config.monotone else [],
-        "max_bin": config.max_bin,
-        "cegb_tradeoff": config.cegb_tradeoff,
-        "cegb_penalty_split": config.cegb_penalty_split,
-        "bin_construct_sample_cnt": SAMPLE,
-        "feature_pre_filter": False,  # it would drop features by the counts of the sample, not of the data
-        "seed": config.seed,
-        "deterministic": config.deterministic,
-        "force_row_wise": config.deterministic,
-        "num_threads": config.num_threads,
-        "verbosity": -1,
-    }

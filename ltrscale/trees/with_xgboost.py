@@ -4,7 +4,7 @@ Shapes: N documents, Q groups, F features.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,44 +14,49 @@ from numpy.typing import NDArray
 from xgboost.collective import CommunicatorContext
 from xgboost.tracker import RabitTracker
 
-from ltrscale.data.dataset.manifest import Feature
+from ltrscale.arrays import Doubles
 from ltrscale.launch.workers import rank_and_world
-from ltrscale.trees.configs import XGBoostConfig, directions
-from ltrscale.trees.data import Codes, Labelled
-from ltrscale.trees.shares import gather, own_address
-from ltrscale.trees.targets import Floats
-from ltrscale.trees.watch import Watch
-
-_SQUARED_ERROR = "reg:squarederror"
+from ltrscale.trees.data import BinCodes, Labelled
+from ltrscale.trees.shares import all_workers, own_address
+from ltrscale.trees.watch import StoppingWatch
 
 
 def boost(
-    config: XGBoostConfig, train: Labelled, targets_N: Floats, validation: Labelled | None, codes: Codes, watch: Watch
+    parameters: Mapping[str, Any],
+    train: Labelled,
+    targets_N: Doubles,
+    validation: Labelled | None,
+    codes: BinCodes,
+    watch: StoppingWatch,
+    *,
+    by_group: bool,
+    by_position: bool,
 ) -> bytes:
     """Add trees until the watch ends it; returns the model's JSON with the trees to keep.
 
     Ranking objectives of XGBoost weight groups, not documents: a group's weight is the mean of its documents'.
 
     Args:
-        config: see `XGBoostConfig`.
+        parameters: under XGBoost's names.
         train: this worker's training groups.
         targets_N: transformed labels of its documents.
         validation: all validation groups, the same on every worker; None for none.
         codes: codes of all workers' training groups; XGBoost makes its own bins, from all documents.
         watch: receives the validation scores after each tree.
+        by_group: whether the objective ranks groups.
+        by_position: whether it estimates how positions attract clicks.
     """
     vocabularies = codes.known()
-    options = {"max_bin": config.max_bin, "enable_categorical": True, "nthread": config.num_threads}
-    by_group = config.objective != _SQUARED_ERROR
+    options = {"max_bin": parameters["max_bin"], "enable_categorical": True, "nthread": parameters["nthread"]}
     with _collective():
-        rows = _Rows(train, targets_N, vocabularies, by_group=by_group, by_position=config.unbiased)
+        rows = _Rows(train, targets_N, vocabularies, by_group=by_group, by_position=by_position)
         train_set = xgb.QuantileDMatrix(rows, **options)
         validation_set = None
         if validation is not None:
             validation_rows = _Rows(validation, validation.labels_N, vocabularies, by_group=True)
             validation_set = xgb.QuantileDMatrix(validation_rows, ref=train_set, **options)
         known = [train_set] if validation_set is None else [train_set, validation_set]
-        booster = xgb.Booster(parameters_of(config, train.view.features), known)
+        booster = xgb.Booster(dict(parameters), known)
         enough = False
         while not enough:
             booster.update(train_set, watch.trees)
@@ -81,7 +86,7 @@ class _Rows(xgb.DataIter):  # type: ignore[misc]
     def __init__(
         self,
         groups: Labelled,
-        labels_N: Floats,
+        labels_N: Doubles,
         vocabularies: Mapping[int, NDArray[np.float32]],
         *,
         by_group: bool,
@@ -121,7 +126,7 @@ class _Rows(xgb.DataIter):  # type: ignore[misc]
         return True
 
 
-def _means(values_N: Floats, group_N: NDArray[np.int64]) -> Floats:
+def _means(values_N: Doubles, group_N: NDArray[np.int64]) -> Doubles:
     """Mean of each group's values, shape [Q]; the documents of a group follow one another."""
     starts_Q = np.flatnonzero(np.diff(group_N, prepend=-1))
     return np.asarray(np.add.reduceat(values_N, starts_Q) / np.diff(starts_Q, append=len(group_N)))
@@ -139,38 +144,8 @@ def _collective() -> Iterator[None]:
     tracker = RabitTracker(world, host, sortby="task") if rank == 0 else None
     if tracker is not None:
         tracker.start()
-    given = gather(tracker.worker_args() if tracker is not None else {})[0]
+    given = all_workers(tracker.worker_args() if tracker is not None else {})[0]
     with CommunicatorContext(**given, dmlc_task_id=f"{rank:06}"):
         yield
     if tracker is not None:
         tracker.wait_for()
-
-
-def parameters_of(config: XGBoostConfig, features: Sequence[Feature] = ()) -> dict[str, Any]:
-    """The settings under XGBoost's names, for columns with these features, without what the objective does not have."""
-    ranking = {
-        "lambdarank_pair_method": config.pair_method,
-        "lambdarank_num_pair_per_sample": config.truncation if config.pair_method == "topk" else config.pairs,
-        "lambdarank_unbiased": config.unbiased,
-        "ndcg_exp_gain": config.label_gain == "exponential",
-    }
-    return {
-        "objective": config.objective,
-        **(ranking if config.objective != _SQUARED_ERROR else {}),
-        "eval_metric": f"ndcg@{config.stop_on}",
-        "tree_method": "hist",
-        "device": "cpu",
-        "grow_policy": "lossguide",
-        "max_leaves": config.max_leaves,
-        "max_depth": config.max_depth,
-        "learning_rate": config.learning_rate,
-        "min_child_weight": config.min_child_weight,
-        "colsample_bytree": config.colsample_bytree,
-        "subsample": config.subsample,
-        "reg_alpha": config.reg_alpha,
-        "reg_lambda": config.reg_lambda,
-        **({"monotone_constraints": tuple(directions(config.monotone, features))} if config.monotone else {}),
-        "max_bin": config.max_bin,
-        "seed": config.seed,
-        "nthread": config.num_threads,
-    }

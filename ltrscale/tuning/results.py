@@ -4,7 +4,7 @@ import csv
 import io
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,14 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 
 from ltrscale import storage
-from ltrscale.evaluation import charts
-from ltrscale.markdown import code, escape
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Chart, Command, Document, Points, Section, Table, Text
+from ltrscale.reports.markdown import files
 from ltrscale.storage import join
 from ltrscale.tuning.history import TrialRecord, best, ended
 from ltrscale.tuning.space import Dimension, Space, is_in, label, to_optuna
 
-TABLE, REPORT, JOURNAL = "trials.csv", "report.md", "optuna.journal"
+TABLE, JOURNAL = "trials.csv", "optuna.journal"
 PICTURES = ("history.png", "parallel.png", "importances.png")
 _LONGEST_LABEL = 24
 _FEWEST_FOR_IMPORTANCES = 4
@@ -28,7 +29,7 @@ _TICKS = 20
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SearchOutcome:
     """A finished search, as the report shows it."""
 
     space: Space
@@ -51,7 +52,7 @@ class Outcome:
         return f"{value:.4g}" if isinstance(value, float) and not exactly else label(value)
 
 
-def write_results(out: str, outcome: Outcome, *, commands: Sequence[str]) -> None:
+def write_results(out: str, outcome: SearchOutcome, *, commands: Sequence[str]) -> None:
     """Write the table of the trials, the report, Optuna's journal, and pictures if there are values to compare.
 
     Args:
@@ -59,13 +60,12 @@ def write_results(out: str, outcome: Outcome, *, commands: Sequence[str]) -> Non
         outcome: the finished search.
         commands: shell commands that train with the best settings again.
     """
-    drawn = _draw(out, outcome)
-    storage.write_bytes(join(out, TABLE), _table(outcome).encode())
-    storage.write_bytes(join(out, REPORT), _report(outcome, commands, drawn).encode())
-    storage.write_bytes(join(out, JOURNAL), _journal(out, outcome))
+    written = {TABLE: _table(outcome).encode(), JOURNAL: _journal(out, outcome), **files(document(outcome, commands))}
+    for name, content in written.items():
+        storage.write_bytes(join(out, name), content)
 
 
-def _journal(out: str, outcome: Outcome) -> bytes:
+def _journal(out: str, outcome: SearchOutcome) -> bytes:
     """The ended trials as a storage of Optuna, which optuna-dashboard opens; a stopped trial has its curve.
 
     Optuna checks values by the space, so the settings as given, which may lie outside, have no parameters there.
@@ -102,7 +102,7 @@ def _ending(key: str, space: Space) -> str:
     return key
 
 
-def _table(outcome: Outcome) -> str:
+def _table(outcome: SearchOutcome) -> str:
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["trial", "state", outcome.metric, "seconds", *outcome.space, "reason"])
@@ -115,28 +115,23 @@ def _table(outcome: Outcome) -> str:
     return text.getvalue()
 
 
-def _report(outcome: Outcome, commands: Sequence[str], drawn: Sequence[str]) -> str:
+def document(outcome: SearchOutcome, commands: Sequence[str]) -> Document:
+    """The report of a search; `commands` train with the best settings again."""
     trials, leader = ended(outcome.trials), best(outcome.trials)
     states = [t.result.state for t in trials if t.result]
     counts = ", ".join(f"{states.count(s)} {s}" for s in ("complete", "stopped", "failed") if s in states)
-    lines = ["# Search", "", f"{len(trials)} trials: {counts}. Metric: {outcome.metric} on the validation split.", ""]
+    opening = Text(f"{len(trials)} trials: {counts}. Metric: {outcome.metric} on the validation split.")
+    sections = [Section("Trials, best first", [_rows(outcome, trials)])]
     if leader is not None:
-        lines += ["## Best", "", *_best(outcome, leader, trials), ""]
-        lines += ["Train it again:", "", "```sh", *commands, "```", ""]
-    if drawn:
-        lines += [*(f"![{name}]({name})" for name in drawn), ""]
-    lines += ["## Trials, best first", "", *_rows(outcome, trials), ""]
-    if failed := [t for t in trials if t.result and t.result.state == "failed"]:
-        lines += [
-            "## Failed",
-            "",
-            *(f"- trial {t.number}: {escape(t.result.reason or '')}" for t in failed if t.result),
-            "",
-        ]
-    return "\n".join(lines)
+        again = (Text("Train it again:"), Command("\n".join(commands)))
+        sections.insert(0, Section("Best", [*_best(outcome, leader, trials), *again]))
+    failed = {t.number: t.result.reason or "" for t in trials if t.result and t.result.state == "failed"}
+    if failed:
+        sections.append(Section("Failed", [Points([f"trial {number}: {why}" for number, why in failed.items()])]))
+    return Document("Search", (opening, *_charts(outcome)), sections)
 
 
-def _best(outcome: Outcome, leader: TrialRecord, trials: Sequence[TrialRecord]) -> list[str]:
+def _best(outcome: SearchOutcome, leader: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Block]:
     assert leader.result is not None
     assert leader.result.value is not None
     value, first = leader.result.value, next((t.result for t in trials if t.number == 0), None)
@@ -146,45 +141,40 @@ def _best(outcome: Outcome, leader: TrialRecord, trials: Sequence[TrialRecord]) 
         compared = "with the settings as given the trial failed"
     else:
         compared = f"the settings as given (trial 0) have {first.value:.4f}, a difference of {value - first.value:+.4f}"
-    settings = [f"- {code(key)}: {escape(shown)}" for key in outcome.space if (shown := outcome.shown(leader, key))]
-    return [f"Trial {leader.number}: {value:.4f}; {compared}.", "", *settings]
+    yield Text(f"Trial {leader.number}: {value:.4f}; {compared}.")
+    if settings := [f"{key}: {shown}" for key in outcome.space if (shown := outcome.shown(leader, key))]:
+        yield Points(settings)
 
 
-def _rows(outcome: Outcome, trials: Sequence[TrialRecord]) -> list[str]:
+def _rows(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> Table:
     """All trials, the best first."""
 
     def order(trial: TrialRecord) -> tuple[bool, float, int]:
         value = trial.result.value if trial.result else None
         return value is None, -(value or 0.0), trial.number
 
-    rows = [f"| trial | {outcome.metric} | state | seconds | {' | '.join(map(escape, outcome.keys.values()))} |"]
-    rows.append("|---" * (4 + len(outcome.space)) + "|")
+    rows = []
     for trial in sorted(trials, key=order):
         assert trial.result is not None
         value = "-" if trial.result.value is None else f"{trial.result.value:.4f}"
         given = trial.number == 0 and not trial.begun.params
-        params = ["as given" if given else escape(outcome.shown(trial, key)) or "-" for key in outcome.space]
-        rows.append(
-            f"| {trial.number} | {value} | {trial.result.state} | {trial.result.seconds:.0f} | {' | '.join(params)} |"
-        )
-    return rows
+        params = ["as given" if given else outcome.shown(trial, key) or "-" for key in outcome.space]
+        rows.append([f"{trial.number}", value, trial.result.state, f"{trial.result.seconds:.0f}", *params])
+    return Table(["trial", outcome.metric, "state", "seconds", *outcome.keys.values()], rows)
 
 
-def _draw(out: str, outcome: Outcome) -> list[str]:
-    """Draw the trials that have a value; returns the names of the pictures."""
+def _charts(outcome: SearchOutcome) -> Iterator[Chart]:
+    """The trials that have a value, if there are several."""
     valued = [trial for trial in ended(outcome.trials) if trial.result is not None and trial.result.value is not None]
     drawn = [trial for trial in valued if is_in(outcome.space, trial.begun.params)]
     if len({_value(trial) for trial in valued}) < 2:  # nothing to compare
-        return []
-    history, parallel, importances = PICTURES
-    found = {history: history_chart(valued, outcome.metric)}
+        return
+    metric = outcome.metric
+    yield Chart(history_chart(valued, metric), f"{metric} of each trial, and the best so far", "history")
     if drawn:
-        found[parallel] = _parallel(outcome, drawn)
+        yield Chart(_parallel(outcome, drawn), f"the settings of each trial, coloured by {metric}", "parallel")
     if len(outcome.space) > 1 and len(drawn) >= _FEWEST_FOR_IMPORTANCES and len(set(map(_value, drawn))) > 1:
-        found[importances] = _importances(outcome, drawn)
-    for name, chart in found.items():
-        storage.write_bytes(join(out, name), charts.png(chart))
-    return list(found)
+        yield Chart(_importances(outcome, drawn), f"importance of each setting to {metric}", "importances")
 
 
 def _value(trial: TrialRecord) -> float:
@@ -202,7 +192,7 @@ def history_chart(trials: Sequence[TrialRecord], metric: str) -> charts.Spec:
     return charts.lines(rows, x="trial", y=metric, ticks=ticks)
 
 
-def _parallel(outcome: Outcome, trials: Sequence[TrialRecord]) -> charts.Spec:
+def _parallel(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> charts.Spec:
     """Every trial as a line over the axes of its settings, coloured by the metric."""
     rows: list[dict[str, object]] = []
     ends: list[dict[str, object]] = []
@@ -228,7 +218,7 @@ def _scale(dimension: Dimension) -> Callable[[Any], float]:
     return lambda value: (change(value) - low) / (high - low)
 
 
-def _importances(outcome: Outcome, trials: Sequence[TrialRecord]) -> charts.Spec:
+def _importances(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> charts.Spec:
     """The importance of each setting to the metric, by Optuna: shares that add up to 1."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")

@@ -5,17 +5,18 @@ import pytest
 from click_sessions import position_based
 from reference import click_models as oracle
 
+from ltrscale.arrays import Doubles
 from ltrscale.clicks.models import (
     ClickModel,
     DocumentRatio,
     DynamicBayesian,
-    PositionBased,
+    PositionBasedModel,
     PositionRatio,
     UserBrowsing,
     fit_product,
     perplexity,
 )
-from ltrscale.clicks.sessions import Cells, Doubles, Sessions, count
+from ltrscale.clicks.sessions import Cells, Sessions, count
 
 P = 4
 LIST = np.array([[3, 0, 2, 1]])
@@ -107,7 +108,7 @@ def test_smoothing_takes_low_positions_for_less_examined_and_predicts_better_for
     fitted, later = truth.sessions.take(half_S), truth.sessions.take(~half_S)
     relative, perplexities = {}, {}
     for smoothing in (0.0, 4.0):
-        model = PositionBased.fit(fitted, smoothing=smoothing)
+        model = PositionBasedModel.fit(fitted, smoothing=smoothing)
         relative[smoothing] = model.examination_P[-1] / model.examination_P[0]
         perplexities[smoothing] = perplexity(model.probabilities(later, conditional=False), later).overall
     expected = truth.examination_P[-1] / truth.examination_P[0]
@@ -159,14 +160,14 @@ def test_user_browsing_is_recovered_up_to_scale() -> None:
 def test_the_model_that_made_the_clicks_predicts_later_ones_best() -> None:
     rng = np.random.default_rng(7)
     attraction, satisfaction = rng.uniform(0.1, 0.8, 13), rng.uniform(0.1, 0.9, 13)
-    position = PositionBased(attraction, 1 / np.arange(1, 7))
+    position = PositionBasedModel(attraction, 1 / np.arange(1, 7))
     dynamic = DynamicBayesian(attraction, satisfaction, 0.8)
     for truth, best in ((position, "pbm"), (dynamic, "dbn")):
         fitted, later = drawn(truth, 2, 20_000), drawn(truth, 3, 20_000)
         models: dict[str, ClickModel] = {
             "position": PositionRatio.fit(fitted),
             "document": DocumentRatio.fit(fitted, smoothing=1.0),
-            "pbm": PositionBased.fit(fitted, smoothing=1.0),
+            "pbm": PositionBasedModel.fit(fitted, smoothing=1.0),
             "sdbn": DynamicBayesian.simplified(fitted, smoothing=1.0),
             "dbn": DynamicBayesian.fit(fitted, smoothing=1.0),
         }
@@ -180,7 +181,7 @@ def test_a_document_that_was_not_seen_has_the_mean() -> None:
     sessions = position_based(0, queries=30).sessions
     unseen = np.full((1, 10), sessions.pairs)
     later = Sessions(unseen, np.zeros((1, 10), np.bool_), np.zeros(1, np.int64), sessions.pairs)
-    model = PositionBased.fit(sessions, smoothing=1.0)
+    model = PositionBasedModel.fit(sessions, smoothing=1.0)
     cells = count(sessions)
     attraction = (cells.clicked_M.sum()) / (cells.shown_M * model.examination_P[cells.place_M]).sum()
     np.testing.assert_allclose(

@@ -5,8 +5,10 @@ import itertools
 import numpy as np
 import pytest
 from click_sessions import Truth, position_based, random_halves
+from nightly import nightly
 from reference import click_models as oracle
 
+from ltrscale.arrays import Doubles
 from ltrscale.clicks.propensity import (
     Estimate,
     click_ratios,
@@ -15,10 +17,15 @@ from ltrscale.clicks.propensity import (
     jackknife,
     without,
 )
-from ltrscale.clicks.sessions import Cells, Doubles, count
+from ltrscale.clicks.sessions import Cells, count
 
 WITHIN = {0.0: 0.1, 0.5: 0.1, 1.0: 0.25, 2.0: 0.45}
 """The largest error of a logarithm of ten harvested propensities, by eta, from 18,000 lists of 300 queries."""
+
+
+CORNERS = {(0.0, 0.0), (0.0, 0.3), (1.0, 0.1), (2.0, 0.0), (2.0, 0.3)}
+GRID = [case if case in CORNERS else nightly(*case) for case in itertools.product(WITHIN, (0.0, 0.1, 0.3))]
+"""Values of eta and of noise: the corners and the middle, and the others at night."""
 
 
 def harvested(truth: Truth) -> Estimate:
@@ -37,7 +44,7 @@ def error(values_P: Doubles, truth: Truth) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("eta", "noise"), list(itertools.product(WITHIN, (0.0, 0.1, 0.3))))
+@pytest.mark.parametrize(("eta", "noise"), GRID)
 def test_propensities_are_recovered_although_the_ranker_puts_relevance_on_top(eta: float, noise: float) -> None:
     truth = position_based(1, eta=eta, noise=noise)
     estimate = harvested(truth)

@@ -6,10 +6,10 @@ from click_sessions import position_based, random_halves
 
 from ltrscale.clicks.propensity import Estimate, click_ratios, harvest
 from ltrscale.clicks.sessions import count
-from ltrscale.clicks.trust import Curve, judged_by_clicks, slope, slope_of
+from ltrscale.clicks.trust import CellCurve, judged_by_clicks, slope, slope_of
 
 
-def with_labels(trust: float, curve: Curve, noise: float = 0.1) -> Estimate:
+def with_labels(trust: float, curve: CellCurve, noise: float = 0.1) -> Estimate:
     truth = position_based(3, queries=400, trust=trust, noise=noise)
     good_D, poor_D = truth.relevance_D > 0.4, truth.relevance_D < 0.15
     return slope_of(count(truth.sessions), good_D, poor_D, 10, truth.sessions.folds_D(10), curve)
@@ -17,7 +17,7 @@ def with_labels(trust: float, curve: Curve, noise: float = 0.1) -> Estimate:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("curve", [harvest, click_ratios])
-def test_labels_show_trust(curve: Curve) -> None:
+def test_labels_show_trust(curve: CellCurve) -> None:
     strong, weak, none = (with_labels(trust, curve) for trust in (0.6, 0.3, 0.0))
     assert strong.high[0] < 0
     assert strong.values[0] < weak.values[0] < none.values[0]

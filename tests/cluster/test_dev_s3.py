@@ -3,13 +3,13 @@
 import os
 import signal
 import socket
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import s3fs
 from cluster_scripts import error_line, exported_environment, run_script
+from waiting import wait_until
 
 OTHERS = {"AWS_ACCESS_KEY_ID": "of-someone", "AWS_SECRET_ACCESS_KEY": "else"}
 """Keys in the user's shell; the server must not take them for its own."""
@@ -56,7 +56,7 @@ def test_data_outlives_the_server(tmp_path: Path, port: int) -> None:
         assert all(path.stat().st_mode & 0o077 == 0 for path in secret_files)
 
         os.kill(int((tmp_path / "server.pid").read_text().split()[0]), signal.SIGKILL)
-        wait_until_free(port)
+        wait_until(lambda: not listening(port))
         assert "no server runs here" in error_line(run_script("dev_s3.py", "status", *options))
         assert exported_environment(run_script("dev_s3.py", "start", *options).stdout) == environment
         assert client(environment).cat_file("ltrscale/some/object") == b"content"
@@ -67,13 +67,6 @@ def test_data_outlives_the_server(tmp_path: Path, port: int) -> None:
 
 def readable(path: Path) -> str:
     return path.read_text() if path.is_file() else ""
-
-
-def wait_until_free(port: int) -> None:
-    deadline = time.monotonic() + 10
-    while listening(port):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_taken_port_is_named(tmp_path: Path, port: int) -> None:

@@ -88,7 +88,7 @@ def test_uploads_hold_the_jobs_and_little_else(tmp_path: Path) -> None:
     create_package(str(ROOT), package, include_gitignore=True, excludes=[".git", ".venv", "venv", "__pycache__"])
     with zipfile.ZipFile(package) as archive:
         names = archive.namelist()
-    for needed in ("jobs/pretrain.py", "jobs/configs/distributed-dev.yaml", "ltrscale/launch/workers.py"):
+    for needed in ("jobs/pretrain.py", "jobs/configs/start/distributed-dev.yaml", "ltrscale/launch/workers.py"):
         assert needed in names
     unwanted = ("runs/*", ".venv/*", ".git/*", "data/*", "tests/*", "docs/*", ".*_cache/*", "*.pyc")
     assert [name for name in names if any(fnmatch(name, pattern) for pattern in unwanted)] == []
@@ -97,7 +97,7 @@ def test_uploads_hold_the_jobs_and_little_else(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(p for p in CLUSTER.iterdir() if p.is_file()), ids=lambda path: path.name)
 def test_paths_that_are_named_exist(path: Path) -> None:
-    for named in re.findall(r"\b(?:cluster|jobs/configs)/[\w.-]*\w", path.read_text()):
+    for named in re.findall(r"\b(?:cluster|jobs/configs/\w+)/[\w.-]*\w", path.read_text()):
         assert (ROOT / named).exists(), named
     for module in re.findall(r"-m (jobs\.\w+)", path.read_text()):
         assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module

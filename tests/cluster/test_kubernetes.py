@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from ltrscale.config import validate
-from ltrscale.workflows.stages import PretrainJob
+from ltrscale.training.pretrain import PretrainJob
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "cluster" / "kuberay-rayjob.yaml"

@@ -23,7 +23,7 @@ from cluster_sockets import listening_sockets
 from jobs.submit import run
 from ltrscale import bundle, storage
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.engine import environment
+from ltrscale.engine import with_environment
 from ltrscale.errors import InputError
 from ltrscale.operating.dashboard import ADDRESS, connected
 from ltrscale.operating.submission import SubmitConfig
@@ -37,7 +37,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning"),  # Ray's client says it
 ]
 
-PREPARE, PRETRAIN = "jobs/configs/prepare-distributed-dev.yaml", "jobs/configs/distributed-dev.yaml"
+PREPARE, PRETRAIN = "jobs/configs/start/prepare-distributed-dev.yaml", "jobs/configs/start/distributed-dev.yaml"
 SMALL_LOG = ("--set=synthetic.weeks=2", "--set=synthetic.groups_per_week=100")
 SMALL_RUN = (
     "--set=train.periods=2026-W01..2026-W02",
@@ -118,7 +118,7 @@ def test_prepare_and_pretrain(give: Give, s3: str) -> None:
     log = pretrained.out
     assert re.search(rf"(?m)^\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d pretrain: writing {re.escape(out)}", log)
     assert "training on 2 workers" in log
-    assert bundle.read_manifest(out)["made_by"]["stage"] == "pretrain"
+    assert bundle.read_bundle_manifest(out)["made_by"]["stage"] == "pretrain"
     lines = storage.read_bytes(f"{out}/run/metrics.jsonl").decode().splitlines()
     epochs = [record for record in map(json.loads, lines) if "epoch" in record]
     assert [record["documents"] for record in epochs] == [documents]
@@ -204,7 +204,11 @@ def test_nobody_is_served_without_the_token(cluster: dict[str, str]) -> None:
     token = Path(cluster["RAY_AUTH_TOKEN_PATH"])
     assert token.stat().st_mode & 0o077 == 0
     cluster = {**cluster, "RAY_AUTH_TOKEN": "0" * 64}
-    with environment(**cluster), pytest.raises(InputError, match="the dashboard asks for a token"), connected(address):
+    with (
+        with_environment(**cluster),
+        pytest.raises(InputError, match="the dashboard asks for a token"),
+        connected(address),
+    ):
         pass
 
 

@@ -3,13 +3,13 @@
 import pytest
 from known_datasets import make_dataset
 
-from ltrscale.data.stream.readers import Reader, read_direct, read_with_ray
+from ltrscale.data.stream.readers import RowGroupReader, read_direct, read_with_ray
 
 __all__ = ["make_dataset"]
 
 
 @pytest.fixture(params=["direct", pytest.param("ray", marks=pytest.mark.ray)])
-def read(request: pytest.FixtureRequest) -> Reader:
+def read(request: pytest.FixtureRequest) -> RowGroupReader:
     """Either reader of row groups."""
     if request.param == "direct":
         return read_direct

@@ -17,20 +17,20 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from small_disks import fill_disk, small_disk_at
-from small_trainers import make_trainer
+from small_trainers import make_trainer, pretrain
 from torch import Tensor
 
-from jobs.chaos.faulty_proxy import FaultyProxy
 from ltrscale import bundle, storage
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.progress import Report
 from ltrscale.storage.patience import PATIENCE
 from ltrscale.storage.s3 import PatientS3
-from ltrscale.training.checkpoint import Checkpoints, list_checkpoints, read
+from ltrscale.training.checkpoint import Checkpoints, list_checkpoints, read_checkpoint
 from ltrscale.training.loop import StepResult, Trainer
-from ltrscale.training.pretrain import PretrainConfig, pretrain
+from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.snapshot import Progress, Snapshot
+from tests.chaos.faulty_proxy import FaultyProxy
 
 Weights = dict[str, Tensor]
 CHANGES = {"os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}
@@ -89,7 +89,7 @@ class TrainerWithCheckpoints:
             resumed = snapshot.step
             if resumed == 2:
                 save(saver, self.trainer, self.result)
-        assert [self.check_whole(read(c)) for c in list_checkpoints(url)][-1] == 3
+        assert [self.check_whole(read_checkpoint(c)) for c in list_checkpoints(url)][-1] == 3
         assert {file.rpartition("/")[0] for file in storage.list_files(url)} == set(list_checkpoints(url))
         return resumed
 
@@ -191,6 +191,7 @@ def killed_at_requests(_: int, data: str, folder: str, s3: str) -> None:
 
 @pytest.mark.s3
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_around_each_request_of_an_upload(synthetic_dataset: str, tmp_path: Path, s3: str) -> None:
     mp.spawn(killed_at_requests, args=(synthetic_dataset, str(tmp_path), storage.join(s3, tmp_path.name)))
 
@@ -278,7 +279,7 @@ def test_a_disk_that_stays_full(
         run_pretraining(synthetic_dataset, str(out), Faults(caplog, lambda: fill_disk(small_disk), None))
     kept = list_checkpoints(str(out / "checkpoints"))
     assert kept
-    step = read(kept[-1]).step
+    step = read_checkpoint(kept[-1]).step
     (small_disk / "ballast").unlink()
     caplog.clear()
     records: list[Any] = []
@@ -338,6 +339,7 @@ def test_a_checkpoint_that_cannot_be_reached_is_not_taken_for_a_damaged_one(
 
 @pytest.mark.slow
 @pytest.mark.s3
+@pytest.mark.nightly
 def test_a_store_that_is_gone_for_a_while_stops_no_run(
     synthetic_dataset: str,
     s3: str,

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 import yaml
 from faulty_pretraining import bundle_weights, committed_steps, small_config
+from nightly import nightly
 from text_log import ENCODER, STREAM
+from waiting import wait_until
 
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -160,10 +162,11 @@ def expected(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -
     return weights
 
 
-both_signals = pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+TERMINATED, INTERRUPTED = (signal.SIGTERM, 143), (signal.SIGINT, 130)
+"""Signals, and the statuses that they end a process with."""
 
 
-@both_signals
+@pytest.mark.parametrize(("number", "status"), [nightly(*TERMINATED), INTERRUPTED])
 def test_a_signal_to_a_single_process(
     make_job: MakeJob, expected: Callable[[int], bytes], number: int, status: int
 ) -> None:
@@ -196,7 +199,7 @@ def check_one_end(job: Job) -> None:
     assert "Traceback" not in text
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0])
+@pytest.mark.parametrize("after_s", [*map(nightly, (0.0, 0.2, 0.5)), 1.0, *map(nightly, (1.5, 2.0, 3.0))])
 def test_ctrl_c_while_a_command_starts(make_job: MakeJob, after_s: float) -> None:
     job = make_job()
     process = job.begin()
@@ -206,8 +209,15 @@ def test_ctrl_c_while_a_command_starts(make_job: MakeJob, after_s: float) -> Non
     check_one_end(job)
 
 
-@both_signals
-@pytest.mark.parametrize("to", ["worker", "agent"])
+@pytest.mark.parametrize(
+    ("to", "number", "status"),
+    [
+        ("agent", *TERMINATED),
+        nightly("agent", *INTERRUPTED),
+        nightly("worker", *TERMINATED),
+        nightly("worker", *INTERRUPTED),
+    ],
+)
 def test_a_signal_under_torchrun(
     make_job: MakeJob, expected: Callable[[int], bytes], to: str, number: int, status: int
 ) -> None:
@@ -240,6 +250,7 @@ def test_a_worker_of_torchrun_is_killed_and_started_again(make_job: MakeJob, exp
     assert bundle_weights(str(job.out)) == expected(2)
 
 
+@pytest.mark.nightly
 def test_a_worker_of_torchrun_that_hangs_is_named_and_started_again(
     make_job: MakeJob, expected: Callable[[int], bytes]
 ) -> None:
@@ -256,6 +267,7 @@ def test_an_error_of_all_workers_of_torchrun_is_one_line(make_job: MakeJob) -> N
     check_one_line(job, r"error: step \d+: .* training has diverged")
 
 
+@pytest.mark.nightly
 def test_an_error_of_one_worker_of_torchrun_is_one_line(
     make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,7 +304,7 @@ def of_text(data: str, objective: str) -> tuple[dict[str, Any], str]:
     )
 
 
-@pytest.mark.parametrize("objective", ON_TEXT)
+@pytest.mark.parametrize("objective", [nightly("masked_language"), "clicks"])
 def test_training_on_text_is_killed_and_goes_on(
     make_job: MakeJob, clicked_texts: str, tmp_path: Path, objective: str
 ) -> None:
@@ -311,13 +323,11 @@ def test_training_on_text_is_killed_and_goes_on(
 
 
 @pytest.mark.ray
+@pytest.mark.nightly
 def test_the_launching_process_is_killed(make_job: MakeJob, expected: Callable[[int], bytes]) -> None:
     job = make_job(options="--workers 2")
     process = job.start()
     process.kill()
     process.wait()
     job.check_finished(expected(2))
-    end = time.monotonic() + 180
-    while alive := job.processes():
-        assert time.monotonic() < end, f"processes {alive} of the killed run's cluster go on"
-        time.sleep(0.1)
+    wait_until(lambda: not job.processes())

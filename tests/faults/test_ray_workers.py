@@ -88,6 +88,7 @@ def test_storage_that_cannot_be_reached_counts_as_a_failure_of_workers(
     assert "storage of rank 1 in step 0; all workers start again (failure 1 of 1" in caplog.text
 
 
+@pytest.mark.nightly
 def test_a_defect_is_raised_when_it_comes_again_and_again(synthetic_dataset: str, tmp_path: Path) -> None:
     watched = FaultyPretraining(str(tmp_path / "steps"), raises=((0, 1, "defect"),))
     with pytest.raises(ValueError, match="defect of rank 1 in step 0") as caught:

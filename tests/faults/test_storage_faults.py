@@ -20,25 +20,26 @@ import pyarrow.parquet as pq
 import pytest
 import safetensors.torch
 import torch
+from nightly import nightly
 from small_disks import small_disk_at
 from synthetic_columns import COLUMN_MAPPING
 from writer_tokens import without_writer
 
-from jobs.chaos.faulty_proxy import EXPIRED, SLOW_DOWN, Fault, FaultyProxy, Refusal
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import RowGroup, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.ingest.inputs import PrepareConfig
-from ltrscale.data.ingest.parquet import read_batches
-from ltrscale.data.ingest.prepare import prepare
-from ltrscale.data.ingest.seen import SeenHashes
+from ltrscale.data.ids import SeenHashes
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError, UnavailableError
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.parquet import read_batches
+from ltrscale.ingest.prepare import prepare
 from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
-from ltrscale.storage.patience import PATIENCE, patience_s
+from ltrscale.storage.patience import PATIENCE, Tries, patience_s
 from ltrscale.storage.s3 import PatientS3
+from tests.chaos.faulty_proxy import EXPIRED, SLOW_DOWN, Fault, FaultyProxy, Refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -100,7 +101,7 @@ def read_by_arrow(url: str) -> pa.Table:
 
 @pytest.mark.slow
 @pytest.mark.s3
-@pytest.mark.parametrize("share", [0.1, 0.5])
+@pytest.mark.parametrize("share", [0.1, nightly(0.5)])
 def test_what_is_written_and_read_through_an_overloaded_store_is_the_same(
     proxy: FaultyProxy, url: str, share: float, tmp_path: Path
 ) -> None:
@@ -124,7 +125,7 @@ def test_what_is_written_and_read_through_an_overloaded_store_is_the_same(
 
 @pytest.mark.slow
 @pytest.mark.s3
-@pytest.mark.parametrize("share", [0.1, 0.5])
+@pytest.mark.parametrize("share", [0.1, nightly(0.5)])
 def test_a_data_set_prepared_and_streamed_through_an_overloaded_store_is_the_same(
     proxy: FaultyProxy, url: str, share: float, tmp_path: Path
 ) -> None:
@@ -160,7 +161,7 @@ def test_a_data_set_prepared_and_streamed_through_an_overloaded_store_is_the_sam
 @pytest.mark.s3
 @pytest.mark.parametrize(
     ("method", "fault"),
-    [("HEAD", SLOW_DOWN), ("GET", SLOW_DOWN), ("HEAD", "reset"), ("GET", "reset"), ("GET", "cut")],
+    [("HEAD", SLOW_DOWN), nightly("GET", SLOW_DOWN), nightly("HEAD", "reset"), ("GET", "reset"), nightly("GET", "cut")],
     ids=lambda value: value.code if isinstance(value, Refusal) else value,
 )
 def test_a_row_group_is_read_after_more_failures_than_pyarrow_takes(
@@ -228,7 +229,7 @@ def messages(actions: Mapping[str, Callable[[], Any]], path: str) -> dict[str, t
     ("fault", "said"),
     [
         (SLOW_DOWN, "the store is overloaded .*run it again later"),
-        ("reset", "the store does not answer .*check the network and AWS_ENDPOINT_URL"),
+        nightly("reset", "the store does not answer .*check the network and AWS_ENDPOINT_URL"),
         ("gone", "the store does not answer .*check the network and AWS_ENDPOINT_URL"),
     ],
     ids=["overloaded", "reset", "gone"],
@@ -366,19 +367,28 @@ def test_what_is_written_and_read_over_connections_that_break_is_the_same(
     ids=lambda value: value.code if isinstance(value, Refusal) else "",
 )
 def test_a_permanent_refusal_is_reported_at_once_by_its_name(
-    proxy: FaultyProxy, url: str, refusal: Refusal, remedy: str
+    proxy: FaultyProxy, url: str, refusal: Refusal, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pauses: list[float] = []
+    pause_after = Tries.pause_after
+
+    def noted(tries: Tries, error: Exception) -> float | None:
+        pause = pause_after(tries, error)
+        pauses.extend([] if pause is None else [pause])
+        return pause
+
+    monkeypatch.setattr(Tries, "pause_after", noted)
     path = storage.join(url, "file")
     storage.write_bytes(path, b"x")
     proxy.share, proxy.fault = 1.0, refusal
     asked = {name: functools.partial(act, path) for name, act in ACTIONS.items()}
-    for name, (error, seconds) in messages(asked, path).items():
+    for name, (error, _) in messages(asked, path).items():
         assert not isinstance(error, UnavailableError), name
         assert "network" not in str(error), name
         if name != "arrow":  # whose HEAD request is refused without a reason
             assert re.search(remedy, str(error)), name
         assert "AWS_ACCESS_KEY_ID" in str(error) or "clock" in str(error), name
-        assert seconds < 10, name
+    assert pauses == [], "nothing is tried again"
 
 
 @pytest.mark.s3
@@ -458,7 +468,9 @@ def test_what_cannot_work_is_reported_in_one_line_within_half_a_minute(
 
 @pytest.mark.slow
 @pytest.mark.s3
-@pytest.mark.parametrize(("fault", "role"), [("wrong key", "train.data"), ("no bucket", "out"), ("no server", "out")])
+@pytest.mark.parametrize(
+    ("fault", "role"), [nightly("wrong key", "train.data"), ("no bucket", "out"), nightly("no server", "out")]
+)
 def test_a_job_reports_what_cannot_work_in_one_line(
     environment: pytest.MonkeyPatch, url: str, synthetic_dataset: str, fault: str, role: str, tmp_path: Path
 ) -> None:
@@ -467,7 +479,6 @@ def test_a_job_reports_what_cannot_work_in_one_line(
     at, remedy = make(fault, environment, url)
     keys = {"train.data": synthetic_dataset, "out": str(tmp_path / "out"), role: at}
     command = [sys.executable, "-m", "jobs.pretrain", *(f"--set={key}={value}" for key, value in keys.items())]
-    began = time.monotonic()
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
     )
@@ -477,7 +488,6 @@ def test_a_job_reports_what_cannot_work_in_one_line(
     (line,) = [line for line in lines if "; the log and the metrics of this run are in " not in line]
     assert line.startswith(f"error: {at}")
     assert remedy in line
-    assert time.monotonic() - began < 30 + 30  # and the time to start Python
 
 
 def left(folder: Path) -> list[str]:

@@ -1,27 +1,33 @@
 """The command line of a job: help, printed config, one-line errors, exit status."""
 
-import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command_lines import run_here
 
 from ltrscale import config as configs
-from ltrscale.workflows.clicks import ClicksJob
-from ltrscale.workflows.crossval import CrossvalConfig
-from ltrscale.workflows.distill import DistillJob
-from ltrscale.workflows.gate import GateJob
-from ltrscale.workflows.match import MatchJob
-from ltrscale.workflows.methods import GBDTMethod
-from ltrscale.workflows.pipeline import PipelineConfig
-from ltrscale.workflows.predict import PredictJob
-from ltrscale.workflows.stack import StackJob
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, PretrainJob, RelabelJob, ScoreJob
-from ltrscale.workflows.study_grid import StudyConfig
-from ltrscale.workflows.tree_stages import GBDTJob
-from ltrscale.workflows.tune import TuneJob
-from ltrscale.workflows.weekly import WeeklyJob
+from ltrscale.derive.matching.match import MatchJob
+from ltrscale.derive.relabelling.relabel import RelabelJob
+from ltrscale.evaluation.clicks.look import ClicksJob
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.weeks.gate import GateJob
+from ltrscale.experiments.crossval import CrossvalJob
+from ltrscale.experiments.distill import DistillJob
+from ltrscale.experiments.methods.gbdt import GBDTMethod
+from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.stack import StackJob
+from ltrscale.experiments.study import StudyConfig
+from ltrscale.experiments.weekly import WeeklyJob
+from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.scoring.predict import PredictJob
+from ltrscale.scoring.score import ScoreJob
+from ltrscale.training.finetune import FinetuneJob
+from ltrscale.training.pretrain import PretrainJob
+from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.tuning.tune import TuneJob
 
 ROOT = Path(__file__).resolve().parents[2]
 LAID_OVER = {
@@ -35,12 +41,6 @@ LAID_OVER = {
 """Configs of a few keys, and what they are laid over."""
 
 
-def job(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", f"jobs.{name}", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-
-
 def one_line(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
@@ -49,52 +49,49 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
-@pytest.mark.slow
 def test_help_is_a_command_away() -> None:
-    done = job("finetune", "--help")
+    done = run_here("finetune", "--help")
     assert done.returncode == 0, done.stderr
     assert "finetune.loss = {kind: lambdarank}" in done.stdout
-    assert "did you mean 'finetune.loss'" in one_line(job("finetune", "--help", "finetune.los"))
+    assert "did you mean 'finetune.loss'" in one_line(run_here("finetune", "--help", "finetune.los"))
 
 
-@pytest.mark.slow
 def test_unknown_key_names_the_nearest() -> None:
     assert "did you mean 'seeds'" in one_line(
-        job("pipeline", "--config", "jobs/configs/demo.yaml", "--set", "sedes=[1]")
+        run_here("pipeline", "--config", "jobs/configs/start/demo.yaml", "--set", "sedes=[1]")
     )
 
 
 @pytest.mark.slow
 def test_missing_config_file_is_named() -> None:
-    assert "nowhere.yaml: no such file" in one_line(job("pretrain", "--config", "nowhere.yaml"))
+    command = [sys.executable, "-m", "jobs.pretrain", "--config", "nowhere.yaml"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert "nowhere.yaml: no such file" in one_line(done)
 
 
-@pytest.mark.slow
 def test_missing_data_set_is_named(tmp_path: Path) -> None:
-    done = job("pretrain", "--set", f"out={tmp_path}/out", "--set", f"train.data={tmp_path}/none")
+    done = run_here("pretrain", "--set", f"out={tmp_path}/out", "--set", f"train.data={tmp_path}/none")
     assert "no data set is committed there" in one_line(done)
 
 
-@pytest.mark.slow
 def test_printed_config_is_a_config(tmp_path: Path) -> None:
-    done = job("pipeline", "--config", "jobs/configs/demo.yaml", "--set", "seeds=[3]", "--print-config")
+    done = run_here("pipeline", "--config", "jobs/configs/start/demo.yaml", "--set", "seeds=[3]", "--print-config")
     assert done.returncode == 0, done.stderr
     path = tmp_path / "printed.yaml"
     path.write_text(done.stdout)
     assert configs.load(PipelineConfig, str(path)).seeds == (3,)
 
 
-@pytest.mark.slow
 def test_flags_are_short_for_keys(tmp_path: Path) -> None:
     plain = ("--set", "out=x", "--set", "train.data=y")
-    done = job("pretrain", *plain, "--workers", "2", "--fresh", "--print-config")
+    done = run_here("pretrain", *plain, "--workers", "2", "--fresh", "--print-config")
     assert done.returncode == 0, done.stderr
     (tmp_path / "printed.yaml").write_text(done.stdout)
     printed = configs.load(PretrainJob, str(tmp_path / "printed.yaml"))
     assert (printed.workers.number, printed.fresh) == (2, True)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "jobs" / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "jobs" / "configs").rglob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
     text = path.read_text()
     assert text.startswith("# "), "a shipped config says in its first line what it is for"
@@ -105,7 +102,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "prepare": PrepareJob,
         "relabel": RelabelJob,
         "match": MatchJob,
-        "crossval": CrossvalConfig,
+        "crossval": CrossvalJob,
         "distill": DistillJob,
         "distributed": PretrainJob,
         "pretrain": PretrainJob,
@@ -116,7 +113,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "score": ScoreJob,
         "predict": PredictJob,
         "stack": StackJob,
-        "self": CrossvalConfig,
+        "self": CrossvalJob,
         "study": StudyConfig,
         "gate": GateJob,
         "weekly": WeeklyJob,
@@ -126,12 +123,17 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
     assert configs.load(kinds.get(path.stem.partition("-")[0], PipelineConfig), urls[::-1])
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("folder", sorted((ROOT / "jobs" / "configs").iterdir()), ids=lambda folder: folder.name)
+def test_every_folder_of_configs_has_a_page_with_a_line_a_file(folder: Path) -> None:
+    named = re.findall(r"^- \[([\w-]+)\]\(\1\.yaml\): \w.+$", (folder / "README.md").read_text(), re.MULTILINE)
+    assert sorted(named) == sorted(path.stem for path in folder.glob("*.yaml"))
+
+
 def test_a_config_is_laid_over_the_ones_before(tmp_path: Path) -> None:
     path = tmp_path / "other.yaml"
     path.write_text("out: elsewhere\nmethods: {gbdt: {gbdt: {num_leaves: 5}}}\n")
-    one, two = "jobs/configs/demo.yaml", str(path)
-    done = job("pipeline", "--config", one, "--config", two, "--set", "seeds=[3]", "--print-config")
+    one, two = "jobs/configs/start/demo.yaml", str(path)
+    done = run_here("pipeline", "--config", one, "--config", two, "--set", "seeds=[3]", "--print-config")
     assert done.returncode == 0, done.stderr
     (tmp_path / "printed.yaml").write_text(done.stdout)
     plain = configs.load(PipelineConfig, str(ROOT / one))
@@ -149,7 +151,7 @@ from ltrscale.config import Config
 def run(_):
     with pyarrow.OSFile("/dev/full", "wb") as file:
         file.write(b"bytes")
-main(Command("job", Config, run, "A job."))
+main(Command("job", lambda: (Config, run), "A job."))
 """
 
 
@@ -160,17 +162,16 @@ def test_a_disk_that_is_full_for_a_library_is_one_line() -> None:
     assert one_line(done).startswith("error: disk full ([Errno 28] Error writing bytes to file.")
 
 
-@pytest.mark.slow
 def test_lines_that_are_marked_are_named_until_the_mark_is_gone(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("q,price\na,1\na,2\n")
     config = tmp_path / "prepare.yaml"
     where = f"out: {tmp_path}/data\nprepare:\n  inputs: {tmp_path}/log.csv\n"
     columns = "      query: q # CHECK: or price\n      features: [price] # CHECKED\n"
     config.write_text(f"{where}  source:\n    kind: items\n    columns:\n{columns}")
-    said = job("prepare", "--config", str(config)).stderr
+    said = run_here("prepare", "--config", str(config)).stderr
     assert f"not checked yet: {config}:7: query: q # CHECK: or price" in said
     assert "features" not in said
-    assert "CHECK" not in job("prepare", "--config", str(config), "--print-config").stderr
+    assert "CHECK" not in run_here("prepare", "--config", str(config), "--print-config").stderr
     config.write_text(config.read_text().replace("# CHECK: or price", ""))
-    done = job("prepare", "--config", str(config))
+    done = run_here("prepare", "--config", str(config))
     assert (done.returncode, "CHECK" in done.stderr) == (0, False)

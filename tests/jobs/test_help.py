@@ -2,9 +2,10 @@
 
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import yaml
@@ -13,8 +14,9 @@ from pydantic import BaseModel, Field
 
 from jobs.cli import Command, main
 from jobs.commands import commands
-from jobs.help import find, keys_of, show
-from jobs.reference import reference
+from jobs.help import Key, find, keys_of, show
+from jobs.keys import FILE, table_of
+from jobs.reference import PAGE, reference, table
 from ltrscale.config import Config, kind_of, models_in
 from ltrscale.errors import InputError
 from ltrscale.progress import log
@@ -31,8 +33,12 @@ class Named(Config):
     preset: Literal["red", "blue"] | None = None
 
 
+def every_key(cls: type[BaseModel]) -> list[Key]:
+    return list(keys_of(table_of({"job": cls}), "job"))
+
+
 def lines(cls: type[BaseModel], given: str | None = None) -> list[str]:
-    keys = list(keys_of(cls))
+    keys = every_key(cls)
     return show(keys if given is None else find(keys, given), 98).splitlines()
 
 
@@ -98,13 +104,13 @@ def test_a_name_of_the_users_leads_to_the_keys_below_it() -> None:
 @pytest.mark.parametrize(("given", "near"), [("job.shap.side", "job.shape.side"), ("shape", "job.shape"), ("", "out")])
 def test_an_unknown_key_names_the_nearest(given: str, near: str) -> None:
     with pytest.raises(InputError, match=rf"--help {given}: unknown key; did you mean '{near}'\?"):
-        find(list(keys_of(Strict)), given)
+        find(every_key(Strict), given)
 
 
 @every_command
-def test_help_shows_10_to_25_keys_and_the_kinds_of_each(command: Command[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_shows_10_to_25_keys_and_the_kinds_of_each(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    every = {key.name: key for key in reversed(list(keys_of(command.config)))}
+    every = {key.name: key for key in reversed(list(keys_of(command.table(), command.name)))}
     usual = command.keys.split() or list(every)
     assert len(usual) == len(set(usual))
     assert set(usual) <= set(every)
@@ -129,8 +135,8 @@ def kinds(cls: type[BaseModel], name: str) -> list[str]:
 
 @pytest.mark.slow
 @every_command
-def test_every_key_is_explained_when_it_is_asked_for(command: Command[Any]) -> None:
-    every = list(keys_of(command.config))
+def test_every_key_is_explained_when_it_is_asked_for(command: Command) -> None:
+    every = list(keys_of(command.table(), command.name))
     whole = command.help("all")
     for key in every:
         assert key.text or key.name.endswith(".kind"), f"{key.name} has no explanation"
@@ -150,7 +156,7 @@ def test_a_key_with_very_many_below_it_is_shown_one_level_deep_with_an_entry_a_k
     assert len(text.splitlines()) < 60
     said = re.search(r"([\d,]+) more keys are below these\. `--help (\S+)` shows", text)
     assert said is not None
-    every = list(keys_of(command.config))
+    every = list(keys_of(command.table(), command.name))
     named = sum(f"{key.name}{key.default}\n" in text for key in find(every, "methods"))
     assert int(said[1].replace(",", "")) + len(kinds_there) + 1 == len(find(every, "methods"))
     assert named <= len(kinds_there) + 1
@@ -174,7 +180,7 @@ def test_a_kind_is_asked_for_by_its_name(cls: type[BaseModel]) -> None:
 
 @every_command
 def test_the_example_is_a_command_that_can_be_run(
-    command: Command[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (example,) = (part for part in command.description.split("\n\n") if part.startswith("  python"))
     program, *words = shlex.split(example.split("  python -m ")[1].replace("\\\n", " "))
@@ -201,12 +207,43 @@ def test_there_is_a_command_for_each_row_of_the_page_of_jobs() -> None:
     assert sorted(rows) == [command.name for command in commands()]
 
 
-def test_the_reference_is_up_to_date() -> None:
-    same = (ROOT / "docs" / "reference.md").read_text() == reference()
-    assert same, "run: python -m jobs.reference > docs/reference.md"
+def test_the_reference_and_the_table_of_keys_are_up_to_date() -> None:
+    current = table()
+    same = (FILE.read_text(), PAGE.read_text()) == (current.dump(), reference(current))
+    assert same, "run: python -m jobs.reference"
+
+
+HELPS = """
+import io, runpy, sys
+from contextlib import redirect_stdout
+
+for name, *asked in (words.split() for words in sys.argv[1:]):
+    sys.argv[1:] = ["--help", *asked]
+    with redirect_stdout(io.StringIO()) as text:
+        runpy.run_module(f"jobs.{name}", run_name="__main__")
+    assert text.getvalue()
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+print(*sorted({name.split(".")[1] for name in sys.modules if name.startswith("ltrscale.")}))
+"""
+HEAVY = {
+    "altair", "catboost", "lightgbm", "numpy", "onnx", "pandas", "pyarrow", "ray", "s3fs", "scipy",
+    "sklearn", "torch", "xgboost",
+}  # fmt: skip
+
+
+def test_help_imports_neither_the_room_of_a_job_nor_its_libraries() -> None:
+    asked = [f"{command.name}{key}" for command in commands() for key in ("", " all", f" {usual_key(command)}")]
+    done = subprocess.run([sys.executable, "-c", HELPS, *asked], cwd=ROOT, capture_output=True, text=True, check=True)
+    libraries, rooms = (line.split() for line in done.stdout.splitlines())
+    assert HEAVY & set(libraries) == set()
+    assert set(rooms) <= {"config", "errors", "progress", "signals", "storage"}
+
+
+def usual_key(command: Command) -> str:
+    return (command.keys.split() or [next(keys_of(command.table(), command.name)).name])[-1]
 
 
 def test_every_link_inside_the_reference_leads_to_a_heading() -> None:
-    page = reference()
+    page = PAGE.read_text()
     headings = {title.lower().replace(".", "") for title in re.findall(r"^#+ (.+)$", page, re.MULTILINE)}
     assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= headings

@@ -1,12 +1,12 @@
 """Detection of the worker that hangs."""
 
-import time
 from collections.abc import Callable
 
 import pytest
+from waiting import wait_until
 
 from ltrscale.launch import hangs
-from ltrscale.launch.hangs import Counts, Pulse, Watch
+from ltrscale.launch.hangs import HangWatch, Pulse, WorkerProgress
 from ltrscale.launch.workers import Context
 
 
@@ -33,11 +33,11 @@ def seconds(clock: Clock, count: int, beat: Callable[[], None]) -> None:
         beat()
 
 
-def watch_of_two() -> Watch:
-    watch = Watch(60.0)
+def watch_of_two() -> HangWatch:
+    watch = HangWatch(60.0)
     for rank in (0, 1):
         watch.joined(rank)
-        watch.heard(rank, Counts(2, 0))
+        watch.heard(rank, WorkerProgress(2, 0))
     return watch
 
 
@@ -45,49 +45,46 @@ def test_the_worker_with_the_fewest_steps_hangs(clock: Clock) -> None:
     watch = watch_of_two()
 
     def beat() -> None:
-        watch.heard(0, Counts(8, 3))
-        watch.heard(1, Counts(7, 9))
+        watch.heard(0, WorkerProgress(8, 3))
+        watch.heard(1, WorkerProgress(7, 9))
 
     seconds(clock, 60, beat)
     assert watch.hung() == {}  # a minute after the last step it is 59 s
     seconds(clock, 1, beat)
     assert watch.hung() == {1: "has made no progress for 60 s"}
     watch.left(1)
-    seconds(clock, 59, lambda: watch.heard(0, Counts(8, 3)))
+    seconds(clock, 59, lambda: watch.heard(0, WorkerProgress(8, 3)))
     assert watch.hung() == {}  # rank 0 could not have moved before
-    seconds(clock, 1, lambda: watch.heard(0, Counts(8, 3)))
+    seconds(clock, 1, lambda: watch.heard(0, WorkerProgress(8, 3)))
     assert list(watch.hung()) == [0]
 
 
 def test_a_silent_worker_hangs_however_many_steps_it_made(clock: Clock) -> None:
     watch = watch_of_two()
-    watch.heard(1, Counts(8, 0))
-    seconds(clock, 61, lambda: watch.heard(0, Counts(8, 0)))
+    watch.heard(1, WorkerProgress(8, 0))
+    seconds(clock, 61, lambda: watch.heard(0, WorkerProgress(8, 0)))
     assert list(watch.hung()) == [1]
     assert "has been silent for 61 s" in watch.hung()[1]
 
 
 def test_a_worker_that_reads_or_has_yet_to_begin_does_not_hang(clock: Clock) -> None:
     watch = watch_of_two()
-    seconds(clock, 200, lambda: watch.heard(1, Counts(2, int(clock.now))))
+    seconds(clock, 200, lambda: watch.heard(1, WorkerProgress(2, int(clock.now))))
     assert watch.hung() == {}
     watch.clear()
     watch.joined(0)
-    watch.heard(0, Counts(1, 0))
-    seconds(clock, 590, lambda: watch.heard(0, Counts(1, 0)))
+    watch.heard(0, WorkerProgress(1, 0))
+    seconds(clock, 590, lambda: watch.heard(0, WorkerProgress(1, 0)))
     assert watch.hung() == {}
-    seconds(clock, 11, lambda: watch.heard(0, Counts(1, 0)))
+    seconds(clock, 11, lambda: watch.heard(0, WorkerProgress(1, 0)))
     assert list(watch.hung()) == [0]
 
 
 def test_a_pulse_counts_steps_and_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hangs, "_EVERY_S", 0.01)
-    pulse, sent = Pulse(), list[Counts]()
+    pulse, sent = Pulse(), list[WorkerProgress]()
     context = pulse.counting(Context(reader=lambda _, __: iter(["a", "b"]), stopping=lambda: True))
     with pulse.sent(sent.append):
         assert context.stopping()
         assert list(context.reader([], [])) == ["a", "b"]
-        deadline = time.monotonic() + 10
-        while Counts(1, 2) not in sent:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: WorkerProgress(1, 2) in sent)

@@ -7,24 +7,18 @@ import signal
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nightly import nightly
+from waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 TESTS = Path(__file__).resolve().parents[1]
 LIMIT_S = 120.0
-
-
-def wait(ready: Callable[[], object]) -> None:
-    until = time.monotonic() + LIMIT_S
-    while not ready():
-        assert time.monotonic() < until
-        time.sleep(0.2)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +30,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subproces
     environment["PYTHONPATH"] = str(TESTS.parent)
     with (folder / "said").open("w") as said, subprocess.Popen(command, env=environment, stderr=said) as process:
         try:
-            wait(lambda: (folder / "found.json").exists() or process.poll() is not None)
+            wait_until(lambda: (folder / "found.json").exists() or process.poll() is not None)
             assert process.poll() is None, (folder / "said").read_text()
             yield process, json.loads((folder / "found.json").read_text())
         finally:
@@ -80,7 +74,7 @@ def test_its_files_are_their_owners_and_go_after_a_kill(
     # Ray's agents report the death of the raylet to the GCS before they exit, and retry for a minute.
     others = [pid for pid, name in found["processes"] if "Agent" not in name]
     assert len(others) > 8
-    wait(lambda: not [pid for pid in others if Path(f"/proc/{pid}").exists()])
+    wait_until(lambda: not [pid for pid in others if Path(f"/proc/{pid}").exists()])
     subprocess.run(start, timeout=LIMIT_S, check=True)  # any process that makes a place removes those of the dead
     assert not own.exists()
 
@@ -125,11 +119,11 @@ def wait(config):
         threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
         ray.get(endless) if config.call == "get" else ray.wait([endless])
 
-main(Command("wait", Call, wait, "A test."))
+main(Command("wait", lambda: (Call, wait), "A test."))
 """
 
 
-@pytest.mark.parametrize("call", ["get", "wait"])
+@pytest.mark.parametrize("call", ["get", nightly("wait")])
 def test_a_request_to_stop_that_comes_while_ray_waits_is_heard_at_once(call: str) -> None:
     done = _run(_STOPPED_WHILE_RAY_WAITS, f"--set=call={call}")
     # On a busy machine, the core of Ray logs an error of its own when it is left while a task runs.
@@ -161,7 +155,7 @@ except InputError as error:
 """
 
 
-@pytest.mark.parametrize("process", ["raylet", "gcs_server"])
+@pytest.mark.parametrize("process", ["raylet", nightly("gcs_server")])
 def test_when_the_only_node_dies_the_job_ends_with_one_line(process: str) -> None:
     said = _run(_NODE_DIES, process).stdout  # after what Ray has to say of it
     assert said.endswith("Ray's processes on this machine have died; give the same command again\n")

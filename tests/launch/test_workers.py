@@ -9,6 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from ray.exceptions import ActorDiedError
+from small_trainers import pretrain
 
 from ltrscale import bundle
 from ltrscale.config import Config
@@ -18,7 +19,7 @@ from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.launch.under_ray import _cause
 from ltrscale.launch.workers import ONE, Workers, WorkersConfig
 from ltrscale.signals import ending_on_signal, stop_on_signal
-from ltrscale.training.pretrain import PretrainConfig, pretrain
+from ltrscale.training.pretrain import PretrainConfig
 
 
 class Job(Config):

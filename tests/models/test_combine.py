@@ -70,4 +70,4 @@ def test_a_bundle_holds_all_parts(how: str, tmp_path: Path) -> None:
     assert opened.architecture == model.architecture
     assert torch.equal(opened.scorer()(groups), model(groups).detach())
     with pytest.raises(InputError, match="holds several rankers, which have no encoder"):
-        opened.encoder()
+        bundle.load_encoder(str(tmp_path / "out"))

@@ -22,7 +22,7 @@ from ltrscale.models.encoders import (
     ResNet,
     ResNetConfig,
 )
-from ltrscale.models.features import FeatureTransform, Kind, TransformConfig, fit_transform
+from ltrscale.models.features import FeatureKind, FeatureTransform, TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.layers import Dropout, Encoder, MicroBatchNorm, depths
 from ltrscale.models.ranker import Architecture, Ranker
@@ -185,7 +185,7 @@ def make(name: str, features: str = "both", **settings: Any) -> Encoder:
 def built(config: Any, features: str = "both") -> Encoder:
     torch.manual_seed(0)
     numeric = FEATURES[features]
-    kinds: list[Kind] = ["numeric" if is_numeric else "categorical" for is_numeric in numeric]
+    kinds: list[FeatureKind] = ["numeric" if is_numeric else "categorical" for is_numeric in numeric]
     return fresh(config, FeatureTransform(TransformConfig(), kinds, [5] * numeric.count(False)))
 
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ltrscale.draws import splitmix64
-from ltrscale.models.fitting import Sample, Statistics, Vocabulary, Wanted, quantiles
+from ltrscale.models.fitting import FeatureStatistics, Sample, ValueCounts, Wanted, quantiles
 from ltrscale.moments import Moments
 
 Rows = NDArray[np.float32]
-T = TypeVar("T", Vocabulary, Sample, Statistics)
+T = TypeVar("T", ValueCounts, Sample, FeatureStatistics)
 
 
 def documents(n: int, seed: int = 0) -> Rows:
@@ -66,11 +66,11 @@ seeds = st.integers(0, 2**32 - 1)
 def test_statistics_do_not_depend_on_cuts_and_merges(cuts: list[float], seed: int) -> None:
     x_NF = documents(500)
     for wanted in (Wanted(NUMERIC, discrete_up_to=3), Wanted(NUMERIC, log1p=True), Wanted(NUMERIC, sample=50)):
-        whole = Statistics(wanted)
+        whole = FeatureStatistics(wanted)
         whole.add(0, x_NF)
         parts = []
         for piece in pieces(len(x_NF), cuts):
-            parts.append(Statistics(wanted))
+            parts.append(FeatureStatistics(wanted))
             parts[-1].add(piece.start, x_NF[piece])
         actual = merged(parts, np.random.default_rng(seed).integers(0, 100, len(parts) - 1))
         assert actual.documents == whole.documents == 500
@@ -113,10 +113,10 @@ def test_a_vocabulary_counts_exactly(parts: list[list[int]], limit: int, seed: i
     counted = Counter(code for part in parts for code in part)
     by_frequency = sorted(counted, key=lambda code: (-counted[code], code))
 
-    def gather(at_most: int | None) -> Vocabulary:
+    def gather(at_most: int | None) -> ValueCounts:
         vocabularies = []
         for part in parts:
-            vocabularies.append(Vocabulary(at_most))
+            vocabularies.append(ValueCounts(at_most))
             vocabularies[-1].add(np.array([*part, math.nan], np.float32))
         return merged(vocabularies, np.random.default_rng(seed).integers(0, 100, len(parts) - 1))
 
@@ -130,7 +130,7 @@ def test_a_vocabulary_counts_exactly(parts: list[list[int]], limit: int, seed: i
 
 def test_negative_zero_is_zero() -> None:
     for values in ([0.0, -0.0], [-0.0, 0.0]):
-        vocabulary = Vocabulary()
+        vocabulary = ValueCounts()
         vocabulary.add(np.array(values, np.float32))
         codes_V = vocabulary.codes()
         assert codes_V is not None
@@ -142,10 +142,10 @@ def bytes_of(value: object) -> int:
 
 
 def test_a_vocabulary_is_as_large_as_its_codes_however_many_documents() -> None:
-    vocabulary, largest = Vocabulary(), 0
+    vocabulary, largest = ValueCounts(), 0
     codes_N = np.arange(5000, dtype=np.float32)
     for _ in range(50):
-        part = Vocabulary()
+        part = ValueCounts()
         part.add(codes_N)
         vocabulary.merge(part)
         largest = max(largest, bytes_of(vocabulary))
@@ -153,11 +153,11 @@ def test_a_vocabulary_is_as_large_as_its_codes_however_many_documents() -> None:
 
 
 def test_no_value_is_kept_of_a_feature_with_too_many() -> None:
-    vocabulary = Vocabulary(at_most=3)
+    vocabulary = ValueCounts(at_most=3)
     for first in range(0, 1000, 10):
         vocabulary.add(np.arange(first, first + 10, dtype=np.float32))
-        assert bytes_of(vocabulary) < bytes_of(Vocabulary()) + 300
-    few = Vocabulary(at_most=3)
+        assert bytes_of(vocabulary) < bytes_of(ValueCounts()) + 300
+    few = ValueCounts(at_most=3)
     few.add(np.array([1.0], np.float32))
     few.merge(vocabulary)
     assert few.codes() is None

@@ -72,7 +72,7 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     driver = tmp_path / "version"
     monkeypatch.setattr(checks, "_DRIVER", driver)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert checks.gpus() == checks.Line("ok", "no GPU; torch computes on the CPU")
+    assert checks.gpus() == checks.CheckResult("ok", "no GPU; torch computes on the CPU")
     assert "Ray counts 2 GPUs, torch 0" in checks.gpus(2).what
 
     driver.write_text("NVRM version: 550.1\nGCC")
@@ -90,7 +90,7 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(2))
-    assert checks.gpus(2) == checks.Line("ok", "2 x NVIDIA H200 (150 GB), CUDA 12.8, NCCL 2.27.3")
+    assert checks.gpus(2) == checks.CheckResult("ok", "2 x NVIDIA H200 (150 GB), CUDA 12.8, NCCL 2.27.3")
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     assert "no NCCL" in checks.gpus(2).what
 
@@ -124,7 +124,7 @@ def test_clocks(ahead_s: float, level: str) -> None:
 
 
 def test_configs(tmp_path: Path) -> None:
-    def check(name: str, text: str, job: str | None = None) -> checks.Line:
+    def check(name: str, text: str, job: str | None = None) -> checks.CheckResult:
         (tmp_path / name).write_text(text)
         return checks.config_validity(str(tmp_path / name), job, config_of)
 
@@ -137,7 +137,11 @@ def test_configs(tmp_path: Path) -> None:
     assert checks.config_validity(str(tmp_path / "pretrain-none.yaml"), None, config_of).level == "error"
 
 
-STORE_CHECKS: list[Callable[[str], checks.Line]] = [checks.store_access, checks.store_conditions, checks.store_clock]
+STORE_CHECKS: list[Callable[[str], checks.CheckResult]] = [
+    checks.store_access,
+    checks.store_conditions,
+    checks.store_clock,
+]
 
 
 def test_a_local_store(tmp_path: Path) -> None:

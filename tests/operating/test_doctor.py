@@ -21,7 +21,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LTRSCALE_STORAGE_PATIENCE_S", "0")
     monkeypatch.setattr(
-        checks, "spill_disk", lambda *_: checks.Line("ok", "room")
+        checks, "spill_disk", lambda *_: checks.CheckResult("ok", "room")
     )  # the disk of this machine may be full
 
 

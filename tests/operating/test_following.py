@@ -9,7 +9,7 @@ from ray.job_submission import JobStatus
 
 from ltrscale.errors import UnavailableError
 from ltrscale.operating import following
-from ltrscale.operating.following import follow, shown
+from ltrscale.operating.following import attempt_details, follow
 
 WHOLE = "one\ntwo\nthree\n"
 
@@ -42,7 +42,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_log_that_is_read_again_shows_nothing_twice() -> None:
     dashboard = Dashboard([["one\ntw"], [], ["on", "e\ntwo\n", "thr"]], JobStatus.SUCCEEDED)
     sink = io.StringIO()
-    assert shown(dashboard, "a", sink) is dashboard.job
+    assert attempt_details(dashboard, "a", sink) is dashboard.job
     assert sink.getvalue() == WHOLE
 
 
@@ -50,7 +50,7 @@ def test_a_dashboard_that_stays_away_ends_the_following(monkeypatch: pytest.Monk
     monkeypatch.setattr(following, "_PATIENCE_S", 0.01)
     dashboard = Dashboard([["one\n"], *[[] for _ in range(100_000)]], JobStatus.RUNNING)
     with pytest.raises(UnavailableError, match="the same command follows it again"):
-        shown(dashboard, "a", io.StringIO())
+        attempt_details(dashboard, "a", io.StringIO())
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from jobs.commands import command
-from jobs.submit import COMMAND
+from jobs.submit import run
 from ltrscale import config as configs
 from ltrscale.errors import InputError
 from ltrscale.operating import dashboard
 from ltrscale.operating.submission import SubmitConfig, _check_folder, _started, relative_places, submission, submit
-from ltrscale.workflows.stages import ScoreJob
+from ltrscale.scoring.score import ScoreJob
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = "http://127.0.0.1:1"
@@ -80,8 +80,8 @@ def test_a_job_and_a_way_to_find_it_are_needed() -> None:
 
 def test_the_id_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr("jobs.submit.submit", lambda _, job: seen.append(job) or 0)
-    path = "jobs/configs/prepare-mq2008.yaml"
+    monkeypatch.setattr("ltrscale.operating.submission.submit", lambda _, job: seen.append(job) or 0)
+    path = "jobs/configs/data/prepare-mq2008.yaml"
     monkeypatch.chdir(ROOT)
     for words in (
         ["prepare", "--config", path],
@@ -89,7 +89,7 @@ def test_the_id_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None
         ["prepare", "--config", path, "--set", "out=elsewhere"],
     ):
         with pytest.raises(SystemExit):
-            COMMAND.run(SubmitConfig(command=tuple(words)))
+            run(SubmitConfig(command=tuple(words)))
     assert seen[0].name == seen[1].name != seen[2].name
     assert seen[1].entrypoint == f"python -m jobs.prepare --config {path} --set ray=false"
     assert seen[0].files == (path,)

@@ -12,7 +12,7 @@ from ltrscale.config import kind_of, members
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import Contrastive
 from ltrscale.pretext.siamese import Siamese, rivals
-from ltrscale.pretext.watch import ANCHORS, RIVALS, Geometry, Sums, Watch, measure, warning_of
+from ltrscale.pretext.watch import ANCHORS, RIVALS, CollapseWatch, Geometry, Sums, collapse_measures, warning_of
 
 CONTRASTIVE = [cls for cls in members(MethodConfig) if issubclass(cls, Contrastive)]
 
@@ -46,17 +46,17 @@ def test_measured_as_by_a_slow_loop(lengths: list[int]) -> None:
     offsets_Q1 = to_offsets(torch.tensor(lengths))
     z0_ND = vectors(sum(lengths))
     z1_ND = z0_ND + 0.4 * vectors(sum(lengths), seed=1)
-    found = measure(z0_ND, z1_ND, offsets_Q1)
+    found = collapse_measures(z0_ND, z1_ND, offsets_Q1)
     assert found.tolist() == pytest.approx(slow(z0_ND, z1_ND, offsets_Q1.tolist(), among=RIVALS), rel=1e-9)
 
 
 def test_half_precision_and_no_document_are_measured_too() -> None:
     offsets_Q1 = torch.tensor([0, 20, 50])
     z0_ND, z1_ND = vectors(50).bfloat16(), vectors(50, seed=1).bfloat16()
-    found = measure(z0_ND, z1_ND, offsets_Q1)
-    expected = measure(z0_ND.double(), z1_ND.double(), offsets_Q1)
+    found = collapse_measures(z0_ND, z1_ND, offsets_Q1)
+    expected = collapse_measures(z0_ND.double(), z1_ND.double(), offsets_Q1)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    assert not measure(z0_ND[:0], z1_ND[:0], torch.tensor([0])).any()
+    assert not collapse_measures(z0_ND[:0], z1_ND[:0], torch.tensor([0])).any()
 
 
 def test_rivals_are_the_other_documents_of_the_group() -> None:
@@ -78,9 +78,9 @@ def test_the_loss_of_an_uninformed_encoder_is_the_loss_at_equal_similarities(
 
 
 def geometry(z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor) -> Geometry:
-    watch = Watch()
+    watch = CollapseWatch()
     for _ in range(2):
-        watch.add(measure(z0_ND, z1_ND, offsets_Q1), torch.ones(4), torch.full((4,), 2.0))
+        watch.add(collapse_measures(z0_ND, z1_ND, offsets_Q1), torch.ones(4), torch.full((4,), 2.0))
     found = Geometry.of(Sums(*watch.take().tolist()))
     assert not watch.take().any()
     return found
@@ -104,7 +104,7 @@ def test_solved_and_collapsed_contrasts_are_warned_of_and_others_are_not() -> No
 
 
 def test_what_cannot_be_measured_is_none() -> None:
-    alone = measure(vectors(3), vectors(3), torch.arange(4))
+    alone = collapse_measures(vectors(3), vectors(3), torch.arange(4))
     found = Geometry.of(Sums(*alone.tolist(), 0.0, 0.0))
     assert found.alignment == pytest.approx(0, abs=1e-12)
     assert found[1:] == (None, None, None)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from reference import rules as reference
 
 from ltrscale.batch import to_offsets
-from ltrscale.ranking.choices import named
+from ltrscale.ranking.choices import metric_named
 from ltrscale.ranking.libraries import KINDS, POLICIES, PROGRAMS, Policy, under
 from ltrscale.ranking.rules import Rules
 
@@ -48,7 +48,7 @@ def test_a_metric_under_any_rules_is_that_of_the_slow_loop(
 ) -> None:
     if rules.ties == "block" and kind != "map":
         rules = rules.replace(ties="worst")
-    metric = named(f"{kind}@{k}" if kind not in ("map", "mrr") else kind, threshold=threshold)
+    metric = metric_named(f"{kind}@{k}" if kind not in ("map", "mrr") else kind, threshold=threshold)
     scores, labels, offsets = ragged(lists)
     names = [f"d{(7 * n) % 11:02}" for n in range(len(scores))]
     order = torch.tensor(np.argsort(np.argsort(names)))
@@ -68,7 +68,7 @@ def ragged(lists: Lists) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_our_rules_give_the_metric_itself(kind: str) -> None:
-    metric = named(f"{kind}@{K}" if kind not in ("map", "mrr") else kind)
+    metric = metric_named(f"{kind}@{K}" if kind not in ("map", "mrr") else kind)
     lists = ragged(LISTS)
     assert under(Rules(), metric, *lists).tolist() == pytest.approx(metric.of(*lists).tolist(), nan_ok=True)
 
@@ -76,7 +76,7 @@ def test_our_rules_give_the_metric_itself(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["map", "mrr", "precision", "recall", "success"])
 def test_labels_of_a_data_set_and_of_a_table_are_relevant_alike(kind: str) -> None:
     scores_N, typed_N = torch.arange(4.0).double(), torch.tensor([0.7, 0.0, 0.7, 0.1], dtype=torch.float64)
-    metric = named(kind if kind in ("map", "mrr") else f"{kind}@2", threshold=0.7)
+    metric = metric_named(kind if kind in ("map", "mrr") else f"{kind}@2", threshold=0.7)
     stored_N, offsets_Q1 = typed_N.float().double(), torch.tensor([0, 4])
     assert under(Rules(), metric, scores_N, stored_N, offsets_Q1).item() > 0
     assert under(Rules(), metric, scores_N, stored_N, offsets_Q1) == under(
@@ -87,11 +87,11 @@ def test_labels_of_a_data_set_and_of_a_table_are_relevant_alike(kind: str) -> No
 def test_misuse_is_an_error() -> None:
     one = torch.zeros(1), torch.ones(1), torch.tensor([0, 1])
     with pytest.raises(ValueError, match=r"err@5: no program's rules are known; take one of ndcg, map"):
-        under(Rules(), named("err@5"), *one)
+        under(Rules(), metric_named("err@5"), *one)
     with pytest.raises(ValueError, match="needs the names of the items"):
-        under(Rules(ties="item"), named("mrr"), *one)
+        under(Rules(ties="item"), metric_named("mrr"), *one)
     with pytest.raises(ValueError, match="scores contain NaN"):
-        under(Rules(ties="worst"), named("mrr"), one[0] * math.nan, *one[1:])
+        under(Rules(ties="worst"), metric_named("mrr"), one[0] * math.nan, *one[1:])
     with pytest.raises(ValueError, match="ideal ranked needs an order"):
         Rules(ideal="ranked")
 
@@ -246,7 +246,7 @@ def test_a_policy_gives_the_figure_of_its_program(policy: Policy) -> None:
     scores, labels, offsets = ragged(LISTS + (LONG_LISTS if policy.program != "ranx" else []))
     names = [f"d{n:04}" for n in rng.permutation(len(scores))]
     order = torch.tensor(np.argsort(np.argsort(names)))
-    metric = named(f"{policy.kind}@{K}" if policy.kind not in ("map", "mrr") else policy.kind)
+    metric = metric_named(f"{policy.kind}@{K}" if policy.kind not in ("map", "mrr") else policy.kind)
     ours = under(policy.rules, metric, scores, labels, offsets, order)
     spelled = policy.spelled.format(k=K)
     theirs = ORACLES[policy.program](spelled, scores.numpy(), labels.numpy(), offsets.diff().tolist(), names)
@@ -292,7 +292,7 @@ def test_every_rule_has_a_case() -> None:
 def test_a_case_fails_when_its_rule_is_switched_off(rule: tuple[str, str]) -> None:
     name, lists, also = CASES[rule]
     scores, labels, offsets = ragged(lists)
-    metric = named(name, threshold=2)
+    metric = metric_named(name, threshold=2)
     order = torch.arange(len(scores))
     on, off = (
         under(rules, metric, scores, labels, offsets, order).nanmean().item()

@@ -9,10 +9,11 @@ import ir_measures
 import numpy as np
 import pytest
 import torch
-from config_variations import keys_without_effect
+from config_variations import keys_without_effect, variations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir_measures import AP, RR, P, R, Success, nDCG
+from pydantic import TypeAdapter
 from reference import metrics as reference
 from sklearn.metrics import dcg_score, ndcg_score
 from torch import Tensor
@@ -20,12 +21,15 @@ from torch import Tensor
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.config import kind_of, members
 from ltrscale.ranking import graded, metrics, ranked
-from ltrscale.ranking.choices import MetricConfig, named
+from ltrscale.ranking.choices import MetricConfig, MetricName, metric_class, metric_label, metric_named
+from ltrscale.ranking.rank_biased import rbp
 
 Metric = Callable[[Tensor, Tensor, Tensor], Tensor]
 Group = list[tuple[float, float]]  # score, label
 TABLE = graded.GainNDCGConfig(k=3, gains=(0, 1, 1.5, 5, 8))
-METRICS: dict[str, Metric] = {each.name: each.of for each in [*(cls.made(k=3) for cls in members(MetricConfig)), TABLE]}
+METRICS: dict[str, Metric] = {
+    each.name: each.of for each in [*(cls.made(k=3) for cls in members(MetricConfig)), metric_named("rbp"), TABLE]
+}
 every_metric = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS.keys())
 NORMALISED = [cls for cls in members(MetricConfig) if cls.normalised]
 
@@ -54,9 +58,9 @@ def close(actual: Tensor, expected: Iterable[float] | Tensor, tolerance: float =
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=150)
-@given(groups, st.integers(1, 8), st.sampled_from([0.5, 1.0, 2.0]), st.integers(1, 4))
+@given(groups, st.integers(1, 8), st.sampled_from([0.5, 1.0, 2.0]), st.integers(1, 4), st.floats(0.01, 0.99))
 def test_values_are_the_mean_over_all_orders_that_ties_allow(
-    groups: list[Group], k: int, threshold: float, grades: int
+    groups: list[Group], k: int, threshold: float, grades: int, persistence: float
 ) -> None:
     scores_N, labels_N, offsets_Q1 = ragged(groups)
     lists = [([s for s, _ in group], [y for _, y in group]) for group in groups]
@@ -86,6 +90,11 @@ def test_values_are_the_mean_over_all_orders_that_ties_allow(
         graded.err(scores_N, labels_N, offsets_Q1, k=k, grades=grades),
         (reference.err(s, y, k, grades) for s, y in lists),
     )
+    for cut in (k, None):
+        close(
+            rbp(scores_N, labels_N, offsets_Q1, k=cut, persistence=persistence, threshold=threshold),
+            (reference.rbp(s, y, cut, persistence, threshold) for s, y in lists),
+        )
 
 
 @every_metric
@@ -172,8 +181,19 @@ def test_no_order_is_better_than_that_of_the_labels(metric: Metric) -> None:
 @pytest.mark.parametrize("cls", members(MetricConfig), ids=kind_of)
 def test_every_key_means_something_and_a_metric_is_found_by_its_name(cls: type[metrics.Metric]) -> None:
     lists = random_lists(6, [20, 30, *[5] * 9])
-    assert keys_without_effect([cls.made(k=3)], lambda metric: metric.of(*lists)) == set()
-    assert named(cls.made(k=3).name) == cls.made(k=3)
+    metric = cls.made(k=3)
+    assert keys_without_effect([metric], lambda metric: metric.of(*lists)) == set()
+    assert metric_named(metric.name) == metric
+    for key, other in variations(metric):
+        assert isinstance(other, metrics.Metric)
+        if key in cls.own_keys():
+            assert other.name != metric.name
+            assert metric_named(other.name) == other
+            assert f"{key} " in other.policy
+        elif key != "k":
+            assert other.name == metric.name  # an evaluation sets it for all
+        assert metric_class(other.name) is cls
+        assert metric_label(other.name).endswith(other.name.removeprefix(kind_of(cls)))
 
 
 def test_gains_come_from_a_table_or_from_a_column_of_their_own() -> None:
@@ -203,16 +223,46 @@ def test_gains_come_from_a_table_or_from_a_column_of_their_own() -> None:
 @pytest.mark.parametrize("cls", members(MetricConfig), ids=kind_of)
 def test_the_policy_names_every_rule_that_matters_and_no_other(cls: type[metrics.Metric]) -> None:
     policy = cls.made(k=3, threshold=2).policy
-    assert policy.startswith("ties by expectation; ")
+    own, _, shared = policy.partition("ties by expectation; ")
+    assert shared
+    assert own == "".join(f"{key} {getattr(cls.made(), key)}; " for key in cls.own_keys())
     assert policy.endswith("; groups without relevance left out")
     assert ("relevant from label 2 on" in policy) == ("threshold" in cls.model_fields)
     assert ("gain 2^y - 1" in policy) == (kind_of(cls) in ("ndcg", "dcg"))
 
 
-@pytest.mark.parametrize("name", ["ndcg", "ndcg@0", "mrr@3", "x@3", "@5", "ndcg@5 "])
+@pytest.mark.parametrize("name", ["ndcg", "ndcg@0", "mrr@3", "x@3", "@5", "ndcg@5 ", "rbp()", "rbp@3(persistence=.5)"])
 def test_other_names_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"is no metric; take ndcg@K, .* or map$"):
-        named(name)
+    with pytest.raises(ValueError, match=r"is no metric; take ndcg@K, .* mrr, map or rbp\(persistence=0.8\)\[@K\]$"):
+        metric_named(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("rbp(persistence=1)", "persistence: Input should be less than 1"),
+        ("rbp(persistence=much)", "persistence: Input should be a valid number"),
+        ("rbp(patience=0.9)", r"rbp has no key 'patience' in its name; write rbp\(persistence=0.8\)\[@K\]"),
+        ("rbp(persistence=0.9,persistence=0.8)", "is no metric"),
+        ("mrr(threshold=2)", "mrr has no key 'threshold' in its name; write mrr"),
+    ],
+)
+def test_keys_of_a_name_are_checked(name: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        metric_named(name)
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("rbp(persistence=0.80)", "rbp"),
+        ("rbp(persistence=.9)@10", "rbp(persistence=0.9)@10"),
+        ("rbp(persistence=0.8)@3", "rbp@3"),
+        ("ndcg@10", "ndcg@10"),
+    ],
+)
+def test_a_metric_has_one_name_however_it_is_written(written: str, name: str) -> None:
+    assert TypeAdapter(MetricName).validate_python(written) == metric_named(written).name == name
 
 
 @every_metric
@@ -221,7 +271,7 @@ def test_nan_scores_are_refused(metric: Metric) -> None:
         metric(torch.tensor([1.0, math.nan]), torch.ones(2), torch.tensor([0, 2]))
 
 
-@pytest.mark.parametrize("metric", [metrics.ndcg, graded.dcg, metrics.precision, metrics.recall, graded.err])
+@pytest.mark.parametrize("metric", [metrics.ndcg, graded.dcg, metrics.precision, metrics.recall, graded.err, rbp])
 def test_k_below_one_is_refused(metric: Callable[..., Tensor]) -> None:
     with pytest.raises(ValueError, match="k must be at least 1"):
         metric(torch.ones(2), torch.ones(2), torch.tensor([0, 2]), k=0)

@@ -89,3 +89,12 @@ def err(scores: Sequence[float], labels: Sequence[float], k: int, grades: int) -
         return total
 
     return expectation(value, scores) if any(labels) else math.nan
+
+
+def rbp(
+    scores: Sequence[float], labels: Sequence[float], k: int | None, persistence: float, threshold: float = 1.0
+) -> float:
+    def value(order: Order) -> float:
+        return (1 - persistence) * sum(persistence**rank for rank, i in enumerate(order[:k]) if labels[i] >= threshold)
+
+    return expectation(value, scores) if any(y >= threshold for y in labels) else math.nan

@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 import struct
-import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exported_models import last_rows, score_alone
+from exported_models import PERIODS, full, last_rows, score_alone, trees
 from reference import serving as reference
 from small_trainers import finetuned
 from text_log import ENCODER, STREAM
@@ -26,24 +25,16 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.serving import export
-from ltrscale.serving.export import ParityConfig, check_parity
-from ltrscale.serving.features import ExportedFeatures, Format
+from ltrscale.serving import parity as check
+from ltrscale.serving.choices import FORMATS, FormatName
+from ltrscale.serving.export import ExportJob
+from ltrscale.serving.features import ExportedFeatures
+from ltrscale.serving.format import Files, Observed
+from ltrscale.serving.parity import Parity, ParityConfig, check_parity
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.trees.stacking import StackMember
-from ltrscale.workflows.export import ExportJob
-from ltrscale.workflows.tree_stages import GBDTJob, StackedJob
+from ltrscale.trees.stacking import StackedJob, StackMember
 
-PERIODS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
 ROWS = ParityConfig(rows=500)
-
-
-def trees(folder: Path, data: str, kind: str, *, leave_out: tuple[str, ...] = (), **settings: Any) -> str:
-    splits = {name: {"data": data, "periods": periods} for name, periods in PERIODS.items()}
-    splits["train"] |= {"leave_out": leave_out}  # type: ignore[dict-item]
-    gbdt = {"kind": kind, "num_trees": 12, "num_threads": 1, **settings}
-    validate(GBDTJob, {"out": str(folder), "splits": splits, "gbdt": gbdt}, "test").run()
-    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +54,12 @@ def split_of(data: str) -> Split:
     return Split(data=(data,), periods=("2026-W04",))
 
 
+def compared(to: FormatName, bundle: Bundle, split: Split) -> tuple[Files, Parity]:
+    return check_parity(FORMATS[to], bundle, split, ROWS)
+
+
 def rows_of(bundle: Bundle, data: str) -> QueryGroups:
-    return export._rows(bundle, split_of(data), ROWS.rows, disturbed=True)
+    return check._rows(bundle, split_of(data), ROWS.rows, disturbed=True)
 
 
 def document(features: ExportedFeatures, bundle: Bundle, row: torch.Tensor) -> dict[str, Any]:
@@ -92,7 +87,7 @@ def in_engine(files: Mapping[str, bytes], bundle: Bundle, row: torch.Tensor, *, 
     return reference.ltr_plugin(definition, values, missing_is_zero=missing_is_zero)
 
 
-FORMATS: list[tuple[Format, str]] = [
+TAKEN: list[tuple[FormatName, str]] = [
     ("lightgbm", "lightgbm"),
     ("xgboost", "xgboost"),
     ("treelite", "lightgbm"),
@@ -104,11 +99,11 @@ FORMATS: list[tuple[Format, str]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("to", "model"), FORMATS)
+@pytest.mark.parametrize(("to", "model"), TAKEN)
 def test_scores_agree_with_missing_values_and_unseen_categories(
-    to: Format, model: str, models: dict[str, str], synthetic_dataset: str
+    to: FormatName, model: str, models: dict[str, str], synthetic_dataset: str
 ) -> None:
-    _, parity = check_parity(to, load(models[model]), split_of(synthetic_dataset), ROWS)
+    _, parity = compared(to, load(models[model]), split_of(synthetic_dataset))
     assert (parity.documents, parity.missing > 100) == (500, True)
     assert (parity.unseen > 10) == (model in ("lightgbm", "xgboost"))
     assert parity.largest_difference <= (0.0 if to == model else 1e-6) < parity.largest_score
@@ -120,7 +115,7 @@ def test_opensearch_scores_one_document_as_the_bundle_does(
     kind: str, models: dict[str, str], synthetic_dataset: str
 ) -> None:
     bundle = load(models[f"{kind} numbers"])
-    files, _ = check_parity("opensearch", bundle, split_of(synthetic_dataset), ROWS)
+    files, _ = compared("opensearch", bundle, split_of(synthetic_dataset))
     assert json.loads(files["model.json"])["model"]["model"]["type"] == "model/xgboost+json"
     groups = rows_of(bundle, synthetic_dataset)
     ours_N = bundle.scorer()(groups)
@@ -131,19 +126,14 @@ def test_opensearch_scores_one_document_as_the_bundle_does(
 @pytest.mark.slow
 def test_vespa_scores_one_document_as_the_bundle_does(models: dict[str, str], synthetic_dataset: str) -> None:
     bundle = load(models["lightgbm"])
-    files, features = export.write("vespa", bundle, open_dataset(synthetic_dataset).manifest.categories)
+    observed = Observed(open_dataset(synthetic_dataset).manifest.categories)
+    files = check.write_export(FORMATS["vespa"], bundle, observed)
+    features = ExportedFeatures.model_validate_json(files["features.json"])
     groups = rows_of(bundle, synthetic_dataset)
     ours_N = bundle.scorer()(groups)
     for row, score in zip(groups.features_NF[:100], ours_N, strict=False):
         theirs = reference.vespa(files["model.json"].decode(), document(features, bundle, row))
         assert theirs == pytest.approx(float(score), abs=1e-12)
-
-
-def full(rows: int, seed: int) -> list[tuple[Any, Any]]:
-    """Groups without a missing value."""
-    generator = np.random.default_rng(seed)
-    x_NF = np.round(generator.normal(size=(rows, 10, 3)), 1).astype(np.float32)
-    return [(x_LF, (x_LF[:, 0] > 0.5).astype(np.float32)) for x_LF in x_NF]
 
 
 @pytest.mark.slow
@@ -153,7 +143,7 @@ def test_elasticsearch_takes_trees_that_never_met_a_missing_value(
 ) -> None:
     data = write_dataset({f"2026-W0{week}": full(60, week) for week in range(1, 5)}, [Feature(name=n) for n in "abc"])
     bundle = load(trees(tmp_path / kind, data, kind))
-    files, parity = check_parity("elasticsearch", bundle, split_of(data), ROWS)
+    files, parity = compared("elasticsearch", bundle, split_of(data))
     assert parity.missing == 0
     assert parity.largest_difference < 1e-6
     groups = QueryGroups(torch.tensor([[0.75, 0.0, -1.0]]), torch.tensor([0, 1]))
@@ -161,7 +151,7 @@ def test_elasticsearch_takes_trees_that_never_met_a_missing_value(
     row = torch.tensor([0.75, torch.nan, -1.0])
     assert in_engine(files, bundle, row, missing_is_zero=True) == pytest.approx(expected, abs=1e-6)
     with pytest.raises(InputError, match="it reads a missing value as 0, and f_0"):
-        check_parity("elasticsearch", load(models[f"{kind} numbers"]), split_of(synthetic_dataset), ROWS)
+        compared("elasticsearch", load(models[f"{kind} numbers"]), split_of(synthetic_dataset))
 
 
 def signed(rows: int, seed: int, missing: float = 0.05) -> list[tuple[Any, Any]]:
@@ -180,7 +170,7 @@ def test_features_below_0_are_exported_in_parts_that_are_not(kind: str, write_da
     features = [Feature(name=name) for name in ("a", "b", "a_negative")]
     data = write_dataset({f"2026-W0{week}": signed(60, week) for week in range(1, 5)}, features)
     bundle = load(trees(tmp_path / "model", data, kind))
-    files, parity = check_parity("opensearch", bundle, split_of(data), ROWS)
+    files, parity = compared("opensearch", bundle, split_of(data))
     assert parity.missing > 50
     assert parity.largest_difference < 1e-6
     queries = {
@@ -201,11 +191,13 @@ def test_features_below_0_are_exported_in_parts_that_are_not(kind: str, write_da
 @pytest.mark.parametrize("to", ["elasticsearch", "opensearch"])
 @pytest.mark.parametrize("kind", ["lightgbm", "xgboost"])
 def test_a_model_whose_searches_would_fail_is_not_published(
-    kind: str, to: Format, write_dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, to: FormatName, write_dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it was: the values of fields below 0 for scores of queries."""
-    honest = export.write
-    monkeypatch.setattr(export, "write", lambda *given: honest(*given[:3]))
+    honest = check.write_export
+    monkeypatch.setattr(
+        check, "write_export", lambda to, bundle, observed: honest(to, bundle, Observed(observed.texts))
+    )
     data = write_dataset(
         {f"2026-W0{week}": signed(60, week, missing=0) for week in range(1, 5)}, [Feature(name=n) for n in "abc"]
     )
@@ -223,7 +215,7 @@ def test_a_missing_value_counts_as_0_where_lightgbm_never_met_one(write_dataset:
     data = write_dataset({f"2026-W0{week}": full(60, week) for week in range(1, 5)}, [Feature(name=n) for n in "abc"])
     bundle = load(trees(tmp_path / "model", data, "lightgbm"))
     for to in ("vespa", "opensearch", "treelite"):
-        _, parity = check_parity(to, bundle, split_of(data), ROWS)
+        _, parity = compared(to, bundle, split_of(data))
         assert parity.missing > 10
         assert parity.largest_difference < 1e-6
 
@@ -240,7 +232,7 @@ def test_a_split_that_asks_for_a_value_is_finite_in_json(write_dataset: Any, tmp
 
     data = write_dataset({f"2026-W0{week}": groups(week) for week in range(1, 5)}, [Feature(name=n) for n in "ab"])
     bundle = load(trees(tmp_path / "model", data, "lightgbm"))
-    files, parity = check_parity("opensearch", bundle, split_of(data), ROWS)
+    files, parity = compared("opensearch", bundle, split_of(data))
     definition = json.loads(files["model.json"])["model"]["model"]["definition"]
     largest = float(np.finfo(np.float32).max)
     conditions = [float(number) for number in re.findall(r'"split_condition":([^,}]+)', definition)]
@@ -285,7 +277,7 @@ def other_checkpoint(content: bytes) -> bytes:
     return changed
 
 
-BREAKS: list[tuple[Format, str, str, Callable[[bytes], bytes]]] = [
+BREAKS: list[tuple[FormatName, str, str, Callable[[bytes], bytes]]] = [
     (
         "lightgbm",
         "lightgbm",
@@ -303,7 +295,7 @@ BREAKS: list[tuple[Format, str, str, Callable[[bytes], bytes]]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("to", "model", "file", "change"), BREAKS, ids=lambda value: str(value)[:13])
 def test_a_file_with_another_number_is_not_published(
-    to: Format,
+    to: FormatName,
     model: str,
     file: str,
     change: Callable[[bytes], bytes],
@@ -312,16 +304,16 @@ def test_a_file_with_another_number_is_not_published(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    honest = export.write
+    honest = check.write_export
 
     def broken(*given: Any) -> Any:
-        files, features = honest(*given)
+        files = honest(*given)
         assert change(files[file]) != files[file]
-        return {**files, file: change(files[file])}, features
+        return {**files, file: change(files[file])}
 
-    monkeypatch.setattr(export, "write", broken)
+    monkeypatch.setattr(check, "write_export", broken)
     job = ExportJob(out=str(tmp_path / "out"), bundle=models[model], data=synthetic_dataset, to=to, rows=500)
-    with pytest.raises(InputError, match=r"away from the bundle.s on 500 documents|give scores that are .* apart"):
+    with pytest.raises(InputError, match="away from the bundle's on 500 documents"):
         job.run()
     assert storage.read_manifest(str(tmp_path / "out")) is None
 
@@ -331,7 +323,7 @@ def test_a_file_with_another_number_is_not_published(
     ("to", "model"), [("lightgbm", "lightgbm"), ("xgboost", "xgboost"), ("treelite", "xgboost"), ("vespa", "lightgbm")]
 )
 def test_the_code_on_the_card_gives_the_bundles_scores(
-    to: Format,
+    to: FormatName,
     model: str,
     models: dict[str, str],
     synthetic_dataset: str,
@@ -368,23 +360,23 @@ def test_the_code_on_the_card_gives_the_bundles_scores(
     ],
 )
 def test_what_a_format_cannot_express_is_refused_in_one_line(
-    to: Format, model: str, reason: str, models: dict[str, str], synthetic_dataset: str
+    to: FormatName, model: str, reason: str, models: dict[str, str], synthetic_dataset: str
 ) -> None:
     with pytest.raises(InputError, match=reason) as error:
-        check_parity(to, load(models[model]), split_of(synthetic_dataset), ROWS)
+        compared(to, load(models[model]), split_of(synthetic_dataset))
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.slow
 def test_vespa_needs_the_texts_of_categories(models: dict[str, str]) -> None:
     with pytest.raises(InputError, match=r"does not record one text for each code of 'c_category'.*prepare the data"):
-        export.write("vespa", load(models["lightgbm"]), {})
+        FORMATS["vespa"].write(load(models["lightgbm"]), Observed({}))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lightgbm", "xgboost"])
 def test_the_library_alone_scores_the_raw_log(
-    kind: Format, models: dict[str, str], synthetic_dataset: str, tmp_path: Path
+    kind: FormatName, models: dict[str, str], synthetic_dataset: str, tmp_path: Path
 ) -> None:
     last_rows(synthetic_dataset, tmp_path / "rows.csv")
     job = ExportJob(out=str(tmp_path / "out"), bundle=models[kind], data=synthetic_dataset, to=kind, rows=500)
@@ -413,9 +405,9 @@ def of_text(texts: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["network", "stack"])
-@pytest.mark.parametrize("to", typing.get_args(Format))
+@pytest.mark.parametrize("to", FORMATS)
 def test_a_model_of_texts_is_refused_by_every_format(
-    of_text: dict[str, str], texts: str, tmp_path: Path, to: Format, name: str
+    of_text: dict[str, str], texts: str, tmp_path: Path, to: FormatName, name: str
 ) -> None:
     settings = {"out": str(tmp_path / "out"), "bundle": of_text[name], "to": to, "data": texts}
     with pytest.raises(InputError, match=rf"{name}: reads the tokens of texts, and {to} gets features alone") as error:

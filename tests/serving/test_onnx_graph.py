@@ -7,23 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exported_models import last_rows, other_weight, score_alone
+from exported_models import last_rows, network, other_weight, saved, score_alone
 
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import load, save_ranker
-from ltrscale.config import validate
+from ltrscale.bundle import load
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.origin import read_as
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.combine import combine_rankers
-from ltrscale.models.features import fit_transform
-from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.serving import export, onnx_graph
-from ltrscale.serving.export import ParityConfig, check_parity
-from ltrscale.workflows.export import ExportJob
+from ltrscale.serving import onnx_graph, parity
+from ltrscale.serving.choices import FORMATS
+from ltrscale.serving.export import ExportJob
+from ltrscale.serving.format import Observed
+from ltrscale.serving.parity import ParityConfig, check_parity
 
 pytest.importorskip("onnxruntime", reason="the extra `serve` is not installed")
 pytest.importorskip("onnxscript", reason="the extra `serve` is not installed")
@@ -44,36 +42,6 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 
 
-def network(data: str, seed: int = 0, **parts: Any) -> Ranker:
-    """A ranker with fresh weights, for the features of a data set."""
-    features = open_dataset(data).manifest.features
-    whole = {"transform": {}, "head": {"layers": 1}, **parts}
-    architecture = validate(Architecture, whole, "test")
-    batches = iterate(select(Split(data=(data,), periods=("2026-W01",)), labelled=False), docs_per_batch=1000)
-    kinds = [feature.kind for feature in features]
-    torch.manual_seed(seed)
-    ranker = Ranker(architecture, fit_transform((b.features_NF for b in batches), kinds, architecture.transform))
-    for parameter in ranker.parameters():  # embeddings of unknown categories start at 0, where errors would hide
-        torch.nn.init.normal_(parameter, std=0.3)
-    return ranker.eval()
-
-
-def saved(folder: Path, data: str, model: Any) -> str:
-    dataset = open_dataset(data)
-    manifest = dataset.manifest
-    save_ranker(
-        str(folder),
-        model,
-        config={},
-        features=manifest.features,
-        dataset_hash=manifest.hash,
-        metrics={},
-        made_by={},
-        read_as=read_as(dataset),
-    )
-    return str(folder)
-
-
 def last(data: str) -> Split:
     return Split(data=(data,), periods=("2026-W04",))
 
@@ -82,15 +50,15 @@ def last(data: str) -> Split:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_graph_gives_the_networks_scores(name: str, synthetic_dataset: str, tmp_path: Path) -> None:
     bundle = load(saved(tmp_path / "net", synthetic_dataset, network(synthetic_dataset, **NETWORKS[name])))
-    files, parity = check_parity("onnx", bundle, last(synthetic_dataset), ParityConfig(rows=600))
-    assert parity.missing > 100 < 10 * parity.unseen
-    assert parity.largest_score > 0.1
-    assert parity.largest_difference < 1e-5 * max(1, parity.largest_score)
+    files, found = check_parity(FORMATS["onnx"], bundle, last(synthetic_dataset), ParityConfig(rows=600))
+    assert found.missing > 100 < 10 * found.unseen
+    assert found.largest_score > 0.1
+    assert found.largest_difference < 1e-5 * max(1, found.largest_score)
     assert b"/site-packages/" not in files["model.onnx"]  # the exporter would name its own sources
     (tmp_path / "model.onnx").write_bytes(files["model.onnx"])
     alone_NF = np.float32([[0.5] * len(bundle.features)])  # a list of one document, which graphs like to fix
     groups = QueryGroups(torch.from_numpy(alone_NF), torch.tensor([0, 1]))
-    theirs = onnx_graph.read(tmp_path, alone_NF, None)
+    theirs = FORMATS["onnx"].readers(tmp_path)[0](alone_NF)
     assert theirs == pytest.approx(bundle.scorer()(groups).numpy(), abs=1e-5)
 
 
@@ -99,8 +67,8 @@ def test_the_graph_of_several_networks_gives_their_mean(synthetic_dataset: str, 
     parts = [network(synthetic_dataset, seed, encoder={**SMALL, "batch_norm": True}) for seed in range(2)]
     model = combine_rankers(parts, how="mean", dropout=0.0).eval()
     bundle = load(saved(tmp_path / "net", synthetic_dataset, model))
-    _, parity = check_parity("onnx", bundle, last(synthetic_dataset), ParityConfig(rows=600))
-    assert parity.largest_difference < 1e-5 * max(1, parity.largest_score)
+    _, found = check_parity(FORMATS["onnx"], bundle, last(synthetic_dataset), ParityConfig(rows=600))
+    assert found.largest_difference < 1e-5 * max(1, found.largest_score)
 
 
 @pytest.mark.slow
@@ -108,8 +76,9 @@ def test_a_graph_with_another_weight_is_not_published_and_a_good_one_is_scored_a
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = load(saved(tmp_path / "net", synthetic_dataset, network(synthetic_dataset, encoder=SMALL)))
-    files, features = export.write("onnx", bundle, open_dataset(synthetic_dataset).manifest.categories)
-    monkeypatch.setattr(export, "write", lambda *_: (dict(files), features))  # an export takes seconds
+    observed = Observed(open_dataset(synthetic_dataset).manifest.categories)
+    files = parity.write_export(FORMATS["onnx"], bundle, observed)
+    monkeypatch.setattr(parity, "write_export", lambda *_: files)  # an export takes seconds
     job = ExportJob(out=str(tmp_path / "out"), bundle=bundle.url, data=synthetic_dataset, to="onnx", rows=500)
     assert job.run()
     last_rows(synthetic_dataset, tmp_path / "rows.csv")
@@ -118,7 +87,7 @@ def test_a_graph_with_another_weight_is_not_published_and_a_good_one_is_scored_a
     np.testing.assert_allclose(theirs_n, ours_N[: len(theirs_n)], rtol=0, atol=1e-5)
 
     broken = {**files, "model.onnx": other_weight(files["model.onnx"])}
-    monkeypatch.setattr(export, "write", lambda *_: (broken, features))
+    monkeypatch.setattr(parity, "write_export", lambda *_: broken)
     with pytest.raises(InputError, match=r"onnx gives scores up to .* nothing is published"):
         job.replace(out=str(tmp_path / "other")).run()
 
@@ -126,7 +95,7 @@ def test_a_graph_with_another_weight_is_not_published_and_a_good_one_is_scored_a
 @pytest.mark.parametrize(
     ("context", "reason"),
     [
-        ({"kind": "gsf"}, "a groupwise network"),
+        ({"kind": "gsf"}, "its list context gsf chooses groups"),
         ({"kind": "dlcm"}, "ranks documents by the positions at which they were shown"),
     ],
 )
@@ -136,7 +105,7 @@ def test_networks_without_a_graph_are_refused_in_one_line(
     model = network(synthetic_dataset, encoder=SMALL, context=context)
     bundle = load(saved(tmp_path / "net", synthetic_dataset, model))
     with pytest.raises(InputError, match=f"{reason}.*export a student that jobs.distill trains") as error:
-        onnx_graph.write(bundle)
+        FORMATS["onnx"].write(bundle, Observed({}))
     assert "\n" not in str(error.value)
 
 

@@ -13,15 +13,15 @@ from exported_models import score_alone
 from shop import weeks
 
 from ltrscale import storage
+from ltrscale.api.estimator import Ranker
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
+from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.scoring.predict import PredictJob
 from ltrscale.serving import raw
-from ltrscale.workflows.estimator import Ranker
-from ltrscale.workflows.export import ExportJob
-from ltrscale.workflows.predict import PredictJob
-from ltrscale.workflows.stages import PrepareJob
-from ltrscale.workflows.tree_stages import GBDTJob
+from ltrscale.serving.export import ExportJob
+from ltrscale.trees.gbdt import GBDTJob
 
 pytestmark = pytest.mark.slow
 NUMBERS = ["list_price", "margin", "rating", "n_reviews", "text_match", "sales_30d"]
@@ -84,14 +84,14 @@ def test_new_raw_rows_have_the_scores_of_predict(shop: tuple[Path, str, str], tm
 def test_a_transformer_that_differs_is_not_published(
     old: str, new: str, says: str, shop: tuple[Path, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = raw.write
+    honest = raw.write_raw
 
     def broken(*given: Any) -> Any:
         files = honest(*given)
         assert old.encode() in files[raw.CODE]
         return {**files, raw.CODE: files[raw.CODE].replace(old.encode(), new.encode())}
 
-    monkeypatch.setattr(raw, "write", broken)
+    monkeypatch.setattr(raw, "write_raw", broken)
     _, data, bundle = shop
     with pytest.raises(InputError, match=says):
         ExportJob(out=str(tmp_path / "out"), bundle=bundle, data=data, rows=500).run()

@@ -25,8 +25,8 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.origin import read_as
 from ltrscale.errors import InputError
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.serving import raw, raw_rows
-from ltrscale.workflows.stages import PrepareJob
 
 Row = Mapping[str, Any]
 TABLE = {"item": ["a", "b", "7"], "weight": [1.5, None, 0.1], "maker": ["x", None, "löwe"], "new": [True, False, None]}
@@ -44,7 +44,7 @@ def transformer(data: str, folder: Path) -> raw_rows.RawRows:
     """The recipe for a model of all features of a data set."""
     dataset = open_dataset(data)
     bundle: Any = SimpleNamespace(url="bundle", features=dataset.manifest.features, read_as=read_as(dataset))
-    files = raw.write(bundle, [feature.name for feature in dataset.manifest.features])
+    files = raw.write_raw(bundle, [feature.name for feature in dataset.manifest.features])
     for name, content in files.items():
         (folder / name).write_bytes(content)
     return raw_rows.RawRows(json.loads(files["raw_rows.json"]), {}, folder)
@@ -389,7 +389,7 @@ def test_rows_that_are_no_items_have_no_transformer(synthetic_dataset: str) -> N
     dataset = open_dataset(synthetic_dataset)
     features = dataset.manifest.features
     bundle: Any = SimpleNamespace(url="bundle", features=features, read_as={})
-    assert raw.write(bundle, [features[0].name]) == {}
+    assert raw.write_raw(bundle, [features[0].name]) == {}
 
 
 def test_a_model_of_features_that_the_rows_lack_has_no_transformer(tmp_path: Path) -> None:
@@ -398,8 +398,8 @@ def test_a_model_of_features_that_the_rows_lack_has_no_transformer(tmp_path: Pat
     dataset = open_dataset(prepared(tmp_path, tmp_path / "log.csv", {"features": ["x"]}))
     features = (*dataset.manifest.features, Feature(name="bm25_title"))
     bundle: Any = SimpleNamespace(url="bundle", features=features, read_as=read_as(dataset))
-    assert raw.write(bundle, ["x", "bm25_title"]) == {}
-    assert raw.write(bundle, ["x"]) != {}
+    assert raw.write_raw(bundle, ["x", "bm25_title"]) == {}
+    assert raw.write_raw(bundle, ["x"]) != {}
 
 
 def test_the_file_needs_python_3_9_alone() -> None:

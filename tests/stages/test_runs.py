@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,21 +14,21 @@ import pytest
 import yaml
 from pydantic import Field
 from small_disks import fill_disk, small_disk_at
+from waiting import wait_until
 
-from jobs.chaos.faulty_proxy import FaultyProxy
 from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
+from ltrscale.experiments.crossval import CrossvalJob
+from ltrscale.experiments.distill import DistillJob
+from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.study import StudyConfig
 from ltrscale.progress import Report, log
 from ltrscale.stages import runs
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage.patience import PATIENCE
 from ltrscale.storage.s3 import PatientS3
-from ltrscale.workflows.crossval import CrossvalConfig, run_crossval
-from ltrscale.workflows.distill import DistillJob, run_distill
-from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
-from ltrscale.workflows.study import run_study
-from ltrscale.workflows.study_grid import StudyConfig
+from tests.chaos.faulty_proxy import FaultyProxy
 
 Body = Callable[[Origin, Report], None]
 
@@ -141,14 +140,13 @@ COMPARED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("job", "run", "cls", "settings"),
+    ("job", "cls", "settings"),
     [
-        ("pipeline", run_pipeline, PipelineConfig, COMPARED),
-        ("crossval", run_crossval, CrossvalConfig, {"folds": ["a", "b"], "pipeline": {**COMPARED, "data": "{fold}"}}),
-        ("study", run_study, StudyConfig, {**COMPARED, "grid": [{"labelled": [8]}]}),
+        ("pipeline", PipelineConfig, COMPARED),
+        ("crossval", CrossvalJob, {"folds": ["a", "b"], "pipeline": {**COMPARED, "data": "{fold}"}}),
+        ("study", StudyConfig, {**COMPARED, "grid": [{"labelled": [8]}]}),
         (
             "distill",
-            run_distill,
             DistillJob,
             {name: COMPARED[name] for name in ("data", "splits")}
             | {"teacher": "teacher", "students": {"softmax": {"kind": "softmax"}}},
@@ -156,13 +154,13 @@ COMPARED: dict[str, Any] = {
     ],
 )
 def test_a_job_of_several_stages_writes_nothing_into_the_output_of_another(
-    synthetic_dataset: str, tmp_path: Path, job: str, run: Callable[[Any], None], cls: type[Config], settings: Any
+    synthetic_dataset: str, tmp_path: Path, job: str, cls: Any, settings: Any
 ) -> None:
     out = tmp_path / "data"
     shutil.copytree(synthetic_dataset, out)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with pytest.raises(InputError, match=rf"data: the output of prepare is there, which {job} would delete; choose"):
-        run(validate(cls, {"out": str(out), **settings}, "test"))
+        validate(cls, {"out": str(out), **settings}, "test").run()
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
@@ -180,10 +178,7 @@ def test_on_s3_the_record_is_there_while_the_stage_runs_and_goes_on_in_the_next_
 
     def interrupted(_: Origin, report: Report) -> None:
         report({"loss": 1.0})
-        deadline = time.monotonic() + 30
-        while records() != [1.0]:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: records() == [1.0])
         raise InputError("interrupted")
 
     with pytest.raises(InputError, match="interrupted"):

@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from ltrscale.errors import InputError
 from ltrscale.stages.tasks import Costs, Task, TaskWorkersConfig, run_all
@@ -32,10 +32,7 @@ def die() -> None:
 def wait(folder: Path, name: str) -> None:
     """Touch, then wait until another task has, too: ends only if both run at once."""
     touch(folder, name)
-    limit = time.monotonic() + 60
-    while len((folder / "log").read_text().splitlines()) < 2:
-        assert time.monotonic() < limit
-        time.sleep(0.05)
+    wait_until(lambda: len((folder / "log").read_text().splitlines()) == 2)
 
 
 def run(tasks: list[Task], workers: TaskWorkersConfig) -> dict[str, str | None]:

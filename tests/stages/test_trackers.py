@@ -12,10 +12,10 @@ from ltrscale.bundle import load
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
 from ltrscale.progress import Report
+from ltrscale.serving.register import RegisterJob
 from ltrscale.stages import trackers
 from ltrscale.stages.stage import Origin, Stage
-from ltrscale.workflows.register import RegisterJob
-from ltrscale.workflows.tree_stages import GBDTJob
+from ltrscale.trees.gbdt import GBDTJob
 
 RECORDS: list[dict[str, Any]] = [
     {"groups": 7, "workers": [{"memory_gb": 0.5}]},
@@ -121,7 +121,7 @@ def test_a_registered_bundle_is_loaded_by_mlflow_and_scores_raw_rows(
     model = mlflow.pyfunc.load_model("models:/shop/2")
     last_rows(synthetic_dataset, tmp_path / "rows.csv")
     rows = pandas.read_csv(tmp_path / "rows.csv")
-    from ltrscale.workflows.estimator import Ranker
+    from ltrscale.api.estimator import Ranker
 
     expected_N = Ranker.load(str(tmp_path / "gbdt")).predict(rows)
     np.testing.assert_array_equal(model.predict(rows), expected_N)

@@ -20,7 +20,7 @@ from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.training.auxiliary import Auxiliary, AuxiliaryConfig, Beside
+from ltrscale.training.auxiliary import Auxiliary, AuxiliaryConfig, AuxiliaryObjective
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.network import fit
@@ -63,11 +63,11 @@ def make(data: str, auxiliary: dict[str, Any] | None, *, rank: int = 0, world: i
     if auxiliary is not None:
         stream = {"docs_per_batch": 2000, "streams": 3, "window": 2}
         settings = AuxiliaryConfig.model_validate({"stream": stream, **auxiliary})
-        beside = Beside.of(settings.groups(documents, transform, run=run_here), [ranker], None)
-    objective = RankingObjective(ranker, config, None, beside and beside.objective).double()
+        beside = AuxiliaryObjective(settings.groups(documents, transform, run=run_here), [ranker], None)
+    objective = RankingObjective(ranker, config, None, beside).double()
     joined = None
     if beside is not None:
-        stream = GroupStream(documents, beside.config.order("full", 0), rank=rank, world=world)
+        stream = GroupStream(documents, beside.unlabelled.config.order("full", 0), rank=rank, world=world)
         joined = Auxiliary(beside, stream, torch.device("cpu"))
         joined.objective = Doubled(joined.objective)  # type: ignore[assignment]
     return Trainer(
@@ -137,11 +137,11 @@ def test_the_unlabelled_groups_are_read_epoch_after_epoch_in_every_nth_step(synt
     objective = auxiliary.objective
 
     def listening(groups: Any, generator: torch.Generator) -> tuple[Tensor, float]:
-        seen.append((trainer.state.step, auxiliary.state.epoch, groups.ids_Q.tolist()))
+        seen.append((trainer.state.step, auxiliary.epoch, groups.ids_Q.tolist()))
         return objective(groups, generator)  # type: ignore[no-any-return]
 
     auxiliary.objective = listening  # type: ignore[assignment]
-    while auxiliary.state.epoch < 2:
+    while auxiliary.epoch < 2:
         for _ in trainer.epoch():
             pass
     trainer.close()
@@ -174,7 +174,7 @@ def test_one_worker_equals_several(synthetic_dataset: str, tmp_path: Path) -> No
     alone = make(synthetic_dataset, {"weight": 0.3})
     expected = [result.loss for result in results(alone)]
     assert alone.auxiliary is not None
-    assert alone.auxiliary.state.epoch > 0  # the unlabelled groups began anew
+    assert alone.auxiliary.epoch > 0  # the unlabelled groups began anew
     for world in (2, 3):
         mp.start_processes(
             worker, args=(world, synthetic_dataset, str(tmp_path)), nprocs=world, start_method="forkserver"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.stream.batches import Position, Step
+from ltrscale.data.stream.batches import MicroBatches, Position
 from ltrscale.training.account import checksum
 from ltrscale.training.feed import read_ahead
 
@@ -22,14 +22,14 @@ class Source:
     def __init__(self, steps: int, fails_at: int = -1) -> None:
         self.steps, self.fails_at, self.asked, self.closed = steps, fails_at, 0, False
 
-    def __call__(self) -> Iterator[Step]:
+    def __call__(self) -> Iterator[MicroBatches]:
         try:
             for i in range(self.steps):
                 self.asked += 1
                 if i == self.fails_at:
                     raise OSError("gone")
                 groups = QueryGroups(torch.full((2, 3), float(i)), torch.tensor([0, 2]), ids_Q=torch.tensor([i]))
-                yield Step({0: groups, 1: None}, {0: Position(0, i)})
+                yield MicroBatches({0: groups, 1: None}, {0: Position(0, i)})
         finally:
             self.closed = True
 

@@ -1,14 +1,13 @@
 """Finetuning strategies, from bundle to bundle: reused weights, trained parameters, and the epoch to keep."""
 
 import typing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from dataset_changes import with_clicks
-from small_trainers import Records, finetuned, splits
+from small_trainers import Records, combine, finetuned, pretrain, splits
 
 from ltrscale import bundle
 from ltrscale.config import kind_of, members
@@ -20,11 +19,12 @@ from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, ConcatRanker, MeanRanker
 from ltrscale.models.ranker import Ranker
 from ltrscale.pretext.choices import FeatureMethodConfig
-from ltrscale.ranking.metrics import mrr, ndcg, precision
+from ltrscale.ranking.choices import metric_named
+from ltrscale.ranking.metrics import ndcg
 from ltrscale.training import validation
-from ltrscale.training.combine import CombineConfig, combine
+from ltrscale.training.combine import CombineConfig
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.training.pretrain import PretrainConfig, pretrain
+from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.validation import LabelledData
 
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}
@@ -153,17 +153,17 @@ def test_a_head_to_keep_must_be_there(synthetic_dataset: str, pretrained: str, t
 def validated(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
     """The weights at each validation from now on."""
     states: list[dict[str, torch.Tensor]] = []
-    validate = validation.validate
+    validate = validation.validate_ranker
 
     def listening(model: AnyRanker, *rest: typing.Any) -> float:
         states.append({name: value.clone() for name, value in model.state_dict().items()})
         return validate(model, *rest)
 
-    monkeypatch.setattr(validation, "validate", listening)
+    monkeypatch.setattr(validation, "validate_ranker", listening)
     return states
 
 
-@pytest.mark.parametrize("metric", ["mrr", "precision@1"])
+@pytest.mark.parametrize("metric", ["mrr", "precision@1", "rbp(persistence=0.5)@3"])
 def test_any_metric_chooses_the_epoch(
     synthetic_dataset: str, tmp_path: Path, validated: list[dict[str, torch.Tensor]], metric: str
 ) -> None:
@@ -176,9 +176,9 @@ def test_any_metric_chooses_the_epoch(
     assert (made.metrics[f"validation_{metric}"], made.metrics["epoch"]) == (values[best], best + 1)
     for name, value in made.weights().items():
         assert torch.equal(value, validated[best][name]), name
-    scorer, measure = made.scorer(), mrr if metric == "mrr" else partial(precision, k=1)
+    scorer, measure = made.scorer(), metric_named(metric)
     value_Q = [
-        measure(scorer(groups), groups.labels_N, groups.offsets_Q1)
+        measure.of(scorer(groups), groups.labels_N, groups.offsets_Q1)
         for groups in iterate(select(splits(synthetic_dataset)[1], labelled=True))
     ]
     assert float(torch.cat(value_Q).nanmean()) == pytest.approx(values[best], rel=1e-5)
@@ -342,7 +342,7 @@ def test_a_network_that_has_diverged_is_named_by_its_validation(synthetic_datase
     for parameter in made.parameters():
         parameter.data.fill_(torch.nan)
     with pytest.raises(InputError, match="validation: a score is NaN, training has diverged; lower"):
-        validation.validate(made, select(splits(synthetic_dataset)[1], labelled=True), "ndcg@5")
+        validation.validate_ranker(made, select(splits(synthetic_dataset)[1], labelled=True), "ndcg@5")
 
 
 def test_every_layer_learns_at_its_own_rate(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.config import kind_of, members
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.batches import Step, StreamConfig
+from ltrscale.data.stream.batches import MicroBatches, StreamConfig
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.models.ranker import Architecture, Ranker
@@ -85,8 +85,8 @@ class Fixed:
     def __init__(self, steps: Sequence[dict[int, QueryGroups | None]]) -> None:
         self.steps = steps
 
-    def epoch(self, *_: object) -> Iterator[Step]:
-        return (Step(micro_batches, {}) for micro_batches in self.steps)
+    def epoch(self, *_: object) -> Iterator[MicroBatches]:
+        return (MicroBatches(micro_batches, {}) for micro_batches in self.steps)
 
 
 class Reads(TorchDispatchMode):

@@ -7,6 +7,7 @@ from typing import Any
 
 import named_documents
 import pytest
+from small_trainers import pretrain
 
 from ltrscale import bundle
 from ltrscale.data.dataset.manifest import open_dataset
@@ -14,8 +15,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.parts import spread
 from ltrscale.errors import InputError
-from ltrscale.training.masking import unique_in_group
-from ltrscale.training.pretrain import PretrainConfig, pretrain
+from ltrscale.training.pretrain import PretrainConfig
 
 
 @pytest.fixture
@@ -55,15 +55,6 @@ def test_preparation_and_pretraining_name_what_identifies_a_document(
         "columns": {"c_id": 0.8},
         "identifying": 0,
     }
-
-
-def test_an_old_data_set_is_protected_too(data: str, tmp_path: Path) -> None:
-    before = unique_in_group(select(Split(data=(data,)), labelled=False))
-    named_documents.without_the_count(data)
-    assert {summary.unique_in_group for summary in open_dataset(data).manifest.summaries} == {None}
-    assert unique_in_group(select(Split(data=(data,)), labelled=False)) == before
-    run(named_documents.config(epochs=1), data, tmp_path / "out")
-    assert bundle.load(str(tmp_path / "out")).config["mask"]["columns"] == {"f_place": 1, "c_id": 0.8}
 
 
 @pytest.mark.slow

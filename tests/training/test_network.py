@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from waiting import wait_until
 
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import Part, Run, cut, run_here, run_with_ray
+from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here, run_with_ray
 from ltrscale.draws import splitmix64
 from ltrscale.errors import InputError
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig, fit_transform, make_transform
-from ltrscale.models.fitting import Statistics
+from ltrscale.models.fitting import FeatureStatistics
 from ltrscale.training import network
 from ltrscale.training.network import fit, fitted, sample_inputs
 
@@ -64,7 +65,7 @@ def selection(features_NF: Tensor, write_dataset: Callable[..., str]) -> Selecti
 
 @pytest.fixture
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "cut", partial(cut, values=1500))
+    monkeypatch.setattr(network, "cut_into_parts", partial(cut_into_parts, values=1500))
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def moments(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The float64 moments of each fit; the float32 transform would hide differences."""
     seen: list[bytes] = []
 
-    def make(statistics: Statistics, config: TransformConfig) -> FeatureTransform:
+    def make(statistics: FeatureStatistics, config: TransformConfig) -> FeatureTransform:
         seen.append(b"".join(values_F.tobytes() for values_F in statistics.moments))
         return make_transform(statistics, config)
 
@@ -96,7 +97,7 @@ def assert_same_bits(one: FeatureTransform, other: FeatureTransform) -> None:
 def test_parts_give_what_all_documents_at_once_give(
     selection: Selection, features_NF: Tensor, config: TransformConfig
 ) -> None:
-    assert len(cut(selection, values=1500)) > 10
+    assert len(cut_into_parts(selection, values=1500)) > 10
     actual = fit(selection, network_config(config)).state_dict()
     expected = fit_transform([features_NF], [f.kind for f in selection.features], config).state_dict()
     for name, value in expected.items():
@@ -133,14 +134,11 @@ def test_any_number_of_tasks_gives_the_same_bits(selection: Selection, moments: 
         moments.clear()
 
 
-def first_ends_after_another(folder: str, part: Part) -> tuple[int, bool]:
-    """The first part waits, as long as a busy machine needs, until another has ended."""
-    until = time.monotonic() + 60
-    while part.first == 0 and not any(Path(folder).iterdir()) and time.monotonic() < until:
-        time.sleep(0.05)
-    another_has_ended = any(Path(folder).iterdir())
+def first_ends_after_another(folder: str, part: Part) -> int:
+    """The first part waits until another has ended: for ever, if no later part is worked on meanwhile."""
+    wait_until(lambda: part.first > 0 or any(Path(folder).iterdir()))
     Path(folder, str(part.first)).touch()
-    return part.first, another_has_ended
+    return part.first
 
 
 def fails_at(first: int, error: Exception, folder: str, part: Part) -> int:
@@ -153,14 +151,13 @@ def fails_at(first: int, error: Exception, folder: str, part: Part) -> int:
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_results_come_in_order_and_tasks_stay_near(selection: Selection, tmp_path: Path) -> None:
-    parts = cut(selection, values=1)
+    parts = cut_into_parts(selection, values=1)
     assert len(parts) == 40
     ended, begun = tmp_path / "ended", tmp_path / "begun"
     ended.mkdir()
     begun.mkdir()
     results = list(run_with_ray(partial(first_ends_after_another, str(ended)), parts))
-    assert [first for first, _ in results] == [part.first for part in parts]
-    assert results[0][1], "later parts are worked on meanwhile"
+    assert results == [part.first for part in parts]
     left = run_with_ray(partial(fails_at, -1, ValueError(), str(begun)), parts)
     assert next(left) == 0
     time.sleep(0.5)
@@ -172,7 +169,7 @@ def test_results_come_in_order_and_tasks_stay_near(selection: Selection, tmp_pat
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize("error", [InputError("file x is damaged; make it again"), ValueError("ours")])
 def test_what_a_task_raises_comes_through(selection: Selection, tmp_path: Path, error: Exception) -> None:
-    parts = cut(selection, values=1)
+    parts = cut_into_parts(selection, values=1)
     results = run_with_ray(partial(fails_at, parts[7].first, error, str(tmp_path)), parts)
     with pytest.raises(type(error), match=str(error)) as raised:
         list(results)

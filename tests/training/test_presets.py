@@ -10,7 +10,7 @@ from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.simsiam import SimSiamConfig
 from ltrscale.training.presets import preset
 from ltrscale.training.pretrain import PretrainConfig
-from ltrscale.training.settings import ConstantConfig, StepConfig
+from ltrscale.training.settings import ConstantConfig, StepDecayConfig
 
 METHODS = [kind_of(cls) for cls in members(FeatureMethodConfig)]
 SMALL_BATCH = {
@@ -53,7 +53,7 @@ def test_hou24_is_the_authors_code() -> None:
         assert (encoder.width, encoder.blocks, encoder.activation, encoder.dropout) == (136, 3, "gelu", 0.1)
         assert (encoder.last_activation, encoder.input_bias) == ("relu", False)
         assert (made.network.transform.numeric, made.network.transform.per_query) == ("none", True)
-        assert made.optimizer.schedule == StepConfig(every=20, factor=0.9)
+        assert made.optimizer.schedule == StepDecayConfig(every=20, factor=0.9)
         assert (made.optimizer.weight_decay, made.optimizer.clip_norm) == (decay, None)
     assert isinstance(rank.method, SimCLRRankConfig)
     assert rank.method.temperature == 0.01

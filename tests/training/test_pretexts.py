@@ -30,7 +30,7 @@ from ltrscale.pretext.objective import Objective, Pretrainer
 from ltrscale.pretext.simsiam import simsiam
 from ltrscale.pretext.subtab import feature_subsets, subtab, subtab_views
 from ltrscale.pretext.vime import vime, vime_corrupt
-from ltrscale.pretext.watch import Geometry, Sums, measure
+from ltrscale.pretext.watch import Geometry, Sums, collapse_measures
 
 OFFSETS = torch.tensor([0, 5, 11, 12])
 AUGMENTATION = GaussianConfig(scale=0.7)
@@ -204,7 +204,7 @@ def test_all_pairs_of_subtabs_subsets_are_watched_in_training(within_groups: boo
     assert len(seen) == 3
     among_Q1 = OFFSETS if within_groups else OFFSETS[[0, -1]]
     found = model.watch.take()
-    expected = torch.stack([measure(a_NP, b_NP, among_Q1) for a_NP, b_NP in combinations(seen, 2)]).sum(0)
+    expected = torch.stack([collapse_measures(a_NP, b_NP, among_Q1) for a_NP, b_NP in combinations(seen, 2)]).sum(0)
     torch.testing.assert_close(found[:6], expected)
     assert found[0] == 3 * 12  # a document's views in each pair of subsets
     assert Geometry.of(Sums(*found.tolist())).loss_left is None

@@ -13,14 +13,14 @@ from ltrscale.training.settings import (
     InverseSqrtConfig,
     OptimizerConfig,
     ScheduleConfig,
-    StepConfig,
+    StepDecayConfig,
     build_optimizer,
     learning_rate,
 )
 
 SCHEDULES: list[ScheduleConfig] = [
     ConstantConfig(),
-    StepConfig(every=3, factor=0.5),
+    StepDecayConfig(every=3, factor=0.5),
     InverseSqrtConfig(after=5),
     CosineConfig(warmup=0.2, final=0.1),
     InverseSqrtConfig(after=5, scale=1),

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_trainers import splits
+from small_trainers import finetune, pretrain, splits
 
 from ltrscale import bundle
 from ltrscale.data.dataset.manifest import Feature
@@ -16,8 +16,8 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import WorkersConfig
 from ltrscale.ranking.metrics import ndcg
-from ltrscale.training.finetune import FinetuneConfig, finetune
-from ltrscale.training.pretrain import PretrainConfig, pretrain
+from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.training.pretrain import PretrainConfig
 
 NETWORK = {"encoder": {"width": 16, "blocks": 2}}
 Records = list[dict[str, object]]

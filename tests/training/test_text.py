@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from small_trainers import Records, finetuned, splits
+from small_trainers import Records, finetuned, pretrain, splits
 from text_log import ENCODER, SIZE, SPECIAL, STREAM, add_text
 from token_batches import text_config, text_encoder, text_groups, text_transform
 
@@ -27,16 +27,16 @@ from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.pretext.masked_language import MaskedLanguageConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.ranking.negatives import with_negatives
-from ltrscale.scoring import ScoreConfig, score
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.checkpoint import Checkpoints
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.loop import Trainer
 from ltrscale.training.network import fit
-from ltrscale.training.pretrain import PretrainConfig, pretrain
+from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.ranking import RankingObjective
 from ltrscale.training.settings import OptimizerConfig
 from ltrscale.training.snapshot import Progress, restore
-from ltrscale.training.text import fitted_to, load_initial, reading
+from ltrscale.training.text import fitted_to, load_initial, with_tokens
 
 OBJECTIVES = ("ranking", "clicks", "masked_language")
 CLICKS = {"debias": {"kind": "dla", "positions": 5}, "negatives": 3}
@@ -62,7 +62,7 @@ def run_pretraining(data: str, out: Path | str, **changes: Any) -> str:
 
 
 def groups_of(data: str, opened: bundle.Bundle) -> QueryGroups:
-    return next(iterate(bundle.reading(select(splits(data)[2], labelled=True), [opened])))
+    return next(iterate(bundle.with_tokens_of(select(splits(data)[2], labelled=True), [opened])))
 
 
 @pytest.mark.slow
@@ -88,14 +88,10 @@ def test_a_ranker_reads_the_text_and_its_bundle_scores(texts: str, tmp_path: Pat
     scores_N = opened.scorer()(groups)
     ranker = opened.ranker()
     assert torch.equal(ranker(groups).detach(), scores_N)
-    score(
-        ScoreConfig(data=texts, bundle=opened.url, periods=("2026-W04",)),
-        str(tmp_path / "scores"),
-        report=lambda _: None,
-    )
+    ScoreJob(data=texts, bundle=opened.url, periods=("2026-W04",), out=str(tmp_path / "scores")).run()
     rescored = select(splits(texts)[2].with_scores(str(tmp_path / "scores")), labelled=True)
     found = torch.cat([part.labels_N for part in iterate(rescored) if part.labels_N is not None])
-    whole = bundle.reading(select(splits(texts)[2], labelled=False), [opened])
+    whole = bundle.with_tokens_of(select(splits(texts)[2], labelled=False), [opened])
     torch.testing.assert_close(
         found, torch.cat([opened.scorer()(part) for part in iterate(whole)]), rtol=1e-5, atol=1e-5
     )
@@ -220,9 +216,9 @@ def test_data_without_text_or_with_another_vocabulary_are_refused(
     add_text(str(tmp_path / "other"), sha256="0" * 64)
     opened = bundle.load(str(tmp_path / "ranker"))
     with pytest.raises(InputError, match="reads tokens of another vocabulary"):
-        bundle.reading(select(splits(str(tmp_path / "other"))[2], labelled=True), [opened])
+        bundle.with_tokens_of(select(splits(str(tmp_path / "other"))[2], labelled=True), [opened])
     with pytest.raises(InputError, match="no tokens 'query' of each query"):
-        score(ScoreConfig(data=synthetic_dataset, bundle=opened.url), str(tmp_path / "scores"), report=lambda _: None)
+        ScoreJob(data=synthetic_dataset, bundle=opened.url, out=str(tmp_path / "scores")).run()
 
 
 def test_a_budget_of_tokens_bounds_micro_batches_and_needs_tokens(texts: str) -> None:
@@ -231,7 +227,7 @@ def test_a_budget_of_tokens_bounds_micro_batches_and_needs_tokens(texts: str) ->
     config = StreamConfig(docs_per_batch=300, tokens_per_batch=400, streams=2)
     with pytest.raises(InputError, match="tokens_per_batch counts tokens, and the model reads none"):
         GroupStream(train, config)
-    read = reading(train, encoder)
+    read = with_tokens(train, encoder)
     batches = [b for step in GroupStream(read, config).epoch(0) for b in step.micro_batches.values() if b is not None]
     assert sum(batch.n_groups for batch in batches) == train.n_groups
     sizes = [tokens_in(batch) for batch in batches]
@@ -265,7 +261,7 @@ def trainer(data: str, objective: str, *, rank: int = 0, world: int = 1) -> Trai
         model = RankingObjective(Ranker(architecture, transform), config).double()
     else:
         model = Pretrainer(transform, network, MaskedLanguageConfig(), PretrainConfig().augment).double()
-    read: Selection = reading(selection, network.encoder)
+    read: Selection = with_tokens(selection, network.encoder)
     stream = GroupStream(read, StreamConfig.model_validate({**STREAM, "streams": 4}), rank=rank, world=world)
 
     def loss(groups: QueryGroups, generator: torch.Generator) -> tuple[torch.Tensor, float]:

@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from ltrscale import boosters
+from ltrscale.bundle import boosters
+from ltrscale.bundle.views import raw
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
@@ -19,16 +20,14 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError, Stopped
 from ltrscale.launch.workers import Context
 from ltrscale.trees.configs import CatBoostConfig
-from ltrscale.trees.data import Codes, Labelled, read
+from ltrscale.trees.data import BinCodes, Labelled, read_labelled
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.trees.watch import watching
-from ltrscale.trees.with_catboost import boost
-from ltrscale.views import raw
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
 CONFIG = CatBoostConfig(num_trees=10, depth=3, learning_rate=0.3, early_stopping_rounds=None, num_threads=1)
-Read = tuple[Labelled, Codes, Labelled]
+Read = tuple[Labelled, BinCodes, Labelled]
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +50,15 @@ def data(write_dataset: WriteDataset) -> str:
 
 @pytest.fixture(scope="module")
 def splits(data: str) -> Read:
-    train, codes = read(select(Split(data=(data,), periods=("train",)), labelled=True), "train")
-    validation, _ = read(select(Split(data=(data,), periods=("validation",)), labelled=True), "validation")
+    train, codes = read_labelled(select(Split(data=(data,), periods=("train",)), labelled=True), "train")
+    validation, _ = read_labelled(select(Split(data=(data,), periods=("validation",)), labelled=True), "validation")
     return train, codes, validation
 
 
 def model_of(splits: Read, config: CatBoostConfig = CONFIG, context: Context | None = None) -> bytes:
     train, codes, validation = splits
     with watching(config, validation, "catboost", context or Context()) as watch:
-        return boost(config, train, train.labels_N, validation, codes, watch)
+        return config.boost(train, train.labels_N, validation, codes, watch)
 
 
 def frame(rows_NF: NDArray[np.float32]) -> pd.DataFrame:

@@ -19,9 +19,9 @@ from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
+from ltrscale.trees import gbdt
 from ltrscale.trees.ensemble import forward_selection
-from ltrscale.workflows import tree_stages
-from ltrscale.workflows.tree_stages import GBDTJob
+from ltrscale.trees.gbdt import GBDTJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -116,17 +116,17 @@ def test_an_interrupted_job_goes_on_and_no_candidate_is_trained_twice(
     splits: Splits, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    train = tree_stages.train_gbdt
+    train = gbdt.train_gbdt
 
     def dies(config, *arguments, **keywords):  # type: ignore[no-untyped-def]
         if config.seed == 5:
             raise RuntimeError("lost power")
         return train(config, *arguments, **keywords)
 
-    monkeypatch.setattr(tree_stages, "train_gbdt", dies)
+    monkeypatch.setattr(gbdt, "train_gbdt", dies)
     with pytest.raises(RuntimeError, match="lost power"):
         job(splits, out, candidates=3, most=2).run()
-    monkeypatch.setattr(tree_stages, "train_gbdt", train)
+    monkeypatch.setattr(gbdt, "train_gbdt", train)
     assert written(job(splits, out, candidates=3, most=2), caplog) == [str(out), f"{out}/candidates/seed-5"]
     assert written(job(splits, out, candidates=3, most=2), caplog) == []
     assert written(job(splits, out, candidates=3, most=1), caplog) == [str(out)]

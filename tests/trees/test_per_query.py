@@ -22,10 +22,9 @@ from ltrscale.ranking.metrics import ndcg
 from ltrscale.serving.trees import trees_of
 from ltrscale.trees import semi
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
-from ltrscale.trees.gbdt import seen_by, train_gbdt
+from ltrscale.trees.gbdt import GBDTJob, seen_by, train_gbdt
 from ltrscale.trees.semi import SemiConfig, train_semi
 from ltrscale.trees.stacking import StackConfig, StackMember, train_stack
-from ltrscale.workflows.tree_stages import GBDTJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]

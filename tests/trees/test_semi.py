@@ -15,17 +15,17 @@ from sklearn.preprocessing import StandardScaler
 from ltrscale import config as configs
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
+from ltrscale.bundle.views import Projection
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import cut
+from ltrscale.data.stream.parts import cut_into_parts
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees import semi
 from ltrscale.trees.semi import SemiConfig, train_semi
 from ltrscale.trees.targets import quantised
-from ltrscale.views import Projection
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -98,8 +98,8 @@ def test_components_are_those_of_scikit_learn(url: str) -> None:
 def test_components_do_not_depend_on_how_the_data_is_cut(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     selection = select(splits_of(url).train, labelled=False)
     whole = semi.fit_projection(selection, 3)
-    monkeypatch.setattr(semi, "cut", partial(cut, values=1))
-    assert len(semi.cut(selection)) == 2
+    monkeypatch.setattr(semi, "cut_into_parts", partial(cut_into_parts, values=1))
+    assert len(semi.cut_into_parts(selection)) == 2
     in_parts = semi.fit_projection(selection, 3)
     for name in vars(whole):
         np.testing.assert_allclose(getattr(in_parts, name), getattr(whole, name), rtol=1e-10, atol=1e-12)

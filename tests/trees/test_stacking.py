@@ -12,21 +12,20 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from ltrscale import views
 from ltrscale.batch import QueryGroups, rows_of
-from ltrscale.bundle import Bundle, load
+from ltrscale.bundle import Bundle, load, views
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.sample import Fold
 from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.scored import Scores, score
+from ltrscale.data.stream.scored import DocumentScores, score_selection
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees import stacking
 from ltrscale.trees.configs import LightGBMConfig
+from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.trees.stacking import StackConfig, StackMember, train_stack
-from ltrscale.workflows.tree_stages import GBDTJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -97,7 +96,7 @@ def test_scores_are_found_for_any_groups_in_any_order() -> None:
     rng = np.random.default_rng(1)
     lengths = torch.tensor([3, 1, 4, 2])
     offsets = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
-    known = Scores(torch.tensor([40, 7, 99, 12]), offsets, torch.from_numpy(rng.normal(size=10)))
+    known = DocumentScores(torch.tensor([40, 7, 99, 12]), offsets, torch.from_numpy(rng.normal(size=10)))
     for _ in range(10):
         chosen = torch.from_numpy(rng.permutation(4)[: rng.integers(1, 5)])
         rows, of_chosen = rows_of(offsets, chosen)
@@ -106,10 +105,10 @@ def test_scores_are_found_for_any_groups_in_any_order() -> None:
     with pytest.raises(AssertionError, match="not scored"):
         known(QueryGroups(torch.zeros(1, 1), torch.tensor([0, 1]), ids_Q=torch.tensor([8])))
     with pytest.raises(AssertionError, match="scored twice"):
-        Scores.joined([known, known])
+        DocumentScores.joined([known, known])
 
 
-def out_of_fold(config: StackConfig, name: str, member: StackMember, train: Split) -> Scores:
+def out_of_fold(config: StackConfig, name: str, member: StackMember, train: Split) -> DocumentScores:
     return stacking.out_of_fold(name, member, select(train, labelled=True), stacking.folds_of(config, train))
 
 
@@ -208,7 +207,7 @@ def test_standardised_scores_need_no_common_scale(splits: Splits, member: StackM
 def test_a_ready_bundle_scores_all_groups_itself(splits: Splits, member: StackMember, tmp_path: Path) -> None:
     ready = StackMember(bundle=member.bundle)
     scores = out_of_fold(STACK, "ready", ready, splits.train)
-    expected = score(select(splits.train, labelled=True), load(member.bundle).scorer(), "m")
+    expected = score_selection(select(splits.train, labelled=True), load(member.bundle).scorer(), "m")
     assert torch.equal(scores.scores_N, expected.scores_N)
     bundle = stack(STACK, {"a": member, "b": ready}, splits, tmp_path / "out")
     assert list(bundle.members) == ["a", "b"]

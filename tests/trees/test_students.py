@@ -16,10 +16,10 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.agreement import kendall_tau
-from ltrscale.scoring import ScoreConfig, score
-from ltrscale.trees.configs import TreesStudent
+from ltrscale.evaluation.measure.agreement import kendall_tau
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.trees.gbdt import train_gbdt
+from ltrscale.trees.students import TreesStudent
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -51,7 +51,7 @@ def splits(write_dataset: WriteDataset, tmp_path_factory: pytest.TempPathFactory
     url = write_dataset(of_periods, [Feature(name=name) for name in "abc"])
     folder = tmp_path_factory.mktemp("teacher")
     teacher = linear_teacher(str(folder / "teacher"), url, WEIGHTS)
-    score(ScoreConfig(bundle=teacher, data=url), str(folder / "scores"), report=lambda _: None)
+    ScoreJob(bundle=teacher, data=url, out=str(folder / "scores")).run()
     named = {name: {"data": url, "periods": name} for name in sizes}
     named["train"]["scores"] = str(folder / "scores")
     return Splits.model_validate(named)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ltrscale.batch import QueryGroups
-from ltrscale.boosters import renumber
 from ltrscale.bundle import Bundle
+from ltrscale.bundle.boosters import renumber
 from ltrscale.bundle.opened import Scorer
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
@@ -27,11 +27,11 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import Context
 from ltrscale.trees.configs import LightGBMConfig
-from ltrscale.trees.data import read
+from ltrscale.trees.data import read_labelled
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.trees.targets import QuantisedConfig
 from ltrscale.trees.watch import watching
-from ltrscale.trees.with_lightgbm import _Rows, boost, gain_table, parameters_of, softmax_objective
+from ltrscale.trees.with_lightgbm import _Rows, softmax_objective
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -73,7 +73,7 @@ def test_streamed_bins_give_the_trees_of_the_whole_matrix(splits: Splits, tmp_pa
     groups, test = all_groups(splits, "train"), all_groups(splits, "test")
     assert groups.labels_N is not None
     codes = {0: np.float32([3, 70, 5_000_000])}
-    parameters = parameters_of(config, gain_table(config, highest=4))
+    parameters = config.parameters(config.gains(4))
     data = lgb.Dataset(
         renumber(groups.features_NF.numpy(), codes),
         groups.labels_N.numpy(),
@@ -92,7 +92,7 @@ def direct(splits: Splits, changes: Mapping[str, object], **fields: object) -> N
     groups, test = all_groups(splits, "train"), all_groups(splits, "test")
     assert groups.labels_N is not None
     codes = {0: np.unique(groups.features_NF[:, 0].numpy())}
-    parameters = parameters_of(CONFIG, gain_table(CONFIG, highest=4)) | changes
+    parameters = CONFIG.parameters(CONFIG.gains(4)) | changes
     data = lgb.Dataset(
         renumber(groups.features_NF.numpy(), codes),
         groups.labels_N.numpy(),
@@ -185,14 +185,14 @@ def test_unbiased_trees_take_the_positions_of_the_data(splits: Splits, tmp_path:
 
 
 def test_document_weights_count(splits: Splits) -> None:
-    train_groups, codes = read(select(splits.train, labelled=True), "train")
-    validation, _ = read(select(splits.validation, labelled=True), "validation")
+    train_groups, codes = read_labelled(select(splits.train, labelled=True), "train")
+    validation, _ = read_labelled(select(splits.validation, labelled=True), "validation")
     weights_N = np.random.default_rng(1).uniform(0.1, 3, len(train_groups.labels_N))
     weighted = replace(train_groups, weights_N=weights_N)
     with watching(CONFIG, validation, "lightgbm", Context()) as watch:
-        text = boost(CONFIG, weighted, weighted.labels_N, validation, codes, watch)
+        text = CONFIG.boost(weighted, weighted.labels_N, validation, codes, watch)
     rows_NF = np.concatenate(list(train_groups.rows(codes.known())))
-    parameters = parameters_of(CONFIG, gain_table(CONFIG, highest=4))
+    parameters = CONFIG.parameters(CONFIG.gains(4))
     data = lgb.Dataset(
         rows_NF,
         train_groups.labels_N,
@@ -255,7 +255,7 @@ def test_gains_of_your_own(splits: Splits, tmp_path: Path) -> None:
     gains = (0.0, 1.0, 1.5, 2.0, 10.0)
     text = train(splits, tmp_path / "own", CONFIG.replace(label_gain=gains)).content.decode()
     assert "[label_gain: 0,1,1.5,2,10]" in text
-    assert gain_table(CONFIG.replace(label_gain="linear"), highest=200)[200] == 200
+    assert CONFIG.replace(label_gain="linear").gains(200)[200] == 200
     with pytest.raises(
         InputError, match=r"^train: group \d+ has label [34], and gains are for integers from 0 to 2; .*"
     ):
@@ -265,10 +265,10 @@ def test_gains_of_your_own(splits: Splits, tmp_path: Path) -> None:
 def test_quantised_targets_are_what_trees_are_grown_on(splits: Splits, tmp_path: Path) -> None:
     """Labels 0 to 4 in two grades are 0 and 1, the upper one for labels from 2; validation labels stay as they are."""
     bundle = train(splits, tmp_path / "two", CONFIG.replace(targets=QuantisedConfig(grades=2)))
-    train_groups, codes = read(select(splits.train, labelled=True), "train")
-    validation, _ = read(select(splits.validation, labelled=True), "validation")
+    train_groups, codes = read_labelled(select(splits.train, labelled=True), "train")
+    validation, _ = read_labelled(select(splits.validation, labelled=True), "validation")
     with watching(CONFIG, validation, "lightgbm", Context()) as watch:
-        expected = boost(CONFIG, train_groups, (train_groups.labels_N >= 2) * 1.0, validation, codes, watch)
+        expected = CONFIG.boost(train_groups, (train_groups.labels_N >= 2) * 1.0, validation, codes, watch)
     assert bundle.content == expected
     assert "[label_gain: 0,1,3,7,15]" in expected.decode()
 

@@ -10,7 +10,7 @@ import pytest
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from ltrscale import boosters
+from ltrscale.bundle import boosters
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -18,17 +18,16 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import Context
 from ltrscale.trees import data as tree_data
+from ltrscale.trees.checks import check_labels
 from ltrscale.trees.configs import XGBoostConfig
-from ltrscale.trees.data import Codes, Labelled, read
-from ltrscale.trees.gbdt import check_labels
+from ltrscale.trees.data import BinCodes, Labelled, read_labelled
 from ltrscale.trees.watch import watching
-from ltrscale.trees.with_xgboost import boost, parameters_of
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
 CONFIG = XGBoostConfig(num_trees=8, max_leaves=8, early_stopping_rounds=None, num_threads=1)
 FEATURES = [Feature(name="c", kind="categorical"), Feature(name="x"), Feature(name="y")]
-Read = tuple[Labelled, Codes, Labelled]
+Read = tuple[Labelled, BinCodes, Labelled]
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +48,8 @@ def splits(write_dataset: WriteDataset) -> Read:
     url = write_dataset({"train": groups(300), "validation": groups(50)}, FEATURES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree_data, "_DOCS_PER_BATCH", 100)
-        train, codes = read(select(Split(data=(url,), periods=("train",)), labelled=True), "train")
-        validation, _ = read(select(Split(data=(url,), periods=("validation",)), labelled=True), "validation")
+        train, codes = read_labelled(select(Split(data=(url,), periods=("train",)), labelled=True), "train")
+        validation, _ = read_labelled(select(Split(data=(url,), periods=("validation",)), labelled=True), "validation")
     return train, codes, validation
 
 
@@ -58,7 +57,7 @@ def model_of(config: XGBoostConfig, splits: Read, train: Labelled | None = None,
     given, codes, validation = splits
     with watching(config, validation, "xgboost", Context()) as watch, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree_data, "_DOCS_PER_BATCH", batch)
-        return boost(config, train or given, given.labels_N, validation, codes, watch)
+        return config.boost(train or given, given.labels_N, validation, codes, watch)
 
 
 def directly(
@@ -82,7 +81,7 @@ def directly(
         max_bin=config.max_bin,
         **by_group,
     )
-    return xgb.train(parameters_of(config) | (changes or {}), data, config.num_trees)
+    return xgb.train(config.parameters() | (changes or {}), data, config.num_trees)
 
 
 def scores_of(model: bytes, splits: Read) -> NDArray[np.float64]:
@@ -178,7 +177,7 @@ def test_codes_of_few_documents_are_seldom_split_on_by_default(write_dataset: Wr
         return x_LF, (x_LF[:, 1] + rng.normal(size=10) > 1).astype(np.float32)
 
     url = write_dataset({"train": [group() for _ in range(150)]}, FEATURES)
-    train, codes = read(select(Split(data=(url,), periods=("train",)), labelled=True), "train")
+    train, codes = read_labelled(select(Split(data=(url,), periods=("train",)), labelled=True), "train")
 
     def splits_by_category(config: XGBoostConfig) -> int:
         model = json.loads(model_of(config, (train, codes, train)))

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ltrscale.data.dataset.origin import origins
-from ltrscale.data.dataset.periods import SplitPart, resolve, with_periods_named
+from ltrscale.data.dataset.periods import SplitPart, resolve_periods, with_periods_named
 from ltrscale.data.dataset.relevant import labelled_queries
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
@@ -27,7 +27,7 @@ def check_disjoint(splits: Splits) -> None:
     Raises:
         InputError: names the two splits, the period and the remedy.
     """
-    parts = {name: resolve(split, f"splits.{name}") for name, split in splits.by_name.items()}
+    parts = {name: resolve_periods(split, f"splits.{name}") for name, split in splits.by_name.items()}
     takers: dict[tuple[str, str], str] = {}
     for name in parts:
         for part in parts[name]:
@@ -93,7 +93,7 @@ def _check_gap(parts: Mapping[str, list[SplitPart]], taken: Mapping[str, Sequenc
                 )
 
 
-def joined(train: Split, validation: Split) -> Split:
+def joined_splits(train: Split, validation: Split) -> Split:
     """The groups of both splits as one split, which serves the features of the first.
 
     Raises:
@@ -121,4 +121,4 @@ def joined(train: Split, validation: Split) -> Split:
 
 
 def _file_urls(split: Split) -> set[str]:
-    return {url for part in resolve(split) for url, _ in part.files()}
+    return {url for part in resolve_periods(split) for url, _ in part.files()}

@@ -22,11 +22,11 @@ from ltrscale import storage
 from ltrscale.data.dataset.manifest import DataFile, Dataset
 from ltrscale.progress import Advance
 
-Level = Literal["sizes", "footers", "content"]
+CheckLevel = Literal["sizes", "footers", "content"]
 Reason = Literal[
     "missing", "size differs", "bad magic", "bad footer", "rows differ", "schema differs", "content differs"
 ]
-Columns = Mapping[str, str]
+ColumnTypes = Mapping[str, str]
 """Type of each column of a file, by name."""
 
 _THREADS = 32
@@ -57,8 +57,8 @@ class _Place:
 
 
 def examine(
-    dataset: Dataset, files: Sequence[DataFile], level: Level, advance: Advance
-) -> tuple[dict[str, Fault], Columns]:
+    dataset: Dataset, files: Sequence[DataFile], level: CheckLevel, advance: Advance
+) -> tuple[dict[str, Fault], ColumnTypes]:
     """Compare files of a data set with its manifest.
 
     The columns of a file must have the names and types that most of the files have; in a tie those of the first.
@@ -79,7 +79,7 @@ def examine(
     place = _Place(dataset.url, filesystem, root)
     sizes = _list_sizes(place)
     faults: dict[str, Fault] = {}
-    columns: dict[str, Columns] = {}
+    columns: dict[str, ColumnTypes] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
         found = pool.map(partial(_examine_file, place, sizes, level), files)
         for file, result in zip(files, found, strict=True):
@@ -101,7 +101,7 @@ def _list_sizes(place: _Place) -> dict[str, int]:
     return {info.path: info.size for info in found if info.type == arrow.FileType.File}
 
 
-def _examine_file(place: _Place, sizes: Mapping[str, int], level: Level, file: DataFile) -> Columns | Fault:
+def _examine_file(place: _Place, sizes: Mapping[str, int], level: CheckLevel, file: DataFile) -> ColumnTypes | Fault:
     """The columns of a file (empty at level `sizes`), or its fault."""
     path = f"{place.root}/{file.path}"
     if path not in sizes:
@@ -113,7 +113,7 @@ def _examine_file(place: _Place, sizes: Mapping[str, int], level: Level, file: D
         return storage.patiently(lambda: _examine_open(place.filesystem, path, level, file))
 
 
-def _examine_open(filesystem: Any, path: str, level: Level, file: DataFile) -> Columns | Fault:
+def _examine_open(filesystem: Any, path: str, level: CheckLevel, file: DataFile) -> ColumnTypes | Fault:
     """The columns of a file that has to be opened, or its fault."""
     try:
         source = filesystem.open_input_file(path)
@@ -132,7 +132,7 @@ def _size_fault(size: int, file: DataFile) -> Fault | None:
     return Fault("size differs", f"{size} bytes, the manifest lists {file.bytes}")
 
 
-def _examine_footer(source: pa.NativeFile, file: DataFile) -> Columns | Fault:
+def _examine_footer(source: pa.NativeFile, file: DataFile) -> ColumnTypes | Fault:
     """The columns of an open file, or the fault of its ends, metadata or counts."""
     footer = _read_footer(source)
     if isinstance(footer, Fault):
@@ -190,13 +190,13 @@ def _type_name(found: pa.DataType) -> str:
     return f"list<{found.value_type}>" if pa.types.is_list(found) else str(found)
 
 
-def _most_common(columns: Mapping[str, Columns]) -> Columns:
+def _most_common(columns: Mapping[str, ColumnTypes]) -> ColumnTypes:
     """The columns of most files, in a tie those of the first, together with those that every data set must have."""
     counted = Counter(tuple(sorted(of_file.items())) for of_file in columns.values() if of_file)
     return dict(counted.most_common(1)[0][0]) | _FORMAT if counted else {}
 
 
-def _schema_fault(wanted: Columns, found: Columns) -> Fault | None:
+def _schema_fault(wanted: ColumnTypes, found: ColumnTypes) -> Fault | None:
     """The first difference between the columns of a file and those that it must have."""
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):

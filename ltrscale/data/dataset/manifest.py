@@ -29,7 +29,7 @@ class Feature(Config):
 
 ListedPath = Annotated[str, AfterValidator(storage.listed_path)]
 """The path of a file below the directory whose manifest lists it."""
-Period = Annotated[str, AfterValidator(storage.period_name)]
+PeriodName = Annotated[str, AfterValidator(storage.period_name)]
 """The name of a period."""
 _MOST_GROUPS, _MOST_DOCUMENTS = 1 << 26, 1 << 31
 
@@ -126,7 +126,7 @@ class DataFile(Config):
     """One Parquet file: name in the directory, period, size, content hash, longest group, counts of each row group."""
 
     path: ListedPath
-    period: Period
+    period: PeriodName
     bytes: int
     sha256: str
     longest: int = Field(ge=0, lt=_MOST_DOCUMENTS)
@@ -165,7 +165,7 @@ class FeatureSummary(Config):
     std: float | None = None
     unique_in_group: float | None = None
     """Share of the documents whose value no other document of their group has, of those in groups of at least two; None
-    for a feature with fractions, and where it was not counted."""
+    for a feature with fractions, and without such groups."""
 
 
 class Accounting(Config):
@@ -200,7 +200,7 @@ class Manifest(Config):
     label_counts: dict[str, int] = Field(default_factory=dict)
     """Documents by label value, at most 64 different ones; empty when there are more."""
     grouped: int = 0
-    """Documents in groups of at least two; 0 where they were not counted."""
+    """Documents in groups of at least two."""
     tokens: tuple[TokenField, ...] = ()
     """Fields with the tokens of queries and documents."""
     token_summaries: dict[str, TokenSummary] = Field(default_factory=dict)
@@ -212,7 +212,7 @@ class Manifest(Config):
     accounting: Accounting = Accounting()
     categories: dict[str, dict[str, int]] = Field(default_factory=dict)
     """The codes of the observed texts of categorical features, by feature, but of whole numbers below 2^24, which are
-    their own codes. A feature is absent if its texts were not recorded, or are more than 4,096."""
+    their own codes. A feature is absent if its texts are more than 4,096."""
     raw: RawColumns | None = None
     """The columns of the raw rows; None if they were no items, one in a row."""
     fills: dict[str, float] = Field(default_factory=dict)
@@ -308,10 +308,10 @@ def _open(url: str) -> Dataset:
     values = storage.read_manifest(url)
     if values is None:
         raise InputError(f"{url}: no data set is committed there (no manifest.json); make it with jobs.prepare")
-    return Dataset(url, parse_manifest(values, storage.join(url, storage.MANIFEST)))
+    return Dataset(url, parse_dataset_manifest(values, storage.join(url, storage.MANIFEST)))
 
 
-def parse_manifest(values: Mapping[str, Any], where: str) -> Manifest:
+def parse_dataset_manifest(values: Mapping[str, Any], where: str) -> Manifest:
     """Validate a manifest that was read from `where`."""
     if values.get("format") != "ltrscale-dataset":
         raise InputError(f"{where}: not a data set but {values.get('format', 'something else')!r}; check the path")

@@ -34,7 +34,7 @@ RAW = "raw"
 """The key of `read_as` that is no setting: the columns of the raw rows."""
 
 
-def settings_of(read_as: Mapping[str, Any]) -> dict[str, Any]:
+def prepare_settings_of(read_as: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of `prepare` alone, of what `read_as` found."""
     return {name: value for name, value in read_as.items() if name != RAW}
 

@@ -29,7 +29,7 @@ class SplitPart:
                 yield url, file
 
 
-def resolve(split: Split, key: str = "") -> list[SplitPart]:
+def resolve_periods(split: Split, key: str = "") -> list[SplitPart]:
     """Open the data sets of a split, whose key is for errors, and choose their periods.
 
     Raises:
@@ -63,7 +63,7 @@ def chosen_files(split: Split, key: str = "") -> list[tuple[Dataset, list[DataFi
     Raises:
         InputError: as `select`, before files are opened.
     """
-    return [(part.dataset, [file for _, file in part.files()]) for part in resolve(split, key)]
+    return [(part.dataset, [file for _, file in part.files()]) for part in resolve_periods(split, key)]
 
 
 def with_periods_named(split: Split) -> Split:
@@ -72,7 +72,7 @@ def with_periods_named(split: Split) -> Split:
     Raises:
         InputError: as `select`, before files are opened.
     """
-    return split.replace(periods=sorted({period for part in resolve(split) for period in part.periods}))
+    return split.replace(periods=sorted({period for part in resolve_periods(split) for period in part.periods}))
 
 
 def with_relative_named(config: ConfigT, key: str = "") -> ConfigT:
@@ -91,7 +91,7 @@ def with_relative_named(config: ConfigT, key: str = "") -> ConfigT:
             changes[name] = with_relative_named(value, where)
         elif name == "periods" and value and any(map(Relative.of, value)) and (data := getattr(config, "data", ())):
             split = Split(data=data, periods=value)
-            chosen = sorted({period for part in resolve(split, key) for period in part.periods})
+            chosen = sorted({period for part in resolve_periods(split, key) for period in part.periods})
             log.info("%s: %s of %s: %s", where, ", ".join(value), ", ".join(split.data), in_few_words(chosen))
             changes[name] = tuple(chosen)
     changes = {name: value for name, value in changes.items() if value is not getattr(config, name)}

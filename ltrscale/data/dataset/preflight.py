@@ -13,7 +13,7 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Config, is_current, made_by, validate
-from ltrscale.data.dataset.integrity import Columns, Level, Reason, examine
+from ltrscale.data.dataset.integrity import CheckLevel, ColumnTypes, Reason, examine
 from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, ListedPath
 from ltrscale.data.dataset.periods import chosen_files
 from ltrscale.data.dataset.split import Split
@@ -31,7 +31,7 @@ Contents = Mapping[str, Mapping[str, Sequence[str]]]
 class PreflightConfig(Config):
     """The check of files before training, and the share that may be left out."""
 
-    check: Level = "footers"
+    check: CheckLevel = "footers"
     """`sizes` lists directories; `footers` also reads each file's Parquet metadata; `content` also all its bytes."""
     max_bad: float = Field(0.0, ge=0, le=1)
     """Share of a split's query groups that may be in bad files, which are left out; above it the job stops."""
@@ -61,7 +61,7 @@ class CheckedDataset(Config):
 class Preflight(Config):
     """The result of a pre-flight."""
 
-    check: Level
+    check: CheckLevel
     datasets: tuple[CheckedDataset, ...]
     read: dict[str, dict[str, list[str]]]
     """All files that were chosen, bad ones too: content hashes by URL and period; see `contents_of_read`."""
@@ -169,9 +169,9 @@ def difference(before: Contents, now: Contents) -> str:
 
 
 def read_by(url: str) -> Contents:
-    """The files chosen by the run whose pre-flight is frozen at a URL; empty if there is none or it does not say."""
-    found: Contents = (storage.read_manifest(url) or {}).get("preflight", {}).get("read", {})
-    return found
+    """The files chosen by the run whose pre-flight is frozen at a URL; empty if there is none."""
+    manifest = storage.read_manifest(url)
+    return {} if manifest is None else validate(Preflight, manifest["preflight"], url).read
 
 
 def preflight(splits: Mapping[str, Split], config: PreflightConfig) -> Preflight:
@@ -188,7 +188,7 @@ def preflight(splits: Mapping[str, Split], config: PreflightConfig) -> Preflight
     chosen = {name: chosen_files(split) for name, split in splits.items()}
     wanted = _wanted(files for of_split in chosen.values() for files in of_split)
     found: list[CheckedDataset] = []
-    columns: dict[str, Columns] = {}
+    columns: dict[str, ColumnTypes] = {}
     with progress("pre-flight", sum(file.bytes for _, files in wanted for file in files), unit="files") as advance:
         for dataset, files in wanted:
             of_dataset, columns[dataset.url] = _check_dataset(dataset, files, config.check, advance)
@@ -211,8 +211,8 @@ def _wanted(parts: Iterable[tuple[Dataset, Sequence[DataFile]]]) -> list[tuple[D
 
 
 def _check_dataset(
-    dataset: Dataset, files: Sequence[DataFile], level: Level, advance: Advance
-) -> tuple[CheckedDataset, Columns]:
+    dataset: Dataset, files: Sequence[DataFile], level: CheckLevel, advance: Advance
+) -> tuple[CheckedDataset, ColumnTypes]:
     """The result for a data set, and the columns of most of its files."""
     faults, columns = examine(dataset, files, level, advance)
     bad = tuple(
@@ -245,7 +245,7 @@ def _check_limit(
         )
 
 
-def _check_columns(name: str, columns: Mapping[str, Columns], split: Split) -> None:
+def _check_columns(name: str, columns: Mapping[str, ColumnTypes], split: Split) -> None:
     """Check that the data sets of a split agree in the columns that are read together."""
     known = [(url, of_dataset) for url, of_dataset in columns.items() if of_dataset]  # the others had no file opened
     for (first, ours), (url, theirs) in itertools.pairwise(known):

@@ -11,7 +11,7 @@ The layouts and their columns:
 
 The last two may have group columns `meta_*` too. Ranks count from 1; tied documents keep the order of the data. The
 names of all other files begin with an underscore or a dot, so that programs which read a directory of Parquet files
-skip them. Earlier versions wrote `manifest.json`, which is still read.
+skip them.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.config import Config, validate
-from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, ListedPath, Period
+from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, ListedPath, PeriodName
 from ltrscale.errors import InputError
 
 SCORES = "scores"
 """The column with the scores."""
-REMEDY = "score the period again with jobs.score"
+SCORE_AGAIN = "score the period again with jobs.score"
 Layout = Literal["scores", "lists", "items"]
 _FORMAT: Final = "ltrscale-scores"
 _SCHEMA = pa.schema([("gid", pa.int64()), (SCORES, pa.list_(pa.float64()))])
@@ -58,7 +58,7 @@ class PeriodScores(Config):
 
     format: Literal["ltrscale-scores"] = _FORMAT
     version: Literal[1] = 1
-    period: Period
+    period: PeriodName
     files: tuple[ScoreFile, ...]
     """One for each data file of the period, in the order of the data set's manifest."""
     groups: int
@@ -67,9 +67,9 @@ class PeriodScores(Config):
     """Content hash of the bundle that scored."""
     made_by: dict[str, Any]
     """The places of bundle and data set, for people to read."""
-    layout: Layout = "scores"
-    """The columns of the files; the first scored periods do not state it."""
-    meta: tuple[str, ...] = ()
+    layout: Layout
+    """The columns of the files."""
+    meta: tuple[str, ...]
     """The columns `meta_*` of the data set that the files have too."""
 
     def is_of(self, files: Sequence[DataFile]) -> bool:
@@ -77,7 +77,7 @@ class PeriodScores(Config):
         return [file.data_sha256 for file in self.files] == [file.sha256 for file in files]
 
 
-class Scored(NamedTuple):
+class ScoredGroups(NamedTuple):
     """Scores of some query groups, one after the other: ids [Q], offsets [Q + 1], scores [N]."""
 
     gids_Q: NDArray[np.int64]
@@ -123,12 +123,10 @@ def read_period(url: str, period: str) -> PeriodScores | None:
         InputError: something else is committed there, or scores in a version that this package does not read.
     """
     directory = period_url(url, period)
-    for name in (storage.HIDDEN_MANIFEST, storage.MANIFEST):
-        if (values := storage.read_manifest(directory, name)) is not None:
-            break
-    else:
+    values = storage.read_manifest(directory, storage.HIDDEN_MANIFEST)
+    if values is None:
         return None
-    where = storage.join(directory, name)
+    where = storage.join(directory, storage.HIDDEN_MANIFEST)
     if values.get("format") != _FORMAT:
         raise InputError(f"{where}: not scores but {values.get('format', 'something else')!r}; check the path")
     return validate(PeriodScores, values, where)
@@ -171,7 +169,7 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
 def write_file(
     path: Path,
     row_groups: Sequence[Counts],
-    batches: Iterable[Scored],
+    batches: Iterable[ScoredGroups],
     names: Iterable[pa.Table] = (),
     *,
     layout: Layout = "scores",
@@ -215,7 +213,7 @@ def write_file(
     return Counts(groups, documents, groups)
 
 
-def _table(batch: Scored) -> pa.Table:
+def _table(batch: ScoredGroups) -> pa.Table:
     lists = pa.ListArray.from_arrays(pa.array(batch.offsets_Q1.astype(np.int32)), pa.array(batch.scores_N))
     return pa.table([pa.array(batch.gids_Q), lists], schema=_SCHEMA)
 

@@ -15,7 +15,7 @@ from ltrscale import storage
 from ltrscale.config import digest
 from ltrscale.data.dataset.manifest import Feature, matching, places
 from ltrscale.data.dataset.origin import read_as
-from ltrscale.data.dataset.periods import SplitPart, resolve
+from ltrscale.data.dataset.periods import SplitPart, resolve_periods
 from ltrscale.data.dataset.relevant import none_relevant, with_relevant
 from ltrscale.data.dataset.sample import keep_fold, order_of, to_reach
 from ltrscale.data.dataset.scores import find_scores
@@ -27,7 +27,7 @@ GID_SPAN = 10**11
 """Number of group ids reserved for each data set of a split; no data set has so many query groups."""
 
 
-class Source(NamedTuple):
+class FileSource(NamedTuple):
     """The data set that lists a file, and the hash and bytes of the file by its manifest."""
 
     url: str
@@ -55,7 +55,7 @@ class RowGroup:
     gid_base: int
     first_labelled: int
     scores: str | None = None
-    source: Source | None = None
+    source: FileSource | None = None
     """Lets a reader check that the file is still the one that was chosen."""
     stored: tuple[Feature, ...] | None = field(default=None, compare=False, repr=False)
     longest: int = field(default=0, compare=False)
@@ -170,7 +170,7 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
             for the folds or the number that the split names, or the scores are not those of the split's periods as
             they are now.
     """
-    parts, without = resolve(split), frozenset(without)
+    parts, without = resolve_periods(split), frozenset(without)
     features = _kept_features(parts[0].dataset.manifest.features, split)
     if scored := labelled and split.scores is not None:
         parts = [_with_scores(parts, split)]
@@ -278,7 +278,7 @@ def _row_groups(parts: list[SplitPart], without: Collection[str]) -> Iterator[Ro
     for number, part in enumerate(parts):
         for url, file in part.files(without):
             scores = part.scores.get(file.path)
-            source = Source(part.dataset.url, file.sha256, file.bytes)
+            source = FileSource(part.dataset.url, file.sha256, file.bytes)
             for index, counts in enumerate(file.row_groups):
                 labelled = counts.groups if scores else counts.labelled
                 place = (number * GID_SPAN, first_labelled, scores.url if scores else None)

@@ -29,7 +29,7 @@ from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.selection import RowGroup, Selection
 from ltrscale.data.stream import plan
 from ltrscale.data.stream.memory import Memory
-from ltrscale.data.stream.readers import Reader, read_direct
+from ltrscale.data.stream.readers import RowGroupReader, read_direct
 from ltrscale.data.stream.repeats import Repeat, mean_repeats, survey_repeats
 from ltrscale.data.stream.windows import Cut, Decoder, Window, assemble, regroup
 from ltrscale.errors import InputError
@@ -113,7 +113,7 @@ class _PlannedWindow(NamedTuple):
     row_groups: list[RowGroup]
 
 
-class Step(NamedTuple):
+class MicroBatches(NamedTuple):
     """One step of a worker: the next micro-batch of each of its streams, None for a stream that has run out.
 
     `positions` are those after the step, where a resumed epoch continues.
@@ -149,7 +149,7 @@ class GroupStream:
         *,
         rank: int = 0,
         world: int = 1,
-        reader: Reader = read_direct,
+        reader: RowGroupReader = read_direct,
         memory: Memory | None = None,
     ) -> None:
         if config.streams < world:
@@ -216,7 +216,7 @@ class GroupStream:
         """A count of a row group, multiplied by how often its groups are served on average."""
         return served_once if self._mean_times is None else served_once * self._mean_times[row_group]
 
-    def epoch(self, epoch: int, start: Mapping[int, Position] | None = None) -> Iterator[Step]:
+    def epoch(self, epoch: int, start: Mapping[int, Position] | None = None) -> Iterator[MicroBatches]:
         """The steps of an epoch.
 
         It ends when all local streams have run out. Each group of the selection is in exactly one micro-batch of
@@ -233,7 +233,7 @@ class GroupStream:
         """
         return self._steps(epoch, {c: Position(*start[c]) if start else Position() for c in self.streams})
 
-    def _steps(self, epoch: int, start: Mapping[int, Position]) -> Iterator[Step]:
+    def _steps(self, epoch: int, start: Mapping[int, Position]) -> Iterator[MicroBatches]:
         windows = self._windows(epoch)
         reading = self._read(windows, start)
         waiting: dict[int, deque[Window]] = {c: deque() for c in self.streams}
@@ -251,7 +251,7 @@ class GroupStream:
         budget = Budget(*(count // config.streams for count in most))
         while any(not cursor.ended for cursor in cursors.values()):
             micro_batches = {c: cursor.take(budget) for c, cursor in cursors.items()}
-            yield Step(micro_batches, {c: cursor.position for c, cursor in cursors.items()})
+            yield MicroBatches(micro_batches, {c: cursor.position for c, cursor in cursors.items()})
 
     def _windows(self, epoch: int) -> dict[int, list[_PlannedWindow]]:
         """The windows of each local stream, pass after pass."""
@@ -409,7 +409,7 @@ def iterate(
     selection: Selection,
     *,
     docs_per_batch: int = 16384,
-    reader: Reader = read_direct,
+    reader: RowGroupReader = read_direct,
     memory: Memory | None = None,
 ) -> Iterator[QueryGroups]:
     """All groups of a selection once, in file order, in micro-batches of at most `docs_per_batch` documents.

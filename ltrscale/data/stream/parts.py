@@ -36,7 +36,7 @@ class Run(Protocol):
         ...
 
 
-def cut(selection: Selection, *, values: int = _VALUES) -> list[Part]:
+def cut_into_parts(selection: Selection, *, values: int = _VALUES) -> list[Part]:
     """Cut a selection into parts of whole row groups, each of about `values` feature values (64 MiB).
 
     Documents are those of the row groups, whether or not all of them are served.

@@ -26,11 +26,11 @@ from pyarrow import fs as arrow_fs
 from ltrscale import ray_internals, storage
 from ltrscale.data.dataset import scores
 from ltrscale.data.dataset.scores import SCORES
-from ltrscale.data.dataset.selection import RowGroup, Source
+from ltrscale.data.dataset.selection import FileSource, RowGroup
 from ltrscale.engine import plain_errors
 from ltrscale.errors import InputError
 
-Reader = Callable[[Sequence[RowGroup], Sequence[str]], Iterator[pa.Table]]
+RowGroupReader = Callable[[Sequence[RowGroup], Sequence[str]], Iterator[pa.Table]]
 """Takes row groups and column names (`scores` only together with `gid`); yields one table per row group, in order."""
 
 _OPEN_FILES = 64
@@ -118,7 +118,7 @@ def read_with_ray(
 
 
 def _plan(row_groups: Sequence[RowGroup]) -> list[_Planned]:
-    none = Source("", "", 0)
+    none = FileSource("", "", 0)
     return [_Planned(r.url, r.index, r.groups, r.scores or "", *(r.source or none)) for r in row_groups]
 
 
@@ -135,7 +135,7 @@ def _fetch(dataset: Any) -> Iterator[pa.Table]:
     """
     import ray
 
-    blocks = ray_internals.blocks(dataset)
+    blocks = ray_internals.ready_blocks(dataset)
     block = next(blocks, None)
     while block is not None:
         following = next(blocks, None)
@@ -181,16 +181,16 @@ def _ahead(read: Callable[[_Planned], pa.Table], plan: Sequence[_Planned]) -> Ge
 def _read_item(item: _Planned, columns: Sequence[str], open_file: Callable[[str], _File]) -> pa.Table:
     """The table of a row group, with the scores of its documents if they are requested and exist."""
     try:
-        table = _read_row_group(item.url, item, [name for name in columns if name != SCORES], open_file, REMEDY)
+        table = _read_row_group(item.url, item, [name for name in columns if name != SCORES], open_file, PREPARE_AGAIN)
     except InputError as error:
         _check_listed(item, error)
         raise
     if SCORES not in columns or not item.scores:
         return table
-    of_scores = _read_row_group(item.scores, item, ["gid", SCORES], open_file, scores.REMEDY)
+    of_scores = _read_row_group(item.scores, item, ["gid", SCORES], open_file, scores.SCORE_AGAIN)
     if not of_scores.column("gid").equals(table.column("gid")) or of_scores.column(SCORES).null_count:
         what = f"row group {item.number} does not have a list of scores for each query group of {item.url}, in order"
-        raise InputError(f"{item.scores}: {what}; {scores.REMEDY}")
+        raise InputError(f"{item.scores}: {what}; {scores.SCORE_AGAIN}")
     return table.append_column(SCORES, of_scores.column(SCORES))
 
 
@@ -267,7 +267,7 @@ def _open_remote(path: str, filesystem: arrow_fs.FileSystem) -> _File:
     return _File(info.size, file.metadata, read)
 
 
-REMEDY = "prepare the data set again"
+PREPARE_AGAIN = "prepare the data set again"
 
 
 @contextmanager

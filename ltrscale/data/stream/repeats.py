@@ -16,7 +16,7 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.data import columns
 from ltrscale.data.dataset.selection import RowGroup, Selection
-from ltrscale.data.stream.readers import Reader
+from ltrscale.data.stream.readers import RowGroupReader
 from ltrscale.data.stream.windows import Decoder, mismatch
 from ltrscale.errors import InputError, nearest
 
@@ -31,7 +31,7 @@ def _text_keys(times: Any) -> Any:
     return {key if isinstance(key, str) else json.dumps(key): value for key, value in times.items()}
 
 
-Times = Annotated[float, Field(ge=0, le=MOST)]
+RepeatTimes = Annotated[float, Field(ge=0, le=MOST)]
 
 
 class Repeat(Config):
@@ -42,7 +42,7 @@ class Repeat(Config):
 
     by: str = Field(pattern="^meta_.")
     """Column with one value per group: its number of times, or its class, a key of `times`."""
-    times: Annotated[dict[str, Times], BeforeValidator(_text_keys)] = Field(default_factory=dict)
+    times: Annotated[dict[str, RepeatTimes], BeforeValidator(_text_keys)] = Field(default_factory=dict)
     """Number of times for each class; groups of other classes are served once. Empty: the column has the numbers."""
 
 
@@ -60,7 +60,7 @@ def mean_repeats(row_group: RowGroup, table: pa.Table, repeat: Repeat) -> NDArra
     if not columns.is_number(columns.value_type(column.type)):
         remedy = "say under stream.repeat.times how often each of its values is served"
         raise mismatch(row_group, f"column {repeat.by!r} is {column.type} and no number", remedy)
-    values = columns.plain(column).cast(pa.float64(), safe=False)
+    values = columns.without_dictionary(column).cast(pa.float64(), safe=False)
     times_R: NDArray[np.float64] = values.fill_null(np.nan).to_numpy(zero_copy_only=False)
     bad_R = ~((times_R >= 0) & (times_R <= MOST))  # NaN too
     if bad_R.any():
@@ -70,7 +70,7 @@ def mean_repeats(row_group: RowGroup, table: pa.Table, repeat: Repeat) -> NDArra
     return times_R
 
 
-def survey_repeats(selection: Selection, repeat: Repeat, reader: Reader) -> dict[RowGroup, float]:
+def survey_repeats(selection: Selection, repeat: Repeat, reader: RowGroupReader) -> dict[RowGroup, float]:
     """Read the column of a whole selection: the mean number of times of each row group's served groups.
 
     Raises:

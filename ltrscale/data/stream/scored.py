@@ -27,11 +27,11 @@ _DOCS_PER_BATCH = 1 << 16
 
 
 @dataclass(frozen=True)
-class Scores:
+class DocumentScores:
     """Scores [N] of the documents of some groups, float64; a call with some of these groups returns their scores.
 
     Example:
-        >>> known = Scores(torch.tensor([7, 4]), torch.tensor([0, 2, 3]), torch.tensor([0.1, 0.2, 0.3]))
+        >>> known = DocumentScores(torch.tensor([7, 4]), torch.tensor([0, 2, 3]), torch.tensor([0.1, 0.2, 0.3]))
         >>> known(QueryGroups(torch.zeros(1, 5), torch.tensor([0, 1]), ids_Q=torch.tensor([4]))).tolist()
         [0.30000001192092896]
     """
@@ -41,12 +41,12 @@ class Scores:
     scores_N: Tensor
 
     @staticmethod
-    def joined(parts: Sequence["Scores"]) -> "Scores":
+    def joined(parts: Sequence["DocumentScores"]) -> "DocumentScores":
         """The scores of all parts; no two parts may share a group."""
         ids_Q = torch.cat([part.ids_Q for part in parts])
         assert len(torch.unique(ids_Q)) == len(ids_Q), "a group was scored twice"
         lengths_Q = torch.cat([part.offsets_Q1.diff() for part in parts])
-        return Scores(ids_Q, to_offsets(lengths_Q), torch.cat([part.scores_N for part in parts]))
+        return DocumentScores(ids_Q, to_offsets(lengths_Q), torch.cat([part.scores_N for part in parts]))
 
     def __call__(self, groups: QueryGroups) -> Tensor:
         """Scores of the documents of groups, all of which must be known."""
@@ -70,7 +70,7 @@ class Scores:
         return ids_Q, order_Q
 
 
-def score(selection: Selection, scorer: Callable[[QueryGroups], Tensor], name: str) -> Scores:
+def score_selection(selection: Selection, scorer: Callable[[QueryGroups], Tensor], name: str) -> DocumentScores:
     """Scores of all documents of a selection, in file order.
 
     Args:
@@ -79,29 +79,29 @@ def score(selection: Selection, scorer: Callable[[QueryGroups], Tensor], name: s
         name: name of the scorer, for errors.
 
     Raises:
-        InputError: a score is no number, or the data cannot be read.
+        InputError: a score is not finite, or the data cannot be read.
     """
-    parts: list[Scores] = []
+    parts: list[DocumentScores] = []
     with progress(f"score with {name}", selection.n_documents) as advance:
         for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH):
             assert groups.ids_Q is not None
-            parts.append(Scores(groups.ids_Q, groups.offsets_Q1, finite(scorer(groups), name)))
+            parts.append(DocumentScores(groups.ids_Q, groups.offsets_Q1, finite(scorer(groups), name).double()))
             advance(groups.n_documents)
-    return Scores.joined(parts)
+    return DocumentScores.joined(parts)
 
 
 def finite(scores_N: Tensor, name: str) -> Tensor:
-    """The scores, float64.
+    """The scores themselves, where all are finite.
 
     Raises:
-        InputError: one of them is no number.
+        InputError: one of them is not finite.
     """
     if not scores_N.isfinite().all():
-        raise InputError(f"{name}: gives scores that are no numbers; train it again")
-    return scores_N.double()
+        raise InputError(f"{name}: gives scores that are not finite; train it again")
+    return scores_N
 
 
-def committed(url: str, split: Split) -> Scores:
+def committed(url: str, split: Split) -> DocumentScores:
     """The committed scores of all groups of a split's periods.
 
     Args:
@@ -115,10 +115,10 @@ def committed(url: str, split: Split) -> Scores:
     return of_tables(list(read_direct(select(everything, labelled=True).row_groups, COLUMNS)))
 
 
-def of_tables(tables: Sequence[pa.Table]) -> Scores:
+def of_tables(tables: Sequence[pa.Table]) -> DocumentScores:
     """The scores in tables of the columns `COLUMNS`, which a reader takes from the files of scores."""
     lists = [chunk for table in tables for chunk in table.column(SCORES).chunks]
     ids_Q = np.concatenate([table.column("gid").to_numpy() for table in tables])
     lengths_Q = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in lists])
     scores_N = np.concatenate([chunk.flatten().to_numpy() for chunk in lists])
-    return Scores(torch.from_numpy(ids_Q), to_offsets(torch.from_numpy(lengths_Q)), torch.from_numpy(scores_N))
+    return DocumentScores(torch.from_numpy(ids_Q), to_offsets(torch.from_numpy(lengths_Q)), torch.from_numpy(scores_N))

@@ -21,7 +21,7 @@ from ltrscale.data.dataset.scores import SCORES
 from ltrscale.data.dataset.selection import RowGroup, Selection
 from ltrscale.data.dataset.tokens import LISTS, Owner, TokenField
 from ltrscale.data.stream import tokens
-from ltrscale.data.stream.readers import REMEDY
+from ltrscale.data.stream.readers import PREPARE_AGAIN
 from ltrscale.data.stream.tokens import TokenRows
 from ltrscale.errors import InputError
 
@@ -308,7 +308,7 @@ def group_ids(row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> NDA
     return ids_R
 
 
-def mismatch(row_group: RowGroup, what: str, remedy: str = REMEDY) -> InputError:
+def mismatch(row_group: RowGroup, what: str, remedy: str = PREPARE_AGAIN) -> InputError:
     """The error for a row group with unexpected content."""
     return InputError(f"{row_group.url}: row group {row_group.index}: {what}; {remedy}")
 
@@ -326,7 +326,7 @@ def _is_usable(name: str, found: pa.DataType | None) -> bool:
 
 def _remedy(name: str) -> str:
     """The remedy for a bad column."""
-    return scores.REMEDY if name == SCORES else REMEDY
+    return scores.SCORE_AGAIN if name == SCORES else PREPARE_AGAIN
 
 
 def _check_present(

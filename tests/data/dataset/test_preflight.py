@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from jobs.chaos.faulty_proxy import FaultyProxy
 from ltrscale import storage
 from ltrscale.data.dataset import integrity
 from ltrscale.data.dataset.manifest import Counts, Feature, Manifest, open_dataset
@@ -32,6 +31,7 @@ from ltrscale.training.account import listed
 from ltrscale.training.loop import Trainer
 from ltrscale.training.network import fit
 from ltrscale.training.pretrain import PretrainConfig
+from tests.chaos.faulty_proxy import FaultyProxy
 
 FEATURES = ("a", "b", "c")
 PERIODS = ("p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8", "p9")

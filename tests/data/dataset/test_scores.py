@@ -16,11 +16,11 @@ from ltrscale.data.dataset import scores
 from ltrscale.data.dataset.manifest import Counts, open_dataset
 from ltrscale.data.dataset.preflight import PreflightConfig, preflight
 from ltrscale.data.dataset.sample import Fold, OuterFold
-from ltrscale.data.dataset.scores import PeriodScores, Scored, ScoreFile
+from ltrscale.data.dataset.scores import PeriodScores, ScoredGroups, ScoreFile
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
-from ltrscale.data.stream.readers import Reader, read_direct
+from ltrscale.data.stream.readers import RowGroupReader, read_direct
 from ltrscale.errors import InputError
 
 Make = Callable[..., Any]
@@ -38,7 +38,7 @@ def write_scores(
     """Write the score files of a data set, `batch` groups at a time; returns their directory."""
     dataset = open_dataset(data)
     for period in periods:
-        with storage.Commit(scores.period_url(url, period)) as commit:
+        with storage.Commit(scores.period_url(url, period), manifest=storage.HIDDEN_MANIFEST) as commit:
             files, total = [], Counts(0, 0, 0)
             for file in [file for file in dataset.manifest.files if file.period == period]:
                 table = pq.read_table(storage.join(data, file.path), columns=["gid", "features"], partitioning=None)
@@ -56,16 +56,20 @@ def write_scores(
                 documents=total.documents,
                 bundle_hash="x",
                 made_by={},
+                layout="scores",
+                meta=(),
             )
             commit.finish(manifest.model_dump(mode="json"))
     return url
 
 
-def of_groups(gids: list[int], lengths: list[int], score: Callable[[int, int], float], size: int) -> Iterator[Scored]:
+def of_groups(
+    gids: list[int], lengths: list[int], score: Callable[[int, int], float], size: int
+) -> Iterator[ScoredGroups]:
     for at in range(0, len(gids), size):
         some, of_some = gids[at : at + size], lengths[at : at + size]
         values = [score(gid, i) for gid, n in zip(some, of_some, strict=True) for i in range(n)]
-        yield Scored(np.array(some), np.cumsum([0, *of_some]), np.array(values))
+        yield ScoredGroups(np.array(some), np.cumsum([0, *of_some]), np.array(values))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +82,7 @@ def scored(made: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_scores(str(tmp_path_factory.mktemp("scores")), made.url)
 
 
-def labels_served(selection: Selection, made: Any, *, reader: Reader = read_direct) -> dict[int, list[float]]:
+def labels_served(selection: Selection, made: Any, *, reader: RowGroupReader = read_direct) -> dict[int, list[float]]:
     """The labels by gid that a shuffled stream serves; checks the features against the data set."""
     served = {}
     for step in GroupStream(selection, StreamConfig(docs_per_batch=7, window=2), reader=reader).epoch(0):
@@ -103,7 +107,7 @@ def joined(made: Any, periods: str = "abc", score: Callable[[int, int], float] =
     }
 
 
-def test_every_group_has_its_scores_as_labels(made: Any, scored: str, read: Reader) -> None:
+def test_every_group_has_its_scores_as_labels(made: Any, scored: str, read: RowGroupReader) -> None:
     split = Split(data=(made.url,), scores=scored)
     selection = select(split, labelled=True)
     assert selection.n_groups == len(made.groups)
@@ -179,7 +183,7 @@ def test_periods_that_are_not_scored_or_have_changed_are_named(
     with pytest.raises(InputError, match="leave one out"):
         config.validate(Split, {"data": "set", "scores": "there", "labels": "relevance"}, "test")
     data_set = tmp_path / "wrong" / "period=a"
-    storage.write_bytes(str(data_set / "manifest.json"), b'{"format": "ltrscale-dataset"}')
+    storage.write_bytes(str(data_set / storage.HIDDEN_MANIFEST), b'{"format": "ltrscale-dataset"}')
     with pytest.raises(InputError, match="not scores but 'ltrscale-dataset'"):
         select(Split(data=(made.url,), scores=str(data_set.parent)), labelled=True)
 

@@ -10,15 +10,15 @@ from dataset_changes import add_period, with_renamed_files
 
 from ltrscale import config, storage
 from ltrscale.data.dataset import disjoint
-from ltrscale.data.dataset.disjoint import check_disjoint, joined
+from ltrscale.data.dataset.disjoint import check_disjoint, joined_splits
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import GID_SPAN, RowGroup, select
 from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
+from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
 from ltrscale.errors import InputError
-from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.stages.origins import dataset_hashes
-from ltrscale.workflows.tree_stages import GBDTJob
+from ltrscale.trees.gbdt import GBDTJob
 
 WEEKS = [f"2026-W{week:02}" for week in range(1, 7)]
 Make = Callable[..., Any]
@@ -334,7 +334,7 @@ def test_a_fold_and_the_rest_may_share_their_periods(weeks: Any) -> None:
     every = select(rest.replace(fold=None), labelled=True)
     kept = [select(split, labelled=True).kept_labelled for split in (rest, part)]
     assert sum(np.where(k, 1, 0) for k in kept if k is not None).tolist() == [1] * every.n_groups
-    assert joined(rest, part) == rest.replace(fold=None)
+    assert joined_splits(rest, part) == rest.replace(fold=None)
     for other in (
         part.replace(fold={"number": 2, "of": 5, "held_out": True}),
         part.replace(fold={"number": 1, "of": 5, "held_out": True, "seed": 1}),

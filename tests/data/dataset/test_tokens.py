@@ -43,7 +43,7 @@ def test_lengths_of_other_tokens_are_refused() -> None:
         from_columns(pa.array([[1, 2]], LISTS), pa.array([[1]], LISTS))
 
 
-def test_a_hash_names_fields_and_vocabulary_and_old_hashes_stay(make_dataset: Make) -> None:
+def test_a_hash_names_fields_and_vocabulary(make_dataset: Make) -> None:
     made = make_dataset({"a": [[2, 1]]})
     manifest = open_dataset(made.url).manifest
     assert manifest.text_identity() == {}

@@ -11,13 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nightly import nightly
 from writer_tokens import files_without_writer
 
 from ltrscale.data.dataset import writer as writer_module
 from ltrscale.data.dataset.manifest import DataFile
 from ltrscale.data.dataset.writer import DatasetWriter, split_evenly
-from ltrscale.data.ingest.rows import RowBlock
-from ltrscale.data.ingest.validate import Groups, to_table
+from ltrscale.ingest.rows import RowBlock
+from ltrscale.ingest.validate import Groups, to_table
 from ltrscale.storage import Commit
 
 F = 8
@@ -147,7 +148,7 @@ def make_log(rng: np.random.Generator) -> Log:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", [*range(8), *map(nightly, range(8, 24))])
 def test_row_groups_are_few_but_at_least_64_and_depend_only_on_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

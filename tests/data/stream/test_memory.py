@@ -14,9 +14,9 @@ from dataset_columns import add_column
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.selection import RowGroup, Selection, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.batches import GroupStream, Position, Step, StreamConfig, iterate
+from ltrscale.data.stream.batches import GroupStream, MicroBatches, Position, StreamConfig, iterate
 from ltrscale.data.stream.memory import Memory, memory_for
-from ltrscale.data.stream.readers import Reader
+from ltrscale.data.stream.readers import RowGroupReader
 
 Make = Callable[..., Any]
 EPOCHS = 3
@@ -36,7 +36,7 @@ def made(make_dataset: Make) -> Any:
 class Counting:
     """A reader that counts the row groups that it reads."""
 
-    def __init__(self, read: Reader) -> None:
+    def __init__(self, read: RowGroupReader) -> None:
         self.read, self.counts = read, Counter[RowGroup]()
 
     def __call__(self, row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -48,7 +48,7 @@ def choose(made: Any, fraction: float) -> Selection:
     return select(Split(data=(made.url,), labelled_fraction=fraction), labelled=True)
 
 
-def assert_equal(one: Step, other: Step) -> None:
+def assert_equal(one: MicroBatches, other: MicroBatches) -> None:
     assert one.positions == other.positions
     assert one.micro_batches.keys() == other.micro_batches.keys()
     for c, groups in one.micro_batches.items():
@@ -66,7 +66,7 @@ def check_batches(one: QueryGroups | None, other: QueryGroups | None) -> None:
 @pytest.mark.filterwarnings(r"ignore:.* is deprecated:DeprecationWarning:ray\.data\.context")
 @pytest.mark.parametrize(("fraction", "repeat"), [(0.2, None), (1.0, {"by": "meta_times"})])
 def test_steps_are_the_same_from_memory_and_each_row_group_is_read_once(
-    made: Any, read: Reader, fraction: float, repeat: dict[str, str] | None
+    made: Any, read: RowGroupReader, fraction: float, repeat: dict[str, str] | None
 ) -> None:
     selection, world = choose(made, fraction), 2
     config = StreamConfig.model_validate({"docs_per_batch": 90, "streams": 3, "window": 4, "repeat": repeat})

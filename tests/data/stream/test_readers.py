@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import wait_until
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import open_dataset
@@ -16,7 +17,7 @@ from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream import readers
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
-from ltrscale.data.stream.readers import Reader, read_direct, read_with_ray
+from ltrscale.data.stream.readers import RowGroupReader, read_direct, read_with_ray
 from ltrscale.errors import InputError
 
 Make = Callable[..., Any]
@@ -38,7 +39,9 @@ def choose(made: Any) -> Selection:
 
 
 @pytest.mark.parametrize("how", ["other names", "the same names"])
-def test_a_data_set_that_was_replaced_is_an_error(make_dataset: Make, tmp_path: Path, read: Reader, how: str) -> None:
+def test_a_data_set_that_was_replaced_is_an_error(
+    make_dataset: Make, tmp_path: Path, read: RowGroupReader, how: str
+) -> None:
     lengths = {"a": [[3, 4], [5]], "b": [[2]]}
     data = make_dataset(lengths, url=str(tmp_path / "data")).url
     selection = select(Split(data=(data,)), labelled=True)
@@ -59,7 +62,9 @@ def test_a_data_set_that_was_replaced_is_an_error(make_dataset: Make, tmp_path: 
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_gone_from_its_data_set_is_named(make_dataset: Make, tmp_path: Path, read: Reader) -> None:
+def test_a_file_that_is_gone_from_its_data_set_is_named(
+    make_dataset: Make, tmp_path: Path, read: RowGroupReader
+) -> None:
     data = make_dataset({"a": [[3, 4], [5]]}, url=str(tmp_path / "data")).url
     selection = select(Split(data=(data,)), labelled=True)
     Path(selection.row_groups[0].url).unlink()
@@ -67,7 +72,7 @@ def test_a_file_that_is_gone_from_its_data_set_is_named(make_dataset: Make, tmp_
         list(read(selection.row_groups, ["gid"]))
 
 
-def test_tables_come_in_the_order_of_the_plan(made: Any, read: Reader) -> None:
+def test_tables_come_in_the_order_of_the_plan(made: Any, read: RowGroupReader) -> None:
     row_groups = choose(made).row_groups
     plan = [row_groups[i] for i in np.random.default_rng(1).permutation(len(row_groups))] + [row_groups[0]]
     tables = list(read(plan, COLUMNS))
@@ -106,12 +111,12 @@ def test_two_streams_at_once_are_each_in_order(made: Any) -> None:
         assert gids(found) == gids(read_direct(plan, ["gid"]))
 
 
-def test_an_empty_plan_gives_nothing(read: Reader) -> None:
+def test_an_empty_plan_gives_nothing(read: RowGroupReader) -> None:
     assert list(read([], COLUMNS)) == []
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "empty", "garbled", "flipped", "no letter"])
-def test_a_bad_file_is_one_line_that_names_it(make_dataset: Make, read: Reader, damage: str) -> None:
+def test_a_bad_file_is_one_line_that_names_it(make_dataset: Make, read: RowGroupReader, damage: str) -> None:
     selection = choose(make_dataset({"a": [[50] * 20]}))
     path = Path(selection.row_groups[0].url)
     whole = path.read_bytes()
@@ -189,10 +194,8 @@ def test_closing_a_stream_of_ray_ends_its_threads_and_tasks(made: Any) -> None:
     next(tables)
     assert set(threading.enumerate()) > before
     tables.close()
-    deadline = time.monotonic() + 60
-    while set(threading.enumerate()) - before or ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: set(threading.enumerate()) <= before)
+    wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
 
 
 @pytest.mark.ray
@@ -200,7 +203,7 @@ def test_closing_a_stream_of_ray_ends_its_threads_and_tasks(made: Any) -> None:
 def test_a_stream_is_the_same_with_either_reader(made: Any) -> None:
     settings = StreamConfig(docs_per_batch=90, streams=3, window=2)
 
-    def run(reader: Reader) -> list[dict[int, Any]]:
+    def run(reader: RowGroupReader) -> list[dict[int, Any]]:
         steps = GroupStream(choose(made), settings, reader=reader).epoch(1)
         return [
             {c: groups and (groups.ids_Q.tolist(), groups.features_NF.tolist(), groups.labels_N.tolist())}

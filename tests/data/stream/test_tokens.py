@@ -17,7 +17,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.tokens import LISTS, Vocabulary, lengths_of
 from ltrscale.data.stream.batches import GroupStream, Position, StreamConfig, iterate
 from ltrscale.data.stream.memory import Memory
-from ltrscale.data.stream.readers import Reader
+from ltrscale.data.stream.readers import RowGroupReader
 from ltrscale.data.stream.windows import Decoder
 from ltrscale.errors import InputError
 
@@ -51,7 +51,9 @@ def same_batch(one: QueryGroups | None, other: QueryGroups | None) -> bool:
 
 @pytest.mark.parametrize("labelled", [False, True])
 @pytest.mark.parametrize("repeats", [False, True])
-def test_tokens_follow_their_queries_and_documents(texts: str, labelled: bool, repeats: bool, read: Reader) -> None:
+def test_tokens_follow_their_queries_and_documents(
+    texts: str, labelled: bool, repeats: bool, read: RowGroupReader
+) -> None:
     selection = choose(texts, labelled=labelled).reading(**ALL)
     config = StreamConfig(docs_per_batch=6, streams=2, window=2, steps_per_epoch=20 if repeats else None)
     seen = 0

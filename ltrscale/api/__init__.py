@@ -1,0 +1,1 @@
+"""Rankers in scikit-learn's conventions, on tables in memory."""

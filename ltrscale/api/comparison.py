@@ -1,0 +1,59 @@
+"""Rankers of one process, evaluated on a table in memory as `jobs.evaluate` does."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ltrscale import storage
+from ltrscale.api import frames
+from ltrscale.api.estimator import Keys, Ranker
+from ltrscale.config import validate
+from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateConfig
+
+
+def compare(
+    rankers: Mapping[str, Ranker],
+    X: Any,
+    y: Any = None,
+    *,
+    out: str,
+    group: Any = None,
+    evaluate: Keys | None = None,
+    **columns: Any,
+) -> Evaluation:
+    """Evaluate rankers on the same labelled groups as `jobs.evaluate` does, print the table, and write the report.
+
+    The first ranker is the baseline. Outlier rules are fitted on its validation groups.
+
+    Args:
+        rankers: by their names in the report; the first one was fitted by this process.
+        X: rows with the features of the rankers, none of which was trained on.
+        y: labels, unless X has the label column.
+        out: directory; `evaluation/report.md` is the report.
+        group: a query id for each row, or the lengths of the groups; not for tables that have the query column.
+        evaluate: further keys of `jobs.evaluate`, such as `{"ndcg_at": [10], "primary_cutoff": 10}`.
+        columns: uses of columns that differ from those of the first ranker.
+
+    Raises:
+        InputError: as `jobs.prepare` and `jobs.evaluate`; a ranker is not fitted, or the first one was loaded.
+    """
+    for name, ranker in rankers.items():
+        if "bundle_" not in vars(ranker):
+            raise InputError(f"compare: {name} is not fitted; fit it first")
+    name, first = next(iter(rankers.items()))
+    if "splits_" not in vars(first):
+        raise InputError(f"{name} was not fitted by this process, so its validation groups are not known; fit it first")
+    table, columns = frames.rows_as_table(X, y, group, {**first.columns_, **columns}, labels_needed=True)
+    data = storage.join(out, "data")
+    frames.prepare_tables({"test": table}, columns, first.prepare or {}, data)
+    config = {
+        "baseline": name,
+        **(evaluate or {}),
+        "models": {name: ranker.bundle_ for name, ranker in rankers.items()},
+        "splits": {**first.splits_.model_dump(), "test": {"data": data}},
+    }
+    job = EvaluateJob(out=storage.join(out, "evaluation"), evaluate=validate(EvaluateConfig, config, "compare"))
+    job.run()
+    return Evaluation.read(job.out)

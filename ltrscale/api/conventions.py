@@ -1,0 +1,147 @@
+"""scikit-learn's conventions for a ranker: its arguments and those inside them, and errors that both worlds know."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+from pydantic import Field
+from sklearn.exceptions import NotFittedError
+
+from ltrscale.config import Config, by_kind, check_keys, overlay, validate
+from ltrscale.errors import InputError, suggestion
+from ltrscale.experiments.methods.gbdt import GBDTMethod
+from ltrscale.experiments.methods.neural import NeuralMethod
+from ltrscale.experiments.methods.reading import ReadingMethod
+from ltrscale.experiments.methods.semi import SemiMethod
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.launch.workers import Workers
+from ltrscale.pretext.choices import FeatureMethodConfig
+from ltrscale.ranking.choices import MetricName
+from ltrscale.trees.configs import GBDTConfig
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_NESTED = ("settings", "prepare")
+"""The arguments with keys inside."""
+
+
+class WrongInput(InputError, ValueError):  # noqa: N818 - as of InputError, it is the input that is wrong
+    """An input of a ranker that cannot be used, where scikit-learn's users expect a ValueError."""
+
+
+class NotFitted(InputError, NotFittedError):  # type: ignore[misc]  # noqa: N818 - a state, and the name of its parent
+    """A ranker without a model is asked for one."""
+
+
+def as_value_errors(method: Callable[P, T]) -> Callable[P, T]:
+    """A method of a ranker whose errors of the input are ValueErrors, too.
+
+    Those with a class of their own stay as they are: storage that cannot be reached is no wrong value.
+    """
+
+    @functools.wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except InputError as error:
+            if type(error) is not InputError:
+                raise
+            # one error with its own traceback and cause, not two of the same text
+            raise WrongInput(str(error)).with_traceback(error.__traceback__) from error.__cause__
+
+    return checked
+
+
+class Arguments(Config):
+    """The arguments of a ranker, checked; the constructor has their meanings and defaults."""
+
+    method: str
+    settings: dict[str, Any] | None
+    prepare: dict[str, Any] | None
+    metric: MetricName
+    validation_fraction: float = Field(gt=0, lt=1)
+    seed: int = Field(ge=0)
+    workers: Workers
+    directory: str | None
+
+    def as_method(self) -> ReadingMethod:
+        """The method as a pipeline has it.
+
+        Raises:
+            InputError: there is no such method, or its settings are wrong.
+        """
+        config, named = _config_of(self.method)
+        return validate(config, overlay(named, self.settings or {}), f"Ranker({self.method!r}).settings")
+
+
+def _config_of(method: str) -> tuple[type[ReadingMethod], dict[str, Any]]:
+    """The config of a method as a pipeline has it, and the settings that its name stands for.
+
+    Raises:
+        InputError: there is no such method.
+    """
+    trees, pretexts = by_kind(GBDTConfig), by_kind(FeatureMethodConfig)
+    if method in trees:
+        return GBDTMethod, {"gbdt": {"kind": method}}
+    if method in pretexts:
+        return NeuralMethod, {"pretrain": {"method": {"kind": method}}}
+    if method == "neural":
+        return NeuralMethod, {}
+    if method == "semi_gbdt":
+        return SemiMethod, {}
+    hint = suggestion(method, [*trees, "neural", "semi_gbdt", *pretexts], "the methods are")
+    raise InputError(f"Ranker.method: {method!r} is unknown; {hint}")
+
+
+def inner_values(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The values inside the arguments with keys, by the names that scikit-learn gives them.
+
+    Example:
+        >>> inner_values({"settings": {"gbdt": {"num_trees": 50, "seed": 1}}, "prepare": None, "seed": 0})
+        {'settings__gbdt__num_trees': 50, 'settings__gbdt__seed': 1}
+    """
+    return dict(pair for name in _NESTED for pair in _leaves(name, params[name]) if pair[0] != name)
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            yield from _leaves(f"{name}__{key}", below)
+    else:
+        yield name, value
+
+
+def new_values(known: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+    """What a ranker's arguments become; of the values inside them, keys are checked, for the others may still change.
+
+    Args:
+        known: the arguments as they are.
+        params: those to change, by name, or `settings__gbdt__num_trees` and the like.
+
+    Raises:
+        InputError: there is no such argument, or no such key.
+    """
+    new = {name: value for name, value in params.items() if name in known}
+    nested = set()
+    for name, value in params.items():
+        head, *path = name.split("__")
+        if name in known:
+            continue
+        if head not in _NESTED or not path or not all(path):
+            raise InputError(f"Ranker has no argument {name!r}; {suggestion(head, known, 'its arguments are')}")
+        new[head] = _changed(new.get(head, known[head]), path, value)
+        nested.add(head)
+    if "settings" in nested:
+        method = str(new.get("method", known["method"]))
+        config, named = _config_of(method)
+        check_keys(config, overlay(named, new["settings"]), f"Ranker({method!r}).settings")
+    if "prepare" in nested:
+        check_keys(PrepareConfig, new["prepare"], "prepare")
+    return new
+
+
+def _changed(settings: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
+    """A copy of settings with another value at a path: several rankers may share the given ones."""
+    given = settings if isinstance(settings, Mapping) else {}
+    key, *below = path
+    return {**given, key: _changed(given.get(key), below, value) if below else value}

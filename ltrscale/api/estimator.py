@@ -1,0 +1,421 @@
+"""`Ranker`: the jobs as an estimator in scikit-learn's conventions, on tables in memory.
+
+A table becomes a data set directory, the stages of a pipeline train on it, and the bundle that they commit scores. So a
+`Ranker` has the figures of the jobs with the same settings.
+
+Shapes: N rows (documents), F features.
+"""
+
+import json
+import os
+import shutil
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+
+from ltrscale import bundle as bundles
+from ltrscale import storage
+from ltrscale.api import frames
+from ltrscale.api.conventions import Arguments, NotFitted, as_value_errors, inner_values, new_values
+from ltrscale.bundle import boosters
+from ltrscale.config import Config, validate
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.data.stream import scored
+from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.readers import read_direct
+from ltrscale.devices import choose_device
+from ltrscale.errors import InputError
+from ltrscale.experiments.methods.base import AnyMethod, SeedRun
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.ranking.choices import metric_named
+from ltrscale.serving.uses import ROW, uses_in_scoring, uses_of, with_fills
+from ltrscale.stages.runs import check_replaceable
+
+_ESTIMATOR = "estimator.json"
+_DOCS_PER_BATCH = 1 << 16
+Keys = Mapping[str, Any]
+
+
+class _Saved(Config):
+    """`estimator.json`, beside the files of a saved ranker's bundle."""
+
+    arguments: dict[str, Any]
+    columns: dict[str, Any]
+    """The uses of columns."""
+    array_width: int | None = None
+    """Columns of the array that it learnt from; null for a table, whose columns have names."""
+
+
+class Ranker(BaseEstimator):  # type: ignore[misc]
+    """A ranker of documents, in scikit-learn's conventions.
+
+    `X` is a data frame of pandas or polars, an Arrow table, or an array [N, F]. In tables the keys of
+    `prepare.source.columns` name the uses of columns, as in `jobs.prepare`: `query`, `label`, `item`, `features`,
+    `categorical`, `exclude` and so on. Without `features` and `categorical`, numeric columns without another use are
+    numeric features, and text and dictionaries are categorical ones. Categories and missing values are those of the
+    jobs. Uses that are named once are remembered.
+
+    An `InputError` of an argument, settings or rows is a ValueError too, and that of a ranker without a model
+    scikit-learn's NotFittedError.
+
+    Args:
+        method: trees by their library (`lightgbm`, `xgboost`, `catboost`); a network by the pretext objective of its
+            pretraining (`simclr_rank`, `simsiam`, ...); `neural`, a network without pretraining; or `semi_gbdt`.
+        settings: settings of the method, as a pipeline has them under `methods`: `{"gbdt": {"num_leaves": 63}}` for
+            trees, `{"pretrain": {"epochs": 20}, "finetune": {"epochs": 50}}` for networks, `{"preset": "hou24"}`.
+        prepare: further keys of `prepare`, such as `{"max_group": 20000}`.
+        metric: the metric of `score`, such as ndcg@10, mrr or map.
+        validation_fraction: share of the labelled groups that choose the epoch or the number of trees, where `fit`
+            gets no validation table.
+        seed: replaces the seeds of the stages, and draws the validation groups.
+        workers: data-parallel workers; several run under Ray.
+        directory: directory of the data set, checkpoints, logs and bundles; give each ranker its own. The same call
+            resumes there after an interruption, and skips training that is up to date. By default a scratch directory
+            that disappears with the process.
+
+    Attributes:
+        bundle_: URL of the trained bundle, which the jobs read too.
+        feature_names_in_: names of the features [F], numeric ones first.
+        n_features_in_: F.
+        columns_: uses of columns.
+        splits_: the training and validation groups; a loaded ranker has none.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.normal(size=(200, 3))
+        >>> y, group = (X[:, 0] > 0.5).astype(int), [10] * 20
+        >>> ranker = Ranker("lightgbm", settings={"gbdt": {"num_trees": 20, "min_data_in_leaf": 5}})
+        >>> ranker.fit(X, y, group=group).score(X, y, group=group)
+        1.0
+        >>> ranker.predict(X[:10], group=[10]).shape
+        (10,)
+    """
+
+    def __init__(
+        self,
+        method: str = "lightgbm",
+        *,
+        settings: Keys | None = None,
+        prepare: Keys | None = None,
+        metric: str = "ndcg@5",
+        validation_fraction: float = 0.2,
+        seed: int = 0,
+        workers: int = 1,
+        directory: str | None = None,
+    ) -> None:
+        # scikit-learn copies an estimator by its arguments: they are stored as they are, and checked when they are used
+        self.method, self.settings, self.prepare, self.metric = method, settings, prepare, metric
+        self.validation_fraction, self.seed, self.workers, self.directory = (
+            validation_fraction, seed, workers, directory,
+        )  # fmt: skip
+
+    # scikit-learn's searches hand these to the methods without a further request, as they do to its own GroupKFold:
+    # without groups there is nothing to rank
+    __metadata_request__fit = dict.fromkeys(("group", *ColumnMapping.model_fields), True)
+    __metadata_request__predict = {"group": True}  # noqa: RUF012 - read once
+    # `Pipeline.score` names sample_weight whether it is given or not; one that is given is refused
+    __metadata_request__score = {"group": True, "sample_weight": None}  # noqa: RUF012
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments of the constructor, by name.
+
+        Args:
+            deep: with the values inside `settings` and `prepare`, such as `settings__gbdt__num_trees`.
+        """
+        params: dict[str, Any] = super().get_params(deep=False)
+        return params | inner_values(params) if deep else params
+
+    @as_value_errors
+    def set_params(self, **params: Any) -> Self:
+        """Change arguments of the constructor; a trained model stays as it is until the next `fit`.
+
+        Args:
+            params: arguments by name, and values inside `settings` and `prepare` by the names of their keys with two
+                underscores between them: `settings__gbdt__num_trees=50`. Values are checked when they are used.
+
+        Raises:
+            InputError: there is no such argument, or no such key.
+        """
+        new = new_values(self.get_params(deep=False), params)
+        for name, value in new.items():
+            setattr(self, name, value)
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn's own functions ask before they use an estimator."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = tags.input_tags.categorical = tags.input_tags.string = True
+        return tags
+
+    @as_value_errors
+    def pretrain(self, X: Any, *, group: Any = None, **columns: Any) -> Self:
+        """Pretrain the encoder on query groups without their labels; `fit` then starts from it.
+
+        Without this call `fit` pretrains on its own training rows.
+
+        Args:
+            X: rows; if they have labels, name the column, or it would be a feature.
+            group: a query id for each row, or the lengths of the groups; not for tables that name `query`.
+            columns: uses of columns.
+
+        Raises:
+            InputError: the method does not pretrain, or as `jobs.prepare` and `jobs.pretrain`.
+        """
+        arguments = self._arguments()
+        method = arguments.as_method()
+        if method.pretraining() is None:
+            raise InputError(f"Ranker({self.method!r}) does not pretrain; choose a pretext objective as method")
+        table, columns = frames.rows_as_table(X, None, group, columns)
+        out = self._folder("pretrain")
+        frames.prepare_tables({"all": table}, columns, self.prepare or {}, storage.join(out, "data"))
+        documents = Split(data=(storage.join(out, "data"),))
+        # pretraining reads the training split alone
+        run = _run(arguments, method, Splits(train=documents, validation=documents), out)
+        run.pretrained(self.method)
+        self._encoders, self._pretrained_on = run, columns
+        return self
+
+    @as_value_errors
+    def fit(self, X: Any, y: Any = None, *, group: Any = None, validation: Any = None, **columns: Any) -> Self:
+        """Train on labelled query groups; groups without labels serve pretraining alone.
+
+        Args:
+            X: rows.
+            y: labels, unless `label` names a column; NaN in all rows of a group without labels.
+            group: a query id for each row, or the lengths of the groups; not for tables that name `query`.
+            validation: the groups that choose the epoch or the number of trees: a table with the columns of X, or
+                `(X, y, group)`. By default `validation_fraction` of the labelled groups, which are not trained on.
+            columns: uses of columns; those of `pretrain` are remembered.
+
+        Raises:
+            InputError: as `jobs.prepare` and the jobs that train.
+        """
+        arguments, known = self._arguments(), vars(self)
+        method = arguments.as_method()
+        table, columns = frames.rows_as_table(
+            X, y, group, {**known.get("_pretrained_on", {}), **columns}, labels_needed=True
+        )
+        if validation is None:
+            train, held_out = frames.held_out(table, columns, arguments.validation_fraction, arguments.seed)
+        else:
+            parts = validation if isinstance(validation, tuple) else (validation,)
+            frames.check_width(parts[0], frames.width(X), "validation")
+            train, held_out = table, frames.to_raw_table(*parts)
+        out = self._folder("fit")
+        data = storage.join(out, "data")
+        frames.prepare_tables({"train": train, "validation": held_out}, columns, self.prepare or {}, data)
+        splits = Splits(
+            train=Split(data=(data,), periods=("train",)), validation=Split(data=(data,), periods=("validation",))
+        )
+        run = _run(arguments, method, splits, out, known.get("_encoders"))
+        self._open(run.model(self.method), columns, frames.width(X))
+        self.splits_ = splits
+        return self
+
+    @as_value_errors
+    def predict(self, X: Any, *, group: Any = None, **columns: Any) -> NDArray[np.float64]:
+        """Scores [N] of the rows, in their order; within a query the highest ranks first.
+
+        Args:
+            X: rows with the features of `fit`; other columns are not read.
+            group: a query id for each row, or the lengths of the groups; not for tables that have the query column.
+            columns: uses of columns that differ from those in `fit`, of which scoring reads the query, times and dates.
+
+        Raises:
+            InputError: the ranker is not fitted, X lacks features, a row cannot be used, or scoring does not read a use
+                that is named.
+        """
+        bundle = self._fitted()
+        frames.check_width(X, self._array_width)
+        table, uses = frames.rows_as_table(X, None, group, {**self.columns_, **columns})
+        if not len(table):
+            return np.zeros(0)
+        table = table.append_column(ROW, pa.array(np.arange(len(table))))
+        uses, reading = self._reading(uses, columns)
+        found_N = np.empty(len(table))
+        if small := frames.in_memory(table, reading, bundle):
+            groups, rows_N = small
+            found_N[rows_N] = scored.finite(self._scorer()(groups), bundle.url).numpy()
+            return found_N
+        # every row needs a score, so none may be left out
+        with frames.prepared(table, uses, {**(self.prepare or {}), "max_rejected": 0, "expect": {}}) as split:
+            selection = bundles.with_tokens_of(select(split, labelled=False), [bundle])
+            scorer = bundle.scorer(features=selection.features, device=choose_device("auto"))
+            scores = scored.score_selection(selection, scorer, bundle.url)
+            read = pa.concat_tables(read_direct(selection.row_groups, ["gid", "doc_ids"]))
+        assert np.array_equal(read["gid"].to_numpy(), scores.ids_Q.numpy())
+        rows_N = read["doc_ids"].combine_chunks().flatten().cast(pa.int64()).to_numpy()
+        found_N[rows_N] = scores.scores_N.numpy()
+        return found_N
+
+    @as_value_errors
+    def score(self, X: Any, y: Any = None, *, group: Any = None, **columns: Any) -> float:
+        """The mean of `metric` over the labelled groups for which it is defined; NaN if there is none.
+
+        Args:
+            X: rows with the features of `fit`.
+            y: labels, unless X has the label column.
+            group: a query id for each row, or the lengths of the groups; not for tables that have the query column.
+            columns: uses of columns that differ from those in `fit`.
+
+        Raises:
+            InputError: as `predict`; no group has labels.
+        """
+        bundle, metric = self._fitted(), metric_named(self._arguments().metric)
+        frames.check_width(X, self._array_width)
+        table, columns = frames.rows_as_table(X, y, group, {**self.columns_, **columns}, labels_needed=True)
+        with frames.prepared(table, columns, self.prepare or {}) as split:
+            selection = bundles.with_tokens_of(select(split, labelled=True), [bundle])
+            scorer = bundle.scorer(features=selection.features, device=choose_device("auto"))
+            values = []
+            for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH):
+                assert groups.labels_N is not None
+                values.append(metric.of(scorer(groups), groups.labels_N, groups.offsets_Q1))
+        return float(torch.cat(values).nanmean())
+
+    @property
+    def feature_importances_(self) -> NDArray[np.float64]:
+        """The importance of each feature to trees [F], in the order of `feature_names_in_`; see `boosters.importances`.
+
+        Raises:
+            AttributeError: the ranker is not fitted, a network, or trees that see more than the features.
+        """
+        bundle: bundles.Bundle | None = vars(self).get("_bundle")
+        if bundle is None or bundle.forest is None or bundle.forest.projection:
+            raise AttributeError("feature_importances_ are those of fitted trees that see the features alone")
+        return boosters.importances(bundle.forest.library, bundle.contents, len(bundle.features))
+
+    @as_value_errors
+    def save(self, url: str) -> None:
+        """Commit a copy of the bundle with the arguments and the uses of columns; `load` and the jobs read it.
+
+        Raises:
+            InputError: the ranker is not fitted, or the output of another stage is at the URL.
+        """
+        made_by = dict(self._fitted().made_by)
+        check_replaceable(url, made_by["stage"])
+        saved = _Saved(arguments=self.get_params(deep=False), columns=self.columns_, array_width=self._array_width)
+        files = _files(self.bundle_) | {_ESTIMATOR: json.dumps(saved.model_dump(mode="json"), indent=1).encode()}
+        manifest = json.loads(files.pop(storage.MANIFEST))
+        with storage.Commit(url) as commit:
+            for name, content in files.items():
+                with commit.file(name) as path:
+                    path.write_bytes(content)
+            commit.finish({name: manifest[name] for name in ("format", "version", "made_by")})
+
+    @classmethod
+    @as_value_errors
+    def load(cls, url: str) -> Self:
+        """Open a saved ranker, or a bundle of trees or a finetuned network that a job made.
+
+        A job's bundle records how the raw rows of its training data were read: `predict` and `score` read rows in the
+        same way. Where it does not, as of rows that were no table of items, they find the features by name, and take
+        `query` and `label`.
+
+        Raises:
+            InputError: no bundle is committed there, or it does not score.
+        """
+        bundle, manifest = bundles.load(url), bundles.read_bundle_manifest(url)
+        if _ESTIMATOR in storage.listed_in(manifest):
+            content = json.loads(storage.read_verified(url, _ESTIMATOR, manifest))
+            saved = validate(_Saved, content, storage.join(url, _ESTIMATOR))
+            ranker, columns, width = cls(**saved.arguments), saved.columns, saved.array_width
+        else:
+            (columns, settings), width = uses_of(bundle), None
+            ranker = cls(bundle.forest.library if bundle.forest else "neural", prepare=settings or None)
+        ranker._open(url, columns, width)
+        return ranker
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Arguments and, of a fitted ranker, the files of its bundle, for copies and other processes."""
+        kept = {*self.get_params(deep=False), "_metadata_request"}
+        state = {name: value for name, value in vars(self).items() if name in kept}
+        if "_bundle" in vars(self):
+            state |= {"_files": _files(self.bundle_), "_opened": (self.columns_, self._array_width)}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Put the files of the bundle into a scratch directory of this process."""
+        files, opened = state.pop("_files", {}), state.pop("_opened", None)
+        self.__dict__.update(state)
+        if opened is not None:
+            out = self._scratch()
+            for name, content in files.items():
+                storage.write_bytes(storage.join(out, name), content)
+            self._open(out, *opened)
+
+    def _arguments(self) -> Arguments:
+        return validate(Arguments, self.get_params(deep=False), "Ranker")
+
+    def _fitted(self) -> bundles.Bundle:
+        """The bundle in memory: `bundle_` may be replaced by another ranker in the same directory."""
+        if "_bundle" not in vars(self):
+            raise NotFitted("this Ranker is not fitted; call fit first, or Ranker.load")
+        bundle: bundles.Bundle = self._bundle
+        return bundle
+
+    def _reading(self, uses: dict[str, Any], named: dict[str, Any]) -> tuple[dict[str, Any], PrepareConfig]:
+        """The uses of columns in scoring, and how rows are read; kept for the next call, which may have the same."""
+        key, kept = repr((uses, named, self.prepare)), self._kept.get("reading")
+        if kept is None or kept[0] != key:
+            of_scoring = uses_in_scoring(uses, self._fitted(), named=named)
+            # key and value as one: another thread may ask with other uses
+            kept = self._kept["reading"] = key, (of_scoring, frames.reading_of(of_scoring, self.prepare or {}))
+        found: tuple[dict[str, Any], PrepareConfig] = kept[1]
+        return found
+
+    def _scorer(self) -> bundles.Scorer:
+        """The function that scores features of the bundle, in its order; made once."""
+        if "scorer" not in self._kept:
+            self._kept["scorer"] = self._fitted().scorer(device=choose_device("auto"), threads=1)  # more only wait here
+        scorer: bundles.Scorer = self._kept["scorer"]
+        return scorer
+
+    def _open(self, url: str, columns: dict[str, Any], array_width: int | None) -> None:
+        self._bundle, self.bundle_ = bundles.load(url), url
+        self.columns_ = with_fills(columns, self._bundle)
+        self._kept: dict[str, Any] = {}  # what predict makes once
+        self._array_width = array_width
+        self.feature_names_in_ = np.array([feature.name for feature in self._bundle.features], dtype=object)
+        self.n_features_in_ = len(self._bundle.features)
+
+    def _folder(self, name: str) -> str:
+        return self._scratch() if self.directory is None else storage.join(self.directory, name)
+
+    def _scratch(self) -> str:
+        """A scratch directory that lives as long as this object."""
+        folder = storage.scratch.make()
+        weakref.finalize(self, _remove, folder, os.getpid())
+        return str(folder)
+
+
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # a forked process has a copy of the object, not of the directory
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _files(url: str) -> dict[str, bytes]:
+    """The files of a bundle by name, and its manifest."""
+    manifest = bundles.read_bundle_manifest(url)
+    files = {name: storage.read_verified(url, name, manifest) for name in storage.listed_in(manifest)}
+    return files | {storage.MANIFEST: storage.read_bytes(storage.join(url, storage.MANIFEST))}
+
+
+def _run(
+    arguments: Arguments,
+    method: AnyMethod,
+    splits: Splits,
+    out: str,
+    encoders: SeedRun | None = None,
+) -> SeedRun:
+    """The one method as a pipeline trains it."""
+    return SeedRun({arguments.method: method}, splits, arguments.seed, arguments.workers, out, encoders)

@@ -1,0 +1,376 @@
+"""Tables in memory as data sets: data frames, Arrow tables and arrays are prepared like the files of a log.
+
+Shapes: N rows, Q query groups.
+"""
+
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from ltrscale import storage
+from ltrscale.batch import QueryGroups, to_offsets
+from ltrscale.bundle import Bundle
+from ltrscale.config import validate
+from ltrscale.data import columns as cols
+from ltrscale.data.dataset.split import Split
+from ltrscale.draws import permutation
+from ltrscale.errors import InputError
+from ltrscale.ingest.csvtext import Dialect
+from ltrscale.ingest.fills import completed
+from ltrscale.ingest.guess import doubtful
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.logs import read_table as read_rows
+from ltrscale.ingest.prepare import PrepareJob, RowsJob
+from ltrscale.ingest.profile import columns_of
+from ltrscale.ingest.structure import of_table
+from ltrscale.progress import log
+from ltrscale.stages.trackers import untracked
+
+_LOOKED_AT = 100_000
+"""First rows that decide whether a column looks like a feature, as many as those of `jobs.init`."""
+_SMALL = 10_000
+"""Rows up to which a table is scored without writing it."""
+LABEL, QUERY = "__label__", "__query__"
+"""The columns that hold labels and query ids which came as arrays."""
+
+
+def to_raw_table(rows: Any, labels: Any = None, group: Any = None) -> pa.Table:
+    """Rows as an Arrow table, with the columns `LABEL` and `QUERY` for labels and groups that are given as arrays.
+
+    Args:
+        rows: a data frame of pandas or polars, an Arrow table or anything else that exports Arrow's C stream; or an
+            array [N, F], whose columns are named 1, 2, ... as the features of LETOR files are.
+        labels: N labels, or None.
+        group: a query id for each row, or the lengths of the groups, one after the other; or None.
+
+    Raises:
+        InputError: the rows are no table, labels or groups do not fit them, or values are complex or of several types.
+
+    Example:
+        >>> to_raw_table(np.zeros((3, 1)), labels=[1, 0, 2], group=[2, 1]).to_pydict()
+        {'1': [0.0, 0.0, 0.0], '__label__': [1, 0, 2], '__query__': [0, 0, 1]}
+    """
+    table = cols.without_views(_arrow(rows))
+    if labels is not None:
+        values_N = _real(labels, "y")
+        if values_N.shape != (len(table),):
+            raise InputError(f"y has the shape {values_N.shape}, X has {len(table):,} rows; give one label a row")
+        with _one_type("y"):
+            table = table.append_column(LABEL, pa.array(values_N, from_pandas=True))  # NaN is no label
+    if group is not None:
+        with _one_type("group"):
+            table = table.append_column(QUERY, _query_ids(_real(group, "group"), len(table)))
+    return table
+
+
+def width(rows: Any) -> int | None:
+    """The columns of an array; None of a table, whose columns have names.
+
+    Raises:
+        InputError: the rows are neither.
+    """
+    return None if _has_names(rows) else int(_array(rows).shape[1])
+
+
+def check_width(rows: Any, expected: int | None, name: str = "X") -> None:
+    """Refuse an array with other columns than the one that was fitted: their number alone identifies them.
+
+    Args:
+        rows: as those of `to_raw_table`.
+        expected: the `width` of the rows that were fitted; None, of a table, allows any.
+        name: the argument that holds the rows.
+    """
+    found = width(rows)
+    if found is not None and expected is not None and found != expected:
+        raise InputError(
+            f"{name} has {found} features, but Ranker is expecting {expected} features as input; give the columns of "
+            "fit, in its order"
+        )
+
+
+def _arrow(rows: Any) -> pa.Table:
+    if isinstance(rows, pa.Table):
+        return rows
+    if _is_pandas(rows):  # its own stream would have the index as a column
+        with _one_type("X"):
+            return pa.Table.from_pandas(rows, preserve_index=False)
+    if _exports_arrow(rows):
+        return pa.table(rows)
+    if hasattr(rows, "to_arrow"):
+        return rows.to_arrow()
+    values_NF = _array(rows)
+    with _one_type("X"):
+        return pa.table({str(i + 1): values_NF[:, i] for i in range(values_NF.shape[1])})
+
+
+def _has_names(rows: Any) -> bool:
+    """Whether the rows are a table."""
+    return isinstance(rows, pa.Table) or _is_pandas(rows) or _exports_arrow(rows) or hasattr(rows, "to_arrow")
+
+
+def _is_pandas(rows: Any) -> bool:
+    return type(rows).__module__.partition(".")[0] == "pandas"
+
+
+def _exports_arrow(rows: Any) -> bool:
+    return hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__")
+
+
+@contextmanager
+def _one_type(name: str) -> Iterator[None]:
+    """Errors of Arrow for values of an argument that are no column."""
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        why = "; ".join(reversed([str(part) for part in error.args]))
+        raise InputError(f"{name}: {why}; give all values of the column one type") from error
+
+
+def _array(rows: Any) -> NDArray[Any]:
+    """Rows without names as an array [N, F]; scikit-learn's users know the words of its errors."""
+    if hasattr(rows, "toarray"):
+        raise InputError(f"X is a sparse {type(rows).__name__}; features are read dense: give X.toarray()")
+    values = _real(rows, "X")
+    if values.ndim != 2:
+        reshape = ". Reshape your data: X.reshape(1, -1) is one row, X.reshape(-1, 1) one column"
+        raise InputError(
+            f"X is a {type(rows).__name__}; give a data frame, an Arrow table or a two-dimensional array"
+            f"{reshape if hasattr(rows, 'reshape') else ''}"
+        )
+    if not values.shape[1]:
+        raise InputError(f"X has 0 feature(s) (shape={values.shape}) while a minimum of 1 is required; give one")
+    return values
+
+
+def _real(values: Any, name: str) -> NDArray[Any]:
+    """An argument as an array."""
+    found = np.asarray(values)
+    if np.iscomplexobj(found):
+        raise InputError(f"{name}: Complex data not supported ({found.dtype}); give real numbers")
+    return found
+
+
+def _query_ids(group: NDArray[Any], n_rows: int) -> pa.Array:
+    """A query id for each row."""
+    if group.shape == (n_rows,):
+        return pa.array(group, from_pandas=True)
+    if group.ndim == 1 and np.issubdtype(group.dtype, np.integer) and (group >= 0).all() and group.sum() == n_rows:
+        return pa.array(np.repeat(np.arange(len(group)), group))
+    raise InputError(
+        f"group fits no {n_rows:,} rows; give a query id for each row, or the lengths of the groups, whose sum is "
+        f"{n_rows:,}"
+    )
+
+
+def rows_as_table(
+    rows: Any, labels: Any, group: Any, columns: Mapping[str, Any], *, labels_needed: bool = False
+) -> tuple[pa.Table, dict[str, Any]]:
+    """Rows as a table, and the uses of its columns."""
+    table = to_raw_table(rows, labels, group)
+    columns = dict(columns)
+    if labels is not None:
+        if columns.get("label", LABEL) != LABEL:
+            columns.pop("grades", None)  # they are of the values of that column
+        columns["label"] = LABEL
+    if group is not None:
+        columns["query"] = QUERY
+    for use, argument in (("query", "group"), *([("label", "y")] if labels_needed else [])):
+        if columns.get(use) not in table.column_names:
+            of = f" {columns[use]!r}" if columns.get(use) and not columns[use].startswith("__") else ""
+            raise InputError(
+                f"X has no {use} column{of}; give {argument}, or name its column: {use}=... "
+                f"(columns: {', '.join(table.column_names)[:300]})"
+            )
+    return table, with_features(columns, table)
+
+
+def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]:
+    """A column mapping that names features; those that none is given for are all columns without another use.
+
+    Numbers and booleans are numeric features; text and dictionaries, such as the categories of pandas, are categorical
+    ones. Columns of other types, such as time stamps, are none. Those that look like labels, ids or times are features
+    too, with a warning.
+
+    Example:
+        >>> table = pa.table({"q": ["a"], "price": [1.5], "shop": ["x"], "y": [1]})
+        >>> with_features({"query": "q", "label": "y"}, table)
+        {'query': 'q', 'label': 'y', 'features': ['price'], 'categorical': ['shop']}
+    """
+    if "features" in columns or "categorical" in columns:
+        return dict(columns)
+    used = {text for use in columns.values() for text in _texts(use)}
+    prefixes = tuple(text[:-1] for text in used if text.endswith("*"))
+    free = {
+        field.name: field.type
+        for field in table.schema
+        if field.name not in used and not (prefixes and field.name.startswith(prefixes))
+    }
+    # by name, as a pattern in a config takes its columns: the order of a table's columns does not matter
+    categorical = sorted(n for n, kind in free.items() if pa.types.is_dictionary(kind) or cols.is_text(kind))
+    numeric = sorted(n for n, kind in free.items() if cols.is_number(kind) and not pa.types.is_null(kind))
+    if not numeric and not categorical:
+        raise InputError(f"X has no feature among its columns {', '.join(table.column_names)[:300]}; name some")
+    _warn_of_doubtful(table, columns, {*numeric, *categorical})
+    return {**columns, "features": numeric, "categorical": categorical}
+
+
+def _warn_of_doubtful(table: pa.Table, columns: Mapping[str, Any], features: Collection[str]) -> None:
+    """Warn of features that `jobs.init` would not take, such as a second label."""
+    given = {use: columns.get(use) for use in ("query", "item", "label", "time")}
+    given = {use: name for use, name in given.items() if name in table.column_names}
+    if not len(table) or "query" not in given:
+        return
+    first = table.slice(0, _LOOKED_AT)
+    looked_at = columns_of(first, table.schema, Dialect())
+    if found := {name: why for name, why in doubtful(looked_at, of_table(first), given).items() if name in features}:
+        log.warning(
+            "taken as features: %s; leave out what is not known before the ranking: exclude=%s",
+            *(", ".join(f"{name} ({why})" for name, why in found.items()), [*found]),
+        )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts inside plain data, with the keys of mappings to texts, which name columns.
+
+    Example:
+        >>> list(_texts({"label": "y", "dates": {"listed": ["hour"]}, "grades": {"cart": 1}}))
+        ['label', 'y', 'dates', 'listed', 'hour', 'grades']
+    """
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            if not isinstance(part, int | float):
+                yield from (str(key), *_texts(part))
+    elif isinstance(value, list | tuple):
+        yield from (text for part in value for text in _texts(part))
+
+
+def held_out(table: pa.Table, columns: Mapping[str, Any], share: float, seed: int) -> tuple[pa.Table, pa.Table]:
+    """Rows to learn from, and those of a random share of the labelled query groups; groups stay whole.
+
+    Raises:
+        InputError: fewer than two groups have labels.
+    """
+    label_N = table[columns["label"]]
+    missing_N = pc.is_null(label_N, nan_is_null=True).to_numpy()
+    query_N = _codes(table, columns["query"])
+    labelled_M = np.unique(query_N[~missing_N])
+    if len(labelled_M) < 2:
+        raise InputError(
+            f"{len(labelled_M)} query groups of X have labels, and one must be left for training when others are held "
+            "out; give more, or a table of validation groups as validation"
+        )
+    n = min(max(1, round(share * len(labelled_M))), len(labelled_M) - 1)
+    chosen_N = np.isin(query_N, labelled_M[permutation(len(labelled_M), "validation", seed)[:n]])
+    return table.filter(pa.array(~chosen_N)), table.filter(pa.array(chosen_N))
+
+
+def _codes(table: pa.Table, column: str) -> NDArray[np.int64]:
+    """A number for each value of a column, in the order of first appearance; -1 where it has none."""
+    encoded = cols.without_dictionary(table[column].combine_chunks()).dictionary_encode()
+    codes_N: NDArray[np.int64] = encoded.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
+    return codes_N
+
+
+def prepare_tables(
+    tables: Mapping[str, pa.Table],
+    columns: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    out: str,
+    *,
+    job: type[PrepareJob] = PrepareJob,
+) -> None:
+    """Make a data set of tables, each a period of its own: `jobs.prepare` reads them as Parquet files.
+
+    Args:
+        tables: by period.
+        columns: the keys of `prepare.source.columns`.
+        settings: further keys of `prepare`, such as `max_rejected`.
+        out: directory of the data set.
+        job: the stage that reads them.
+
+    Raises:
+        InputError: as `prepare`; a key is unknown.
+    """
+    source = {"kind": "items", "columns": columns}
+    apart = any(_is_apart(table, columns.get("query")) for table in tables.values())
+    with storage.scratch.directory() as folder:
+        paths = {period: str(folder / f"{period}.parquet") for period in tables}
+        for period, table in tables.items():
+            pq.write_table(table, paths[period])
+        inputs = [{"path": path, "period": period} for period, path in paths.items()]
+        config = validate(PrepareConfig, {"sort": apart, **settings, "inputs": inputs, "source": source}, "prepare")
+        try:
+            job(out=out, prepare=config).run()
+        except InputError as error:
+            message = str(error)
+            for period, path in paths.items():  # these files are no files of the user
+                message = message.replace(path, "validation" if period == "validation" else "X")
+            raise type(error)(message) from error
+
+
+def _is_apart(table: pa.Table, query: str | None) -> bool:
+    """Whether the rows of some query are not all together."""
+    if query is None or query not in table.column_names or not len(table):
+        return False  # `prepare` names what is missing
+    codes_N = _codes(table, query)
+    return 1 + int(np.count_nonzero(np.diff(codes_N))) > len(np.unique(codes_N))
+
+
+def reading_of(columns: Mapping[str, Any], settings: Mapping[str, Any]) -> PrepareConfig:
+    """How rows to score are read, by the uses of their columns and further keys of `prepare`.
+
+    Raises:
+        InputError: a key is unknown, or a value wrong.
+    """
+    source = {"kind": "items", "columns": {**columns, "item": None}}
+    settings = {**settings, "duplicates": "reject"}  # each row is a document of its own
+    return validate(PrepareConfig, {**settings, "inputs": "X", "source": source}, "prepare")
+
+
+def in_memory(table: pa.Table, config: PrepareConfig, bundle: Bundle) -> tuple[QueryGroups, NDArray[np.int64]] | None:
+    """The query groups of a small table, and the row of each document, as `prepared` would give them, at once.
+
+    Args:
+        table: rows to score.
+        config: how they are read; see `reading_of`.
+        bundle: scores them.
+
+    Returns:
+        None where only `prepare` can do it: for many rows, texts and positions, and for rows that it would name.
+    """
+    if len(table) > _SMALL or bundle.reads_positions or bundle.reads_tokens:
+        return None
+    assert config.source.mapping is not None
+    try:
+        block = read_rows(table, config.source.mapping, bundle.features)
+    except InputError:
+        return None
+    block = completed(block, config, bundle.features)
+    if block.rejected or np.isinf(block.features_NF).any():
+        return None
+    query_N = block.query_ids_N.dictionary_encode().indices.to_numpy()
+    rows_N, lengths_Q = np.argsort(query_N, kind="stable"), np.bincount(query_N)
+    if lengths_Q.max() > config.max_group:
+        return None
+    features_NF = torch.from_numpy(block.features_NF[rows_N])
+    return QueryGroups(features_NF, to_offsets(torch.from_numpy(lengths_Q))), rows_N
+
+
+@contextmanager
+def prepared(table: pa.Table, columns: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Split]:
+    """A table to score as a data set while the block runs; after an error it stays, with the rows in quarantine."""
+    folder = storage.scratch.make()
+    with untracked():
+        prepare_tables({"all": table}, columns, settings, str(folder), job=RowsJob)
+    yield Split(data=(str(folder),))
+    shutil.rmtree(folder, ignore_errors=True)

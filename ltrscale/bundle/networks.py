@@ -1,0 +1,233 @@
+"""Bundles of networks: a pretrained encoder, a ranker, or several rankers combined."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ltrscale.batch import QueryGroups
+from ltrscale.bundle.contents import BundleKind
+from ltrscale.bundle.opened import Bundle, Scorer, fitting
+from ltrscale.errors import InputError
+from ltrscale.models.combine import AnyRanker, CombinedArchitecture, combine_rankers
+from ltrscale.models.features import FeatureTransform
+from ltrscale.models.heads import Projector, ProjectorConfig
+from ltrscale.models.layers import Encoder, EncoderSettings
+from ltrscale.models.ranker import Architecture, Ranker
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkBundle(Bundle):
+    """The weights of one or several networks."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[Architecture, ...]:
+        """The architecture of each network."""
+
+    @property
+    def encoders(self) -> tuple[EncoderSettings, ...]:
+        """The encoder of each network."""
+        return tuple(part.encoder for part in self.parts)
+
+    @property
+    def reads_positions(self) -> bool:
+        """Whether the list context of a network does."""
+        return any(part.context.reads_positions for part in self.parts if part.context is not None)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Weights and buffers, by name."""
+        with fitting(self.url):
+            return safetensors.torch.load(self.content)
+
+    def ranker(self) -> AnyRanker:
+        """The network that scores, in inference mode.
+
+        Raises:
+            InputError: the weights do not fit the architecture.
+        """
+        with fitting(self.url):
+            weights = self.weights()
+            with torch.device("meta"):  # first without memory: a damaged architecture could ask for any amount
+                outline = self.outline(weights).state_dict()
+            if {name: value.shape for name, value in outline.items()} != {n: v.shape for n, v in weights.items()}:
+                raise ValueError("the architecture has other weights")
+            model = self.outline(weights)
+            model.load_state_dict(weights)
+            return model.eval()
+
+    @abstractmethod
+    def outline(self, weights: Mapping[str, Tensor]) -> AnyRanker:
+        """The network that scores, before its weights are loaded."""
+
+    def scoring(self, *, device: torch.device | str, threads: int) -> Scorer:  # noqa: ARG002
+        """The function that scores a batch whose features are the bundle's, in its order."""
+        ranker = self.ranker().to(device)
+
+        def score(groups: QueryGroups) -> Tensor:
+            with torch.no_grad():
+                scores_N: Tensor = ranker(groups.to(device)).cpu()
+            return scores_N
+
+        return score
+
+
+@dataclass(frozen=True, kw_only=True)
+class CombinedBundle(NetworkBundle):
+    """Several rankers combined into one."""
+
+    kind: ClassVar[BundleKind] = "neural"
+    holds: ClassVar = "several rankers"
+    architecture: CombinedArchitecture
+
+    @property
+    def parts(self) -> tuple[Architecture, ...]:
+        """The architectures of the rankers."""
+        return self.architecture.parts
+
+    def outline(self, weights: Mapping[str, Tensor]) -> AnyRanker:
+        """The network that scores, before its weights are loaded."""
+        made = self.architecture
+        parts = [_build(part, _below(f"parts.{i}.", weights)) for i, part in enumerate(made.parts)]
+        return combine_rankers(parts, how=made.how, dropout=made.dropout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderBundle(NetworkBundle):
+    """One network, from whose encoder a training can start."""
+
+    holds: ClassVar = "a network"
+    layers_of_projector: ClassVar[str]
+    """What the names of their weights begin with."""
+    architecture: Architecture
+
+    @property
+    def parts(self) -> tuple[Architecture, ...]:
+        """The one architecture."""
+        return (self.architecture,)
+
+    def transform(self) -> FeatureTransform:
+        """The feature transform.
+
+        Raises:
+            InputError: the weights do not fit the architecture.
+        """
+        with fitting(self.url):
+            return FeatureTransform.from_state(_below("transform.", self.weights()), self.architecture.transform)
+
+    def encoder(self) -> Encoder:
+        """The encoder.
+
+        Raises:
+            InputError: as `transform`.
+        """
+        with fitting(self.url):
+            config, transform = self.architecture.encoder, self.transform()
+            encoder = config.build(transform.numeric_F, transform.cardinalities)
+            encoder.load_state_dict(_below("encoder.", self.weights()))
+            return encoder
+
+    @abstractmethod
+    def projector_layers(self) -> int:
+        """Hidden layers of the projector that finetuning can start from."""
+
+    def projector(self) -> ProjectorConfig | None:
+        """The projector that pretraining has left in this bundle, if any."""
+        return None
+
+    def initialise_projector(self, projector: Projector) -> None:
+        """Load this bundle's projector into one of the same settings."""
+        with fitting(self.url):
+            projector.load_state_dict(_below("projector.", self.weights()))
+
+    def initialise(self, ranker: Ranker, *, head: bool = False) -> None:
+        """Load this bundle's encoder into a new ranker, with the layers of the projector that the ranker keeps.
+
+        With `head` also load the head and the list context of a finetuned ranker, whose architecture must be the same.
+        """
+        weights = self.weights()
+        layers = _below(self.layers_of_projector, weights)
+        with fitting(self.url):
+            ranker.encoder.load_state_dict(_below("encoder.", weights))
+            ranker.neck.load_state_dict({name: layers[name] for name in ranker.neck.state_dict()})
+            if head:
+                ranker.head.load_state_dict(_below("head.", weights))
+            if head and ranker.context is not None:
+                ranker.context.load_state_dict(_below("context.", weights))
+
+    def outline(self, weights: Mapping[str, Tensor]) -> AnyRanker:
+        """The network that scores, before its weights are loaded."""
+        return _build(self.architecture, weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankerBundle(EncoderBundle):
+    """One finetuned ranker."""
+
+    kind: ClassVar[BundleKind] = "neural"
+    layers_of_projector: ClassVar = "neck."
+
+    def projector_layers(self) -> int:
+        """Those that finetuning kept."""
+        return self.architecture.projector_layers
+
+    def embedder(self) -> Scorer:
+        """Embeddings before the last layer."""
+        ranker = self.ranker()
+        assert isinstance(ranker, Ranker)  # several are a bundle of another class
+
+        def embed(groups: QueryGroups) -> Tensor:
+            with torch.no_grad():
+                return ranker.penultimate(groups)
+
+        return embed
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainedBundle(EncoderBundle):
+    """A pretrained encoder, which does not score."""
+
+    kind: ClassVar[BundleKind] = "pretrained"
+    layers_of_projector: ClassVar = "projector.layers."
+
+    def projector_layers(self) -> int:
+        """Those of the pretrained projector."""
+        projector = self.projector()
+        return projector.layers if projector else 0
+
+    def projector(self) -> ProjectorConfig | None:
+        """The projector that pretraining has left in this bundle, if any."""
+        return self.architecture.projector
+
+    def embedder(self) -> Scorer:
+        """Embeddings of the encoder."""
+        transform, encoder = self.transform(), self.encoder().eval()
+
+        def embed(groups: QueryGroups) -> Tensor:
+            with torch.no_grad():
+                return encoder.embed(transform(groups.features_NF, groups.offsets_Q1), groups)
+
+        return embed
+
+    def ranker(self) -> AnyRanker:
+        """There is none.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(f"{self.url}: a pretrained encoder cannot score; finetune it first with jobs.finetune")
+
+
+def _build(architecture: Architecture, weights: Mapping[str, Tensor]) -> Ranker:
+    """A ranker for these weights; it has their feature transform, and the caller loads the rest."""
+    with torch.device("cpu"):  # the transform needs real values even while the rest is built on `meta`
+        transform = FeatureTransform.from_state(_below("transform.", weights), architecture.transform)
+    return Ranker(architecture, transform)
+
+
+def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}

@@ -1,0 +1,341 @@
+"""Reading a click log: counts of all groups by position, and the sessions of a sample of the queries in arrays.
+
+Shapes: Q groups of a row group, N documents, S sessions of the sample, P positions, D pairs of query and document.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pydantic import Field
+
+from ltrscale.arrays import Bools, Doubles, Ints
+from ltrscale.clicks.sessions import Sessions, sums
+from ltrscale.config import Config
+from ltrscale.data.columns import spread_over_documents
+from ltrscale.data.dataset.selection import RowGroup, select
+from ltrscale.data.dataset.split import Split
+from ltrscale.data.ids import hash_ids
+from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
+from ltrscale.draws import splitmix64
+from ltrscale.errors import InputError
+from ltrscale.progress import progress
+
+NEEDED = {
+    "positions": "prepare the log with columns.positions",
+    "clicks": "prepare the log with columns.clicks",
+    "doc_ids": "prepare the log with columns.item (or columns.docs): without ids no document is known at two positions",
+}
+_MOST_CLICKS = 4
+"""Groups with at least so many clicks are counted together."""
+_HELD_OUT = 0.2
+_COPY = r"#\d+$"
+
+
+class LogSettings(Config):
+    """The groups of a click log."""
+
+    log: Split
+    """Data sets with `positions`, `clicks` and `doc_ids`, and their periods; its other keys are not used."""
+    held_out: Split | None = None
+    """Later groups, on which click models are judged; by default the last periods of `log` that have a fifth of its
+    groups, where it has several."""
+    query: str = "query_id"
+    """Column that names a query: `query_id`, or a `meta_*` column where `query_id` names a single search. An ending
+    such as `#7`, by which jobs.relabel numbers copies, does not count."""
+    depth: int = Field(default=10, ge=1)
+    """Positions that are looked at."""
+    sessions: int = Field(default=500_000, ge=100)
+    """Groups to keep in memory, some 1,500 bytes each at a depth of 10: all groups of a sample of the queries, of so
+    many that about this number comes out. Click and exposure by position are counted over all groups."""
+
+
+@dataclass(frozen=True, eq=False)
+class LogTally:
+    """Counts over all groups."""
+
+    groups: int
+    unusable: int
+    """Groups without positions, clicks or document ids; nothing else counts them."""
+    doubled: int
+    """Groups with two documents at one position, which are in no session."""
+    below: int
+    """Documents shown below the depth."""
+    clicked_below: int
+    shown_P: Doubles
+    clicked_P: Doubles
+    last_P: Doubles
+    """Groups by the position of their last click."""
+    clicks: Doubles
+    """Groups with 0, 1, 2, 3, and at least 4 clicks at any position."""
+
+    def __add__(self, other: "LogTally") -> "LogTally":
+        return LogTally(**{name: value + vars(other)[name] for name, value in vars(self).items()})
+
+
+@dataclass(frozen=True, eq=False)
+class ClickLog:
+    """A click log as it was read."""
+
+    sessions: Sessions
+    """Of the sample: those of the log, and those held out."""
+    in_log_S: Bools
+    held_out_S: Bools
+    """Both are true for the last periods of a log."""
+    labels_D: NDArray[np.float32]
+    """The expert label of each pair; NaN without one."""
+    labels: str | None
+    """The column that these labels are from; None if there are none."""
+    tally: LogTally
+    """Of the log."""
+    share: float
+    """Share of the queries in the sample."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """The sampled sessions of a row group."""
+
+    codes_SP: NDArray[np.uint64]
+    shown_SP: Bools
+    clicks_SP: Bools
+    labels_SP: NDArray[np.float32]
+    queries_S: NDArray[np.uint64]
+    held_out: bool
+    in_log: bool
+
+
+def read_log(settings: LogSettings) -> ClickLog:
+    """Read a click log in one pass.
+
+    Expert labels are the column `relevance` where there is one, and otherwise `labels`, unless these are the clicks.
+
+    Raises:
+        InputError: a data set or a column is missing, a position is below 1, `held_out` shares a period with `log`, or
+            no group has positions, clicks and document ids.
+    """
+    row_groups = select(_plain(settings.log), labelled=False).row_groups
+    groups = sum(row_group.groups for row_group in row_groups)
+    plan = [(row_group, False) for row_group in row_groups]
+    if settings.held_out is None:
+        later = _last_periods(row_groups)
+        plan = [(row_group, row_group.period in later) for row_group in row_groups]
+    else:
+        apart = select(_plain(settings.held_out), labelled=False).row_groups
+        if both := {(r.url, r.index) for r in row_groups} & {(r.url, r.index) for r in apart}:
+            raise InputError(f"held_out and log both read {min(both)[0]}; name other periods or another data set")
+        plan += [(row_group, True) for row_group in apart]
+        groups += sum(row_group.groups for row_group in apart)
+    reader = _Reader(settings, min(1.0, settings.sessions / max(groups, 1)), {id(r) for r in row_groups})
+    parts = list(reader.parts(plan))
+    if reader.tally is None or reader.tally.groups == reader.tally.unusable:
+        raise InputError(f"log: {reader.lacking()}")
+    return reader.joined(parts)
+
+
+def _plain(split: Split) -> Split:
+    return Split(data=split.data, periods=split.periods)
+
+
+def _last_periods(row_groups: tuple[RowGroup, ...]) -> frozenset[str]:
+    """The fewest last periods with a fifth of the groups; none of a single period."""
+    groups: dict[str, int] = {}
+    for row_group in row_groups:
+        groups[row_group.period] = groups.get(row_group.period, 0) + row_group.groups
+    later: set[str] = set()
+    for period in sorted(groups, reverse=True)[: len(groups) - 1]:
+        if sum(groups[name] for name in later) < _HELD_OUT * sum(groups.values()):
+            later.add(period)
+    return frozenset(later)
+
+
+class _Reader:
+    """Reads row groups one after the other."""
+
+    def __init__(self, settings: LogSettings, share: float, of_log: set[int]) -> None:
+        self.settings, self.share, self.of_log = settings, share, of_log
+        self.tally: LogTally | None = None
+        self.label_columns: set[str] = set()
+        self.labels_are_clicks = True
+        self.present: set[str] = set()
+
+    def lacking(self) -> str:
+        """Why no group can be used."""
+        absent = [f"no group has {name}; {remedy}" for name, remedy in NEEDED.items() if name not in self.present]
+        return absent[0] if absent else "no group has all of positions, clicks and document ids; prepare it with them"
+
+    def parts(self, plan: list[tuple[RowGroup, bool]]) -> Iterator[_Part]:
+        """The sampled sessions of each row group; counts those of the log."""
+        names = [*dict.fromkeys(("query_id", self.settings.query)), *NEEDED, "labels", "relevance"]
+        tables = read_direct([row_group for row_group, _ in plan], names)
+        with progress("clicks", sum(row_group.documents for row_group, _ in plan)) as advance:
+            for (row_group, held_out), table in zip(plan, tables, strict=True):
+                yield self._part(row_group, table, held_out)
+                advance(row_group.documents)
+
+    def _part(self, row_group: RowGroup, table: pa.Table, held_out: bool) -> _Part:
+        for name, remedy in {self.settings.query: "name a column that is there", **NEEDED}.items():
+            if name not in table.column_names:
+                raise InputError(f"{row_group.url}: no column {name!r}; {remedy}")
+        valid = {name: _valid(table, name) for name in NEEDED}
+        self.present |= {name for name, valid_Q in valid.items() if valid_Q.any()}
+        usable_Q = np.logical_and.reduce(list(valid.values()))
+        groups, in_log = len(table), id(row_group) in self.of_log
+        table = table.filter(pa.array(usable_Q))
+        lists = _Lists.of(table, row_group)
+        low_N = lists.positions_N < 1
+        if low_N.any():
+            name = table.column("query_id")[int(lists.group_N[low_N.argmax()])].as_py()
+            raise InputError(f"query {name} of period {row_group.period} has a position below 1; count from 1")
+        session = lists.sessions(self.settings.depth)
+        if in_log:
+            found = _tally(lists, session, groups=groups, unusable=groups - len(table))
+            self.tally = found if self.tally is None else self.tally + found
+        if lists.labels_N is not None:
+            self.label_columns.add(lists.label_column)
+            known_N = ~np.isnan(lists.labels_N)
+            self.labels_are_clicks &= bool(((lists.labels_N > 0) == (lists.clicks_N > 0))[known_N].all())
+        texts = table.column(self.settings.query).cast(pa.string()).combine_chunks()
+        queries_Q = hash_ids(pc.replace_substring_regex(texts, _COPY, "").fill_null("").to_pylist())
+        chosen_Q = ((queries_Q >> np.uint64(11)).astype(np.float64) * 2.0**-53 < self.share) & ~session.doubled_Q
+        return session.part(lists, queries_Q, chosen_Q, held_out=held_out, in_log=in_log)
+
+    def joined(self, parts: list[_Part]) -> ClickLog:
+        """All sessions, with pairs and queries numbered; the number of a pair does not depend on the files."""
+        assert self.tally is not None
+        shown_SP, clicks_SP, codes_SP, labels_SP, queries_S = (
+            np.concatenate([vars(part)[name] for part in parts])
+            for name in ("shown_SP", "clicks_SP", "codes_SP", "labels_SP", "queries_S")
+        )
+        codes_D, first_D, pair_N = np.unique(codes_SP[shown_SP], return_index=True, return_inverse=True)
+        pairs_SP = np.full(shown_SP.shape, -1, np.int64)
+        pairs_SP[shown_SP] = pair_N
+        _, number_S = np.unique(queries_S, return_inverse=True)
+        lengths = [len(part.queries_S) for part in parts]
+        labels = None
+        if self.label_columns:
+            labels = "relevance" if "relevance" in self.label_columns else "labels"
+            labels = None if labels == "labels" and self.labels_are_clicks else labels
+        labels_D = labels_SP[shown_SP][first_D]
+        return ClickLog(
+            Sessions(pairs_SP, clicks_SP, number_S.astype(np.int64), len(codes_D)),
+            np.repeat([part.in_log for part in parts], lengths),
+            np.repeat([part.held_out for part in parts], lengths),
+            labels_D if labels else np.full(len(codes_D), np.nan, np.float32),
+            labels,
+            self.tally,
+            self.share,
+        )
+
+
+def _valid(table: pa.Table, name: str) -> Bools:
+    return np.asarray(table.column(name).is_valid().to_numpy(), np.bool_)
+
+
+@dataclass(frozen=True, eq=False)
+class _Lists:
+    """The documents of some groups that have positions, clicks and ids."""
+
+    lengths_Q: Ints
+    positions_N: Doubles
+    clicks_N: Doubles
+    ids_N: pa.Array
+    labels_N: Doubles | None
+    label_column: str
+
+    @property
+    def group_N(self) -> Ints:
+        return np.repeat(np.arange(len(self.lengths_Q)), self.lengths_Q)
+
+    @staticmethod
+    def of(table: pa.Table, row_group: RowGroup) -> "_Lists":
+        lengths_Q = np.asarray(pc.list_value_length(table.column("clicks")), np.int64)
+        columns = {}
+        for name in (*NEEDED, "labels", "relevance"):
+            if name in table.column_names and table.column(name).null_count < max(len(table), 1):
+                column = table.column(name).combine_chunks()
+                found_Q = pc.list_value_length(column).fill_null(-1).to_numpy(zero_copy_only=False)
+                if ((found_Q != lengths_Q) & (found_Q >= 0)).any():
+                    what = f"row group {row_group.index}: column {name!r} does not have one value a document"
+                    raise InputError(f"{row_group.url}: {what}; {PREPARE_AGAIN}")
+                columns[name] = spread_over_documents(column, lengths_Q)
+        label_column = "relevance" if "relevance" in columns else "labels"
+        labels = columns.get(label_column)
+        return _Lists(
+            lengths_Q,
+            _numbers(columns.get("positions")),
+            _numbers(columns.get("clicks")),
+            columns.get("doc_ids", pa.array([], pa.string())),
+            None if labels is None else _numbers(labels),
+            label_column,
+        )
+
+    def sessions(self, depth: int) -> "_Placed":
+        """Where the documents stand."""
+        shown_N = (self.positions_N >= 1) & self.ids_N.is_valid().to_numpy(zero_copy_only=False)
+        place_N = np.where(shown_N, self.positions_N, 0).astype(np.int64) - 1
+        inside_N = shown_N & (place_N < depth)
+        cell_N = self.group_N[inside_N] * depth + place_N[inside_N]
+        times = np.bincount(cell_N, minlength=len(self.lengths_Q) * depth).reshape(-1, depth)
+        return _Placed(depth, shown_N, inside_N, place_N, np.asarray((times > 1).any(axis=1)))
+
+
+def _numbers(values: pa.Array | None) -> Doubles:
+    if values is None:
+        return np.zeros(0)
+    return np.asarray(values.to_numpy(zero_copy_only=False), np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class _Placed:
+    """The places, from 0, of documents within their lists."""
+
+    depth: int
+    shown_N: Bools
+    inside_N: Bools
+    """Shown at a position within the depth."""
+    place_N: Ints
+    doubled_Q: Bools
+
+    def part(
+        self, lists: _Lists, queries_Q: NDArray[np.uint64], chosen_Q: Bools, *, held_out: bool, in_log: bool
+    ) -> _Part:
+        """The sessions of the chosen groups."""
+        keep_N = self.inside_N & chosen_Q[lists.group_N]
+        row_M = (np.cumsum(chosen_Q) - 1)[lists.group_N[keep_N]]
+        at = row_M, self.place_N[keep_N]
+        shape = int(chosen_Q.sum()), self.depth
+        ids = lists.ids_N.filter(pa.array(keep_N)).dictionary_encode()
+        numbers_M = np.asarray(ids.indices.to_numpy(zero_copy_only=False), np.int64)
+        hashes_M = hash_ids(ids.dictionary.to_pylist(), scope="document")[numbers_M]
+        codes_SP, labels_SP = np.zeros(shape, np.uint64), np.full(shape, np.nan, np.float32)
+        shown_SP, clicks_SP = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
+        codes_SP[at] = splitmix64(queries_Q[lists.group_N[keep_N]], hashes_M)
+        shown_SP[at], clicks_SP[at] = True, lists.clicks_N[keep_N] > 0
+        if lists.labels_N is not None:
+            labels_SP[at] = lists.labels_N[keep_N]
+        return _Part(codes_SP, shown_SP, clicks_SP, labels_SP, queries_Q[chosen_Q], held_out, in_log)
+
+
+def _tally(lists: _Lists, placed: _Placed, *, groups: int, unusable: int) -> LogTally:
+    """Counts of the groups of a row group."""
+    depth, inside_N, below_N = placed.depth, placed.inside_N, placed.shown_N & ~placed.inside_N
+    clicked_N = (lists.clicks_N > 0) & placed.shown_N
+    clicks_Q = np.bincount(lists.group_N, clicked_N, len(lists.lengths_Q)).astype(np.int64)
+    last_Q = np.full(len(lists.lengths_Q), -1)
+    np.maximum.at(last_Q, lists.group_N[clicked_N], placed.place_N[clicked_N])
+    ones_N = np.ones(int(inside_N.sum()))
+    return LogTally(
+        groups=groups,
+        unusable=unusable,
+        doubled=int(placed.doubled_Q.sum()),
+        below=int(below_N.sum()),
+        clicked_below=int((below_N & clicked_N).sum()),
+        shown_P=sums(placed.place_N[inside_N], ones_N, depth),
+        clicked_P=sums(placed.place_N[inside_N], clicked_N[inside_N], depth),
+        last_P=np.bincount(last_Q[(last_Q >= 0) & (last_Q < depth)], minlength=depth).astype(np.float64),
+        clicks=np.bincount(np.minimum(clicks_Q, _MOST_CLICKS), minlength=_MOST_CLICKS + 1).astype(np.float64),
+    )

@@ -1,0 +1,1 @@
+"""One data set from another: relabelled, or with exact-match features."""

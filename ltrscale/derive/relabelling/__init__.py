@@ -1,0 +1,1 @@
+"""Simulated and cleaned labels, in steps."""

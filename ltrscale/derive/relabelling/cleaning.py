@@ -1,0 +1,347 @@
+"""Cleaning of clicks before training (SUN23): propensity weights, refined labels, random negatives.
+
+The clicks of a group are its column `clicks` or, if it has none, its labels above 0. Groups without labels do not
+change.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, P positions, M drawn documents, C candidates to draw.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from ltrscale.arrays import Doubles, Floats, Ints
+from ltrscale.data.dataset.manifest import Dataset
+from ltrscale.derive.relabelling.clicks import check_shown_positions
+from ltrscale.derive.relabelling.step import Changes, RelabelStep, StepStart, Transform, changes, labelled
+from ltrscale.derive.rewrite import GroupBlock
+from ltrscale.draws import open_uniforms
+from ltrscale.errors import InputError
+from ltrscale.progress import log
+from ltrscale.simulate.ragged import maximum, offsets
+
+_NO_POSITIONS = "prepare it with positions, or simulate clicks before"
+
+
+class ClickRatioWeights(RelabelStep):
+    """Inverse propensity weights from the click ratio of each position (SUN23, eq. 2)."""
+
+    kind: Literal["click_ratio_weights"] = "click_ratio_weights"
+    alpha: float = Field(default=0.25, ge=0)
+    """Exponent of (cr_1 / cr_i); 0 for equal weights."""
+    depth: int = Field(default=10, ge=1)
+    """Positions with their own weight; documents further down share the last one."""
+
+    def transform(self, start: StepStart) -> Transform:
+        """See `click_ratio_weights`; an extra pass through the groups counts clicks."""
+        ratios_P = shown_click_ratios(start.blocks(), self.depth)
+        check_ratios(ratios_P)
+        weights_P = propensity_weights(ratios_P, alpha=self.alpha)
+        log.info("relabel: weights by position: %s", " ".join(f"{weight:.3f}" for weight in weights_P))
+        return click_ratio_weights(weights_P)
+
+    def check_after(self, before: Sequence[RelabelStep]) -> None:
+        """Refuse negatives that have taken the place of documents that were shown."""
+        if any(isinstance(step, RandomNegatives) and step.replace_unseen for step in before):
+            raise ValueError(
+                "random_negatives takes documents without a click out of the click ratios; "
+                "put click_ratio_weights before it"
+            )
+
+    @property
+    def fills(self) -> frozenset[str]:
+        """The weights, and the positions that they are of."""
+        return frozenset({"positions", "weights"})
+
+
+class Refine(RelabelStep):
+    """Labels from clicks and a well-performing feature, as a distribution over the shown documents (SUN23, 2.2)."""
+
+    kind: Literal["refine"] = "refine"
+    feature: str
+    """Name of the feature, for example the one that holds BM25."""
+    delta: float = 2.0
+    """Amount that a click adds to the feature."""
+    temperature: float = Field(default=0.1, gt=0)
+    """Temperature of the softmax."""
+    scale: Literal["standard", "none"] = "standard"
+    """`standard` first divides the feature by its standard deviation over the data set; `none` does not."""
+
+    def transform(self, start: StepStart) -> Transform:
+        """See `refine`."""
+        number = start.feature(self.feature)
+        scale = _deviation(start.dataset, number) if self.scale == "standard" else 1.0
+        return refine(self, feature=number, scale=scale)
+
+    @property
+    def fills(self) -> frozenset[str]:
+        """The clicks that the labels were."""
+        return frozenset({"clicks"})
+
+
+class RandomNegatives(RelabelStep):
+    """Random documents of other queries as negatives; they replace the documents after the last click (SUN23, 2.2)."""
+
+    kind: Literal["random_negatives"] = "random_negatives"
+    replace_unseen: bool = True
+    """Whether to replace the documents shown after the last click, in groups with a click."""
+    extra: int = Field(default=0, ge=0)
+    """Number of further negatives to append to every labelled group."""
+
+    def transform(self, start: StepStart) -> Transform:
+        """See `random_negatives`."""
+        return random_negatives(self, start.seed)
+
+    @property
+    def fills(self) -> frozenset[str]:
+        """The positions by which documents are replaced."""
+        return frozenset({"positions"} if self.replace_unseen else ())
+
+
+def clicks_of(block: GroupBlock) -> Floats:
+    """The clicks of each document; NaN for documents without clicks and labels."""
+    labels_N = block.columns_N["labels"]
+    clicks_N = np.where(np.isnan(labels_N), np.nan, labels_N > 0)
+    if "clicks" in block.columns_N:
+        clicks_N = np.where(block.on_documents(block.present_Q("clicks")), block.columns_N["clicks"], clicks_N)
+    return clicks_N.astype(np.float32)
+
+
+def was_shown(block: GroupBlock) -> NDArray[np.bool_]:
+    """Whether each document was shown: those with a position, and all of a group without positions."""
+    shown_N = ~block.on_documents(block.present_Q("positions"))
+    if "positions" in block.columns_N:
+        shown_N |= ~np.isnan(block.columns_N["positions"])
+    return shown_N
+
+
+def shown_click_ratios(blocks: Iterable[GroupBlock], depth: int) -> Doubles:
+    """The share of clicked documents among those shown at each position, shape [depth]; NaN where none was shown.
+
+    Raises:
+        InputError: a labelled group has no positions.
+    """
+    shown_P, clicked_P = np.zeros(depth + 1), np.zeros(depth + 1)
+    for block in blocks:
+        check_shown_positions(block, _NO_POSITIONS)
+        positions_N = block.columns_N["positions"]
+        shown_N = (positions_N <= depth) & block.on_documents(labelled(block))
+        place_N = positions_N[shown_N].astype(np.int64)
+        shown_P += np.bincount(place_N, minlength=depth + 1)
+        clicked_P += np.bincount(place_N, weights=clicks_of(block)[shown_N] > 0, minlength=depth + 1)
+    ratios_P: Doubles = np.divide(clicked_P, shown_P, out=np.full(depth + 1, np.nan), where=shown_P > 0)
+    return ratios_P[1:]
+
+
+def propensity_weights(ratios_P: Doubles, *, alpha: float) -> Doubles:
+    """The weight of each position, `(cr_1 / cr_i)^alpha` (SUN23, eq. 2); NaN where nothing was shown.
+
+    Args:
+        ratios_P: click ratio of each position, from the first.
+        alpha: exponent.
+
+    Raises:
+        ValueError: a position was never clicked, or nothing was shown at the first position.
+
+    Example:
+        >>> propensity_weights(np.array([0.4, 0.2, np.nan]), alpha=1.0).tolist()
+        [1.0, 2.0, nan]
+    """
+    if np.isnan(ratios_P[0]) or (ratios_P == 0).any():
+        raise ValueError("every position needs a click, and the first a document")
+    return np.asarray((ratios_P[0] / ratios_P) ** alpha)
+
+
+def check_ratios(ratios_P: Doubles) -> None:
+    """Check that every position shown has clicks, as propensity weights require.
+
+    Raises:
+        InputError: a position was never clicked; names the position and the remedy.
+    """
+    if np.isnan(ratios_P[0]) or ratios_P[0] == 0:
+        raise InputError("position 1 has no click to compare with; see whether positions count from 1")
+    if (ratios_P == 0).any():
+        place = int((ratios_P == 0).argmax())
+        raise InputError(f"position {place + 1} was never clicked, so it has no weight; set depth to {place}")
+
+
+def click_ratio_weights(weights_P: Doubles) -> Transform:
+    """Write the weight of each document's position; 1 for a document that was not shown, such as a random negative."""
+    last = int(np.flatnonzero(~np.isnan(weights_P)).max())
+
+    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
+        check_shown_positions(block, _NO_POSITIONS)
+        positions_N = block.columns_N["positions"]
+        shown_N = ~np.isnan(positions_N)
+        place_N = np.where(shown_N, positions_N, 1).astype(np.int64) - 1
+        own_N = np.where(shown_N, weights_P[np.minimum(place_N, last)], 1.0)
+        kept_N = block.columns_N["weights"]
+        weights_N = np.where(block.on_documents(labelled(block)), own_N, kept_N).astype(np.float32)
+        after = block.with_columns(weights=weights_N)
+        yield after, changes(block, after)
+
+    return transform
+
+
+def group_softmax(values_N: Doubles, offsets_Q1: Ints) -> Doubles:
+    """The softmax of each group's values, without overflow; values of -inf get 0.
+
+    Example:
+        >>> group_softmax(np.array([1000.0, 1000.0, -np.inf, 3.0]), np.array([0, 3, 4])).tolist()
+        [0.5, 0.5, 0.0, 1.0]
+    """
+    lengths_Q = np.diff(offsets_Q1)
+    weights_N = np.exp(values_N - np.repeat(maximum(values_N, offsets_Q1), lengths_Q))
+    return np.asarray(weights_N / np.repeat(np.add.reduceat(weights_N, offsets_Q1[:-1]), lengths_Q))
+
+
+def _deviation(dataset: Dataset, feature: int) -> float:
+    """The standard deviation of a feature over the data set."""
+    summaries = dataset.manifest.summaries
+    deviation = summaries[feature].std if summaries else None
+    if not deviation:
+        name = dataset.manifest.features[feature].name
+        raise InputError(f"the manifest has no standard deviation of feature {name!r}; set scale to none")
+    return deviation
+
+
+def refined_labels(
+    clicks_N: NDArray[np.bool_],
+    feature_N: Doubles,
+    offsets_Q1: Ints,
+    *,
+    delta: float,
+    temperature: float,
+    shown_N: NDArray[np.bool_],
+) -> Doubles:
+    """Labels that sum to 1 in each group, `softmax((delta click + feature) / temperature)`.
+
+    The formula is our reading of SUN23, which prints it only in a figure.
+
+    Args:
+        clicks_N: whether each document was clicked.
+        feature_N: value of the feature; a missing value (NaN) becomes the smallest of the list.
+        offsets_Q1: offsets of the groups.
+        delta: amount that a click adds.
+        temperature: temperature of the softmax.
+        shown_N: True for documents that were shown, at least one a group; the others have label 0.
+
+    Example:
+        >>> clicked, shown = np.array([True, False, False]), np.array([True, True, False])
+        >>> refined_labels(clicked, np.zeros(3), np.array([0, 3]), delta=0.0, temperature=0.1, shown_N=shown).tolist()
+        [0.5, 0.5, 0.0]
+    """
+    known_N = shown_N & ~np.isnan(feature_N)
+    lowest_Q = -maximum(np.where(known_N, -feature_N, -np.inf), offsets_Q1)
+    lowest_Q = np.where(np.isinf(lowest_Q), 0.0, lowest_Q)
+    filled_N = np.where(known_N, feature_N, np.repeat(lowest_Q, np.diff(offsets_Q1)))
+    logits_N = (delta * clicks_N + filled_N) / temperature
+    return group_softmax(np.where(shown_N, logits_N, -np.inf), offsets_Q1)
+
+
+def refine(step: Refine, *, feature: int, scale: float) -> Transform:
+    """Replace the labels by refined ones and keep the clicks in the column `clicks`."""
+
+    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
+        labelled_Q = labelled(block)
+        clicks_N = clicks_of(block)
+        labels_N = refined_labels(
+            clicks_N > 0,
+            block.features_NF[:, feature].astype(np.float64) / scale,
+            block.offsets_Q1,
+            delta=step.delta,
+            temperature=step.temperature,
+            shown_N=was_shown(block),
+        )
+        labelled_N = block.on_documents(labelled_Q)
+        after = block.with_columns(
+            labels=np.where(labelled_N, labels_N, np.nan).astype(np.float32),
+            clicks=np.where(labelled_N, clicks_N, block.columns_N["clicks"]).astype(np.float32),
+        )
+        yield after, changes(block, after)
+
+    return transform
+
+
+def unseen(clicks_N: Floats, positions_N: Floats, offsets_Q1: Ints) -> NDArray[np.bool_]:
+    """True for documents shown below the last click of their group; False in a group without a click.
+
+    Example:
+        >>> unseen(np.array([0, 1, 0, 0]), np.array([1, 2, 3, np.nan]), np.array([0, 4])).tolist()
+        [False, False, True, False]
+    """
+    last_Q = maximum(np.where((clicks_N > 0) & ~np.isnan(positions_N), positions_N, -np.inf), offsets_Q1)
+    last_Q = np.where(np.isinf(last_Q), np.inf, last_Q)  # -inf, no click, becomes inf: no position is below it
+    return np.asarray(positions_N > np.repeat(last_Q, np.diff(offsets_Q1)))
+
+
+def random_negatives(step: RandomNegatives, seed: int) -> Transform:
+    """Put documents of other groups of the block into labelled groups, with label and relevance 0.
+
+    They were not shown, so they have no position, and weight 1 if the group has weights.
+    """
+
+    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
+        labelled_Q = labelled(block)
+        replaced_N = np.zeros(block.n_documents, dtype=bool)
+        if step.replace_unseen:
+            check_shown_positions(block, _NO_POSITIONS)
+            replaced_N = unseen(clicks_of(block), block.columns_N["positions"], block.offsets_Q1)
+            replaced_N &= block.on_documents(labelled_Q)
+        replaced_Q = np.add.reduceat(replaced_N, block.offsets_Q1[:-1], dtype=np.int64)
+        extra_Q = labelled_Q * step.extra
+        drawn_M = draw_others(block, replaced_Q + extra_Q, seed)
+        after = _with_negatives(block, replaced_N, extra_Q, drawn_M)
+        changed = int((replaced_Q + extra_Q > 0).sum())
+        replaced, added = int(replaced_N.sum()), len(drawn_M)
+        yield after, Changes(groups_changed=changed, documents_dropped=replaced, documents_added=added)
+
+    return transform
+
+
+def draw_others(block: GroupBlock, wanted_Q: Ints, seed: int) -> Ints:
+    """Draw documents of the other groups of a block for each group, without repetition while there are enough.
+
+    A group starts at a random place of a shuffled circle of all documents and takes the next ones that are not its own.
+
+    Raises:
+        InputError: a block has a single group.
+    """
+    alone_Q = (wanted_Q > 0) & (block.lengths_Q == block.n_documents)
+    if alone_Q.any():
+        raise InputError(f"period {block.period} has one query group here, so there are no other documents to draw")
+    keys_N = block.on_documents(block.keys_Q)
+    circle_N = np.argsort(open_uniforms((seed, "circle"), keys_N, block.index_N), kind="stable")
+    start_Q = (open_uniforms((seed, "start"), block.keys_Q) * block.n_documents).astype(np.int64)
+    others_Q = np.maximum(block.n_documents - block.lengths_Q, 1)
+    rounds_Q = -(-wanted_Q // others_Q)  # each round of the circle also passes all documents of the group itself
+    candidates_Q = np.where(wanted_Q > 0, wanted_Q + rounds_Q * block.lengths_Q, 0)
+    bounds_Q1 = offsets(candidates_Q)
+    group_C = np.repeat(np.arange(len(block)), candidates_Q)
+    step_C = np.arange(bounds_Q1[-1]) - np.repeat(bounds_Q1[:-1], candidates_Q)
+    found_C = circle_N[(start_Q[group_C] + step_C) % block.n_documents]
+    foreign_C = block.group_N[found_C] != group_C
+    count_C = np.cumsum(foreign_C)
+    before_Q = np.concatenate([[0], count_C])[bounds_Q1[:-1]]
+    return np.asarray(found_C[foreign_C & (count_C - before_Q[group_C] <= wanted_Q[group_C])])
+
+
+def _with_negatives(block: GroupBlock, replaced_N: NDArray[np.bool_], extra_Q: Ints, drawn_M: Ints) -> GroupBlock:
+    """Replace documents by drawn ones, which come group by group, and append `extra_Q` more to each group."""
+    group_N = np.concatenate([block.group_N, np.repeat(np.arange(len(block)), extra_Q)])
+    negative_N = np.concatenate([replaced_N, np.ones(extra_Q.sum(), dtype=bool)])
+    order_N = np.argsort(group_N, kind="stable")
+    documents_N = np.concatenate([np.arange(block.n_documents), np.zeros(extra_Q.sum(), np.int64)])[order_N]
+    negative_N = negative_N[order_N]
+    documents_N[negative_N] = drawn_M
+    after = block.take(np.arange(len(block)), documents_N, block.lengths_Q + extra_Q)
+    values = {"labels": 0.0, "relevance": 0.0, "clicks": 0.0, "positions": np.nan, "weights": 1.0, "gains": 0.0}
+    present = {name: after.on_documents(block.present_Q(name)) for name in block.columns_N}
+    columns_N = {
+        name: np.where(negative_N, np.where(present[name], values[name], np.nan), column_N).astype(np.float32)
+        for name, column_N in after.columns_N.items()
+    }
+    return after.with_columns(**columns_N)

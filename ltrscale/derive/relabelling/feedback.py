@@ -1,0 +1,315 @@
+"""Label simulators: fewer labels, binary feedback, and implicit feedback by selection, intent and interaction.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from ltrscale.arrays import Doubles, Ints
+from ltrscale.derive.relabelling.step import (
+    NO_LABELS,
+    Changes,
+    RelabelStep,
+    StepStart,
+    Transform,
+    changes,
+    check_grades,
+    copies,
+    labelled,
+    relabelled,
+)
+from ltrscale.derive.rewrite import GroupBlock
+from ltrscale.draws import open_uniforms, random_bits
+from ltrscale.errors import InputError
+from ltrscale.simulate.ragged import Bits, maximum, place_in_group
+from ltrscale.simulate.users import relevance_probability
+
+
+class LabelledFraction(RelabelStep):
+    """Keep the labels of a fraction of the labelled groups (HOU24, crowdsourced labels)."""
+
+    kind: Literal["labelled_fraction"] = "labelled_fraction"
+    fraction: float = Field(gt=0, le=1)
+    """Share of the labelled groups that keep their labels, over all periods together; at least one group does."""
+    sample: Literal["random", "first"] = "random"
+    """How to choose them: `random` draws uniformly; `first` takes the lowest gids, as HOU24's authors do."""
+
+    def transform(self, start: StepStart) -> Transform:
+        """See `labelled_fraction`; an extra pass through the groups finds the last that keeps its labels."""
+        ranks = [sample_rank(self, block, start.seed)[labelled(block)] for block in start.blocks()]
+        ranks_Q = np.concatenate(ranks or [np.empty(0, np.uint64)])
+        if not len(ranks_Q):
+            raise InputError(NO_LABELS)
+        return labelled_fraction(self, start.seed, last_kept_rank(ranks_Q, self.fraction))
+
+
+class RelevantOnly(RelabelStep):
+    """Drop labelled groups without a label above 0; keep unlabelled groups."""
+
+    kind: Literal["relevant_only"] = "relevant_only"
+
+    def transform(self, start: StepStart) -> Transform:  # noqa: ARG002
+        """See `relevant_only`."""
+        return relevant_only()
+
+    @property
+    def changes_groups(self) -> bool:
+        """Drops them."""
+        return True
+
+
+class MinDocs(RelabelStep):
+    """Drop groups of few documents, labelled or not (public code of HOU24; SUN23, section 4)."""
+
+    kind: Literal["min_docs"] = "min_docs"
+    documents: int = Field(default=10, ge=2)
+    """The fewest documents of a group that stays; HOU24's public code and SUN23 have 10."""
+
+    def transform(self, start: StepStart) -> Transform:  # noqa: ARG002
+        """See `min_docs`."""
+        return min_docs(self.documents)
+
+    @property
+    def changes_groups(self) -> bool:
+        """Drops them."""
+        return True
+
+
+class BinaryFeedback(RelabelStep):
+    """Binary labels; the higher the grade, the more probable is a 1 (HOU24, A.2.4)."""
+
+    kind: Literal["binary_feedback"] = "binary_feedback"
+    sharpness: float = Field(default=4.0, gt=0)
+    """t in P(y = 1) = sigmoid(t (r - tau)): the larger t, the less random the labels."""
+    tau: float = 4.5
+    """Grade at which half of the documents get a 1; HOU24 uses 4.25, 4.5 and 5.1 for grades from 0 to 4."""
+    unlabel_empty: bool = True
+    """Whether a group without a 1 loses its labels; HOU24 counts only the other groups as labelled."""
+
+    def transform(self, start: StepStart) -> Transform:
+        """See `binary_feedback`."""
+        return binary_feedback(self, start.seed)
+
+
+class ImplicitFeedback(RelabelStep):
+    """Label documents of sampled short lists as seen, clicked or bought, by user intent (BUYL23, 6.1)."""
+
+    kind: Literal["implicit_feedback"] = "implicit_feedback"
+    documents: int = Field(default=16, ge=1)
+    """Documents of a sampled list (N_s); shorter lists are taken whole."""
+    copies: int = Field(default=10, ge=1)
+    """Lists sampled from each labelled list (N_b); they replace it."""
+    conversion: float = Field(default=0.1, ge=0, le=1)
+    """Among users willing to click, the share willing to buy (kappa)."""
+    noise: float = Field(default=0.1, ge=0, le=1)
+    """Probability of a click on an irrelevant document (epsilon)."""
+    conversion_label: int = Field(default=2, ge=2)
+    """Label of a conversion; a click has 1. BUYL23's text has 2, its public code 4, for a conversion matters more."""
+    max_relevance: float | None = Field(default=None, gt=0)
+    """The highest grade; by default the highest label in the data set."""
+
+    def transform(self, start: StepStart) -> Transform:
+        """See `implicit_feedback`."""
+        top = start.highest_grade(self.max_relevance)
+        return implicit_feedback(self, start.seed, top=top, span=start.span)
+
+    @property
+    def changes_groups(self) -> bool:
+        """Adds them."""
+        return True
+
+    @property
+    def lists(self) -> int:
+        """Those that are sampled."""
+        return self.copies
+
+
+def sample_rank(step: LabelledFraction, block: GroupBlock, seed: int) -> Bits:
+    """The rank by which groups are chosen to keep their labels, lowest first; unique for each group, shape [Q]."""
+    if step.sample == "first":
+        return block.keys_Q.astype(np.uint64)
+    # A hash instead of a permutation, as in a split: groups stream past, and earlier steps may drop or copy some.
+    return random_bits((seed, "labelled"), block.keys_Q)
+
+
+def last_kept_rank(ranks_Q: Bits, fraction: float) -> int:
+    """The rank of the last of `max(1, round(fraction * Q))` groups.
+
+    Example:
+        >>> last_kept_rank(np.array([40, 10, 30, 20], np.uint64), 0.5)
+        20
+    """
+    keep = max(1, round(fraction * len(ranks_Q)))
+    return int(np.partition(ranks_Q, keep - 1)[keep - 1])
+
+
+def labelled_fraction(step: LabelledFraction, seed: int, last: int) -> Transform:
+    """Remove the labels of groups whose rank is above `last`."""
+
+    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
+        hidden_Q = sample_rank(step, block, seed) > np.uint64(last)
+        labels_N = np.where(block.on_documents(hidden_Q), np.nan, block.columns_N["labels"])
+        after = block.with_columns(labels=labels_N.astype(np.float32))
+        yield after, changes(block, after)
+
+    return transform
+
+
+def relevant_only() -> Transform:
+    """Drop labelled groups whose labels are all 0."""
+
+    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
+        # The maximum of an unlabelled group is NaN, so "not <= 0" keeps it, which "> 0" would not.
+        yield _kept(block, ~(maximum(block.columns_N["labels"], block.offsets_Q1) <= 0))
+
+    return transform
+
+
+def min_docs(documents: int) -> Transform:
+    """Drop groups of fewer documents."""
+
+    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
+        yield _kept(block, block.lengths_Q >= documents)
+
+    return transform
+
+
+def _kept(block: GroupBlock, keep_Q: NDArray[np.bool_]) -> tuple[GroupBlock, Changes]:
+    """Some of the groups, and the counts of the others."""
+    after = block.keep(keep_Q)
+    dropped = len(block) - len(after)
+    return after, Changes(groups_dropped=dropped, documents_dropped=block.n_documents - after.n_documents)
+
+
+def gumbel(uniform_N: Doubles) -> Doubles:
+    """Standard Gumbel numbers `-log(-log u)` from uniform numbers u."""
+    return -np.log(-np.log(uniform_N))
+
+
+def binary_labels(
+    relevance_N: Doubles, *, sharpness: float, tau: float, gumbel1_N: Doubles, gumbel0_N: Doubles
+) -> NDArray[np.bool_]:
+    """Binary feedback, `1{t r + G1 > t tau + G0}` (HOU24, A.2.4), so P(y = 1) = sigmoid(t (r - tau)).
+
+    Args:
+        relevance_N: grades r; NaN gives False.
+        sharpness: t.
+        tau: the grade with even odds.
+        gumbel1_N: standard Gumbel numbers G1.
+        gumbel0_N: standard Gumbel numbers G0.
+
+    Example:
+        >>> zero = np.zeros(2)
+        >>> binary_labels(np.array([4.0, 5.0]), sharpness=4, tau=4.5, gumbel1_N=zero, gumbel0_N=zero).tolist()
+        [False, True]
+    """
+    return np.asarray(sharpness * relevance_N + gumbel1_N > sharpness * tau + gumbel0_N)
+
+
+def binary_feedback(step: BinaryFeedback, seed: int) -> Transform:
+    """Replace the labels by binary labels."""
+
+    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
+        places = (block.on_documents(block.keys_Q), block.index_N)
+        positive_N = binary_labels(
+            block.columns_N["labels"].astype(np.float64),
+            sharpness=step.sharpness,
+            tau=step.tau,
+            gumbel1_N=gumbel(open_uniforms((seed, "one"), *places)),
+            gumbel0_N=gumbel(open_uniforms((seed, "zero"), *places)),
+        )
+        keep_Q = labelled(block)
+        if step.unlabel_empty:
+            keep_Q &= maximum(positive_N, block.offsets_Q1)
+        after = relabelled(block, np.where(block.on_documents(keep_Q), positive_N, np.nan))
+        yield after, changes(block, after)
+
+    return transform
+
+
+def intents(uniform_Q: Doubles, rho_Q: Doubles, *, conversion: float) -> Ints:
+    """The strongest action that each user is willing to take: 0 look, 1 click, 2 buy.
+
+    `P(T = 0, 1, 2) = 1 - rho, (1 - kappa) rho, kappa rho` with rho the relevance of the best document of the list
+    (BUYL23, eq. 11). The printed thresholds of Alg. 1 never give T = 1 for small rho, so this follows eq. 11.
+
+    Args:
+        uniform_Q: uniform numbers in [0, 1].
+        rho_Q: probability of relevance of each list's best document.
+        conversion: kappa.
+
+    Example:
+        >>> intents(np.array([0.5, 0.7, 0.97]), np.full(3, 0.4), conversion=0.1).tolist()
+        [0, 1, 2]
+    """
+    return (uniform_Q >= 1 - rho_Q).astype(np.int64) + (uniform_Q >= 1 - conversion * rho_Q)
+
+
+def interactions(intent_N: Ints, rho_N: Doubles, *, noise: float, buy_N: Doubles, click_N: Doubles) -> Ints:
+    """Implicit labels: 2 for a conversion, 1 for a click, 0 for a document that was only seen (BUYL23, eq. 12).
+
+    A user with intent 2 buys a document with probability rho. A user with intent 1 or 2 clicks a document that is not
+    bought with probability `epsilon + (1 - epsilon) rho`.
+
+    Args:
+        intent_N: intent of the user of each document's list.
+        rho_N: probability of relevance.
+        noise: epsilon.
+        buy_N: uniform numbers that decide conversions.
+        click_N: uniform numbers that decide clicks.
+
+    Example:
+        >>> half = np.full(3, 0.5)
+        >>> interactions(np.array([0, 1, 2]), np.full(3, 0.6), noise=0.1, buy_N=half, click_N=half).tolist()
+        [0, 1, 2]
+    """
+    bought_N = (intent_N == 2) & (buy_N < rho_N)
+    clicked_N = (intent_N >= 1) & (click_N < noise + (1 - noise) * rho_N)
+    return np.where(bought_N, 2, np.where(clicked_N, 1, 0))
+
+
+def implicit_feedback(step: ImplicitFeedback, seed: int, *, top: float, span: int) -> Transform:
+    """Sample short lists from every labelled list, and simulate a user of each; unlabelled groups do not change.
+
+    Each sampled list is a new group (see `step.copies`).
+    """
+
+    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
+        check_grades(block, top)
+        chosen_Q = labelled(block)
+        originals = block.keep(chosen_Q)
+        yield block.keep(~chosen_Q), Changes(groups_dropped=len(originals), documents_dropped=originals.n_documents)
+        for copy in copies(originals, step.copies, span):
+            sampled = _selected(copy, step.documents, seed)
+            after = relabelled(sampled, _implicit_labels(step, sampled, seed, top))
+            yield after, Changes(groups_added=len(after), documents_added=after.n_documents)
+
+    return transform
+
+
+def _selected(block: GroupBlock, documents: int, seed: int) -> GroupBlock:
+    """Draw at most `documents` of each group, without replacement, and keep their order."""
+    draw_N = open_uniforms((seed, "select"), block.on_documents(block.keys_Q), block.index_N)
+    chosen_N = place_in_group(block.offsets_Q1, draw_N) < documents
+    return block.take(np.arange(len(block)), np.flatnonzero(chosen_N), np.minimum(block.lengths_Q, documents))
+
+
+def _implicit_labels(step: ImplicitFeedback, block: GroupBlock, seed: int, top: float) -> Doubles:
+    """The labels from simulated users of the lists of a block."""
+    rho_N = relevance_probability(block.columns_N["labels"], top=top)
+    rho_Q = maximum(rho_N, block.offsets_Q1)
+    intent_Q = intents(open_uniforms((seed, "intent"), block.keys_Q), rho_Q, conversion=step.conversion)
+    places = (block.on_documents(block.keys_Q), block.index_N)
+    actions_N = interactions(
+        block.on_documents(intent_Q),
+        rho_N,
+        noise=step.noise,
+        buy_N=open_uniforms((seed, "buy"), *places),
+        click_N=open_uniforms((seed, "click"), *places),
+    )
+    return np.where(actions_N == 2, step.conversion_label, actions_N).astype(np.float64)

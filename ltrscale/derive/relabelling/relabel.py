@@ -1,0 +1,256 @@
+"""Relabelling: from a data set directory to one with simulated or cleaned labels, in steps.
+
+The steps run one after the other on blocks of groups that stream from the old directory to the new one, in bounded
+memory. A step that first needs a statistic of the whole data set, such as the number of labelled groups, makes an extra
+pass through the steps before it. In groups with labels, the column `relevance` keeps each document's original label.
+
+Shapes: Q groups, N documents.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from ltrscale.config import Config
+from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
+from ltrscale.data.dataset.writer import BESIDE_LABELS, Compression
+from ltrscale.derive.derivation import Derivation
+from ltrscale.derive.relabelling.cleaning import ClickRatioWeights, RandomNegatives, Refine
+from ltrscale.derive.relabelling.clicks import Clicks
+from ltrscale.derive.relabelling.feedback import (
+    BinaryFeedback,
+    ImplicitFeedback,
+    LabelledFraction,
+    MinDocs,
+    RelevantOnly,
+)
+from ltrscale.derive.relabelling.order import ClickOrder, ShownOnly
+from ltrscale.derive.relabelling.step import NO_LABELS, Changes, StepStart, Transform, labelled
+from ltrscale.derive.rewrite import GroupBlock, GroupWriter, column_names, periods_of, read_groups
+from ltrscale.draws import mix
+from ltrscale.errors import InputError
+from ltrscale.progress import Report, log, progress
+from ltrscale.stages.stage import Origin
+from ltrscale.storage import Commit
+
+RelabelStepConfig = Annotated[
+    LabelledFraction
+    | RelevantOnly
+    | MinDocs
+    | BinaryFeedback
+    | ImplicitFeedback
+    | Clicks
+    | ClickRatioWeights
+    | Refine
+    | ShownOnly
+    | ClickOrder
+    | RandomNegatives,
+    Field(discriminator="kind"),
+]
+
+
+class RelabelConfig(Config):
+    """The changes to the labels of a data set."""
+
+    steps: tuple[RelabelStepConfig, ...] = Field(min_length=1)
+    """The steps, in order; each acts on the output of the one before."""
+    seed: int = 0
+    """Seed of all random draws."""
+    compression: Compression = "zstd"
+    """Compression of the data files: zstd is smallest, none is fastest to read."""
+    row_group_mb: float = Field(default=8, gt=0)
+    """Uncompressed megabytes of a row group; small data sets get smaller ones."""
+    file_mb: float = Field(default=256, gt=0)
+    """Megabytes of a data file; a larger data set has several files."""
+
+    @model_validator(mode="after")
+    def _steps_suit_each_other(self) -> Self:
+        for number, step in enumerate(self.steps):
+            try:
+                step.check_after(self.steps[:number])
+            except ValueError as error:
+                raise ValueError(f"steps: {error}") from None
+        return self
+
+
+class RelabelJob(Derivation):
+    """Simulate or clean the labels of a data set."""
+
+    stage: ClassVar = "relabel"
+    relabel: RelabelConfig
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Make the data set with the new labels."""
+        relabel(self.relabel, self.data, self.out, origin=origin, report=report)
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A step that is ready to run, and the periods that it changes."""
+
+    name: str
+    periods: frozenset[str]
+    transform: Transform
+
+
+def relabel(config: RelabelConfig, data: str, out: str, *, origin: Mapping[str, Any], report: Report) -> Dataset:
+    """Make a data set directory at `out` from the one at `data`; readers see it only when it is complete.
+
+    Args:
+        config: the steps.
+        data: a data set directory.
+        out: another directory.
+        origin: the origin to write into the new manifest.
+        report: receives one record for each step: groups and documents that it read, changed, dropped and added.
+
+    Raises:
+        InputError: a step names an unknown period or feature, needs positions or grades that the data set does not
+            have, reads no labelled group, or leaves no labelled group.
+    """
+    dataset = open_dataset(data)
+    names = _columns(config, dataset)
+    stages = _stages(config, dataset, names)
+    tallies: list[Counter[str]] = [Counter() for _ in stages]
+    with Commit(out) as commit:
+        writer = GroupWriter(
+            commit,
+            dataset,
+            renumber=any(step.changes_groups for step in config.steps),
+            compression=config.compression,
+            row_group_bytes=round(config.row_group_mb * 2**20),
+            file_bytes=round(config.file_mb * 2**20),
+        )
+        everywhere = frozenset(dataset.manifest.periods)
+        for block in _chain(stages, _read(dataset, everywhere, names, "relabel"), tallies):
+            writer.add(_with_relevance_of_labelled(block))
+        for stage, tally in zip(stages, tallies, strict=True):
+            _check(stage, tally)
+        manifest = writer.finish(_account(dataset, stages, tallies), origin)
+    for stage, tally in zip(stages, tallies, strict=True):
+        counted = ", ".join(f"{tally[key]:,} {_words(key)}" for key in _COUNTS if tally[key])
+        log.info("relabel: %s: %s", stage.name, counted)
+        report({"stage": "relabel", "step": stage.name, **{key: tally[key] for key in _COUNTS}})
+    return Dataset(out, manifest)
+
+
+_COUNTS = ("groups_read", "documents_read", *Changes._fields)
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def _columns(config: RelabelConfig, dataset: Dataset) -> tuple[str, ...]:
+    """The columns of the new data set that hold one number per document."""
+    there = set(column_names(dataset))
+    if "labels" not in there:
+        raise InputError(f"{dataset.url}: there are no labels to act on; prepare it with labels")
+    written = {"labels", "relevance"}
+    written.update(*(step.fills for step in config.steps))
+    return tuple(sorted(written | (there & {*BESIDE_LABELS})))
+
+
+def _read(dataset: Dataset, periods: frozenset[str], names: tuple[str, ...], label: str) -> Iterator[GroupBlock]:
+    """The original groups, with all columns of the new data set."""
+    files = [file for file in dataset.manifest.files if file.period in periods]
+    total = sum(counts.documents for file in files for counts in file.row_groups)
+    with progress(label, total) as advance:
+        for block in read_groups(dataset, periods=periods):
+            missing_N = np.full(block.n_documents, np.nan, np.float32)
+            first = {"relevance": block.columns_N["labels"]}
+            yield block.with_columns(**{n: block.columns_N.get(n, first.get(n, missing_N)) for n in names})
+            advance(block.n_documents)
+
+
+def _chain(
+    stages: Iterable[_Stage], blocks: Iterator[GroupBlock], tallies: Iterable[Counter[str]]
+) -> Iterator[GroupBlock]:
+    """The blocks after all stages; each stage adds its counts to its tally."""
+    for stage, tally in zip(stages, tallies, strict=True):
+        blocks = _run(stage, blocks, tally)
+    return blocks
+
+
+def _run(stage: _Stage, blocks: Iterator[GroupBlock], tally: Counter[str]) -> Iterator[GroupBlock]:
+    for block in blocks:
+        if block.period not in stage.periods:
+            yield block
+            continue
+        labels = int(labelled(block).sum())
+        tally.update(groups_read=len(block), documents_read=block.n_documents, labelled_read=labels)
+        with _named(stage.name):
+            for after, changes in stage.transform(block):
+                tally.update(changes._asdict())
+                if len(after):
+                    tally["labelled_left"] += int(labelled(after).sum())
+                    yield after
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Put the name of the step before an error's message."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+
+
+def _with_relevance_of_labelled(block: GroupBlock) -> GroupBlock:
+    """The block with `relevance` only in groups with labels."""
+    relevance_N = np.where(block.on_documents(labelled(block)), block.columns_N["relevance"], np.float32(np.nan))
+    return block.with_columns(relevance=relevance_N)
+
+
+def _stages(config: RelabelConfig, dataset: Dataset, names: tuple[str, ...]) -> list[_Stage]:
+    """Prepare the steps, one after the other."""
+    every = [periods_of(dataset, step.periods) for step in config.steps]
+    stages: list[_Stage] = []
+    span = dataset.manifest.counts().groups
+    for number, (step, periods) in enumerate(zip(config.steps, every, strict=True)):
+        name = f"steps.{number} ({step.kind})"
+        blocks = partial(_survey, dataset, tuple(stages), periods, names, name)
+        seed = mix("relabel", config.seed, number)
+        with _named(name):
+            stages.append(_Stage(name, periods, step.transform(StepStart(dataset, seed, blocks, span))))
+        span *= step.lists
+    return stages
+
+
+def _survey(
+    dataset: Dataset, before: Sequence[_Stage], periods: frozenset[str], names: tuple[str, ...], name: str
+) -> Iterator[GroupBlock]:
+    """The input groups of a step, after the steps before it."""
+    blocks = _read(dataset, periods, names, f"relabel: {name}, counting")
+    return _chain(before, blocks, [Counter() for _ in before])
+
+
+def _check(stage: _Stage, tally: Counter[str]) -> None:
+    """Check that a step read labels and left some."""
+    if not tally["labelled_read"]:
+        raise InputError(f"{stage.name}: {NO_LABELS}")
+    if not tally["labelled_left"]:
+        read = f"{tally['labelled_read']:,} labelled groups"
+        raise InputError(f"{stage.name}: none of {read} has labels afterwards; choose settings that keep some")
+
+
+def _account(dataset: Dataset, stages: list[_Stage], tallies: list[Counter[str]]) -> Accounting:
+    """The groups and documents that came in (read or added by a step) and were kept, with the counts of each step."""
+    counts = dataset.manifest.counts()
+    total = sum(tallies, Counter())
+    groups_in = counts.groups + total["groups_added"]
+    rows_in = counts.documents + total["documents_added"]
+    return Accounting(
+        rows_in=rows_in,
+        rows_kept=rows_in - total["documents_dropped"],
+        rows_rejected=total["documents_dropped"],
+        groups_in=groups_in,
+        groups_kept=groups_in - total["groups_dropped"],
+        groups_rejected=total["groups_dropped"],
+        rules={f"{s.name}: {_words(key)}": t[key] for s, t in zip(stages, tallies, strict=True) for key in _COUNTS},
+    )

@@ -1,0 +1,333 @@
+"""Rewrites a data set: whole query groups stream from one data set directory to another, with changes.
+
+Groups come period by period in file order, in blocks of about 16 thousand documents. The limits of a block depend only
+on the sequence of the groups, not on how files and row groups cut it, and so do the changes to a block.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M taken groups, K taken documents.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ltrscale import storage
+from ltrscale.arrays import Floats, Ints
+from ltrscale.data.columns import spread_over_documents
+from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, ListedFile, Manifest
+from ltrscale.data.dataset.selection import RowGroup, select
+from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
+from ltrscale.data.dataset.tokens import (
+    TokenSummary,
+    copy_vocabulary,
+    from_columns,
+    is_of_documents,
+    lengths_of,
+    summarise,
+    summed,
+    to_columns,
+)
+from ltrscale.data.dataset.writer import PER_DOCUMENT, Compression, DatasetWriter, to_lists
+from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
+from ltrscale.errors import InputError
+from ltrscale.simulate.ragged import offsets
+
+_BLOCK_DOCUMENTS = 1 << 14
+
+
+@dataclass(frozen=True, eq=False)  # comparing arrays by == would raise
+class GroupBlock:
+    """Consecutive query groups of one period; none is empty.
+
+    `keys_Q` are unique numbers of the groups in the data set, initially their gids. `columns_N` holds the columns of
+    `PER_DOCUMENT` that exist: NaN for a document without a value, and in all documents of a group without the list.
+    `rows_Q` has the columns with one value a group: `query_id`, `meta_*` and the tokens of queries. `tokens_N` has the
+    token fields of documents by their column, a list of tokens for each.
+    """
+
+    period: str
+    keys_Q: Ints
+    offsets_Q1: Ints
+    features_NF: Floats
+    columns_N: Mapping[str, Floats]
+    rows_Q: pa.Table
+    doc_ids_N: pa.Array | None
+    tokens_N: Mapping[str, pa.ListArray] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.keys_Q)
+
+    @property
+    def n_documents(self) -> int:
+        """Documents of all groups."""
+        return int(self.offsets_Q1[-1])
+
+    @property
+    def lengths_Q(self) -> Ints:
+        """Documents of each group."""
+        return np.diff(self.offsets_Q1)
+
+    @property
+    def group_N(self) -> Ints:
+        """The group of each document."""
+        return np.repeat(np.arange(len(self)), self.lengths_Q)
+
+    @property
+    def index_N(self) -> Ints:
+        """The place of each document in its group, from 0."""
+        return np.arange(self.n_documents) - np.repeat(self.offsets_Q1[:-1], self.lengths_Q)
+
+    def present_Q(self, name: str) -> NDArray[np.bool_]:
+        """True for groups with a value of a column in any of their documents."""
+        if name not in self.columns_N:
+            return np.zeros(len(self), dtype=bool)
+        return np.logical_or.reduceat(~np.isnan(self.columns_N[name]), self.offsets_Q1[:-1])
+
+    def on_documents(self, values_Q: NDArray[Any]) -> NDArray[Any]:
+        """Each group's value at each of its documents."""
+        return np.repeat(values_Q, self.lengths_Q)
+
+    def with_columns(self, **columns_N: Floats) -> "GroupBlock":
+        """The same groups with these columns added or replaced."""
+        return replace(self, columns_N={**self.columns_N, **columns_N})
+
+    def take(self, groups_M: Ints, documents_K: Ints, lengths_M: Ints) -> "GroupBlock":
+        """Select groups by number and their documents by number; documents may come from other groups."""
+        return replace(
+            self,
+            keys_Q=self.keys_Q[groups_M],
+            offsets_Q1=offsets(lengths_M),
+            features_NF=self.features_NF[documents_K],
+            columns_N={name: column_N[documents_K] for name, column_N in self.columns_N.items()},
+            rows_Q=self.rows_Q.take(pa.array(groups_M)),
+            doc_ids_N=None if self.doc_ids_N is None else self.doc_ids_N.take(pa.array(documents_K)),
+            tokens_N={name: lists.take(pa.array(documents_K)) for name, lists in self.tokens_N.items()},
+        )
+
+    def keep(self, keep_Q: NDArray[np.bool_]) -> "GroupBlock":
+        """Keep some of the groups, with all their documents."""
+        documents_K = np.flatnonzero(self.on_documents(keep_Q))
+        return self.take(np.flatnonzero(keep_Q), documents_K, self.lengths_Q[keep_Q])
+
+
+def periods_of(dataset: Dataset, periods: Sequence[str]) -> frozenset[str]:
+    """The periods of a data set that names and ranges select, as in a split; all periods if no name is given.
+
+    Raises:
+        InputError: a period does not exist.
+    """
+    split = Split(data=(dataset.url,), periods=tuple(periods) or None)
+    return frozenset(row_group.period for row_group in select(split, labelled=False).row_groups)
+
+
+def read_groups(dataset: Dataset, *, periods: Collection[str]) -> Iterator[GroupBlock]:
+    """The groups of some periods in blocks, period by period in sorted order.
+
+    A block has 16,384 documents plus the rest of its last group. The last block of a period may have up to twice as
+    many, and only a shorter period has a block with fewer.
+
+    Raises:
+        InputError: a file is missing or damaged, or differs from its manifest.
+    """
+    n_features = len(dataset.manifest.features)
+    columns = ["gid", *column_names(dataset)]
+    row_groups = select(Split(data=(dataset.url,)), labelled=False).row_groups
+    for period in sorted(periods):
+        plan = [row_group for row_group in row_groups if row_group.period == period]
+        for table, lengths_Q in _recut(_tables(plan, columns, n_features)):
+            yield _block(table, lengths_Q, n_features, plan[0])
+
+
+def column_names(dataset: Dataset) -> list[str]:
+    """The columns of a data set's first file, except gid."""
+    url = storage.listed_file(dataset.url, dataset.manifest.files[0].path)
+    filesystem, path = storage.arrow_filesystem(url)
+    with storage.named_errors(url):
+        names: list[str] = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem)).names
+    return [name for name in names if name != "gid"]
+
+
+_Counted = tuple[pa.Table, Ints]
+"""A table and the number of documents in each row."""
+
+
+def _tables(row_groups: Sequence[RowGroup], columns: Sequence[str], n_features: int) -> Iterator[_Counted]:
+    """The tables of row groups; checks their number of documents."""
+    for row_group, table in zip(row_groups, read_direct(row_groups, columns), strict=True):
+        lengths_Q = np.asarray(pc.list_value_length(table.column("features")), dtype=np.int64) // n_features
+        if lengths_Q.sum() != row_group.documents:
+            found = f"{lengths_Q.sum()} documents where the manifest lists {row_group.documents}"
+            raise InputError(f"{row_group.url}: row group {row_group.index} has {found}; {PREPARE_AGAIN}")
+        yield table, lengths_Q
+
+
+def _recut(tables: Iterable[_Counted]) -> Iterator[_Counted]:
+    """Cut the same rows into new tables, each ending with the row that fills it; the last table is never short."""
+    waiting: list[_Counted] = []
+    for table, lengths_Q in tables:
+        waiting.append((table, lengths_Q))
+        # Cut only when there are two blocks of documents, so that the last block is not short.
+        while sum(int(lengths_Q.sum()) for _, lengths_Q in waiting) >= 2 * _BLOCK_DOCUMENTS:
+            whole, all_Q = _joined(waiting)
+            stop = int(np.searchsorted(np.cumsum(all_Q), _BLOCK_DOCUMENTS)) + 1
+            yield whole.slice(0, stop), all_Q[:stop]
+            waiting = [(whole.slice(stop), all_Q[stop:])]
+    rest, rest_Q = _joined(waiting)
+    if len(rest):
+        yield rest, rest_Q
+
+
+def _joined(parts: Sequence[_Counted]) -> _Counted:
+    return pa.concat_tables([table for table, _ in parts]), np.concatenate([lengths_Q for _, lengths_Q in parts])
+
+
+def _block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -> GroupBlock:
+    """The rows of a table as a block; `first` is the first row group of their period, for messages."""
+    lists = {
+        name: table.column(name).combine_chunks() for name in (*PER_DOCUMENT, "doc_ids") if name in table.schema.names
+    }
+    for name, column in lists.items():
+        found_Q = pc.list_value_length(column).fill_null(-1).to_numpy()
+        if ((found_Q != lengths_Q) & (found_Q >= 0)).any():
+            where = f"in the files of period {first.period}"
+            raise InputError(
+                f"{first.url}: column {name!r} {where} does not have one value a document; {PREPARE_AGAIN}"
+            )
+    doc_ids = lists.pop("doc_ids", None)
+    texts = [name for name in table.schema.names if is_of_documents(name)]
+    mapped = {"gid", "features", "doc_ids", *PER_DOCUMENT, *texts, *map(lengths_of, texts)}
+    others = [name for name in table.schema.names if name not in mapped]
+    return GroupBlock(
+        period=first.period,
+        keys_Q=table.column("gid").to_numpy(),
+        offsets_Q1=offsets(lengths_Q),
+        features_NF=table.column("features").combine_chunks().flatten().to_numpy().reshape(-1, n_features),
+        columns_N={name: _dense(column, lengths_Q) for name, column in lists.items()},
+        rows_Q=table.select(others),
+        doc_ids_N=None if doc_ids is None else spread_over_documents(doc_ids, lengths_Q),
+        tokens_N={name: _tokens(table, name, int(lengths_Q.sum()), first) for name in texts},
+    )
+
+
+def _tokens(table: pa.Table, name: str, documents: int, first: RowGroup) -> pa.ListArray:
+    """The tokens of each document of a table's rows."""
+    try:
+        lists = from_columns(table.column(name).combine_chunks(), table.column(lengths_of(name)).combine_chunks())
+    except (KeyError, ValueError) as error:
+        raise InputError(f"{first.url}: column {name!r} of period {first.period}: {error}; {PREPARE_AGAIN}") from error
+    if len(lists) != documents:
+        raise InputError(f"{first.url}: column {name!r} does not have the tokens of each document; {PREPARE_AGAIN}")
+    return lists
+
+
+def _dense(lists: pa.ListArray, lengths_Q: Ints) -> Floats:
+    """Like `spread_over_documents`, for numbers: NaN where a list is null."""
+    values_N = np.full(lengths_Q.sum(), np.nan, np.float32)
+    present_N = np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), lengths_Q)
+    values_N[present_N] = lists.flatten().to_numpy(zero_copy_only=False)
+    return values_N
+
+
+class GroupWriter:
+    """Writes blocks of groups as a data set directory with the vocabulary, features and statistics of another one.
+
+    All blocks must have the same columns. The gids are the keys of the groups or, with `renumber`, count the groups in
+    order of arrival. A list is null if a group has no value of the column. `features` and `statistics` replace those of
+    the other data set.
+    """
+
+    def __init__(
+        self,
+        commit: storage.Commit,
+        source: Dataset,
+        *,
+        features: Sequence[Feature] | None = None,
+        statistics: ListedFile | None = None,
+        renumber: bool,
+        compression: Compression,
+        row_group_bytes: int,
+        file_bytes: int,
+    ) -> None:
+        self._commit = commit
+        self._source = source
+        self._renumber = renumber
+        self._statistics = statistics
+        self._features = tuple(source.manifest.features if features is None else features)
+        n_features = len(self._features)
+        self._writer = DatasetWriter(
+            commit,
+            n_features=n_features,
+            compression=compression,
+            row_group_bytes=row_group_bytes,
+            file_bytes=file_bytes,
+        )
+        self._stats, self._labels, self._groups = FeatureStats(n_features), LabelCounts(), 0
+        cut = source.manifest.token_summaries.items()
+        self._tokens = {
+            column: TokenSummary(cut_lists=known.cut_lists, cut_tokens=known.cut_tokens) for column, known in cut
+        }
+
+    def add(self, block: GroupBlock) -> None:
+        """Add a block of groups."""
+        self._stats.add(block.features_NF, block.offsets_Q1)
+        self._labels.add(block.columns_N["labels"])
+        gids_Q = np.arange(self._groups, self._groups + len(block)) if self._renumber else block.keys_Q
+        self._groups += len(block)
+        table = _table(block, gids_Q)
+        self._tokens = summed([self._tokens, summarise(table)])
+        self._writer.add(block.period, table)
+
+    def finish(self, accounting: Accounting, origin: Mapping[str, Any]) -> Manifest:
+        """Write the remaining groups and commit."""
+        source = self._source.manifest
+        manifest = Manifest(
+            features=self._features,
+            files=self._writer.close(),
+            summaries=self._stats.summaries(),
+            label_counts=self._labels.counts(),
+            grouped=self._stats.grouped,
+            tokens=source.tokens,
+            token_summaries=self._tokens,
+            vocabulary=copy_vocabulary(source.vocabulary, self._source.url, self._commit),
+            statistics=self._statistics or self._copied_statistics(),
+            accounting=accounting,
+            categories=source.categories,
+            made_by=dict(origin),
+        )
+        self._commit.finish(manifest.model_dump(mode="json"))
+        return manifest
+
+    def _copied_statistics(self) -> ListedFile | None:
+        """The statistics of the other data set, as a file of this one."""
+        listed = self._source.manifest.statistics
+        if listed is None:
+            return None
+        with self._commit.file("statistics-{hash}.safetensors") as path:
+            path.write_bytes(storage.read_bytes(storage.listed_file(self._source.url, listed.path)))
+        placed = self._commit.files[-1]
+        return ListedFile(path=placed.path, bytes=placed.bytes, sha256=placed.sha256)
+
+
+def _table(block: GroupBlock, gids_Q: Ints) -> pa.Table:
+    """A block as rows of a data set directory."""
+    n_features = block.features_NF.shape[1]
+    every_Q = np.ones(len(block), dtype=bool)
+    columns = {"gid": pa.array(gids_Q), "query_id": block.rows_Q.column("query_id")}
+    if block.doc_ids_N is not None:
+        valid_N = block.doc_ids_N.is_valid().to_numpy(zero_copy_only=False)
+        named_Q = np.logical_or.reduceat(valid_N, block.offsets_Q1[:-1])
+        columns["doc_ids"] = to_lists(block.doc_ids_N, block.lengths_Q, named_Q)
+    columns["features"] = to_lists(pa.array(block.features_NF.ravel()), block.lengths_Q * n_features, every_Q)
+    for name in PER_DOCUMENT:
+        if name in block.columns_N:
+            columns[name] = to_lists(pa.array(block.columns_N[name]), block.lengths_Q, block.present_Q(name))
+    for name, tokens_N in block.tokens_N.items():
+        columns |= to_columns(name, tokens_N, block.offsets_Q1)
+    others = [name for name in block.rows_Q.schema.names if name != "query_id"]
+    return pa.table(columns | {name: block.rows_Q.column(name) for name in others})

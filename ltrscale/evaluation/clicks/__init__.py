@@ -1,0 +1,1 @@
+"""The look at a click log before training on it."""

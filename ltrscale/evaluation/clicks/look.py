@@ -1,0 +1,272 @@
+"""What a click log can teach: exposure, overlap of positions, propensities, signs of trust, and click models.
+
+Shapes: S sessions, P positions, D pairs of query and document, Q queries.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from ltrscale import storage
+from ltrscale.arrays import Bools, Doubles, Ints
+from ltrscale.clicks.log import ClickLog, LogSettings, LogTally, read_log
+from ltrscale.clicks.models import (
+    ClickModel,
+    DocumentRatio,
+    DynamicBayesian,
+    PositionBasedModel,
+    PositionRatio,
+    UserBrowsing,
+    perplexity,
+)
+from ltrscale.clicks.overlap import Overlap, overlap
+from ltrscale.clicks.propensity import (
+    Estimate,
+    click_ratios,
+    expectation_maximisation,
+    harvest,
+    jackknife,
+    without,
+)
+from ltrscale.clicks.sessions import Cells, Sessions, count, sums
+from ltrscale.clicks.trust import judged_by_clicks, slope_of
+from ltrscale.config import Operational
+from ltrscale.draws import random_bits
+from ltrscale.evaluation.clicks.page import (
+    Exposure,
+    Figure,
+    Links,
+    ModelResult,
+    Propensities,
+    Trust,
+    UnderstoodLog,
+    document,
+)
+from ltrscale.evaluation.statistics.lift import Difference
+from ltrscale.progress import Report, log
+from ltrscale.ranking.choices import metric_named
+from ltrscale.reports.findings import print_report, write_report
+from ltrscale.stages.stage import Origin, Stage
+
+_FOLDS = 10
+
+
+class ClicksJob(LogSettings, Stage):
+    """Look at a click log before training on it: exposure, overlap, propensities, trust, click models."""
+
+    stage: ClassVar = "clicks"
+    out: Operational[str]
+    """Directory of the report."""
+    pairs_per_link: int = Field(default=10, ge=1)
+    """The fewest documents shown at both of two positions, with clicks at both, that link these positions. Without a
+    chain of links from the first position to every other, no propensities are harvested."""
+    impressions_per_pair: int = Field(default=20, ge=2)
+    """The fewest impressions of a document that the propensities by EM use: with few, EM is biased."""
+    smoothing: float = Field(default=4.0, gt=0)
+    """Examinations of average clicks that click models add to each document of a query."""
+    relevant_from: float = Field(default=1.0, gt=0)
+    """Lowest expert label of a relevant document, to look for trust in clicks on the others."""
+    ndcg_at: int = Field(default=10, ge=1)
+    """Cut-off of the NDCG of expert labels in the order of each click model."""
+
+    def run(self) -> bool:
+        """Make the report, and print its tables."""
+        ran = super().run()
+        print_report(self.out, document(UnderstoodLog.read(self.out)))
+        return ran
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Look at the log, and commit the report."""
+        found = understand(self)
+        with storage.Commit(self.out) as commit:
+            write_report(commit, found, document(found))
+            commit.finish({"made_by": origin})
+        for model in found.models:
+            report({"model": model.name, "perplexity": model.perplexity, "conditional": model.conditional})
+
+
+def understand(job: ClicksJob) -> UnderstoodLog:
+    """Look at a click log.
+
+    Counts by position are over all groups; all else is over the sampled sessions, which stay in memory.
+
+    Raises:
+        InputError: as `read_log`.
+    """
+    read = read_log(job)
+    own = read.sessions.take(read.in_log_S)
+    half_S = random_bits(("half of the sessions",), np.arange(len(own))) < np.uint64(1 << 63)
+    halves = count(own.take(half_S)), count(own.take(~half_S))
+    cells, folds_D = count(own), own.folds_D(_FOLDS)
+    found = overlap(cells, own.positions, pairs_per_link=job.pairs_per_link)
+    log.info("clicks: %s sessions of %s queries", f"{len(own):,}", f"{len(np.unique(own.queries_S)):,}")
+    return UnderstoodLog(
+        data=job.log.data,
+        held_out=len(read.sessions.take(read.held_out_S)),
+        sessions=len(own),
+        queries=len(np.unique(own.queries_S)),
+        share=read.share,
+        labels=read.labels,
+        relevant_from=job.relevant_from,
+        ndcg_at=job.ndcg_at,
+        impressions_per_pair=job.impressions_per_pair,
+        exposure=_exposure(read.tally),
+        links=_links(found, job.pairs_per_link),
+        propensities=_propensities(cells, halves, folds_D, found, job),
+        trust=_trust(read, own, half_S, cells, folds_D, found, job),
+        models=_models(read, job),
+    )
+
+
+def _exposure(tally: LogTally) -> Exposure:
+    return Exposure(
+        groups=tally.groups,
+        unusable=tally.unusable,
+        doubled=tally.doubled,
+        below=tally.below,
+        clicked_below=tally.clicked_below,
+        shown=_whole(tally.shown_P),
+        clicked=_whole(tally.clicked_P),
+        last=_whole(tally.last_P),
+        clicks=_whole(tally.clicks),
+    )
+
+
+def _whole(values: Doubles) -> tuple[int, ...]:
+    return tuple(values.astype(np.int64).tolist())
+
+
+def _links(found: Overlap, pairs_per_link: int) -> Links:
+    return Links(
+        pairs=found.pairs,
+        several=found.several,
+        impressions=found.impressions,
+        pairs_per_link=pairs_per_link,
+        links=tuple(map(tuple, found.links_PP.tolist())),
+        parts=tuple(map(tuple, found.parts)),
+    )
+
+
+def _figures(estimate: Estimate) -> tuple[Figure, ...]:
+    """Values with intervals; None for what is not known."""
+    rows = zip(*(part.tolist() for part in estimate), strict=True)
+    finite = [[value if np.isfinite(value) else None for value in row] for row in rows]
+    return tuple(Figure(mean=mean, low=low, high=high) for mean, low, high in finite)
+
+
+def _propensities(
+    cells: Cells, halves: tuple[Cells, Cells], folds_D: Ints, found: Overlap, job: ClicksJob
+) -> Propensities:
+    """Propensities in three ways; of two of them none where positions do not overlap."""
+    positions = len(found.seen_P)
+
+    def estimated(curve: Callable[[Cells, int], Doubles]) -> tuple[Figure, ...]:
+        return _figures(jackknife(lambda fold: curve(without(cells, folds_D, fold), positions), _FOLDS))
+
+    def by_em(fold: int | None) -> Doubles:
+        kept = without(halves[0], folds_D, fold), without(halves[1], folds_D, fold)
+        return expectation_maximisation(kept, positions, impressions=job.impressions_per_pair)
+
+    ratio = estimated(click_ratios)
+    if not found.connected:
+        return Propensities(ratio=ratio)
+    shown_D = sums(cells.pair_M, cells.shown_M, len(folds_D))
+    often = cells.keep(shown_D[cells.pair_M] >= job.impressions_per_pair)
+    em = None
+    if overlap(often, positions, pairs_per_link=job.pairs_per_link).parts == found.parts:
+        em = _figures(jackknife(by_em, _FOLDS))
+    return Propensities(ratio=ratio, harvested=estimated(harvest), em=em)
+
+
+def _trust(
+    read: ClickLog, own: Sessions, half_S: Bools, cells: Cells, folds_D: Ints, found: Overlap, job: ClicksJob
+) -> Trust | None:
+    """Whether clicks on poor documents fall faster than clicks on good ones; None without labels and overlap."""
+    if read.labels is not None:
+        good_D, poor_D = read.labels_D >= job.relevant_from, read.labels_D < job.relevant_from
+    elif found.connected:
+        good_D, poor_D = judged_by_clicks(own.take(half_S))
+        cells = count(own.take(~half_S))
+    else:
+        return None
+    curve = harvest if found.connected else click_ratios
+    estimate = slope_of(cells, good_D, poor_D, own.positions, folds_D, curve)
+    return Trust(
+        judged_by=read.labels or "clicks",
+        harvested=found.connected,
+        good=int(good_D.sum()),
+        poor=int(poor_D.sum()),
+        slope=_figures(estimate)[0],
+    )
+
+
+def _models(read: ClickLog, job: ClicksJob) -> tuple[ModelResult, ...]:
+    """Click models that are fitted on the log without what is held out, and judged on that and on expert labels."""
+    fitted = read.sessions.take(read.in_log_S & ~read.held_out_S)
+    later = read.sessions.take(read.held_out_S)
+    smoothing = job.smoothing
+    fits: dict[str, Callable[[Sessions], ClickModel]] = {
+        "ratio of the position": PositionRatio.fit,
+        "ratio of the document": partial(DocumentRatio.fit, smoothing=smoothing),
+        "PBM": partial(PositionBasedModel.fit, smoothing=smoothing),
+        "UBM": partial(UserBrowsing.fit, smoothing=smoothing),
+        "SDBN": partial(DynamicBayesian.simplified, smoothing=smoothing),
+        "DBN": partial(DynamicBayesian.fit, smoothing=smoothing),
+    }
+    judge = _Judge.of(read, fitted, job.ndcg_at) if read.labels else None
+    results = [ModelResult(name="as shown", ndcg=judge.ndcg(-_mean_position(fitted)))] if judge else []
+    for name, fit in fits.items():
+        log.info("clicks: fitting %s", name)
+        model = fit(fitted)
+        order_D1 = model.relevance_D1
+        ndcg = None if judge is None or order_D1 is None else judge.ndcg(order_D1[:-1])
+        before = perplexity(model.probabilities(later, conditional=False), later) if len(later) else None
+        given = perplexity(model.probabilities(later, conditional=True), later) if len(later) else None
+        results.append(
+            ModelResult(
+                name=name,
+                perplexity=None if before is None else before.overall,
+                conditional=None if given is None else given.overall,
+                positions=() if before is None else tuple(v if v == v else None for v in before.positions_P.tolist()),
+                ndcg=ndcg,
+            )
+        )
+    return tuple(results)
+
+
+def _mean_position(sessions: Sessions) -> Doubles:
+    """The mean position at which each pair was shown, from 0; 0 for pairs that were not shown, shape [D]."""
+    cells = count(sessions)
+    shown_D = sums(cells.pair_M, cells.shown_M, sessions.pairs)
+    return sums(cells.pair_M, cells.shown_M * cells.place_M, sessions.pairs) / np.maximum(shown_D, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Judge:
+    """The labelled pairs that models were fitted on, query by query."""
+
+    pairs_N: Ints
+    labels_N: torch.Tensor
+    offsets_Q1: torch.Tensor
+    at: int
+
+    @staticmethod
+    def of(read: ClickLog, fitted: Sessions, at: int) -> "_Judge":
+        query_D = np.full(fitted.pairs, -1)
+        rows, columns = np.nonzero(fitted.shown_SP)
+        query_D[fitted.pairs_SP[rows, columns]] = fitted.queries_S[rows]
+        known_N = np.flatnonzero((query_D >= 0) & ~np.isnan(read.labels_D))
+        pairs_N = known_N[np.argsort(query_D[known_N], kind="stable")]
+        lengths_Q = np.unique(query_D[pairs_N], return_counts=True)[1]
+        offsets_Q1 = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths_Q)]))
+        return _Judge(pairs_N, torch.from_numpy(read.labels_D[pairs_N]), offsets_Q1, at)
+
+    def ndcg(self, order_D: Doubles) -> Difference:
+        """NDCG of the expert labels in this order, over the queries that have a relevant document."""
+        scores_N = torch.from_numpy(order_D[self.pairs_N])
+        return Difference.of(metric_named(f"ndcg@{self.at}").of(scores_N, self.labels_N, self.offsets_Q1).numpy())

@@ -1,0 +1,390 @@
+"""The results of looking at a click log, and their report."""
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Literal
+
+from ltrscale.config import Config
+from ltrscale.evaluation.pages import number
+from ltrscale.evaluation.statistics.lift import Difference
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
+from ltrscale.reports.findings import Findings
+
+
+class Figure(Config):
+    """An estimate with its 95% interval; None for what is not known."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+
+
+class Exposure(Config):
+    """Counts over all groups; those by position begin with the first."""
+
+    groups: int
+    unusable: int
+    """Groups without positions, clicks or document ids, which nothing else counts."""
+    doubled: int
+    """Groups with two documents at one position, which are in no session."""
+    below: int
+    """Documents shown below the depth."""
+    clicked_below: int
+    shown: tuple[int, ...]
+    clicked: tuple[int, ...]
+    last: tuple[int, ...]
+    """Groups by the position of their last click."""
+    clicks: tuple[int, ...]
+    """Groups with 0, 1, 2, 3, and at least 4 clicks."""
+
+
+class Links(Config):
+    """How positions overlap."""
+
+    pairs: int
+    """Pairs of query and document."""
+    several: int
+    """Those shown at several positions."""
+    impressions: float
+    """Their share of what was shown."""
+    pairs_per_link: int
+    links: tuple[tuple[int, ...], ...]
+    """Pairs shown at both of two positions."""
+    parts: tuple[tuple[int, ...], ...]
+    """Positions in parts that no link connects."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether relevance and position can be told apart."""
+        return len(self.parts) == 1 and len(self.parts[0]) > 1
+
+
+Way = Literal["harvested", "em", "ratio"]
+"""How propensities were estimated."""
+
+
+class Propensities(Config):
+    """Propensities by position, relative to the first, estimated in three ways."""
+
+    ratio: tuple[Figure, ...]
+    """Ratio of the shares of clicks."""
+    harvested: tuple[Figure, ...] | None = None
+    """Intervention harvesting; None where positions do not overlap."""
+    em: tuple[Figure, ...] | None = None
+    """EM of a position-based model; None as for `harvested`, and where too few documents were shown often enough."""
+
+    def by(self, way: Way) -> tuple[Figure, ...] | None:
+        """Those estimated in this way, if there are any."""
+        return {"harvested": self.harvested, "em": self.em, "ratio": self.ratio}[way]
+
+
+class Trust(Config):
+    """Whether clicks on poor documents fall faster with the position than clicks on good ones."""
+
+    judged_by: str
+    """What tells good from poor: a column of expert labels, or `clicks` of half of the sessions."""
+    harvested: bool
+    """Whether both curves are harvested; otherwise they are click ratios, in which order and examination mix."""
+    good: int
+    poor: int
+    slope: Figure
+    """Of the logarithm of the curves' ratio over that of the position: 0 for position bias alone, below 0 for trust."""
+
+    @property
+    def verdict(self) -> str:
+        """What the interval says."""
+        if self.slope.low is None or self.slope.high is None:
+            return "cannot judge: too few clicks on one of both kinds of documents"
+        if self.slope.high < 0:
+            return "a sign of trust bias: clicks on poor documents fall faster"
+        return "no sign of trust bias"
+
+
+class ModelResult(Config):
+    """A click model on what was held out, and its order of documents on expert labels."""
+
+    name: str
+    perplexity: float | None = None
+    """Of clicks, before the list is looked at; None if nothing was held out."""
+    conditional: float | None = None
+    """Of clicks, given those above."""
+    positions: tuple[float | None, ...] = ()
+    """`perplexity` by position."""
+    ndcg: Difference | None = None
+    """Of expert labels in the model's order, over queries; None without labels, or if it has no order."""
+
+
+class UnderstoodLog(Findings):
+    """`metrics.json` of a look at a click log."""
+
+    called: ClassVar = "a look at a click log"
+    made_by_job: ClassVar = "jobs.clicks"
+    data: tuple[str, ...]
+    sessions: int
+    """Groups of the log that are in memory."""
+    held_out: int
+    """Groups on which click models are judged."""
+    queries: int
+    share: float
+    """Share of the queries that was drawn."""
+    labels: str | None
+    """Column of expert labels."""
+    relevant_from: float
+    ndcg_at: int
+    impressions_per_pair: int
+    exposure: Exposure
+    links: Links
+    propensities: Propensities
+    trust: Trust | None
+    """None where neither labels nor overlapping positions tell good documents from poor ones."""
+    models: tuple[ModelResult, ...]
+
+    @property
+    def refusal(self) -> str | None:
+        """Why there are no harvested propensities, and the remedy; None if there are."""
+        if self.links.connected:
+            return None
+        if len(self.links.parts) < 2:
+            return "Cannot estimate propensities: the log shows one position only. Log the position of each document."
+        why = "no document of a query was shown at two positions"
+        if self.links.several:
+            parts = "; ".join(_range(part) for part in self.links.parts)
+            why = f"too few documents were shown at positions of two of these parts: {parts}"
+        first = self.links.parts[0]
+        depth = f", or set depth to {len(first)}" if len(first) > 1 and first[-1] == len(first) else ""
+        return (
+            f"Cannot tell relevance from position: {why}, so no propensities by harvesting or EM. Swap neighbours at "
+            f"random for a share of the traffic, or add periods or a data set with another ranking{depth}."
+        )
+
+
+def _range(part: Sequence[int]) -> str:
+    """Positions in short, such as 1-3, 5."""
+    runs: list[list[int]] = []
+    for position in part:
+        if runs and runs[-1][-1] == position - 1:
+            runs[-1].append(position)
+        else:
+            runs.append([position])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def _exposure(found: UnderstoodLog) -> Table:
+    """A row for each position: shown, clicked, ratio, last clicks."""
+    e = found.exposure
+    last = max(sum(e.last), 1)
+    rows = [
+        [f"{p + 1}", f"{shown:,}", f"{clicked:,}", f"{clicked / shown:.2%}", f"{e.last[p] / last:.1%}"]
+        for p, (shown, clicked) in enumerate(zip(e.shown, e.clicked, strict=True))
+        if shown
+    ]
+    return Table(["position", "shown", "clicked", "click ratio", "last click"], rows, "Clicks and exposure")
+
+
+def _series(found: UnderstoodLog) -> dict[str, tuple[Figure, ...]]:
+    p = found.propensities
+    every = {"click ratio": p.ratio, "harvested": p.harvested, "EM of a PBM": p.em}
+    return {name: figures for name, figures in every.items() if figures is not None}
+
+
+def _propensities(found: UnderstoodLog) -> Table:
+    """A row for each position, a column for each way."""
+    series = _series(found)
+    rows = [
+        [f"{p + 1}", *(_figure(figures[p]) for figures in series.values())]
+        for p, shown in enumerate(found.exposure.shown)
+        if shown
+    ]
+    return Table(["position", *(f"{name} [95%]" for name in series)], rows, "Propensities")
+
+
+def _figure(figure: Figure | Difference) -> str:
+    if figure.mean is None:
+        return "-"
+    ends = "" if figure.low is None or figure.high is None else f" [{figure.low:.3f}, {figure.high:.3f}]"
+    return f"{figure.mean:.3f}{ends}"
+
+
+def _models(found: UnderstoodLog) -> Table:
+    """A row for each click model: perplexities beside the NDCG of expert labels."""
+    header = ["click model", "perplexity", "given clicks above"]
+    if found.labels:
+        header.append(f"NDCG@{found.ndcg_at} of {found.labels} [95%]")
+    rows = []
+    for model in found.models:
+        row = [model.name, number(model.perplexity), number(model.conditional)]
+        rows.append([*row, *(["-" if model.ndcg is None else _figure(model.ndcg)] if found.labels else [])])
+    return Table(header, rows, "Click models")
+
+
+def document(found: UnderstoodLog) -> Document:
+    """The report: what is shown and clicked by position, propensities, and click models."""
+    shows = "by position: clicks and exposure, propensities, perplexity of each click model"
+    opening: tuple[Block, ...] = (
+        Text(_data(found)),
+        _exposure(found),
+        *([] if found.refusal is None else [Text(found.refusal)]),
+        _propensities(found),
+        *_trust(found),
+        _models(found),
+        Chart(_chart(found), shows, "clicks"),
+    )
+    sections = [
+        Section("How to read clicks and exposure", [Points(list(_habits(found)))]),
+        Section("Do positions overlap?", list(_overlap(found))),
+        Section("How to read propensities", [Points(list(_about_propensities(found)))]),
+        *([Section("How to read trust", [Text(_ABOUT_TRUST)])] if found.trust else []),
+        Section("How to read click models", [Points(list(_about_models(found)))]),
+    ]
+    if found.held_out:
+        sections.append(Section("Perplexity by position", [_by_position(found)]))
+    return Document("Click log", opening, sections)
+
+
+def _data(found: UnderstoodLog) -> str:
+    every = "all of their queries" if found.share >= 1 else f"a sample of {found.share:.1%} of their queries"
+    return (
+        f"Log: {', '.join(found.data)}; {found.exposure.groups:,} groups. Counts by position are over all "
+        f"of them, everything else over {found.sessions:,} groups of {found.queries:,} queries, {every}. Click models "
+        f"are judged on {found.held_out:,} groups that they were not fitted on."
+    )
+
+
+def _habits(found: UnderstoodLog) -> Iterator[str]:
+    e = found.exposure
+    usable = max(e.groups - e.unusable, 1)
+    none, one, *more = e.clicks
+    yield f"{none / usable:.1%} of the groups have no click, {one / usable:.1%} one, {sum(more) / usable:.1%} several."
+    if sum(e.last):
+        mean = sum((p + 1) * n for p, n in enumerate(e.last)) / sum(e.last)
+        yield f"The last click is at position {mean:.1f} on average; below it, nobody knows what was seen."
+    if e.below:
+        yield f"{e.below:,} documents were shown below, with {e.clicked_below:,} clicks."
+    if e.unusable:
+        yield f"{e.unusable:,} groups have no positions, clicks or document ids, and are left out."
+    if e.doubled:
+        yield f"{e.doubled:,} groups have two documents at one position, and are in these counts only."
+
+
+def _overlap(found: UnderstoodLog) -> Iterator[Block]:
+    links = found.links
+    seen = [p for p, shown in enumerate(found.exposure.shown) if shown]
+    rows = [[f"{p + 1}", *(f"{links.links[p][other]:,}" if other != p else "-" for other in seen)] for p in seen]
+    connected = "connected: propensities can be told from relevance" if links.connected else "not connected"
+    yield Text(
+        f"Of {links.pairs:,} documents of a query, {links.several:,} ({links.several / max(links.pairs, 1):.1%}) were "
+        f"shown at several positions; they have {links.impressions:.1%} of the impressions. Positions are {connected}. "
+        f"The table has the documents shown at both of two positions; {links.pairs_per_link} link them."
+    )
+    yield Table(["position", *(f"{p + 1}" for p in seen)], rows)
+
+
+def _about_propensities(found: UnderstoodLog) -> Iterator[str]:
+    yield "Propensities are relative to the first position, their intervals those of a jackknife over folds of queries."
+    yield (
+        "The click ratio takes relevance for examination: where a ranker puts good documents on top, it falls faster "
+        "than examination does."
+    )
+    if found.propensities.harvested:
+        yield (
+            "Harvested propensities compare each document with itself at another position (AllPairs, Agarwal et al. "
+            "2019). They hold if documents moved for reasons that have nothing to do with clicks of that moment."
+        )
+    if found.propensities.em:
+        yield (
+            f"EM uses documents shown at least {found.impressions_per_pair} times, and is corrected for the bias that "
+            "few impressions of a document leave (half-panel jackknife). Where it differs from harvesting, trust that."
+        )
+    elif found.propensities.harvested:
+        yield (
+            f"There are none by EM: too few documents that link positions were shown {found.impressions_per_pair} "
+            "times, and with few impressions EM is biased."
+        )
+
+
+_ABOUT_TRUST = (
+    "With position bias alone, clicks on good and on poor documents fall by the same factors. The slope is that of the "
+    "logarithm of their ratio, poor over good, over the logarithm of the position. Where users trust the order, no "
+    "propensity is right: clicks are an affine function of relevance, not a multiple of it (Vardasbi et al. 2020)."
+)
+
+
+def _trust(found: UnderstoodLog) -> Iterator[Text]:
+    if (trust := found.trust) is None:
+        return
+    judged = (
+        f"{trust.judged_by} from {found.relevant_from:g} on" if trust.judged_by != "clicks" else "half of the clicks"
+    )
+    curves = "harvested curves" if trust.harvested else "click ratios, which mix order and examination"
+    yield Text(
+        f"Trust, from {curves} of {trust.good:,} good and {trust.poor:,} poor documents (by {judged}): slope "
+        f"{_figure(trust.slope)}, {trust.verdict}."
+    )
+
+
+def _about_models(found: UnderstoodLog) -> Iterator[str]:
+    if not found.held_out:
+        yield "Nothing is held out, for the log has one period: name later groups under held_out."
+    else:
+        yield (
+            "Perplexity is 2^-mean log2 P of what happened on each document shown: 1 is perfect, 2 a coin. The ratio "
+            "of the position is the baseline: a model above it knows less than the mean of all documents."
+        )
+        yield (
+            "PBM and UBM take low positions for less examined than they are, because smoothing draws the poor "
+            "documents there up to the mean. They predict clicks well so; their examinations are no propensities."
+        )
+        yield (
+            "The second perplexity is given the clicks above. UBM, DBN and SDBN use them; to predict a list that "
+            "nobody has seen yet, the first counts."
+        )
+    if found.labels:
+        yield (
+            f"NDCG is that of the expert labels in {found.labels} over the documents of a query that were shown, in "
+            "the order of each model; as shown is that of their mean position. Clicks well predicted are not "
+            "relevance well found: the two part ways on real logs (Hager et al. 2024), so choose by what you need."
+        )
+
+
+def _by_position(found: UnderstoodLog) -> Table:
+    models = [model for model in found.models if model.positions]
+    rows = [
+        [f"{p + 1}", *(number(model.positions[p]) for model in models)]
+        for p, shown in enumerate(found.exposure.shown)
+        if shown
+    ]
+    return Table(["position", *(model.name for model in models)], rows)
+
+
+def _chart(found: UnderstoodLog) -> charts.Spec:
+    """By position: clicks and exposure, propensities with intervals, and the perplexity of each click model."""
+    e = found.exposure
+    places = [p + 1 for p, shown in enumerate(e.shown) if shown]
+    counts = {
+        "groups that show it": e.shown,
+        "groups that click it": e.clicked,
+        "groups whose last click it is": e.last,
+    }
+    seen = [
+        {"x": p, "y": of[p - 1] / max(e.groups - e.unusable, 1), "series": name}
+        for name, of in counts.items()
+        for p in places
+    ]
+    propensities = [
+        {"x": p, "y": of[p - 1].mean, "low": of[p - 1].low, "high": of[p - 1].high, "series": name}
+        for name, of in _series(found).items()
+        for p in places
+        if of[p - 1].mean is not None
+    ]
+    judged = [
+        {"x": p, "y": model.positions[p - 1], "series": model.name}
+        for model in found.models
+        for p in places
+        if model.positions and model.positions[p - 1] is not None
+    ]
+    parts = [
+        charts.lines(seen, x="position", y="share of groups", ticks=places, zero=True),
+        charts.lines(propensities, x="position", y="propensity", ticks=places, zero=True),
+        *([charts.lines(judged, x="position", y="perplexity", ticks=places)] if judged else []),
+    ]
+    return charts.above(*parts, alike=False)

@@ -1,0 +1,1 @@
+"""Rankers compared by simulated interleaving."""

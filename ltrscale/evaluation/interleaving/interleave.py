@@ -1,0 +1,271 @@
+"""Offline interleaving: pairs of rankers on the labelled groups of a split, with users who click by a click model.
+
+Shapes: N documents, Q groups, R rankers, P pairs, M methods.
+"""
+
+import itertools
+from typing import ClassVar, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from pydantic import Field, model_validator
+
+from ltrscale import storage
+from ltrscale.arrays import Doubles, Ints
+from ltrscale.batch import QueryGroups
+from ltrscale.bundle import load, with_tokens_of
+from ltrscale.config import Operational
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
+from ltrscale.data.stream import scored
+from ltrscale.data.stream.batches import iterate
+from ltrscale.errors import InputError
+from ltrscale.evaluation.interleaving.impressions import METHODS, Pair, RankedGroups, Traffic, simulate
+from ltrscale.evaluation.interleaving.interleave_page import Interleaved, InterleavedPair, RankerPair, document
+from ltrscale.evaluation.measure.group_file import GROUPS
+from ltrscale.evaluation.measure.parts import look_up
+from ltrscale.evaluation.measure.settings import CutOff
+from ltrscale.evaluation.statistics.lift import Difference, impressions_needed, lift, measure_agreement
+from ltrscale.progress import Report, progress
+from ltrscale.ranking.choices import METRICS, MetricName, metric_named
+from ltrscale.reports.findings import print_report, write_report
+from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
+from ltrscale.stages.inputs import BundleUrl, hashes_of
+from ltrscale.stages.origins import check_unseen, scored_by
+from ltrscale.stages.stage import Origin, Stage
+
+
+class InterleaveJob(Stage):
+    """Compare rankers by simulated interleaving: credit, lift, and the impressions that it takes to see it."""
+
+    stage: ClassVar = "interleave"
+    out: Operational[str]
+    """Directory of the report."""
+    models: dict[str, BundleUrl] = Field(default_factory=dict)
+    """Bundles by name. All pairs of `models` and `scores` are compared; from three rankers on the report says how well
+    a metric predicts the lift."""
+    scores: dict[str, str] = Field(default_factory=dict)
+    """Rankers without a bundle, by name: the directory of scores that jobs.score made on the test split's data set."""
+    test: Split
+    """Its labelled groups are shown to users; labels are grades of relevance, or the clicks of a log."""
+    impressions: int = Field(default=100_000, ge=1)
+    """Lists shown for each pair, spread evenly over the groups. With the default, chance in the clicks is small beside
+    that in the choice of a thousand queries; BUYL23's comparison took two weeks of traffic."""
+    user: User = PositionBased()
+    """How a user examines a list: `pbm`, for which debiased credit is proved, or `cascade`."""
+    noise: float = Field(default=0.1, ge=0, le=1)
+    """Probability of a click on an examined but irrelevant document (epsilon), as in jobs.relabel."""
+    max_relevance: float | None = Field(default=None, gt=0)
+    """The highest grade; by default the highest label of the data sets."""
+    depth: CutOff | None = 10
+    """Positions shown, such as a page of ten; null for all."""
+    eta: float | None = Field(default=None, ge=0)
+    """Position bias that debiased credit assumes; by default that of a `pbm` user, and 1 for a `cascade`, to which no
+    power of the position is true."""
+    metric: MetricName = Field("ndcg@5", description=f"Offline metric to compare with the lift: {METRICS}.")
+    power: float = Field(default=0.8, gt=0.5, lt=1)
+    """Probability with which `needed` impressions find the difference, at a two-sided level of 5%; .8 is customary."""
+    seed: int = 0
+    """Seed of coins, users and the order of ties."""
+    docs_per_batch: Operational[int] = Field(default=65_536, ge=1)
+    """Documents scored in one batch; the result does not depend on it."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if both := self.scores.keys() & self.models.keys():
+            raise ValueError(f"models and scores both have a ranker {min(both)!r}; give them different names")
+        if len(self.rankers) < 2:
+            raise ValueError("models and scores name fewer than two rankers; interleaving compares pairs")
+        if self.test.scores is not None:
+            raise ValueError("test.scores: users click by labels; leave it out, and name the rankers under scores")
+        return self
+
+    @property
+    def rankers(self) -> dict[str, str]:
+        """All rankers, in the order of the report."""
+        return {**self.models, **self.scores}
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """All pairs of rankers; the coins belong to the names, so that exchanging rankers negates every difference."""
+        names = list(self.rankers)
+        return [Pair(i, j, names[i] > names[j]) for i, j in itertools.combinations(range(len(names)), 2)]
+
+    @property
+    def assumed_eta(self) -> float:
+        """The position bias that debiased credit assumes."""
+        return self.user.assumed_eta if self.eta is None else self.eta
+
+    @property
+    def scored(self) -> list[Split]:
+        """The test split with each of the scores as its labels."""
+        return [self.test.with_scores(url) for url in self.scores.values()]
+
+    def run(self) -> bool:
+        """Make the report, and print its table."""
+        ran = super().run()
+        print_report(self.out, document(Interleaved.read(self.out)))
+        return ran
+
+    def check(self) -> None:
+        """Refuse rankers that have seen test periods."""
+        for url in [*self.models.values(), *(url for split in self.scored for url in scored_by(split))]:
+            check_unseen(url, self.test)
+
+    def inputs(self) -> dict[str, str]:
+        """The inputs by their types, and the scores."""
+        return hashes_of(self, *self.scored)
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Interleave, and commit the report."""
+        interleave(self, made_by=origin, report=report)
+
+
+class _Measured(NamedTuple):
+    """Results of every group, sorted by id: sums of `impressions.Outcome`, and the metric, NaN where undefined."""
+
+    documents: int
+    gids_Q: Ints
+    impressions_Q: Ints
+    sums_QPM3: Doubles
+    metric_QR: Doubles
+
+
+def interleave(job: InterleaveJob, *, made_by: Origin, report: Report) -> Interleaved:
+    """Compare all pairs of rankers by interleaving, and commit the findings to a directory.
+
+    The directory holds `report.md` with its picture, `metrics.json` (`Interleaved.read` reads it) and `groups.parquet`
+    with a row for each group and pair. Groups stream past; some 100 bytes of each and of every pair stay in memory.
+
+    Args:
+        job: names the directory.
+        made_by: origin, recorded in the manifest; see `ltrscale.config.made_by`.
+        report: receives the lifts of each pair.
+
+    Raises:
+        InputError: a bundle or scores are missing or do not fit the data, a score is not finite, or a label is above
+            the highest grade.
+    """
+    measured = _measure(job)
+    result = _summarise(measured, job)
+    with storage.Commit(job.out) as commit:
+        with commit.file(GROUPS) as path:
+            pq.write_table(_table(measured, result), path)
+        write_report(commit, result, document(result))
+        commit.finish({"made_by": made_by})
+    for pair in result.pairs:
+        lifts = {method: compared.lift.mean for method, compared in pair.methods.items()}
+        report({"one": pair.one, "other": pair.other, job.metric: pair.metric.mean, **lifts})
+    return result
+
+
+def _measure(job: InterleaveJob) -> _Measured:
+    """Score the groups with every ranker and simulate their impressions, in one pass over the data."""
+    test, top = select(job.test, labelled=True), _top(job)
+    bundles = {name: load(url) for name, url in job.models.items()}
+    test = with_tokens_of(test, bundles.values())
+    scorers = {name: bundle.scorer(features=test.features) for name, bundle in bundles.items()}
+    scorers |= {name: look_up(url, scored.committed(url, job.test)) for name, url in job.scores.items()}
+    traffic = Traffic(job.user, job.depth, job.assumed_eta, job.impressions / test.n_groups, job.seed)
+    metric, parts, documents = metric_named(job.metric), [], 0
+    with progress("interleave", test.n_documents) as advance:
+        for groups in iterate(test, docs_per_batch=job.docs_per_batch):
+            assert groups.labels_N is not None
+            assert groups.ids_Q is not None
+            scores = [scored.finite(scorers[name](groups), name) for name in job.rankers]
+            outcome = simulate(_lists(groups, scores, job, top), job.pairs, traffic)
+            values_QR = torch.stack([metric.of(s, groups.labels_N, groups.offsets_Q1) for s in scores], dim=1)
+            parts.append((groups.ids_Q.numpy(), *outcome, values_QR.numpy()))
+            documents += groups.n_documents
+            advance(groups.n_documents)
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    # Sums of floats depend on their order, and so on the layout of the files; sorted, they do not.
+    order_Q = np.argsort(columns[0])
+    return _Measured(documents, *(values[order_Q] for values in columns))
+
+
+def _top(job: InterleaveJob) -> float:
+    """The highest grade."""
+    if job.test.labels != "labels" and job.max_relevance is None:
+        raise InputError(f"the manifest does not count {job.test.labels}; give the highest grade as max_relevance")
+    counts: dict[str, int] = {}
+    for url in job.test.data:
+        counts |= open_dataset(url).manifest.label_counts
+    return highest_grade(job.max_relevance, counts)
+
+
+def _lists(groups: QueryGroups, scores: list[torch.Tensor], job: InterleaveJob, top: float) -> RankedGroups:
+    assert groups.labels_N is not None
+    assert groups.ids_Q is not None
+    labels_N = groups.labels_N.double().numpy()
+    if labels_N.max() > top:
+        raise InputError(f"{', '.join(job.test.data)}: label {labels_N.max():g} is above max_relevance {top:g}")
+    return RankedGroups(
+        groups.ids_Q.numpy(),
+        groups.offsets_Q1.numpy(),
+        attraction(relevance_probability(labels_N, top=top), noise=job.noise),
+        torch.stack(scores).double().numpy(),
+    )
+
+
+def _summarise(measured: _Measured, job: InterleaveJob) -> Interleaved:
+    """Compute all figures of the report."""
+    names, impressions = list(job.rankers), int(measured.impressions_Q.sum())
+    pairs = []
+    for p, (one, other, _) in enumerate(job.pairs):
+        methods = {
+            method: _compared(measured.sums_QPM3[:, p, m].T, impressions, job.power, separate=method == METHODS[-1])
+            for m, method in enumerate(METHODS)
+        }
+        metric = Difference.of(measured.metric_QR[:, one] - measured.metric_QR[:, other])
+        pairs.append(RankerPair(one=names[one], other=names[other], metric=metric, methods=methods))
+    offline = [pair.metric for pair in pairs]
+    defined_QR = measured.metric_QR[~np.isnan(measured.metric_QR[:, 0])]
+    return Interleaved(
+        rankers=job.rankers,
+        means=dict(zip(names, defined_QR.mean(axis=0).tolist(), strict=True)) if len(defined_QR) else {},
+        pairs=tuple(pairs),
+        agreement={
+            method: measure_agreement(offline, [pair.methods[method].lift for pair in pairs]) for method in METHODS
+        },
+        data=job.test.data,
+        groups=len(measured.gids_Q),
+        defined=len(defined_QR),
+        documents=measured.documents,
+        impressions=impressions,
+        user=job.user,
+        noise=job.noise,
+        depth=job.depth,
+        eta=job.assumed_eta,
+        metric=job.metric,
+        power=job.power,
+    )
+
+
+def _compared(sums_3Q: Doubles, impressions: int, power: float, *, separate: bool) -> InterleavedPair:
+    """The figures of one method, from both credits and the squares of each group."""
+    credit_2, square = sums_3Q[:2].sum(axis=1) / max(impressions, 1), sums_3Q[2].sum() / max(impressions, 1)
+    difference = float(credit_2[0] - credit_2[1])
+    # separate users: half of the impressions for each ranker, so the variance of the difference is twice their sum
+    variance = 2 * (square - np.square(credit_2).sum()) if separate else square - difference**2
+    return InterleavedPair(
+        credit=(float(credit_2[0]), float(credit_2[1])),
+        lift=lift(sums_3Q[:2]),
+        needed=impressions_needed(difference, float(variance), power=power),
+    )
+
+
+def _table(measured: _Measured, result: Interleaved) -> pa.Table:
+    """`groups.parquet`: a row for each pair and group, with credits summed over the group's impressions."""
+    tables = []
+    for p, pair in enumerate(result.pairs):
+        q, columns = len(measured.gids_Q), {}
+        for m, method in enumerate(METHODS):
+            for i, name in enumerate(("one", "other", "squares")):
+                columns[f"{method}_{name}"] = measured.sums_QPM3[:, p, m, i]
+        about = {"gid": measured.gids_Q, "one": [pair.one] * q, "other": [pair.other] * q}
+        tables.append(pa.table({**about, "impressions": measured.impressions_Q, **columns}))
+    return pa.concat_tables(tables)

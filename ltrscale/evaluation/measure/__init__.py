@@ -1,0 +1,1 @@
+"""Metrics of bundles on test groups and their slices."""

@@ -1,0 +1,214 @@
+"""Agreement of rankings with a reference ranking of the same documents, such as students' with their teacher's.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group, and R of them (a block of
+rows) against all L.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from ltrscale import storage
+from ltrscale.arrays import Doubles
+from ltrscale.batch import length_chunks
+from ltrscale.bundle import load, with_tokens_of
+from ltrscale.config import Config, Operational
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Split
+from ltrscale.data.stream.batches import iterate
+from ltrscale.evaluation.measure.group_file import GROUPS
+from ltrscale.evaluation.measure.settings import CutOff
+from ltrscale.evaluation.statistics.blocks import Blocks
+from ltrscale.evaluation.statistics.summarise import Summary, scopes
+from ltrscale.progress import Report, progress
+from ltrscale.reports.findings import Findings
+
+TAU = "tau"
+_PAIRS = 1 << 21
+_SLOTS = 1 << 18
+
+
+def kendall_tau(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    """Kendall's tau-b of two rankings of each group, shape [Q], float64 (Kendall 1945).
+
+    `(C - D) / sqrt((n - ties of one) (n - ties of the other))` over the n pairs of documents, where C pairs are in the
+    same order in both rankings and D in opposite orders: 1 for equal rankings, -1 for opposite ones. NaN where either
+    has nothing to rank: in a group of equal scores, or of one document. Time is O(sum of L^2); memory is one block of
+    pairs.
+
+    Args:
+        one_N: finite scores.
+        other_N: finite scores; only the order within a group matters.
+        offsets_Q1: offsets of the groups.
+
+    Example:
+        >>> one, other = torch.tensor([3.0, 2.0, 1.0, 5.0]), torch.tensor([9.0, 7.0, 8.0, 0.0])
+        >>> kendall_tau(one, other, torch.tensor([0, 3, 4]))  # two pairs of three agree; nothing to rank
+        tensor([0.3333,    nan], dtype=torch.float64)
+    """
+    found_Q = torch.full((len(offsets_Q1) - 1,), torch.nan, dtype=torch.float64)
+    for chunk in length_chunks(offsets_Q1, budget=_PAIRS):
+        first_ML, second_ML = (
+            torch.where(chunk.mask_ML, scores_N[chunk.rows_ML].double(), torch.nan) for scores_N in (one_N, other_N)
+        )
+        sums_3M = torch.zeros(3, len(chunk.groups_M), dtype=torch.int64)
+        step = max(1, _PAIRS // first_ML.numel())
+        for row in range(0, first_ML.shape[1], step):
+            block = slice(row, row + step)
+            first_MRL, second_MRL = _signs(first_ML, block), _signs(second_ML, block)
+            products = (first_MRL * second_MRL, first_MRL.abs(), second_MRL.abs())
+            sums_3M += torch.stack([product.sum((1, 2), dtype=torch.int64) for product in products])
+        agreeing_M, ranked_M, ranked_by_other_M = sums_3M.double()
+        # each pair is counted twice, above and below the diagonal, in numerator and denominator alike
+        found_Q[chunk.groups_M] = agreeing_M / (ranked_M.sqrt() * ranked_by_other_M.sqrt())
+    return found_Q
+
+
+def _signs(scores_ML: Tensor, block: slice) -> Tensor:
+    """1, -1 or 0, int8, where a row's score is above, below or equal to another score; padding is NaN and gives 0."""
+    rows_MR1, all_M1L = scores_ML[:, block, None], scores_ML[:, None]
+    return (rows_MR1 > all_M1L).to(torch.int8) - (rows_MR1 < all_M1L).to(torch.int8)
+
+
+def top_overlap(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
+    """The share of the first k documents of each group that two rankings have in common, shape [Q], float64.
+
+    Documents that tie for the last places have equal chances of a place, independently in both rankings; the value is
+    the expected overlap. NaN in groups of at most k documents, where the first k are all documents.
+
+    Args:
+        one_N: finite scores.
+        other_N: finite scores.
+        offsets_Q1: offsets of the groups.
+        k: at least 1.
+
+    Example:
+        >>> one, other = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 1.0, 0.0])
+        >>> [top_overlap(one, other, torch.tensor([0, 3]), k=k).item() for k in (1, 2, 3)]
+        [0.5, 1.0, nan]
+    """
+    found_Q = torch.full((len(offsets_Q1) - 1,), torch.nan, dtype=torch.float64)
+    for chunk in length_chunks(offsets_Q1, budget=_SLOTS, quadratic=False):
+        if chunk.mask_ML.shape[1] <= k:
+            continue
+        chances = [
+            _chances(torch.where(chunk.mask_ML, scores_N[chunk.rows_ML].double(), -torch.inf), chunk.mask_ML, k)
+            for scores_N in (one_N, other_N)
+        ]
+        shared_M = (chances[0] * chances[1]).sum(1) / k
+        found_Q[chunk.groups_M] = torch.where(chunk.mask_ML.sum(1) > k, shared_M, torch.nan)
+    return found_Q
+
+
+def _chances(scores_ML: Tensor, mask_ML: Tensor, k: int) -> Tensor:
+    """Probability of each document to be among the first k, shape [M, L]."""
+    last_M1 = scores_ML.topk(k).values[:, -1:]
+    above_ML = scores_ML > last_M1
+    tied_ML = (scores_ML == last_M1) & mask_ML  # in a group of fewer than k the last score is padding's
+    places_M1 = (k - above_ML.sum(1, keepdim=True)).double()
+    return above_ML + tied_ML * (places_M1 / tied_ML.sum(1, keepdim=True).clamp(min=1))
+
+
+class AgreementConfig(Config):
+    """The bundles to compare, the reference scores, and the groups."""
+
+    models: dict[str, str] = Field(min_length=1)
+    """Bundles, by name."""
+    scores: str
+    """Directory of the reference scores, made by jobs.score."""
+    test: Split
+    """All its groups count, with and without labels."""
+    overlap_at: tuple[CutOff, ...] = (1, 5, 10)
+    """Each k for which to compute the overlap of the first k documents."""
+    resamples: int = Field(10_000, ge=100)
+    """Number of bootstrap resamples of the groups."""
+    seed: int = 0
+    """Seed of the resampling."""
+    docs_per_batch: Operational[int] = Field(65_536, ge=1)
+    """Documents scored in one batch; the result does not depend on it."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the measures of each group."""
+        return (TAU, *(f"overlap@{k}" for k in self.overlap_at))
+
+
+class Agreement(Findings):
+    """`agreement.json`: means over groups with their intervals, by model and by `tau` or `overlap@K`."""
+
+    called: ClassVar = "an agreement"
+    made_by_job: ClassVar = "jobs.distill"
+    file: ClassVar = "agreement.json"
+    models: dict[str, dict[str, Summary]]
+    groups: int
+    documents: int
+
+
+def agree(config: AgreementConfig, out: str, *, made_by: Mapping[str, Any], report: Report) -> Agreement:
+    """Compare the rankings of bundles with committed scores, and commit the agreement to a directory.
+
+    The directory holds `agreement.json` (`Agreement.read` reads it) and `groups.parquet` with the values of every
+    group.
+
+    Args:
+        config: see `AgreementConfig`.
+        out: URL of the directory.
+        made_by: origin, recorded in the manifest; see `ltrscale.config.made_by`.
+        report: receives the means of each model.
+
+    Raises:
+        InputError: a bundle or the scores are missing, or belong to other data.
+    """
+    selection = select(config.test.with_scores(config.scores), labelled=True)
+    values_QTM, gids_Q, documents = _measure(config, selection)
+    of_models = [Blocks.of(values_QtM) for values_QtM in np.split(values_QTM, len(config.models), axis=1)]
+    scopes_K = scopes(of_models, config.names, baseline=None, samples=config.resamples, seed=config.seed)
+    models = {name: scope.summaries for name, scope in zip(config.models, scopes_K, strict=True)}
+    agreement = Agreement(models=models, groups=len(gids_Q), documents=documents)
+    tables = [
+        pa.table({"gid": gids_Q, "model": [name] * len(gids_Q), **dict(zip(config.names, values_QM.T, strict=True))})
+        for name, values_QM in zip(config.models, values_QTM.swapaxes(0, 1), strict=True)
+    ]
+    with storage.Commit(out) as commit:
+        with commit.file(GROUPS) as path:
+            pq.write_table(pa.concat_tables(tables), path)
+        with commit.file(Agreement.file) as path:
+            path.write_text(agreement.to_json())
+        commit.finish({"made_by": made_by})
+    for name, summaries in models.items():
+        report({"model": name, **{measure: summary.mean for measure, summary in summaries.items()}})
+    return agreement
+
+
+def _measure(config: AgreementConfig, selection: Selection) -> tuple[Doubles, NDArray[np.int64], int]:
+    """Agreement of every group [Q, models, measures], NaN where undefined; ids of the groups; number of documents."""
+    bundles = [load(url) for url in config.models.values()]
+    selection = with_tokens_of(selection, bundles)
+    scorers = [bundle.scorer(features=selection.features) for bundle in bundles]
+    values, gids, documents = [], [], 0
+    with progress("agreement", selection.n_documents) as advance:
+        for groups in iterate(selection, docs_per_batch=config.docs_per_batch):
+            assert groups.labels_N is not None
+            assert groups.ids_Q is not None
+            values.append(
+                [_of_groups(scorer(groups), groups.labels_N, groups.offsets_Q1, config) for scorer in scorers]
+            )
+            gids.append(groups.ids_Q.numpy())
+            documents += groups.n_documents
+            advance(groups.n_documents)
+    values_QTM = np.concatenate([np.stack(of_batch, axis=1) for of_batch in values])
+    return values_QTM, np.concatenate(gids), documents
+
+
+def _of_groups(scores_N: Tensor, given_N: Tensor, offsets_Q1: Tensor, config: AgreementConfig) -> Doubles:
+    """The measures of each group, shape [Q, measures]."""
+    overlaps = [top_overlap(scores_N, given_N, offsets_Q1, k=k) for k in config.overlap_at]
+    found_QM: Doubles = torch.stack([kendall_tau(scores_N, given_N, offsets_Q1), *overlaps], dim=1).numpy()
+    return found_QM

@@ -1,0 +1,287 @@
+"""Which features solve the contrast of a pretrained encoder: its loss with each feature permuted in one of two views.
+
+A feature that names the document within its group makes the contrast easy: without its value the other view is hardly
+found. Features that describe the document share the work, and none of them alone matters much.
+
+Shapes: N documents, F features, P projection, Q1 = Q + 1 offsets.
+"""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ltrscale import bundle, storage
+from ltrscale.batch import group_index
+from ltrscale.bundle.opened import fitting
+from ltrscale.config import Config, Operational, validate
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Periods, Split
+from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
+from ltrscale.data.stream.parts import spread
+from ltrscale.draws import mix
+from ltrscale.errors import InputError
+from ltrscale.models.choices import NetworkConfig
+from ltrscale.models.features import FeatureKind
+from ltrscale.pretext.augment import AugmentConfig, Draw
+from ltrscale.pretext.choices import MethodConfig
+from ltrscale.pretext.contrast import Contrastive, SimCLRRankConfig
+from ltrscale.pretext.mask import MaskConfig
+from ltrscale.pretext.objective import Pretrainer
+from ltrscale.pretext.siamese import Siamese, rivals
+from ltrscale.pretext.watch import collapse_measures
+from ltrscale.progress import Report, progress
+from ltrscale.reports import charts
+from ltrscale.reports.document import Chart, Document, Points, Section, Table, Text
+from ltrscale.reports.findings import Findings, print_report, write_report
+from ltrscale.stages.inputs import BundleUrl, hashes_of
+from ltrscale.stages.stage import Origin, Stage
+
+_BATCH = 512
+_SHOWN = 15
+
+
+class ContrastJob(Stage):
+    """Report which features solve the contrast of a pretrained bundle."""
+
+    stage: ClassVar = "contrast"
+    out: Operational[str]
+    """Directory of the report."""
+    bundle: BundleUrl
+    """Bundle made by jobs.pretrain, by a method that compares two views of a document."""
+    data: str
+    """Data set directory, best the one that the bundle was pretrained on; labels are not read."""
+    periods: Periods = None
+    """Periods, ranges or periods counted from the newest, as in a split; all if it is left out."""
+    groups: int = Field(2000, ge=1)
+    """About how many query groups to sample, in whole row groups; the time grows with them and with the features."""
+    seed: int = 0
+    """Seed of the views and the permutations."""
+
+    @property
+    def documents(self) -> Split:
+        """The documents to sample from."""
+        return Split(data=(self.data,), periods=self.periods)
+
+    def run(self) -> bool:
+        """Make the report, and print its first rows."""
+        ran = super().run()
+        print_report(self.out, document(Contrast.read(self.out)))
+        return ran
+
+    def splits_read(self) -> list[Split]:
+        """The documents."""
+        return [self.documents]
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the bundle and the documents."""
+        return hashes_of(self, self.documents)
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Measure, and commit the report."""
+        contrast(self, made_by=origin, report=report)
+
+
+class Permuted(Config):
+    """The contrast with one feature permuted among the documents of each group, in one of the two views."""
+
+    name: str
+    kind: FeatureKind
+    masked: float
+    """Rate at which the views mask the feature."""
+    loss: float
+    accuracy: float | None
+    """Share of the documents whose other view is found; None if no document has a rival."""
+
+
+class Contrast(Findings):
+    """`metrics.json` of the contrast."""
+
+    called: ClassVar = "a contrast"
+    made_by_job: ClassVar = "jobs.contrast"
+    bundle: str
+    data: str
+    method: str
+    groups: int
+    documents: int
+    loss: float
+    """Mean over documents, with the views as in training."""
+    uninformed: float
+    """The loss if all similarities were equal."""
+    accuracy: float | None
+    features: tuple[Permuted, ...]
+    """The feature without which the loss is highest comes first."""
+
+
+class _Settings(Config, extra="ignore"):
+    """The part of a pretraining's settings that makes the contrast."""
+
+    method: MethodConfig
+    augment: AugmentConfig
+    mask: MaskConfig
+    stream: StreamConfig
+
+
+def contrast(job: ContrastJob, *, made_by: Origin, report: Report) -> Contrast:
+    """Measure the contrast of a pretrained bundle, as trained and with each feature permuted, and commit the report.
+
+    Args:
+        job: its directory receives `report.md`, `metrics.json` and `contrast.png`.
+        made_by: origin, recorded in the manifest.
+        report: receives loss and accuracy.
+
+    Raises:
+        InputError: the bundle was not pretrained by a method that compares two views, or the data lack its features.
+    """
+    opened = bundle.load_pretrained(job.bundle)
+    settings = validate(_Settings, opened.config, job.bundle)
+    method = settings.method
+    if not isinstance(method, Siamese) or opened.projector() is None:
+        raise InputError(
+            f"{job.bundle}: pretrained with {method.kind}, which does not compare two views of a document; "
+            "name a bundle of another method, such as simclr_rank"
+        )
+    whole = select(job.documents, labelled=False)
+    whole = whole.serving(opened.features, whose=job.bundle)
+    sample = spread(whole, documents=round(job.groups * whole.n_documents / whole.n_groups))
+    net = _network(opened, settings, sample)
+    stream = GroupStream(whole, settings.stream).config  # with as many streams as in training on these groups
+    sums_V4 = _measured(net, method, stream, sample, seed=job.seed)
+    (loss, uninformed, matched, rivalled), *permuted = sums_V4.tolist()
+    n = sample.n_documents
+    rates = [0.0] * len(permuted) if net.rates_F is None else net.rates_F.tolist()
+    features = [
+        Permuted(name=feature.name, kind=kind, masked=rate, loss=of[0] / n, accuracy=of[2] / of[3] if of[3] else None)
+        for feature, kind, rate, of in zip(opened.features, net.transform.kinds, rates, permuted, strict=True)
+    ]
+    contrast = Contrast(
+        bundle=job.bundle,
+        data=job.data,
+        method=method.kind,
+        groups=sample.n_groups,
+        documents=n,
+        loss=loss / n,
+        uninformed=uninformed / n,
+        accuracy=matched / rivalled if rivalled else None,
+        features=tuple(sorted(features, key=lambda feature: -feature.loss)),
+    )
+    with storage.Commit(job.out) as commit:
+        write_report(commit, contrast, document(contrast))
+        commit.finish({"made_by": made_by})
+    report({"loss": contrast.loss, "uninformed": contrast.uninformed, "accuracy": contrast.accuracy})
+    return contrast
+
+
+def _network(opened: bundle.PretrainedBundle, settings: _Settings, sample: Selection) -> Pretrainer:
+    """The pretrained network in inference mode; the marginals that corrupt views are those of the first documents."""
+    made, transform = opened.architecture, opened.transform()
+    network = NetworkConfig(transform=made.transform, encoder=made.encoder)
+    marginals_SF = None
+    if settings.method.needs_marginals(settings.augment):
+        first = next(iter(iterate(sample)))
+        marginals_SF = transform(first.features_NF, first.offsets_Q1)
+    names = [feature.name for feature in opened.features]
+    rates_F = torch.tensor(settings.mask.rates(transform.kinds, names))
+    net = Pretrainer(transform, network, settings.method, settings.augment, marginals_SF, rates_F)
+    with fitting(opened.url):
+        absent, unknown = net.load_state_dict(opened.weights(), strict=False)
+        if unknown or any(not name.startswith("predictor.") for name in absent):  # a bundle holds no predictor
+            raise ValueError(f"weights {', '.join([*absent, *unknown])}")
+    return net.eval()
+
+
+@torch.no_grad()
+def _measured(net: Pretrainer, method: Siamese, stream: StreamConfig, sample: Selection, *, seed: int) -> Tensor:
+    """Loss, loss if uninformed, anchors found and anchors with rivals, summed over the sample, shape [1 + F, 4].
+
+    The first row has the views as trained; each other row has one feature permuted in the second view.
+    """
+    budget = max(1, stream.docs_per_batch // stream.streams) if method.contrasts_batch else _BATCH
+    sums_V4, generator = torch.zeros(1 + len(sample.features), 4, dtype=torch.float64), torch.Generator()
+    with progress("contrast", sample.n_documents * len(sums_V4)) as advance:
+        for number, groups in enumerate(iterate(sample, docs_per_batch=budget)):
+            generator.manual_seed(mix("contrast", seed, number))
+            features_NF, offsets_Q1 = groups.features_NF, groups.offsets_Q1
+            if method.regroups:
+                features_NF = features_NF[torch.randperm(len(features_NF), generator=generator)]
+            x_NF = net.transform(features_NF, offsets_Q1)
+            draw = Draw(net.transform.numeric_F, offsets_Q1, generator, net.marginals_SF, net.rates_F)
+            first_NF, second_NF = method.views(net, x_NF, draw)
+            z0_NP, among_Q1 = net.project(first_NF), method.among(offsets_Q1)
+            order_N = shuffled(among_Q1, generator)
+            for row, sums_4 in enumerate(sums_V4):
+                view_NF = second_NF.clone()
+                if row:
+                    view_NF[:, row - 1] = second_NF[order_N, row - 1]
+                sums_4 += _told_apart(net, method, z0_NP, net.project(view_NF), offsets_Q1)
+                advance(len(x_NF))
+    return sums_V4
+
+
+def _told_apart(net: Pretrainer, method: Siamese, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:
+    """The four sums of a micro-batch; SimSiam, whose bundle holds no predictor, has the loss of SimCLR-Rank."""
+    among_Q1, n = method.among(offsets_Q1), len(z0_NP)
+    judge = method if isinstance(method, Contrastive) else SimCLRRankConfig()
+    losses_N = judge.compare(net, z0_NP, z1_NP, offsets_Q1)
+    uninformed_N = judge.uninformed(rivals(among_Q1, n))
+    *_, rivalled, matched = collapse_measures(z0_NP, z1_NP, among_Q1, anchors=_BATCH, rivals=n)
+    return torch.stack([losses_N.double().sum(), uninformed_N.double().sum(), matched, rivalled])
+
+
+def shuffled(offsets_Q1: Tensor, generator: torch.Generator) -> Tensor:
+    """The documents in an order that is random within each group, shape [N].
+
+    Example:
+        >>> shuffled(torch.tensor([0, 3, 5]), torch.Generator().manual_seed(0)).tolist()
+        [2, 1, 0, 4, 3]
+    """
+    group_N = group_index(offsets_Q1)
+    return (group_N + torch.rand(len(group_N), generator=generator, dtype=torch.float64)).argsort()
+
+
+def document(found: Contrast) -> Document:
+    """The report: the features without which the loss rises most first."""
+    header = ["permuted feature", "kind", "masked", "loss", "rise", "found"]
+    rows = [
+        [f.name, f.kind, f"{f.masked:g}", f"{f.loss:.4f}", f"{f.loss - found.loss:+.4f}", _percent(f.accuracy)]
+        for f in found.features
+    ]
+    opening = (
+        Text(f"Bundle {found.bundle} on {found.data}: {found.groups:,} query groups, {found.documents:,} documents."),
+        Text(
+            f"The loss of {found.method} is {found.loss:.4f}, which is {found.loss / max(found.uninformed, 1e-9):.0%} "
+            f"of {found.uninformed:.4f}, the loss without any knowledge; the other view is found for "
+            f"{_percent(found.accuracy)} of documents."
+        ),
+        Table(header, rows[:_SHOWN]),
+        Chart(contrast_chart(found), "rise of the loss by permuted feature", "contrast"),
+    )
+    sections = [Section("How to read the table", [Points(_HOW_TO_READ)])]
+    if len(rows) > _SHOWN:
+        sections.append(Section("All features", [Table(header, rows)]))
+    return Document("Contrast", opening, sections)
+
+
+_HOW_TO_READ = (
+    "Each row has one feature permuted among the documents that are told apart, in one of the two views; the other "
+    "view and all other features stay as in training. The permutation is the same for all features.",
+    "loss is the mean over documents, rise its difference from the loss as trained. found is the share of the "
+    "documents whose other view is the closest. masked is the rate at which the views hide the feature.",
+    "A feature far above the others names the document. If it says nothing about relevance, as an id, leave it out or "
+    "mask it with pretrain.mask.columns. If many features share the work, the contrast is sound.",
+    "SimSiam has no contrast of its own: its projections are judged by the loss of SimCLR-Rank.",
+)
+
+
+def contrast_chart(found: Contrast) -> charts.Spec:
+    """The rise of the loss for the first features as bars."""
+    rows = [
+        {"name": f.name, "value": f.loss - found.loss, "series": "masked" if f.masked else "not masked"}
+        for f in found.features[:_SHOWN]
+    ]
+    return charts.bars(rows, title=f"rise of the loss ({found.loss:.2f} as trained)", unit="")
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"

@@ -1,0 +1,296 @@
+"""Metrics corrected for positions: each label weighed by the inverse of the probability that its place is looked at.
+
+A click, or any label that only what was looked at can have, is there with `theta_p r`: the place p is examined with
+theta_p, and the document is worth r. Weighed by `1 / theta_p`, labels stand for r on average (inverse propensity
+scoring, Joachims, Swaminathan and Schnabel 2017, section 4). The figure is a ratio over all groups, self-normalised
+(Swaminathan and Joachims 2015, section 4): of the weighed gain of all documents, the share that a ranking has in its
+first k ranks, each rank discounted as in DCG,
+
+    sum over q, d of w_d g_d discount(rank_d) / sum over q, d of w_d g_d,  g = 2^y - 1, w = min(clip, 1 / theta).
+
+NDCG cannot be corrected group by group: its ideal takes the best of what is known of a list, which no weights undo.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, P positions, T trials, K cut-offs, M = 2 K figures: the corrected
+ones, then the same with all weights 1.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ltrscale.arrays import Doubles, Ints
+from ltrscale.batch import QueryGroups, sum_by_group
+from ltrscale.config import Config
+from ltrscale.errors import InputError
+from ltrscale.evaluation.clicks.page import Figure, UnderstoodLog, Way
+from ltrscale.evaluation.pages import against, number
+from ltrscale.evaluation.statistics.blocks import Blocks, Tally
+from ltrscale.evaluation.statistics.summarise import Comparison, Summary, scopes
+from ltrscale.ranking.graded import gain_dcg
+from ltrscale.ranking.metrics import exponential_gain
+from ltrscale.reports.document import Points, Table
+from ltrscale.storage import read_manifest
+
+
+class PropensitiesConfig(Config):
+    """The probabilities that places are looked at, by which metrics are corrected."""
+
+    clicks: str
+    """Directory that jobs.clicks made, of a log that was shown as the test split was."""
+    way: Way = "harvested"
+    """Which of its estimates: `ratio` takes relevance for examination, and corrects too much where rankers are good."""
+    clip: float = Field(default=100.0, gt=1)
+    """The largest weight, relative to the first position; larger ones are cut to it, and counted."""
+
+
+class WeightCounts(NamedTuple):
+    """Relevant documents, which alone have a weight, and the sums of their weights."""
+
+    relevant: int = 0
+    unknown: int = 0
+    clipped: int = 0
+    weights: float = 0.0
+    squares: float = 0.0
+
+    def plus(self, other: "WeightCounts") -> "WeightCounts":
+        """Both together."""
+        return WeightCounts(
+            relevant=self.relevant + other.relevant,
+            unknown=self.unknown + other.unknown,
+            clipped=self.clipped + other.clipped,
+            weights=self.weights + other.weights,
+            squares=self.squares + other.squares,
+        )
+
+    @property
+    def effective(self) -> float:
+        """So many documents of equal weight would say as much: `(sum w)^2 / sum w^2` (Kish 1965).
+
+        Example:
+            >>> WeightCounts(relevant=2, weights=4.0, squares=10.0).effective
+            1.6
+        """
+        return self.weights**2 / self.squares if self.squares else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class CorrectedSums:
+    """What some groups add to the corrected metrics."""
+
+    blocks: Blocks
+    """Of each group as a block: `sums_BTM` the discounted gains, `defined_BM` the gains that they are a share of."""
+    counts: WeightCounts
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The groups of all parts, of which there is at least one, one after the other."""
+        sums_QTM, mass_QM = (
+            np.concatenate(arrays)
+            for arrays in zip(*((p.blocks.sums_BTM, p.blocks.defined_BM) for p in parts), strict=True)
+        )
+        return cls(Blocks(sums_QTM, mass_QM, len(sums_QTM)), reduce(WeightCounts.plus, (p.counts for p in parts)))
+
+
+@dataclass(frozen=True, eq=False)
+class Correction:
+    """Weights by position, and the cut-offs of the figures."""
+
+    config: PropensitiesConfig
+    propensities_P: Doubles
+    """Relative to the first position; NaN where one is not known."""
+    cutoffs: tuple[int, ...]
+
+    @classmethod
+    def read(cls, config: PropensitiesConfig, cutoffs: Sequence[int]) -> Self:
+        """The propensities that jobs.clicks found.
+
+        Raises:
+            InputError: it was not run there, or could not estimate them in this way.
+        """
+        if (read_manifest(config.clicks) or {}).get("made_by", {}).get("stage") != "clicks":
+            raise InputError(
+                f"evaluate.propensities.clicks: {config.clicks}: not made by jobs.clicks; name a directory that it made"
+            )
+        figures = UnderstoodLog.read(config.clicks).propensities.by(config.way)
+        if figures is None:
+            raise InputError(
+                f"evaluate.propensities: {config.clicks} has none by `{config.way}`: positions do not overlap, or too "
+                "few documents were shown often; see its report, or set way to ratio, which corrects too much"
+            )
+        values = [np.nan if figure.mean is None or figure.mean <= 0 else figure.mean for figure in figures]
+        return cls(config, np.array(values), tuple(cutoffs))
+
+    def of(self, scores_T: Sequence[Tensor], groups: QueryGroups) -> CorrectedSums:
+        """The sums of some groups, for the scores of each trial."""
+        assert groups.labels_N is not None
+        assert groups.positions_N is not None
+        offsets_Q1, gains_N = groups.offsets_Q1, exponential_gain(groups.labels_N.double())
+        inverse_N = self._inverse(groups.positions_N)
+        known_N = ~inverse_N.isnan()
+        weights_N = inverse_N.nan_to_num(0.0).clamp(max=self.config.clip)
+        worth_2N = torch.stack([gains_N * weights_N, gains_N * known_N])
+        sums_TMQ = [
+            torch.stack([gain_dcg(scores_N, w_N, offsets_Q1, k=k) for w_N in worth_2N for k in self.cutoffs])
+            for scores_N in scores_T
+        ]
+        sums_QTM = torch.stack(sums_TMQ).nan_to_num(0.0).permute(2, 0, 1).numpy()  # a group without gain adds nothing
+        mass_2Q = torch.stack([sum_by_group(worth_N, offsets_Q1) for worth_N in worth_2N])
+        mass_QM = mass_2Q.repeat_interleave(len(self.cutoffs), dim=0).T.numpy()
+        relevant_N = gains_N > 0
+        used_N = weights_N[relevant_N & known_N]
+        counts = WeightCounts(
+            relevant=int(relevant_N.sum()),
+            unknown=int((relevant_N & ~known_N).sum()),
+            clipped=int((relevant_N & (inverse_N > self.config.clip)).sum()),
+            weights=float(used_N.sum()),
+            squares=float(used_N.square().sum()),
+        )
+        return CorrectedSums(Blocks(sums_QTM, mass_QM, groups.n_groups), counts)
+
+    def _inverse(self, positions_N: Tensor) -> Tensor:
+        """The inverse propensity of each position; NaN for none, or one that is not known."""
+        table = torch.from_numpy(np.concatenate([1 / self.propensities_P, [np.nan]]))
+        last = len(table) - 1
+        whole_N = (positions_N >= 1) & (positions_N <= last) & (positions_N == positions_N.round())
+        return table[torch.where(whole_N, positions_N - 1, last).long()]
+
+
+class Gathered:
+    """Adds up the sums of groups that arrive in parts."""
+
+    def __init__(self) -> None:
+        self.tally: Tally | None = None
+        self.counts = WeightCounts()
+
+    def add(self, blocks_Q: Ints, sums: CorrectedSums) -> None:
+        """Add groups with these blocks."""
+        self.tally = self.tally or Tally(*sums.blocks.sums_BTM.shape[1:])
+        self.tally.add_sums(blocks_Q, sums.blocks)
+        self.counts = self.counts.plus(sums.counts)
+
+
+class CorrectedMethod(Config):
+    """The figures of one method by cut-off."""
+
+    name: str
+    corrected: dict[int, Figure]
+    plain: dict[int, Figure]
+    """With all weights 1: as the labels are."""
+    comparisons: dict[int, Comparison]
+    """Corrected differences from the baseline; none for the baseline itself."""
+
+
+class Corrected(Config):
+    """The corrected metrics of an evaluation."""
+
+    source: PropensitiesConfig
+    propensities: tuple[float | None, ...]
+    """By position, relative to the first."""
+    relevant: int
+    """Documents with a gain."""
+    unknown: int
+    """Those without a position, or at one whose propensity is not known: they are left out."""
+    clipped: int
+    """Those whose weight was cut."""
+    effective: float
+    """So many of equal weight would say as much."""
+    methods: tuple[CorrectedMethod, ...]
+
+
+def summarised(
+    correction: Correction,
+    gathered: Gathered,
+    methods: Sequence[tuple[str, Sequence[str | None]]],
+    *,
+    baseline: str | None,
+    samples: int,
+    seed: int,
+) -> Corrected | None:
+    """The figures of all methods, with intervals as for any metric; None if no group was measured.
+
+    Args:
+        correction: the weights.
+        gathered: the sums of all groups.
+        methods: name, and identity of the labels of each trial.
+        baseline: the method to compare the others with.
+        samples: bootstrap resamples.
+        seed: of the resampling.
+    """
+    if gathered.tally is None:
+        return None
+    counts, blocks = gathered.counts, gathered.tally.blocks()
+    names, ks = [name for name, _ in methods], correction.cutoffs
+    ends = np.cumsum([len(labels) for _, labels in methods])[:-1]
+    scopes_K = scopes(
+        [Blocks(sums_BtM, blocks.defined_BM, blocks.groups) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)],
+        [f"{which} {k}" for which in ("corrected", "plain") for k in ks],
+        baseline=None if baseline is None else names.index(baseline),
+        samples=samples,
+        seed=seed,
+        labels_K=[labels for _, labels in methods],
+    )
+    values = [None if np.isnan(value) else float(value) for value in correction.propensities_P]
+    return Corrected(
+        source=correction.config,
+        propensities=tuple(values),
+        relevant=counts.relevant,
+        unknown=counts.unknown,
+        clipped=counts.clipped,
+        effective=counts.effective,
+        methods=tuple(
+            CorrectedMethod(
+                name=name,
+                corrected={k: _figure(scope.summaries[f"corrected {k}"]) for k in ks},
+                plain={k: _figure(scope.summaries[f"plain {k}"]) for k in ks},
+                comparisons={k: c for k in ks if (c := scope.comparisons.get(f"corrected {k}")) is not None},
+            )
+            for name, scope in zip(names, scopes_K, strict=True)
+        ),
+    )
+
+
+def _figure(summary: Summary) -> Figure:
+    return Figure(mean=summary.mean, low=summary.low, high=summary.high)
+
+
+def section(found: Corrected, k: int, raw: Mapping[str, str], baseline: str | None) -> tuple[Table, Points]:
+    """The table at a cut-off beside the raw metric, and what it rests on."""
+    header = ["method", f"NDCG@{k}", f"share@{k}", f"share@{k} corrected", "95% interval"]
+    header += [] if baseline is None else [f"corrected - {baseline} [95%]", "p"]
+    rows = []
+    for method in found.methods:
+        mean, low, high = method.corrected[k].mean, method.corrected[k].low, method.corrected[k].high
+        row = [method.name, raw[method.name], number(method.plain[k].mean), number(mean)]
+        row.append(f"[{number(low)}, {number(high)}]")
+        rows.append(row + ([] if baseline is None else against(method.comparisons.get(k))))
+    return Table(header, rows, caption="Corrected for positions"), Points(_how_to_read(found, k))
+
+
+def _how_to_read(found: Corrected, k: int) -> list[str]:
+    source, known = found.source, [p for p in found.propensities if p is not None]
+    left = found.relevant - found.unknown
+    curve = ", ".join("-" if value is None else f"{value:.2f}" for value in found.propensities)
+    lines = [
+        f"share@{k} is the part of the gain (2^y - 1) of all relevant documents that stands in the first {k} ranks, "
+        "each discounted as in DCG, over all groups together. Corrected, each document counts by the inverse of the "
+        "propensity of the position at which it was shown (Joachims et al. 2017), self-normalised (Swaminathan and "
+        "Joachims 2015): what was seldom looked at and got its label all the same stands for others.",
+        f"Propensities are those of {source.clicks} ({source.way}), relative to the first position: {curve}. "
+        f"Weights above {source.clip:g} are cut: {found.clipped:,} of {left:,}.",
+        f"The effective sample is {found.effective:,.0f} documents of {left:,} with a label above 0: uneven weights "
+        "make figures less sure, and the intervals wider.",
+        "Intervals take the propensities as known. They are wrong where labels do not come from this order, or where "
+        "users trust the top (its report has a sign of that).",
+    ]
+    if found.unknown:
+        lines.append(
+            f"{found.unknown:,} of {found.relevant:,} relevant documents are left out: they have no position, or one "
+            f"whose propensity is not known (known are {len(known)}); jobs.clicks looks deeper with a larger depth."
+        )
+    return lines

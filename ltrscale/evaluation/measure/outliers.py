@@ -1,0 +1,221 @@
+"""Outlier groups: query groups with a feature value far from the bulk of the validation set (HOU24, A.2.2).
+
+Shapes: N documents, Q groups, F features, B bins.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from ltrscale.batch import QueryGroups, sum_by_group
+from ltrscale.config import Config
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.errors import InputError, nearest
+
+OUTLIER_BINS = 100
+OUTLIER_TAIL = 0.01
+"""Values beyond a gap are outliers if fewer than this share of the documents have them."""
+GAPS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64)
+"""The gaps that `gap: auto` chooses from."""
+
+Pass = Callable[[], Iterable[QueryGroups]]
+"""Starts one pass over the validation groups."""
+
+
+class OutlierRule(Config):
+    """Conditions for outlier values of a feature; one of them is enough.
+
+    Features are float32, so a constant counts as the nearest float32: a value that was typed as 0.7 is at least 0.7.
+    """
+
+    below: float | None = None
+    """Values below this one are outliers."""
+    at_least: float | None = None
+    """This value and higher ones are outliers; 1 for a 0/1 flag."""
+    missing: bool = False
+    """Missing values are outliers."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.below is None and self.at_least is None and not self.missing:
+            raise ValueError("an outlier rule needs below, at_least or missing: true")
+        return self
+
+    def matches(self, values_N: Tensor) -> Tensor:
+        """True for each value that is an outlier.
+
+        Args:
+            values_N: float32, to which torch rounds the constants.
+        """
+        outlier_N = values_N.isnan() if self.missing else torch.zeros_like(values_N, dtype=torch.bool)
+        if self.below is not None:
+            outlier_N = outlier_N | (values_N < self.below)
+        if self.at_least is not None:
+            outlier_N = outlier_N | (values_N >= self.at_least)
+        return outlier_N
+
+
+class OutlierConfig(Config):
+    """How outlier groups are found."""
+
+    gap: Annotated[int, Field(ge=1, lt=OUTLIER_BINS)] | Literal["auto"] | None = "auto"
+    """Number of consecutive empty histogram bins that separates outliers from the rest; auto = the gap whose share of
+    outlier groups in the validation set is nearest to `target`, the smallest among equals; null = only the features of
+    `known`."""
+    target: float = Field(default=0.01, gt=0, lt=1)
+    """Share of outlier groups that `gap: auto` aims at."""
+    known: dict[str, OutlierRule] = Field(default_factory=dict)
+    """Rules of features whose outliers are known, by feature name; they replace the histogram."""
+
+
+class OutlierDetector(Config):
+    """Fitted rules; `outliers.json` of an evaluation."""
+
+    data: str
+    """Hash of the validation data that the rules were fitted on."""
+    features: tuple[str, ...]
+    gap: int | None
+    share: float
+    """Share of outlier groups among the validation groups."""
+    rules: dict[str, OutlierRule]
+    """Rules by feature name; a feature without a rule has no outliers."""
+
+    def outlier_groups(self, groups: QueryGroups) -> Tensor:
+        """True for each group that has a document with an outlier value, shape [Q].
+
+        Example:
+            >>> rules = {"price": OutlierRule(at_least=100)}
+            >>> detector = OutlierDetector(data="", features=("price",), gap=5, share=0, rules=rules)
+            >>> detector.outlier_groups(QueryGroups(torch.tensor([[1.0], [100], [99]]), torch.tensor([0, 2, 3])))
+            tensor([ True, False])
+        """
+        assert groups.n_features == len(self.features)
+        outlier_N = torch.zeros(groups.n_documents, dtype=torch.bool)
+        for column, name in enumerate(self.features):
+            if name in self.rules:
+                outlier_N |= self.rules[name].matches(groups.features_NF[:, column])
+        return sum_by_group(outlier_N.double(), groups.offsets_Q1) > 0
+
+
+def fit_outliers(
+    validation: Pass, features: Sequence[Feature], config: OutlierConfig, *, data: str = ""
+) -> OutlierDetector:
+    """Find the values of each feature that lie beyond a gap of its histogram.
+
+    The histogram has 100 bins from the smallest to the largest value. A scan from left to right looks for `gap`
+    consecutive empty bins: if fewer than 1% of the documents lie above them, the values above are outliers; otherwise
+    the scan continues after the gap. A second scan runs from right to left (HOU24, A.2.2). Missing values are in no
+    bin; categorical and constant features have no histogram. This takes three passes over the validation set: range,
+    histogram, share of outlier groups.
+
+    Args:
+        validation: starts a pass; every pass must yield the same groups.
+        features: the data set's features, in order.
+        config: see `OutlierConfig`.
+        data: hash of the validation data, kept with the rules.
+
+    Raises:
+        InputError: `known` names a feature that the data set does not have.
+
+    Example:
+        >>> x_NF = torch.cat([torch.linspace(0, 1, 999), torch.tensor([50.0])])[:, None]
+        >>> groups = QueryGroups(x_NF, torch.tensor([0, 500, 1000]))
+        >>> fit_outliers(lambda: [groups], [Feature(name="x")], OutlierConfig(gap=20)).rules
+        {'x': OutlierRule(below=None, at_least=11.5, missing=False)}
+    """
+    names = tuple(feature.name for feature in features)
+    for name in config.known:
+        if name not in names:
+            near = nearest(name, names, alike=0.6)
+            hint = f"did you mean {near!r}?" if near else "name a feature of the data set"
+            raise InputError(f"outliers.known.{name}: no such feature; {hint}")
+    columns = [i for i, f in enumerate(features) if f.kind == "numeric" and f.name not in config.known]
+    candidates: Sequence[int | None]
+    if config.gap is None:
+        candidates, of_features = (None,), {}
+    else:
+        candidates = GAPS if config.gap == "auto" else (config.gap,)
+        of_features = {names[i]: histogram for i, histogram in histograms(validation, columns).items()}
+    detectors = []
+    for gap in candidates:
+        rules = dict(config.known)
+        for name, histogram in of_features.items():
+            assert gap is not None
+            if rule := histogram.rule(gap):
+                rules[name] = rule
+        detectors.append(OutlierDetector(data=data, features=names, gap=gap, share=0, rules=rules))
+    shares = _shares(validation, detectors)
+    best = min(range(len(shares)), key=lambda i: abs(shares[i] - config.target))
+    return detectors[best].replace(share=shares[best])
+
+
+@dataclass
+class Histogram:
+    """Documents in each bin, edges of the bins, and the number of documents including those with a missing value."""
+
+    counts_B: NDArray[np.int64]
+    edges_B1: NDArray[np.float64]
+    documents: int
+
+    def rule(self, gap: int) -> OutlierRule | None:
+        """The rule for values beyond gaps of `gap` empty bins; None if there are no such values."""
+        limit = OUTLIER_TAIL * self.documents
+        right, left = _beyond(self.counts_B, gap, limit), _beyond(self.counts_B[::-1], gap, limit)
+        if right is None and left is None:
+            return None
+        # The next float32 from an edge on: the same values lie above it, and none below moves to the other side.
+        edges_B1 = self.edges_B1.astype(np.float32)
+        edges_B1 = np.where(edges_B1 < self.edges_B1, np.nextafter(edges_B1, np.float32(np.inf)), edges_B1)
+        return OutlierRule(
+            below=None if left is None else float(edges_B1[OUTLIER_BINS - left]),
+            at_least=None if right is None else float(edges_B1[right]),
+        )
+
+
+def _beyond(counts_B: NDArray[np.int64], gap: int, limit: float) -> int | None:
+    """The bin after the first `gap` consecutive empty bins with fewer than `limit` documents behind them."""
+    after_B = counts_B.sum() - counts_B.cumsum()
+    empty = 0
+    for b in range(len(counts_B)):
+        empty = empty + 1 if counts_B[b] == 0 else 0
+        if empty >= gap and after_B[b] < limit:
+            return b + 1
+    return None
+
+
+def histograms(validation: Pass, columns: Sequence[int]) -> Mapping[int, Histogram]:
+    """Histograms by column, without columns that have fewer than two different values."""
+    low_C, high_C = np.full(len(columns), np.inf), np.full(len(columns), -np.inf)
+    for groups in validation():
+        values_NC = groups.features_NF.numpy()[:, columns]
+        # unlike min and max, fmin and fmax ignore NaN, which is a missing value
+        low_C = np.fmin(low_C, np.fmin.reduce(values_NC, axis=0, initial=np.inf))
+        high_C = np.fmax(high_C, np.fmax.reduce(values_NC, axis=0, initial=-np.inf))
+    ranges = {column: (low, high) for column, low, high in zip(columns, low_C, high_C, strict=True) if low < high}
+    by_column = {
+        column: Histogram(np.zeros(OUTLIER_BINS, np.int64), np.histogram_bin_edges([], OUTLIER_BINS, span), 0)
+        for column, span in ranges.items()
+    }
+    for groups in validation():
+        values_NF = groups.features_NF.numpy()
+        for column, histogram in by_column.items():
+            values_N = values_NF[:, column].astype(np.float64)
+            histogram.counts_B += np.histogram(values_N, OUTLIER_BINS, ranges[column])[0]
+            histogram.documents += len(values_N)
+    return by_column
+
+
+def _shares(validation: Pass, detectors: Sequence[OutlierDetector]) -> list[float]:
+    """The share of outlier groups according to each detector."""
+    outliers, total = [0] * len(detectors), 0
+    for groups in validation():
+        total += groups.n_groups
+        for i, detector in enumerate(detectors):
+            outliers[i] += int(detector.outlier_groups(groups).sum())
+    return [count / max(total, 1) for count in outliers]

@@ -1,0 +1,266 @@
+"""The metrics of every group of a test split, for any number of models in one pass, part by part.
+
+A part is some row groups; this process or tasks of a Ray cluster measure it, and the caller takes the results in the
+order of the manifests. Memory holds some parts, whatever the size of the split.
+
+Shapes: N documents, Q groups, T trials (one model each), M metrics.
+"""
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ltrscale.arrays import Doubles
+from ltrscale.batch import QueryGroups
+from ltrscale.bundle import Bundle, Scorer, load, with_tokens_of
+from ltrscale.data.columns import spread_over_documents
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.selection import RowGroup, Selection, select
+from ltrscale.data.dataset.split import Split
+from ltrscale.data.stream import scored
+from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here
+from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
+from ltrscale.data.stream.windows import Cut, Decoder, Window, assemble
+from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.conditions import Truths
+from ltrscale.evaluation.measure.corrected import CorrectedSums, Correction
+from ltrscale.evaluation.measure.shown import POSITIONS, order_shown
+from ltrscale.evaluation.measure.slices import Slicer
+from ltrscale.progress import progress
+from ltrscale.ranking.calibration import tally
+
+_VALUES = 1 << 20
+"""Feature values, or documents where no features are read, of a part, over all trials."""
+
+CLICKS = "clicks"
+"""The column of clicks."""
+Place = tuple[str, int]
+"""URL of a data file, and the number of a row group in it."""
+
+
+@dataclass(frozen=True, eq=False)
+class GroupValues:
+    """The groups of a row group that are measured: every metric of every trial, NaN where undefined, and the slices."""
+
+    period: str
+    gids_Q: NDArray[np.int64]
+    documents_Q: NDArray[np.int64]
+    values_QTM: Doubles
+    slices: Mapping[str, Truths]
+    unshown: int = 0
+    """Documents without a position, where the data have positions."""
+    corrected: CorrectedSums | None = None
+    """What the groups add to the metrics corrected for positions, if these are measured."""
+    clicks: Mapping[int, Tensor] = field(default_factory=dict)
+    """Tallies of scores against clicks by trial, for those of `Measuring.logits`; none if labels are no clicks."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measuring:
+    """Measures a part of a selection of labelled groups; a value that can be sent to other processes."""
+
+    models: tuple[str, ...]
+    """Bundles, directories of scores and `POSITIONS`, one for each trial."""
+    scores: Mapping[str, Mapping[Place, RowGroup]]
+    """The row groups of committed scores by their place in the data, for the models that are such."""
+    slicer: Slicer
+    metrics: Callable[[Tensor, QueryGroups], Tensor]
+    """The metrics [M, Q] of some scores; see `metrics.values_of`."""
+    features: tuple[Feature, ...]
+    """Those of the data, which bundles match to their own."""
+    docs_per_batch: int
+    threads: int = 0
+    """Of a tree model; 0 takes all cores."""
+    logits: tuple[int, ...] = ()
+    """Numbers of the trials whose scores are logits of clicks."""
+    on_clicks: Callable[[Tensor, QueryGroups], Tensor] | None = None
+    """Metrics [C, Q] of some scores and the column `clicks` as labels, which follow `metrics`; None for none."""
+    correction: Correction | None = None
+    """Corrects metrics for positions; None to leave that out."""
+    identity: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Lets a process open the bundles once for all its parts."""
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether a bundle or a slice reads features; committed scores alone do not."""
+        return self.slicer.needs_features or bool(self._bundles)
+
+    @property
+    def _bundles(self) -> tuple[str, ...]:
+        """The bundles among the models, each once."""
+        return tuple(dict.fromkeys(url for url in self.models if url not in self.scores and url != POSITIONS))
+
+    def on(self, selection: Selection, run: Run = run_here) -> Iterator[GroupValues]:
+        """The values of each row group of a selection, in the order of the manifests.
+
+        Raises:
+            InputError: as a call with a part.
+        """
+        read = selection if self.needs_features else replace(selection, features=())
+        parts = cut_into_parts(read, values=max(1, _VALUES // max(1, len(self.models))))
+        with progress("evaluate", selection.n_documents) as advance:
+            for of_part in run(self, parts):
+                for values in of_part:
+                    yield values
+                    advance(int(values.documents_Q.sum()))
+
+    def __call__(self, part: Part) -> list[GroupValues]:
+        """The values of each row group of a part.
+
+        Raises:
+            InputError: a file is missing or damaged, scores are missing or not finite, or a group cannot be sliced.
+        """
+        row_groups, decoder = part.selection.row_groups, Decoder(part.selection)
+        stored = [*self.slicer.stored, *([CLICKS] if self.on_clicks else [])]
+        tables = read_direct(row_groups, [*decoder.columns, *stored])
+        committed = {
+            url: read_direct([at[row_group.url, row_group.index] for row_group in row_groups], scored.COLUMNS)
+            for url, at in self.scores.items()
+        }
+        values = []
+        for row_group, table in zip(row_groups, tables, strict=True):
+            if lacking := next((name for name in stored if name not in table.column_names), None):
+                who = "evaluate.clicks" if lacking == CLICKS else "a slice"
+                raise InputError(f"{row_group.url}: no column {lacking!r}, which {who} names; leave it out")
+            rows_Q = decoder.served_rows([row_group], [table])
+            window = decoder.decode([row_group], [table], rows_Q)
+            rows = table.select(stored).take(pa.array(rows_Q))
+            scorers = self._scorers({url: scored.of_tables([next(tables)]) for url, tables in committed.items()})
+            values.append(self._measured(row_group.period, window, rows, scorers, len(part.selection.features)))
+        return values
+
+    def without_list(self, period: str, groups: QueryGroups, shape: tuple[int, int]) -> GroupValues:
+        """The values of queries without a list, which are alike in all trials and in no slice; shape is [T, M]."""
+        assert groups.ids_Q is not None
+        values_QTM = np.full((groups.n_groups, *shape), np.nan)  # metrics of clicks stay undefined
+        values_MQ = self.metrics(torch.zeros(0), groups).numpy()
+        values_QTM[:, :, : len(values_MQ)] = values_MQ.T[:, None]
+        none = dict.fromkeys(self.slicer.names, np.zeros(groups.n_groups, np.bool_))
+        return GroupValues(period, groups.ids_Q.numpy(), np.zeros(groups.n_groups, np.int64), values_QTM, none)
+
+    def open(self, selection: Selection) -> Selection:
+        """Open the bundles, and check that they fit the data; returns the selection with the tokens that they read.
+
+        Raises:
+            InputError: one is missing, or was made for other features or tokens.
+        """
+        return with_tokens_of(selection, self._opened().bundles)
+
+    def _opened(self) -> "_Opened":
+        return _open(self.identity, self._bundles, self.features, self.threads)
+
+    def _scorers(self, committed: Mapping[str, scored.DocumentScores]) -> list[Scorer]:
+        """The scorer of each trial, with these committed scores."""
+        of_bundles = self._opened().scorers
+        others: dict[str, Scorer] = {url: look_up(url, scores) for url, scores in committed.items()}
+        others[POSITIONS] = order_shown
+        return [(of_bundles | others)[url] for url in self.models]
+
+    def _measured(
+        self, period: str, window: Window, rows: pa.Table, scorers: Sequence[Scorer], n_features: int
+    ) -> GroupValues:
+        """The values of a row group, in batches of documents."""
+        assert window.ids_Q is not None
+        values, slices, scores, corrected = [], [], [], []
+        for first, last in _batches(window.offsets_Q1, self.docs_per_batch):
+            groups = assemble([Cut(window, first, last)], n_features)
+            slices.append(self.slicer.find(groups, period, rows.slice(first, last - first)))
+            scores_T = [scored.finite(scorer(groups), url) for url, scorer in zip(self.models, scorers, strict=True)]
+            values_TMQ = [self.metrics(scores_N, groups).numpy() for scores_N in scores_T]
+            if self.on_clicks:
+                clicked = replace(groups, labels_N=_clicks_of(rows.slice(first, last - first), groups))
+                clicked_TCQ = [self.on_clicks(scores_N, clicked).numpy() for scores_N in scores_T]
+                values_TMQ = [np.concatenate(both) for both in zip(values_TMQ, clicked_TCQ, strict=True)]
+            if self.correction:
+                corrected.append(self.correction.of(scores_T, groups))
+            scores.append([scores_T[t] for t in self.logits])
+            values.append(np.stack(values_TMQ).transpose(2, 0, 1) if scorers else np.empty((groups.n_groups, 0, 0)))
+        lengths = [last - first for first, last in _batches(window.offsets_Q1, self.docs_per_batch)]
+        names = dict.fromkeys(name for of_batch in slices for name in of_batch)
+        return GroupValues(
+            period,
+            window.ids_Q,
+            np.diff(window.offsets_Q1),
+            np.concatenate(values),
+            {
+                name: np.concatenate([s.get(name, np.zeros(n, np.bool_)) for s, n in zip(slices, lengths, strict=True)])
+                for name in names
+            },
+            int(np.isnan(window.columns_N.get(POSITIONS, np.empty(0))).sum()),
+            CorrectedSums.joined(corrected) if corrected else None,
+            self._clicks(scores, window.columns_N["labels"]),
+        )
+
+    def _clicks(self, scores: Sequence[Sequence[Tensor]], labels_N: NDArray[np.float32]) -> dict[int, Tensor]:
+        """Tallies of the row group as a whole: sums of batches would depend, in their last bits, on the batches."""
+        if not self.logits or not np.isin(labels_N, (0, 1)).all():
+            return {}
+        of_trials = zip(self.logits, zip(*scores, strict=True), strict=True)
+        return {t: tally(torch.cat(parts), torch.tensor(labels_N)) for t, parts in of_trials}
+
+
+def _clicks_of(rows: pa.Table, groups: QueryGroups) -> Tensor:
+    """The clicks of each document; NaN in a group without them."""
+    lists = rows.column(CLICKS).combine_chunks()
+    lengths_Q = groups.lengths_Q.numpy()
+    if (pc.list_value_length(lists).fill_null(-1).to_numpy(zero_copy_only=False) > lengths_Q).any():
+        raise InputError(f"column {CLICKS!r} does not have one value a document; {PREPARE_AGAIN}")
+    return torch.tensor(np.asarray(spread_over_documents(lists, lengths_Q).to_numpy(zero_copy_only=False), np.float32))
+
+
+def committed_row_groups(url: str, split: Split) -> dict[Place, RowGroup]:
+    """The row groups of a split with their committed scores, by place.
+
+    Raises:
+        InputError: a period is not scored there, or was scored from other files than the data set has now.
+    """
+    chosen = select(Split(data=split.data, periods=split.periods, scores=url), labelled=True)
+    return {(row_group.url, row_group.index): row_group for row_group in chosen.row_groups}
+
+
+class _Opened(NamedTuple):
+    """Bundles, and their scorers by URL."""
+
+    bundles: list[Bundle]
+    scorers: dict[str, Scorer]
+
+
+@lru_cache(maxsize=1)  # a process measures many parts with the same bundles
+def _open(
+    identity: str,  # noqa: ARG001 - part of the key: a bundle may have been replaced since another evaluation
+    bundles: tuple[str, ...],
+    features: tuple[Feature, ...],
+    threads: int,
+) -> _Opened:
+    opened = [load(url) for url in bundles]
+    return _Opened(opened, {one.url: one.scorer(features=features, threads=threads) for one in opened})
+
+
+def look_up(url: str, scores: scored.DocumentScores) -> Scorer:
+    """A scorer that looks up known scores, which the directory `url` holds."""
+
+    def score(groups: QueryGroups) -> Tensor:
+        if (scores_N := scores.find(groups)) is None:
+            raise InputError(f"{url}: does not have a score for each document of the test groups; score them again")
+        return scores_N
+
+    return score
+
+
+def _batches(offsets_Q1: NDArray[np.int64], documents: int) -> Iterator[tuple[int, int]]:
+    """Cut groups into runs of at most so many documents; a longer group is one alone."""
+    first, groups = 0, len(offsets_Q1) - 1
+    while first < groups:
+        last = int(np.searchsorted(offsets_Q1, offsets_Q1[first] + documents, side="right")) - 1
+        last = min(max(last, first + 1), groups)
+        yield first, last
+        first = last

@@ -1,0 +1,1 @@
+"""Means, intervals and tests over label draws and groups."""

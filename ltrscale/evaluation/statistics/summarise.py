@@ -1,0 +1,297 @@
+"""From the metrics of every group and trial to means, intervals and comparisons: is one method better than another?
+
+Trials with the same labels enter with each group's mean, so several seeds count as one draw of labels. Between methods
+of one draw each, the query group is the unit: a result holds for other queries, not for other labels (`resampling`).
+Several draws of labels are a second sample, crossed with the groups: see `crossed`. Of very many groups only sums over
+blocks are known, and a block is then what is resampled: see `blocks`.
+
+Shapes: Q groups, B blocks of groups, t trials of one method, T draws of labels, K methods, M metrics or columns
+(methods, metrics), S resamples. NaN marks a group that a metric leaves undefined.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ltrscale.arrays import Doubles
+from ltrscale.config import Config
+from ltrscale.evaluation.statistics.blocks import Blocks
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, looks_skewed
+from ltrscale.evaluation.statistics.resampling import bootstrap_means, holm, sign_flip_p
+
+_INTERVAL = (0.025, 0.975)
+PATTERNS = 40
+"""The fewest random sign patterns for each comparison that Holm adjusts with others: p may fall to a fortieth then."""
+
+
+class Summary(Config):
+    """A metric of one method over query groups; None where no group defines it."""
+
+    mean: float | None
+    """Mean over the groups where the metric is defined, and over trials."""
+    low: float | None
+    """Lower end of the 95% interval of the mean: over groups by the bootstrap, or over several draws too."""
+    high: float | None
+    """Upper end."""
+    trials: tuple[float | None, ...]
+    """The mean of each trial."""
+    std_error: float | None
+    """Standard error of the mean over trials; None with one trial."""
+    groups: int
+    """Groups where the metric is defined."""
+    undefined: int
+    """Groups without a relevant document, where it is undefined."""
+    as_zero: float | None
+    """The mean with undefined values counted as 0."""
+    as_one: float | None
+    """The mean with undefined values counted as 1."""
+    draws: int = 1
+    """Different labels among the trials; with several the interval is over groups and draws."""
+
+
+class Comparison(Config):
+    """A method against the baseline, on the groups where both are defined; positive differences favour the method."""
+
+    difference: float
+    low: float | None
+    """Lower end of the 95% interval of the difference; None, as is all below, if the draws are too few to judge."""
+    high: float | None
+    """Upper end."""
+    p: float | None
+    """Two-sided p value: of the sign-flip test for one draw, of the crossed t test for several."""
+    p_holm: float | None
+    """The p value, adjusted by Holm for the number of compared methods; in a slice, for that of the slices too."""
+    draws: int = 1
+    """Draws of labels that the methods share; a method with one draw is compared with each of the other's."""
+    detectable: float | None = None
+    """The smallest difference that the design would have seen (two-sided 5%, power 80%)."""
+    skewed: bool = False
+    """Whether the differences of several draws look skewed, so that intervals may cover less than they say."""
+
+
+class Scope(Config):
+    """Results on some of the groups, by metric."""
+
+    summaries: dict[str, Summary]
+    comparisons: dict[str, Comparison]
+    """Comparisons with the baseline; none for the baseline itself, nor for a metric that no group defines."""
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A method's blocks by draw of labels, each the mean over the trials of that draw."""
+
+    draws: tuple[str | None, ...]
+    blocks: Blocks
+
+    @classmethod
+    def of(cls, blocks: Blocks, labels_t: Sequence[str | None]) -> Self:
+        """Trials with equal labels are one draw."""
+        draws = tuple(dict.fromkeys(labels_t))
+        of_draws = ([i for i, labels in enumerate(labels_t) if labels == draw] for draw in draws)
+        sums_BTM = np.stack([blocks.sums_BTM[:, trials].mean(axis=1) for trials in of_draws], axis=1)
+        return cls(draws, replace(blocks, sums_BTM=sums_BTM))
+
+    def minus(self, other: Self) -> tuple[Blocks, int]:
+        """Differences by shared draw, and their number; one draw is compared with each of the other's.
+
+        Two methods without a shared draw have only the difference of their means, with T = 1.
+        """
+        one_BTM, other_BTM = self.blocks.sums_BTM, other.blocks.sums_BTM
+        shared = [draw for draw in self.draws if draw in other.draws]
+        if 1 in (len(self.draws), len(other.draws)):
+            n = max(len(self.draws), len(other.draws))
+        elif not shared:
+            one_BTM, other_BTM, n = one_BTM.mean(axis=1, keepdims=True), other_BTM.mean(axis=1, keepdims=True), 0
+        else:
+            one_BTM, other_BTM = (x.blocks.sums_BTM[:, [x.draws.index(draw) for draw in shared]] for x in (self, other))
+            n = len(shared)
+        return replace(self.blocks, sums_BTM=one_BTM - other_BTM), n
+
+
+def scopes(
+    blocks_K: Sequence[Blocks],
+    metrics: Sequence[str],
+    *,
+    baseline: int | None,
+    samples: int,
+    seed: int,
+    labels_K: Sequence[Sequence[str | None]] | None = None,
+    folds_Q: NDArray[np.int64] | None = None,
+    together: int | None = None,
+) -> list[Scope]:
+    """Summaries of each method over the given groups, and comparisons with the baseline.
+
+    Args:
+        blocks_K: for each method the metrics of every trial, summed over the same blocks of groups; methods may differ
+            in the number of trials.
+        metrics: names of the M metrics.
+        baseline: index of the method to compare the others with, or None.
+        samples: bootstrap resamples, and the fewest random sign patterns of the test.
+        seed: of the resampling.
+        labels_K: for each method the identity of the labels of every trial; None if all have the same.
+        folds_Q: fold of each group, if each fold has its own draws and each group is a block; None for one fold.
+        together: comparisons of a metric that p is adjusted for, each of which asks for 40 sign patterns: p of one is
+            at least 1 / (patterns + 1), and Holm multiplies it by their number. None for those of this call.
+
+    Example:
+        >>> methods = [Blocks.of(np.zeros((9, 1, 1))), Blocks.of(np.ones((9, 2, 1)))]
+        >>> worse, better = scopes(methods, ["map"], baseline=0, samples=99, seed=0)
+        >>> better.summaries["map"].mean, better.comparisons["map"].difference
+        (1.0, 1.0)
+    """
+    labels_K = labels_K or [[None] * blocks.sums_BTM.shape[1] for blocks in blocks_K]
+    drawn_K = [_Drawn.of(*of_method) for of_method in zip(blocks_K, labels_K, strict=True)]
+    means_K = _resampled(drawn_K, samples, seed)
+    comparisons: list[dict[str, Comparison]] = [{} for _ in blocks_K]
+    if baseline is not None:
+        base, compared = drawn_K[baseline], len(drawn_K) - 1 if together is None else together
+        patterns = max(samples, PATTERNS * compared - 1)
+        verdicts = {
+            k: _verdict(*drawn_K[k].minus(base), _minus(means_K[k], means_K[baseline]), patterns, seed, folds_Q)
+            for k in range(len(drawn_K))
+            if k != baseline
+        }
+        for k, of_method in _comparisons(verdicts, metrics).items():
+            comparisons[k] = of_method
+    by_method = []
+    for blocks, drawn, means_SM, of_method in zip(blocks_K, drawn_K, means_K, comparisons, strict=True):
+        crossed = crossed_means(drawn.blocks.values_BTM(), folds_Q)
+        ends_2M = _ends(means_SM) if means_SM is not None else crossed.interval()
+        summaries = {
+            metric: _summary(blocks, j, (ends_2M[0][j], ends_2M[1][j]), len(drawn.draws))
+            for j, metric in enumerate(metrics)
+        }
+        by_method.append(Scope(summaries=summaries, comparisons=of_method))
+    return by_method
+
+
+def judged_together(by_slice: Mapping[str, Sequence[Scope]]) -> dict[str, list[Scope]]:
+    """The scopes of several slices, by method, with Holm's correction over slices and methods for each metric."""
+    by_metric: dict[str, dict[tuple[str, int], float]] = {}
+    for name, of_slice in by_slice.items():
+        for k, scope in enumerate(of_slice):
+            for metric, comparison in scope.comparisons.items():
+                if comparison.p is not None:
+                    by_metric.setdefault(metric, {})[name, k] = comparison.p
+    holms = {
+        metric: dict(zip(p, holm(np.array(list(p.values()))).tolist(), strict=True)) for metric, p in by_metric.items()
+    }
+
+    def judged(name: str, k: int, scope: Scope) -> Scope:
+        comparisons = {
+            metric: comparison.replace(p_holm=holms.get(metric, {}).get((name, k)))
+            for metric, comparison in scope.comparisons.items()
+        }
+        return scope.replace(comparisons=comparisons)
+
+    return {name: [judged(name, k, scope) for k, scope in enumerate(of_slice)] for name, of_slice in by_slice.items()}
+
+
+def _resampled(drawn_K: Sequence[_Drawn], samples: int, seed: int) -> list[Doubles | None]:
+    """Bootstrap means [S, M] of the methods of one draw, all from the same resamples; None for the others."""
+    single = [drawn.blocks for drawn in drawn_K if len(drawn.draws) == 1]
+    if not single:
+        return [None] * len(drawn_K)
+    sums_BM = np.concatenate([blocks.sums_BTM[:, 0] for blocks in single], axis=1)
+    defined_BM = np.concatenate([blocks.defined_BM for blocks in single], axis=1)
+    means_SM = bootstrap_means(sums_BM, defined_BM, samples=samples, seed=seed)
+    parts = iter(np.split(means_SM, len(single), axis=1))
+    return [next(parts) if len(drawn.draws) == 1 else None for drawn in drawn_K]
+
+
+def _minus(one: Doubles | None, other: Doubles | None) -> Doubles | None:
+    return None if one is None or other is None else one - other
+
+
+def _ends(means_SM: Doubles) -> tuple[Doubles, Doubles]:
+    """Ends of the bootstrap intervals; NaN for a column that no group defines."""
+    low_M, high_M = np.full((2, means_SM.shape[1]), math.nan)
+    for m in np.flatnonzero(~np.isnan(means_SM).all(axis=0)):
+        low_M[m], high_M[m] = np.nanquantile(means_SM[:, m], _INTERVAL)
+    return low_M, high_M
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """The differences of one method from the baseline, by metric; NaN where nothing can be said."""
+
+    difference_M: Doubles
+    low_M: Doubles
+    high_M: Doubles
+    p_M: Doubles
+    detectable_M: Doubles
+    skewed_M: NDArray[np.bool_]
+    draws: int
+
+
+def _verdict(
+    differences: Blocks,
+    draws: int,
+    resampled_SM: Doubles | None,
+    patterns: int,
+    seed: int,
+    folds_Q: NDArray[np.int64] | None,
+) -> _Verdict:
+    """Interval and test of paired differences, by resampling if neither method has several draws."""
+    values_BTM = differences.values_BTM()
+    means, skewed_M = crossed_means(values_BTM, folds_Q), looks_skewed(values_BTM, folds_Q)
+    if resampled_SM is not None:
+        p_M = sign_flip_p(differences.sums_BTM[:, 0], samples=patterns, seed=seed)
+        return _Verdict(means.mean_M, *_ends(resampled_SM), p_M, means.detectable(), skewed_M, draws)
+    if draws < FEWEST_DRAWS:
+        unknown_M = np.full_like(means.mean_M, math.nan)
+        return _Verdict(means.mean_M, unknown_M, unknown_M, unknown_M, unknown_M, skewed_M, draws)
+    return _Verdict(means.mean_M, *means.interval(), means.p(), means.detectable(), skewed_M, draws)
+
+
+def _comparisons(verdicts: Mapping[int, _Verdict], metrics: Sequence[str]) -> dict[int, dict[str, Comparison]]:
+    """Comparisons by method, for each metric that at least one group defines."""
+    comparisons_K: dict[int, dict[str, Comparison]] = {k: {} for k in verdicts}
+    for j, metric in enumerate(metrics):
+        tested = [k for k, verdict in verdicts.items() if not math.isnan(verdict.p_M[j])]
+        adjusted = dict(zip(tested, holm(np.array([verdicts[k].p_M[j] for k in tested])), strict=True))
+        for k, verdict in verdicts.items():
+            if math.isnan(verdict.difference_M[j]):
+                continue
+            comparisons_K[k][metric] = Comparison(
+                difference=verdict.difference_M[j],
+                low=_known(verdict.low_M[j]),
+                high=_known(verdict.high_M[j]),
+                p=_known(verdict.p_M[j]),
+                p_holm=_known(adjusted.get(k, math.nan)),
+                draws=verdict.draws,
+                detectable=_known(verdict.detectable_M[j]),
+                skewed=bool(verdict.skewed_M[j]),
+            )
+    return comparisons_K
+
+
+def _summary(blocks: Blocks, j: int, ends: tuple[float, float], draws: int) -> Summary:
+    """Metric j of one method."""
+    defined_B = blocks.defined_BM[:, j]
+    n = float(defined_B.sum())
+    undefined = blocks.groups - int(n)
+    total_t = blocks.sums_BTM[:, :, j][defined_B > 0].sum(axis=0)
+    trials = [total / n if n else math.nan for total in total_t.tolist()]
+    mean = float(np.mean(trials))
+    return Summary(
+        mean=_known(mean),
+        low=_known(ends[0]),
+        high=_known(ends[1]),
+        trials=tuple(map(_known, trials)),
+        std_error=_known(np.std(trials, ddof=1) / math.sqrt(len(trials))) if len(trials) > 1 else None,
+        groups=int(n),
+        undefined=undefined,
+        as_zero=_known(float(np.mean(total_t)) / (n + undefined)) if n + undefined else None,
+        as_one=_known((float(np.mean(total_t)) + undefined) / (n + undefined)) if n + undefined else None,
+        draws=draws,
+    )
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)

@@ -1,0 +1,1 @@
+"""What cross-validations, studies and distillations find."""

@@ -1,0 +1,287 @@
+"""Cross-validation: the joint summary of the evaluations of several folds, and its report.
+
+Every query is in the test part of one fold. Publications on such collections report means over folds; the report has
+these, with their standard error. Comparisons use the test queries of all folds together, which is far stronger than
+five comparisons on a fifth of the queries each.
+
+Shapes: Q groups of a fold or of all, t trials of a method, M metrics.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ltrscale import storage
+from ltrscale.arrays import Doubles
+from ltrscale.config import Config
+from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.group_file import GROUPS
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.slices import ALL
+from ltrscale.evaluation.pages import (
+    against,
+    against_header,
+    all_comparisons,
+    all_summaries,
+    definitions,
+    has_letor,
+    how_intervals,
+    number,
+    policies,
+    verdicts,
+    with_error,
+)
+from ltrscale.evaluation.statistics.blocks import Blocks
+from ltrscale.evaluation.statistics.summarise import Scope, scopes
+from ltrscale.progress import Report
+from ltrscale.ranking.choices import metric_label
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
+from ltrscale.reports.findings import Findings, write_report
+
+
+class FoldMeans(Config):
+    """A metric of one method, fold by fold; None where no group defines it."""
+
+    folds: tuple[float | None, ...]
+    """The mean of each fold over its groups and trials."""
+    mean: float | None
+    """Mean over the folds where the metric is defined."""
+    std_error: float | None
+    """Standard error of that mean, from the spread of the folds."""
+
+
+class CrossvalMethod(Config):
+    """The results of one method, by metric."""
+
+    name: str
+    folds: dict[str, FoldMeans]
+    pooled: Scope
+    """Results over the test groups of all folds together."""
+
+
+class Crossval(Findings):
+    """`metrics.json` of a cross-validation."""
+
+    called: ClassVar = "a cross-validation"
+    made_by_job: ClassVar = "jobs.crossval"
+    folds: dict[str, int]
+    """Test groups of each fold, by its name."""
+    trials: int
+    """Number of trials of each method and fold."""
+    methods: tuple[CrossvalMethod, ...]
+    baseline: str | None
+    primary: str
+    """The metric of the comparison column and the picture."""
+    relevant_from: float
+    leave_out_constant: bool
+    policies: dict[str, str]
+    """See `Evaluation.policies`."""
+    resamples: int
+
+
+def summarise_folds(
+    folds: Mapping[str, str], out: str, *, seed: int, made_by: Mapping[str, Any], report: Report
+) -> Crossval:
+    """Summarise the evaluations of all folds and commit `report.md`, its picture and `metrics.json` to a directory.
+
+    Args:
+        folds: URL of the committed evaluation of each fold, by the fold's name.
+        out: URL of the directory.
+        seed: of the resampling; the number of resamples is taken from the evaluations.
+        made_by: origin, recorded in the manifest; see `ltrscale.config.made_by`.
+        report: receives the means over folds of each method.
+
+    Raises:
+        InputError: an evaluation is missing, has other methods, metrics or settings than the first, or the same test
+            groups as another.
+    """
+    evaluations = {fold: Evaluation.read(url) for fold, url in folds.items()}
+    _check_alike(evaluations)
+    result = _summarise(
+        evaluations, {fold: read_group_metrics(url, evaluations[fold]) for fold, url in folds.items()}, seed
+    )
+    with storage.Commit(out) as commit:
+        write_report(commit, result, document(result))
+        commit.finish({"made_by": made_by})
+    for method in result.methods:
+        report({"method": method.name, **{metric: means.mean for metric, means in method.folds.items()}})
+    return result
+
+
+def _check_alike(evaluations: Mapping[str, Evaluation]) -> None:
+    """Check that the folds differ in their test groups and in nothing else."""
+    first, *_ = evaluations
+    tested: dict[str, str] = {}
+    for fold, evaluation in evaluations.items():
+        if _settings(evaluation) != _settings(evaluations[first]):
+            raise InputError(f"folds {first} and {fold} were evaluated with other methods or settings; run both again")
+        if (other := tested.setdefault(evaluation.test.hash, fold)) != fold:
+            raise InputError(f"folds {other} and {fold} have the same test groups; give each fold its own inputs")
+
+
+def _settings(evaluation: Evaluation) -> tuple[object, ...]:
+    drawn = _draws(evaluation)
+    methods = [
+        (method.name, draws, *method.slices[ALL].summaries)
+        for method, draws in zip(evaluation.methods, drawn, strict=True)
+    ]
+    policy = evaluation.relevant_from, evaluation.leave_out_constant, *evaluation.policies.items()
+    return methods, evaluation.baseline, evaluation.primary, policy, evaluation.resamples
+
+
+def _draws(evaluation: Evaluation) -> list[list[str | None]]:
+    """The draw of labels of each trial of each method, numbered in the order of their first appearance.
+
+    Each fold draws from other groups, so that draws of several folds have no more than their numbers in common.
+    """
+    labels = [method.labels for method in evaluation.methods]
+    numbers = {draw: str(number) for number, draw in enumerate(dict.fromkeys(itertools.chain(*labels)))}
+    return [[numbers[draw] for draw in of_method] for of_method in labels]
+
+
+def read_group_metrics(url: str, evaluation: Evaluation) -> list[Doubles]:
+    """Every metric of every group and trial, [Q, t, M], for each method of a committed evaluation; NaN if undefined."""
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    table = pq.read_table(pa.BufferReader(storage.read_verified(url, GROUPS, manifest)))
+    metrics = list(evaluation.methods[0].slices[ALL].summaries)
+    methods = []
+    for method in evaluation.methods:
+        trials = []
+        for trial in range(len(method.bundles)):
+            rows = table.filter((pc.field("method") == method.name) & (pc.field("trial") == trial))
+            trials.append(np.stack([rows[metric].to_numpy() for metric in metrics], axis=1))
+        methods.append(np.stack(trials, axis=1))
+    return methods
+
+
+def _summarise(evaluations: Mapping[str, Evaluation], values: Mapping[str, list[Doubles]], seed: int) -> Crossval:
+    first = next(iter(evaluations.values()))
+    names = [method.name for method in first.methods]
+    metrics = list(first.methods[0].slices[ALL].summaries)
+    sizes = [len(of_fold[0]) for of_fold in values.values()]
+    pooled = scopes(
+        [Blocks.of(np.concatenate([values[fold][k] for fold in values])) for k in range(len(names))],
+        metrics,
+        baseline=None if first.baseline is None else names.index(first.baseline),
+        samples=first.resamples,
+        seed=seed,
+        labels_K=_draws(first),
+        folds_Q=np.repeat(np.arange(len(sizes)), sizes),
+    )
+    methods = []
+    for k, name in enumerate(names):
+        of_folds = [evaluation.methods[k].slices[ALL].summaries for evaluation in evaluations.values()]
+        means = {metric: _fold_means([summaries[metric].mean for summaries in of_folds]) for metric in metrics}
+        methods.append(CrossvalMethod(name=name, folds=means, pooled=pooled[k]))
+    return Crossval(
+        folds={fold: evaluation.test.groups for fold, evaluation in evaluations.items()},
+        trials=len(first.methods[0].bundles),
+        methods=tuple(methods),
+        baseline=first.baseline,
+        primary=first.primary,
+        relevant_from=first.relevant_from,
+        leave_out_constant=first.leave_out_constant,
+        policies=first.policies,
+        resamples=first.resamples,
+    )
+
+
+def _fold_means(folds: Sequence[float | None]) -> FoldMeans:
+    defined = [value for value in folds if value is not None]
+    return FoldMeans(
+        folds=tuple(folds),
+        mean=float(np.mean(defined)) if defined else None,
+        std_error=float(np.std(defined, ddof=1)) / math.sqrt(len(defined)) if len(defined) > 1 else None,
+    )
+
+
+def document(found: Crossval) -> Document:
+    """The report: means over folds, and comparisons over the test groups of all folds together."""
+    folds = ", ".join(f"{fold} {groups:,}" for fold, groups in found.folds.items())
+    together = f"{len(found.folds)} folds with {sum(found.folds.values()):,} labelled test groups together"
+    shows = f"{metric_label(found.primary)} of each method, fold by fold"
+    pooled = {"all": {method.name: method.pooled for method in found.methods}}
+    sections = [
+        Section("How to read the tables", [Points(_how_to_read(found))]),
+        Section("Fold by fold", [_fold_by_fold(found)]),
+        Section("All test groups together", [all_summaries(pooled)]),
+    ]
+    if found.baseline is not None:
+        title = f"Against {found.baseline}, all test groups together"
+        sections.append(Section(title, [all_comparisons(pooled)]))
+    opening = [Text(f"{together}: {folds}."), *_found(found), Chart(_chart(found), shows, "folds")]
+    return Document("Cross-validation", opening, sections)
+
+
+def _found(found: Crossval) -> Iterator[Block]:
+    """The table of methods, a table of both policies if the folds were evaluated under both, and what they can show."""
+    yield _leaders(found)
+    if has_letor(found.methods[0].folds):
+        yield policies({m.name: {metric: _mean(means) for metric, means in m.folds.items()} for m in found.methods})
+    compared = {method.name: method.pooled.comparisons.get(found.primary) for method in found.methods}
+    if shown := verdicts(compared, found.primary):
+        yield Points(shown)
+
+
+def _leaders(found: Crossval) -> Table:
+    """One row per method: NDCG over folds, and over all test groups together the difference from the baseline."""
+    cutoffs = [metric for metric in found.methods[0].folds if metric.startswith("ndcg@")]
+    header = ["method", *map(metric_label, cutoffs)]
+    if found.baseline is not None:
+        header += against_header(found.primary, found.baseline)
+    rows = []
+    for method in found.methods:
+        row = [method.name, *(_mean(method.folds[metric]) for metric in cutoffs)]
+        if found.baseline is not None:
+            row += against(method.pooled.comparisons.get(found.primary))
+        rows.append(row)
+    return Table(header, rows)
+
+
+def _chart(found: Crossval) -> charts.Spec:
+    """The primary metric of each method: a dot a fold, and one for the mean over folds."""
+    rows = []
+    for method in found.methods:
+        of_folds = method.folds[found.primary]
+        values = {**dict(zip(found.folds, of_folds.folds, strict=True)), "mean over folds": of_folds.mean}
+        rows += [{"name": method.name, "series": fold, "mean": value} for fold, value in values.items()]
+    return charts.interval_chart(rows, title=f"{metric_label(found.primary)} of each fold")
+
+
+def _how_to_read(found: Crossval) -> list[str]:
+    return [
+        "Figures are means over folds ± their standard error; a fold's figure is the mean over its test groups"
+        f"{f' and {found.trials} trials' if found.trials > 1 else ''}.",
+        *definitions(
+            found.methods[0].folds,
+            found.relevant_from,
+            leave_out_constant=found.leave_out_constant,
+            stated=found.policies,
+        ),
+        "Differences, their intervals and p are over the test groups of all folds together. Draws of labels are "
+        "counted within a fold, for each fold draws from its own training groups. Models of different folds share "
+        "training queries, which nothing here accounts for.",
+        *how_intervals((method.pooled for method in found.methods), found.resamples),
+    ]
+
+
+def _fold_by_fold(found: Crossval) -> Table:
+    rows = []
+    for metric in found.methods[0].folds:
+        for method in found.methods:
+            means = method.folds[metric]
+            row = [metric_label(metric), method.name, *map(number, means.folds)]
+            rows.append([*row, number(means.mean), number(means.std_error)])
+    return Table(["metric", "method", *found.folds, "mean", "std. error"], rows)
+
+
+def _mean(means: FoldMeans) -> str:
+    return with_error(means.mean, means.std_error)

@@ -1,0 +1,314 @@
+"""The results of a study: methods at several numbers of labelled groups, over several draws of these groups.
+
+Shapes: Q groups, T draws of labels, M metrics.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from ltrscale.arrays import Doubles
+from ltrscale.config import Config
+from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.outliers import OutlierDetector
+from ltrscale.evaluation.measure.report import EvaluatedData
+from ltrscale.evaluation.statistics.curves import Crossover, Drawn, MeanEstimate, crossovers, estimate
+from ltrscale.evaluation.studies.group_metrics import Measured, TestedOn, read_outliers, read_values
+from ltrscale.reports.findings import Findings
+
+ScopeName = Literal["all", "outliers"]
+SCOPES: tuple[ScopeName, ...] = ("all", "outliers")
+
+
+Family = Literal["trees", "not pretrained", "pretrained", "mixed", "feature"]
+
+
+class MethodTraits(Config):
+    """A method as the tables sort it."""
+
+    family: Family
+    """`pretrained` also through a teacher. `mixed` are trees that read or learn the scores of networks, `feature` is an
+    order that learns nothing."""
+    pretext: str | None = None
+    """What the encoder is pretrained with."""
+    augment: str | None = None
+    """The augmentation of its views."""
+    strategy: Literal["LP", "MP", "FF"] | None = None
+    """How a pretrained encoder is finetuned: linear probing, multilayer probing, full finetuning."""
+    unlabelled: str | None = None
+    """What trees learn from unlabelled groups: nothing, PCA, pseudo-labels, or both."""
+    tuned: bool = False
+    """Whether a search finds its settings at each number of labelled groups."""
+
+
+class Cost(Config):
+    """Time of a method; None where it is not known."""
+
+    pretraining_minutes: float | None = None
+    """Pretraining of one encoder, which serves all draws."""
+    pretraining_documents_per_s: float | None = None
+    minutes: dict[str, float] = Field(default_factory=dict)
+    """Mean minutes of training one model, without pretraining and without the methods that it is built on, by the
+    number of labelled groups."""
+    documents_per_s: float | None = None
+    """Documents read by training, over its whole time."""
+    scored_documents_per_s: float | None = None
+
+
+class StudyPoint(Config):
+    """A method at one number of labelled groups."""
+
+    method: str
+    labelled: str
+    validation: float | None
+    """Mean of the primary metric on validation groups; None if training does not report it."""
+    estimates: dict[ScopeName, dict[str, MeanEstimate]]
+    """By groups and metric; without metrics that no group defines."""
+
+
+class Versus(Config):
+    """A method against another, in the primary metric."""
+
+    method: str
+    against: str
+    groups: ScopeName
+    estimates: dict[str, MeanEstimate]
+    """The difference by the number of labelled groups."""
+    crossovers: tuple[Crossover, ...]
+
+
+class Study(Findings):
+    """`metrics.json` of a study."""
+
+    called: ClassVar = "a study"
+    made_by_job: ClassVar = "jobs.study"
+    labelled: dict[str, float]
+    """The numbers of labelled groups by their names: a count, or the share of all."""
+    counts: Literal["relevant", "labelled"]
+    """What a count counts: groups with a relevant document, or all labelled groups."""
+    trained_on: dict[str, float | None]
+    """Labelled groups that the method learns from that reads the most of them: the mean over the draws. Methods with
+    `relevant_only` leave out those without a relevant document."""
+    validation_share: float | None
+    """Validation labels as a share of the training labels; None if they are a fixed sample or all of the split."""
+    validation_size: dict[str, float]
+    """The size of the sample of validation labels that is the same at every number; empty for all of the split."""
+    methods: dict[str, MethodTraits]
+    baseline: str | None
+    controls: dict[str, str]
+    """Of pretrained methods, the method with the same settings without pretraining."""
+    primary: str
+    relevant_from: float
+    leave_out_constant: bool = False
+    points: tuple[StudyPoint, ...]
+    versus: tuple[Versus, ...]
+    costs: dict[str, Cost]
+    models: int
+    """Models that are measured."""
+    planned: int
+    """Models of the whole study."""
+    failed: dict[str, str]
+    """Why a part of the study failed, by its name."""
+    seeds: int
+    """Initial weights for each draw."""
+    test: EvaluatedData
+    detector: OutlierDetector
+
+    def find(self, method: str, labelled: str) -> StudyPoint | None:
+        """The point of a method, if it is measured."""
+        return next((p for p in self.points if (p.method, p.labelled) == (method, labelled)), None)
+
+    @property
+    def opponents(self) -> list[str]:
+        """The methods that others are compared with: the baseline first, then the controls."""
+        return [name for name in dict.fromkeys([self.baseline, *self.controls.values()]) if name is not None]
+
+    def against(self, other: str, groups: ScopeName = "all") -> dict[str, Versus]:
+        """The comparisons with a method, by the name of the one that is compared."""
+        return {v.method: v for v in self.versus if v.against == other and v.groups == groups}
+
+    def of_family(self, family: Family) -> list[str]:
+        """The names of the methods of a family."""
+        return [name for name, about in self.methods.items() if about.family == family]
+
+    def best(self, names: Iterable[str], labelled: str) -> str | None:
+        """The method with the highest validation metric; None if none reports it."""
+        means = [
+            (p.validation, name) for name in names if (p := self.find(name, labelled)) and p.validation is not None
+        ]
+        return max(means, key=lambda pair: pair[0])[1] if means else None
+
+
+class Model(Config):
+    """A trained and measured model of the study."""
+
+    labelled: str
+    draw: int
+    seed: int
+    method: str
+    url: str
+    """Directory of its metrics."""
+    seconds: float | None
+    """Time of its training."""
+    documents: int
+    """Documents that its training read."""
+
+
+class Design(Config):
+    """What the study is, besides its models."""
+
+    labelled: dict[str, float | None]
+    """Names of the numbers of labelled groups, rising; None where only a trained model states the number."""
+    methods: dict[str, MethodTraits]
+    counts: Literal["relevant", "labelled"]
+    validation_share: float | None
+    validation_size: dict[str, float]
+    baseline: str | None
+    controls: dict[str, str]
+    """By the method that it is the control of."""
+    primary: str
+    relevant_from: float
+    leave_out_constant: bool = False
+    planned: int
+    seeds: int
+    failed: dict[str, str]
+    pretraining: dict[str, Cost]
+    """Cost of pretraining by method."""
+
+
+def study_of(design: Design, models: Sequence[Model], test_url: str) -> Study:
+    """Compute all figures from the metrics that the models' directories hold.
+
+    Raises:
+        InputError: a directory has no committed metrics, or two of them are of other test groups.
+    """
+    table = _Table.read(models, test_url, design.primary)
+    trained_on = {name: table.trained_on(name) for name in design.labelled}
+    numbers = {name: number or trained_on[name] or 1.0 for name, number in design.labelled.items()}
+    versus = [
+        versus
+        for method, other in _pairs(design)
+        for groups in SCOPES
+        if (versus := table.versus(method, other, groups, numbers))
+    ]
+    tested = TestedOn.read(test_url)
+    return Study(
+        labelled=numbers,
+        counts=design.counts,
+        trained_on=trained_on,
+        validation_share=design.validation_share,
+        validation_size=design.validation_size,
+        methods=dict(design.methods),
+        baseline=design.baseline,
+        controls=dict(design.controls),
+        primary=design.primary,
+        relevant_from=design.relevant_from,
+        leave_out_constant=design.leave_out_constant,
+        points=tuple(table.point(m, n) for n in numbers for m in design.methods if (n, m) in table.values),
+        versus=tuple(versus),
+        costs={name: table.cost(name, design.pretraining.get(name, Cost())) for name in design.methods},
+        models=len(models),
+        planned=design.planned,
+        failed=dict(design.failed),
+        seeds=design.seeds,
+        test=tested.test,
+        detector=tested.detector,
+    )
+
+
+def _pairs(design: Design) -> list[tuple[str, str]]:
+    """The comparisons: of each method with the baseline, and of each that has a control with that."""
+    with_baseline = [(name, design.baseline) for name in design.methods if design.baseline not in (None, name)]
+    return list(dict.fromkeys([*with_baseline, *design.controls.items()]))
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The metrics of all models."""
+
+    metrics: tuple[str, ...]
+    primary: str
+    values: Mapping[tuple[str, str], Mapping[int, Doubles]]
+    """By number of labelled groups and method: for each draw [Q, M], the mean over seeds."""
+    models: Mapping[tuple[str, str], Sequence[tuple[Model, Measured]]]
+    rows: Mapping[ScopeName, NDArray[np.bool_]]
+
+    @classmethod
+    def read(cls, models: Sequence[Model], test_url: str, primary: str) -> "_Table":
+        of_seeds: dict[tuple[str, str], dict[int, list[Doubles]]] = defaultdict(lambda: defaultdict(list))
+        of_models = defaultdict(list)
+        gids_Q: NDArray[np.int64] | None = None
+        metrics: tuple[str, ...] = ()
+        for model in models:
+            measured = Measured.read(model.url)
+            metrics = metrics or measured.metrics
+            own_Q, values_QM = read_values(model.url, metrics)
+            if gids_Q is not None and not np.array_equal(own_Q, gids_Q):
+                raise InputError(f"{model.url}: measured on other test groups; run the same command again")
+            gids_Q = own_Q
+            of_seeds[model.labelled, model.method][model.draw].append(values_QM)
+            of_models[model.labelled, model.method].append((model, measured))
+        outliers = read_outliers(test_url)
+        outlier_Q = np.array([outliers[gid] for gid in ([] if gids_Q is None else gids_Q.tolist())], np.bool_)
+        values = {
+            key: {draw: np.mean(values_SQM, axis=0) for draw, values_SQM in sorted(draws.items())}
+            for key, draws in of_seeds.items()
+        }
+        return cls(metrics, primary, values, of_models, {"all": np.ones_like(outlier_Q), "outliers": outlier_Q})
+
+    def drawn(self, method: str, labelled: str, metric: str, groups: ScopeName) -> Drawn:
+        of_draws, column = self.values[labelled, method], self.metrics.index(metric)
+        values_TQ = [values_QM[self.rows[groups], column] for values_QM in of_draws.values()]
+        return Drawn(tuple(of_draws), np.stack(values_TQ, axis=1))
+
+    def trained_on(self, labelled: str) -> float | None:
+        counts = [[m.labelled_groups for _, m in ms] for (n, _), ms in self.models.items() if n == labelled]
+        means = [np.mean([count for count in of_method if count is not None]) for of_method in counts if any(of_method)]
+        return float(max(means)) if means else None
+
+    def point(self, method: str, labelled: str) -> StudyPoint:
+        validation = [measured.validation.get(self.primary) for _, measured in self.models[labelled, method]]
+        defined = [value for value in validation if value is not None]
+        estimates = {
+            groups: {
+                metric: estimated
+                for metric in self.metrics
+                if (estimated := estimate(self.drawn(method, labelled, metric, groups))) is not None
+            }
+            for groups in SCOPES
+        }
+        mean = float(np.mean(defined)) if defined and len(defined) == len(validation) else None
+        return StudyPoint(method=method, labelled=labelled, validation=mean, estimates=estimates)
+
+    def versus(self, method: str, other: str, groups: ScopeName, numbers: Mapping[str, float]) -> Versus | None:
+        both = [n for n in numbers if (n, method) in self.values and (n, other) in self.values]
+        curve: list[tuple[str, Drawn]] = []
+        for n in both:
+            one, two = (self.drawn(name, n, self.primary, groups) for name in (method, other))
+            if (differences := one.minus(two)) is not None and estimate(differences) is not None:
+                curve.append((n, differences))
+        if not curve:
+            return None
+        estimates = {n: estimated for n, drawn in curve if (estimated := estimate(drawn)) is not None}
+        crossed = crossovers([(numbers[n], drawn) for n, drawn in curve])
+        return Versus(method=method, against=other, groups=groups, estimates=estimates, crossovers=crossed)
+
+    def cost(self, method: str, pretraining: Cost) -> Cost:
+        of_method = {n: models for (n, name), models in self.models.items() if name == method}
+        every = [pair for models in of_method.values() for pair in models]
+        seconds = sum(model.seconds or 0.0 for model, _ in every)
+        documents = sum(model.documents for model, _ in every)
+        scoring = sum(measured.seconds for _, measured in every)
+        times = {
+            n: [model.seconds for model, _ in models if model.seconds is not None] for n, models in of_method.items()
+        }
+        return pretraining.replace(
+            minutes={n: float(np.mean(seconds)) / 60 for n, seconds in times.items() if seconds},
+            documents_per_s=documents / seconds if documents and seconds else None,
+            scored_documents_per_s=sum(m.documents for _, m in every) / scoring if scoring else None,
+        )

@@ -1,0 +1,441 @@
+"""The report of a study: one sentence of advice, tables in the shape of HOU24's, curves with intervals, crossovers.
+
+The columns of a table are numbers of labelled groups, where the paper's are data sets.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ltrscale import storage
+from ltrscale.evaluation.measure.slices import OUTLIERS
+from ltrscale.evaluation.pages import TableCells, definitions, number, skewed_draws, with_error
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, MOST_DRAWS
+from ltrscale.evaluation.statistics.curves import Crossover, MeanEstimate
+from ltrscale.evaluation.studies.study import Family, ScopeName, Study, StudyPoint, Versus
+from ltrscale.ranking.choices import metric_label
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
+from ltrscale.reports.findings import write_report
+
+CurveRow = dict[str, float | str | None]
+"""A row of `charts.lines`."""
+_BESIDE, _FALL = 1.035, 2.0
+_ACROSS = "labelled groups"
+_FAMILIES: dict[Family, str] = {"trees": "GBDT", "not pretrained": "No pretrain DL", "pretrained": "Pretrained DL"}
+_STRATEGIES = {"LP": "linear probing", "MP": "multilayer probing", "FF": "full finetuning"}
+
+
+def write_study(study: Study, out: str, *, made_by: Mapping[str, Any]) -> None:
+    """Commit `report.md` with its pictures and `metrics.json` to a directory."""
+    with storage.Commit(out) as commit:
+        write_report(commit, study, document(study))
+        commit.finish({"made_by": made_by})
+
+
+def sentences(study: Study) -> list[str]:
+    """The advice on methods of other families than the baseline's and on pretraining's share; trees that get worse."""
+    lines = []
+    if study.baseline is not None:
+        family = study.methods[study.baseline].family
+        others = [name for name, about in study.methods.items() if about.family != family]
+        lines.append(advice(study, dict.fromkeys(others, study.baseline)))
+    if study.controls:
+        lines.append(f"Pretraining's own share: {advice(study, study.controls)}")
+    return [*lines, *worse_with_more(study)]
+
+
+def worse_with_more(study: Study) -> list[str]:
+    """A sentence for trees without a search whose metric falls from one number of labelled groups to a larger one.
+
+    The groups are the same at both, so a fall is measured by the standard errors over the draws of each; the largest
+    fall of at least two is told.
+    """
+    lines = []
+    for name, about in study.methods.items():
+        curve = [(n, found) for n in study.labelled if (found := _estimate(study.find(name, n), "all", study.primary))]
+        falls = [
+            ((before.mean - after.mean) / error, at, before, n, after)
+            for (at, before), (n, after) in itertools.combinations(curve, 2)
+            if (error := math.hypot(before.over_draws or 0.0, after.over_draws or 0.0)) > 0
+        ]
+        falls = [fall for fall in falls if fall[0] >= _FALL]
+        if about.family != "trees" or about.tuned or not falls:
+            continue
+        errors, at, before, n, after = max(falls, key=lambda fall: fall[0])
+        draws = min(before.draws, after.draws)
+        few = "" if draws >= FEWEST_DRAWS else f", over {draws} draws, which judge nothing"
+        lines.append(
+            f"{name} gets worse with more labels: {metric_label(study.primary)} {number(before.mean)} at {at} and "
+            f"{number(after.mean)} at {n} labelled groups ({errors:.1f} standard errors{few}). Its settings are the "
+            "same at each number; a search at each (kind: tuned) is the fairer opponent."
+        )
+    return lines
+
+
+def advice(study: Study, pairs: Mapping[str, str]) -> str:
+    """One sentence: at which numbers of labelled groups which method beats the one that it is compared with in `pairs`.
+
+    At each number it speaks of the method with the highest validation metric, so that the test groups choose nothing.
+    """
+    said: list[tuple[str, str, str]] = []  # number, verdict, words
+    for n in study.labelled:
+        if (best := study.best(pairs, n)) is None:
+            continue
+        against = pairs[best]
+        versus = study.against(against).get(best)
+        if versus is None or (found := versus.estimates.get(n)) is None:
+            continue
+        match found.verdict:
+            case "above":
+                said.append((n, f"{best} beats {against}", _signed(found)))
+            case "below":
+                said.append((n, f"{against} beats {best}", _signed(found)))
+            case "open" if found.draws < FEWEST_DRAWS:
+                said.append((n, f"fewer than {FEWEST_DRAWS} draws cannot judge {best} against {against}", ""))
+            case "open":
+                said.append((n, f"the data cannot tell {best} from {against}", _signed(found)))
+    if not said:
+        others = " or ".join(dict.fromkeys(pairs.values()))
+        return f"No method can be judged against {others} yet." if others else "No method can be judged yet."
+    parts = []
+    for words, run in itertools.groupby(said, key=lambda each: each[1]):
+        each = list(run)
+        span = f"at {each[0][0]}" if len(each) == 1 else f"from {each[0][0]} to {each[-1][0]}"
+        figures = ", ".join(figure for _, _, figure in each if figure)
+        parts.append(f"{span} labelled groups {words}{f' ({figures})' if figures else ''}")
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def document(study: Study) -> Document:
+    """The report: advice, tables in the shape of HOU24's, curves and differences."""
+    curves = _on_each_scope(study, functools.partial(curves_chart, study))
+    undecided = [line for other in study.opponents for line in deciding(study, other)]
+    opening = (
+        *_progress(study),
+        *map(Text, sentences(study)),
+        Text(_data(study)),
+        *_blocks(study, {name: name for name in study.methods}, about=" of each method (HOU24, table 1)"),
+        *([Points(undecided, _UNDECIDED)] if undecided else []),
+        Chart(curves, f"{metric_label(study.primary)} against the number of labelled groups", "curves"),
+    )
+    sections = []
+    for other in study.opponents:
+        which = "" if other == study.baseline else ", which is not pretrained"
+        sections.append(Section(f"Against {other}{which}", list(_against(study, other))))
+    sections += [*_shapes(study), Section("Time", _time(study)), Section("How to read", [Points(_how_to_read(study))])]
+    return Document("Study", opening, sections)
+
+
+def _progress(study: Study) -> Iterator[Block]:
+    if study.models < study.planned:
+        yield Text(f"{study.models} of {study.planned} models are measured; the others are missing below.")
+    if study.failed:
+        shown = [f"{name}: {why}" for name, why in study.failed.items()]
+        yield Points(shown, f"{len(study.failed)} tasks failed; the same command tries them again")
+
+
+def _data(study: Study) -> str:
+    test = study.test
+    draws = sorted({e.draws for p in study.points for e in p.estimates["all"].values()})
+    counts = ", ".join(f"{name}{_in_all(study, name)}" for name in study.labelled)
+    what = "Training groups with a relevant document" if study.counts == "relevant" else "Labelled training groups"
+    if study.validation_share is not None:
+        validation = f"validation labels are {study.validation_share:g} of the training labels, drawn with them"
+    elif study.validation_size:
+        ((size, count),) = study.validation_size.items()
+        validation = f"validation labels are a sample ({size}: {count:g}), drawn anew with those of training"
+    else:
+        validation = "all labelled groups of the validation split choose epochs, trees and settings, as in the papers"
+    drawn = " to ".join(map(str, dict.fromkeys([draws[0], draws[-1]])))
+    periods = " to ".join(dict.fromkeys([test.periods[0], test.periods[-1]]))
+    defined = max(e.groups for p in study.points for e in p.estimates["all"].values())
+    return (
+        f"{what}: {counts}; draws of each number: {drawn}; seeds of each draw: {study.seeds}; {validation}. Test data: "
+        f"{', '.join(test.data)}, {periods}, {test.groups:,} labelled groups, {defined:,} of them with a "
+        f"relevant document; {test.slices[OUTLIERS]:,} are outlier groups (selection {test.hash[:12]})."
+    )
+
+
+def _in_all(study: Study, name: str) -> str:
+    """How many labelled groups a model learns from, where the number does not say it."""
+    trained_on = study.trained_on[name]
+    if trained_on is None or (name.isdecimal() and study.counts == "labelled"):
+        return ""
+    if not name.isdecimal():
+        return f" ({trained_on:,.0f})"
+    with_others = f"{trained_on:,.0f} with the others"
+    return f" ({with_others if trained_on > study.labelled[name] else 'the others are left out'})"
+
+
+def _grid(study: Study, rows: Mapping[str, Callable[[str], str | None]], caption: str, header: str = "method") -> Table:
+    """A table with a column for each number of labelled groups; a dash where a row has nothing to show."""
+    cells = [[name, *(of(n) or "-" for n in study.labelled)] for name, of in rows.items()]
+    return Table([header, *study.labelled], cells, caption)
+
+
+def _mean(study: Study, method: str, groups: ScopeName) -> Callable[[str], str | None]:
+    """The cells of a method: mean and standard error over draws, as the paper's tables have them."""
+
+    def cell(n: str) -> str | None:
+        found = _estimate(study.find(method, n), groups, study.primary)
+        return None if found is None else with_error(found.mean, found.over_draws)
+
+    return cell
+
+
+def _estimate(point: StudyPoint | None, groups: ScopeName, metric: str) -> MeanEstimate | None:
+    return None if point is None else point.estimates[groups].get(metric)
+
+
+def _scopes(study: Study) -> dict[ScopeName, str]:
+    """The groups that are reported, with the name of the metric there."""
+    label = metric_label(study.primary)
+    both: dict[ScopeName, str] = {"all": label, "outliers": f"Outlier-{label}"}
+    return both if any(p.estimates["outliers"] for p in study.points) else {"all": label}
+
+
+def _blocks(
+    study: Study, rows: Mapping[str, str | Callable[[str], str | None]], header: str = "method", about: str = ""
+) -> Iterator[Table]:
+    """A table for all groups and one for outlier groups; a row is a method, or a function from a number to one."""
+    for groups, label in _scopes(study).items():
+
+        def cells(of: str | Callable[[str], str | None], groups: ScopeName = groups) -> Callable[[str], str | None]:
+            if isinstance(of, str):
+                return _mean(study, of, groups)
+            return lambda n: _mean(study, name, groups)(n) if (name := of(n)) is not None else None
+
+        yield _grid(study, {row: cells(of) for row, of in rows.items()}, f"{label}{about}", header)
+
+
+def _against(study: Study, other: str) -> Iterator[Block]:
+    """Differences with crossed intervals, what the design could see, crossovers."""
+    for groups, label in _scopes(study).items():
+        versus = study.against(other, groups)
+        if not versus:
+            continue
+        yield _grid(study, _rows(versus, _signed), f"{label}: difference [95% interval]")
+        if groups == "all":
+            seen = _rows(versus, lambda e: number(e.detectable))
+            yield _grid(study, seen, "Smallest difference that this design would see with a power of 80%")
+        yield Points([_crossing(study, v) for v in versus.values()], f"{label}: crossovers")
+    if other == study.opponents[0]:
+        differences = _on_each_scope(study, functools.partial(differences_chart, study, other))
+        yield Chart(differences, "Differences against the number of labelled groups", "differences")
+
+
+_UNDECIDED = "What would decide the open differences, if they are in truth as found"
+
+
+def deciding(study: Study, other: str) -> Iterator[str]:
+    """For each open difference from a method, the draws, labels or test groups that would see it."""
+    for method, versus in study.against(other).items():
+        for n, found in versus.estimates.items():
+            if found.needs is None:
+                continue
+            draws, labels, groups = found.needs.draws, found.needs.labels, found.needs.groups
+            ways = [f"{draws:,} draws"] if draws else []
+            ways += [f"{labels * study.labelled[n]:,.0f} labelled groups"] if labels else []
+            ways += [f"{groups * found.groups:,.0f} test groups"] if groups else []
+            enough = " or ".join(ways) or f"no more than {MOST_DRAWS:,} draws, labels or test groups alone"
+            yield f"{method} - {other} at {n} ({found.mean:+.4f}, {found.draws} draws): {enough}"
+
+
+def _rows(versus: Mapping[str, Versus], shown: Callable[[MeanEstimate], str]) -> dict[str, Callable[[str], str | None]]:
+    """The rows of a table of comparisons."""
+
+    def row(estimates: Mapping[str, MeanEstimate]) -> Callable[[str], str | None]:
+        return lambda n: shown(estimates[n]) if n in estimates else None
+
+    return {name: row(of.estimates) for name, of in versus.items()}
+
+
+def _signed(found: MeanEstimate) -> str:
+    text = f"{found.mean:+.4f}"
+    return text if found.low is None or found.high is None else f"{text} [{found.low:+.4f}, {found.high:+.4f}]"
+
+
+def _crossing(study: Study, versus: Versus) -> str:
+    """Where a method falls behind another or overtakes it."""
+    name, other = versus.method, versus.against
+    counts = [study.labelled[n] for n in versus.estimates]
+    span = f"from {counts[0]:,.0f} to {counts[-1]:,.0f} labelled groups"
+    if len(counts) < 2:
+        return f"{name}: measured at {counts[0]:,.0f} labelled groups only"
+    if not versus.crossovers:
+        where = "ahead of" if next(iter(versus.estimates.values())).mean > 0 else "behind"
+        return f"{name}: no crossover {span}, its mean is {where} {other} throughout"
+    said = [f"{'falls behind' if x.falls else 'overtakes'} at {_around(x, counts)}" for x in versus.crossovers]
+    return f"{name}: {', '.join(said)}"
+
+
+def _around(crossover: Crossover, counts: Sequence[float]) -> str:
+    low = f"below {counts[0]:,.0f}" if crossover.low is None else f"{crossover.low:,.0f}"
+    high = f"above {counts[-1]:,.0f}" if crossover.high is None else f"{crossover.high:,.0f}"
+    return f"{crossover.at:,.0f} [{low}, {high}]"
+
+
+def _shapes(study: Study) -> Iterator[Section]:
+    """The tables of HOU24 that the methods of this study have something for."""
+    families = {title: study.of_family(family) for family, title in _FAMILIES.items() if study.of_family(family)}
+    if len(families) > 1:
+        best = {title: functools.partial(study.best, names) for title, names in families.items()}
+        title = "The best of each family, chosen on validation (HOU24, table 2)"
+        yield Section(title, list(_blocks(study, best, "family")))
+    if study.baseline is not None:
+        yield Section(f"Percent of {study.baseline} (HOU24, table 3)", list(_percent(study, study.baseline)))
+    about = study.methods
+    probed = {name: a for name, a in about.items() if a.pretext is not None and a.strategy is not None}
+    if len({a.strategy for a in probed.values()}) > 1:
+        rows = {f"{_STRATEGIES[a.strategy or 'FF']}: {name}": name for name, a in sorted(probed.items(), key=_strategy)}
+        yield Section("Strategies of finetuning (HOU24, table 4)", list(_blocks(study, rows, "strategy")))
+    full = {name: a for name, a in about.items() if a.pretext is not None and a.strategy == "FF"}
+    for pretext in dict.fromkeys(a.pretext for a in full.values()):
+        same = {name: a for name, a in full.items() if a.pretext == pretext}
+        if len({a.augment for a in same.values()}) > 1:
+            rows = {f"{a.augment}: {name}": name for name, a in same.items()}
+            title = f"Augmentations of {pretext} (HOU24, tables 14 and 15)"
+            yield Section(title, list(_blocks(study, rows, "augmentation")))
+    trees = {f"{a.unlabelled}: {name}": name for name, a in about.items() if a.unlabelled is not None}
+    if len({a.unlabelled for a in about.values()} - {None}) > 1:
+        title = "Trees with and without unlabelled groups (HOU24, table 16)"
+        yield Section(title, list(_blocks(study, trees, "unlabelled groups")))
+
+
+def _strategy(item: tuple[str, object]) -> tuple[int, str]:
+    name, about = item
+    return list(_STRATEGIES).index(getattr(about, "strategy", "FF")), name
+
+
+def _percent(study: Study, baseline: str) -> Iterator[Table]:
+    """The change against the baseline in percent of its mean, with the half width of the interval."""
+    for groups, label in _scopes(study).items():
+        versus = study.against(baseline, groups)
+        rows: dict[str, Callable[[str], str | None]] = {
+            baseline: lambda n: "+0.00%" if study.find(baseline, n) else None
+        }
+        for name, v in versus.items():
+
+            def cell(n: str, v: Versus = v, groups: ScopeName = groups) -> str | None:
+                base = _estimate(study.find(baseline, n), groups, study.primary)
+                found = v.estimates.get(n)
+                if base is None or found is None or not base.mean:
+                    return None
+                half = None if found.low is None else 100 * (found.mean - found.low) / base.mean
+                return f"{100 * found.mean / base.mean:+.2f}%{'' if half is None else f' ± {half:.2f}%'}"
+
+            rows[name] = cell
+        yield _grid(study, rows, label)
+
+
+def cost_rows(study: Study) -> TableCells:
+    """Minutes and documents per second of each method."""
+    header = ["method", "pretraining, min", "pretraining, documents/s", *(f"{n}, min" for n in study.labelled)]
+    rows = []
+    for name, cost in study.costs.items():
+        trained = [_minutes(cost.minutes.get(n)) for n in study.labelled]
+        pretrained = [_minutes(cost.pretraining_minutes), _rate(cost.pretraining_documents_per_s)]
+        steps = "n/a" if cost.minutes and cost.documents_per_s is None else _rate(cost.documents_per_s)
+        rows.append([name, *pretrained, *trained, steps, _rate(cost.scored_documents_per_s)])
+    return [*header, "training, documents/s", "scoring, documents/s"], rows
+
+
+def _time(study: Study) -> tuple[Table, Text]:
+    """The table of costs."""
+    return Table(*cost_rows(study)), Text(
+        "Minutes of training one model, by the number of labelled groups, without its pretraining and without the "
+        "methods that it is built on; those of a tuned method contain all its trials. Documents per second of "
+        "pretraining, of training, and of scoring the test groups, on the CPUs of one model. Documents of training are "
+        "counted by the steps of networks; trees make none, which is n/a."
+    )
+
+
+def _minutes(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+_ONE_ENCODER = (
+    "One encoder of each pretraining and seed serves all draws: intervals of pretrained methods, and of pretraining's "
+    "own share, hold for these encoders. How much another pretraining with another seed would differ is not in them."
+)
+
+
+def _how_to_read(study: Study) -> list[str]:
+    metrics = list(dict.fromkeys(m for p in study.points for m in p.estimates["all"])) or [study.primary]
+    return [
+        "Figures after ± are standard errors over the draws of labelled groups, as in the paper; intervals in brackets "
+        "hold for other draws and other test groups: both are samples, every draw is tested on every group, and the "
+        "variances of both enter (Student's t with Satterthwaite's degrees of freedom). Differences are of the draws "
+        "that both methods have. The mean over initial weights enters for each draw.",
+        f"Fewer than {FEWEST_DRAWS} draws judge nothing. Intervals are for one comparison at a time.",
+        *skewed_draws(_skewed(study)),
+        *([_ONE_ENCODER] if study.of_family("pretrained") else []),
+        "The advice speaks of the method that validation chooses at each number of labelled groups.",
+        "A crossover is where the difference, interpolated in the logarithm of the number of labelled groups, is 0; "
+        "its interval are the numbers around it at which 0 is not rejected.",
+        *definitions(metrics, study.relevant_from, leave_out_constant=study.leave_out_constant),
+    ]
+
+
+def _skewed(study: Study) -> dict[str, bool]:
+    """Whether the draws of each difference that is judged look skewed."""
+    return {
+        f"{v.method} - {v.against} at {n}": e.skewed
+        for v in study.versus
+        if v.groups == "all"
+        for n, e in v.estimates.items()
+        if e.draws >= FEWEST_DRAWS
+    }
+
+
+def _curve_rows(study: Study, groups: ScopeName, against: str | None) -> tuple[list[CurveRow], list[CurveRow]]:
+    """The rows of a chart of all methods, or of their differences from one, and the rows of its crossovers."""
+    if against is None:
+        found = {
+            name: {
+                n: e for n in study.labelled if (e := _estimate(study.find(name, n), groups, study.primary)) is not None
+            }
+            for name in study.methods
+        }
+        versus: dict[str, Versus] = {}
+    else:
+        versus = study.against(against, groups)
+        found = {name: dict(versus[name].estimates) for name in study.methods if name in versus}
+    middle = (len(study.methods) - 1) / 2
+    # dots are moved a little sideways so that methods do not hide each other
+    rows: list[CurveRow] = [
+        {"x": study.labelled[n] * _BESIDE ** (i - middle), "y": e.mean, "low": e.low, "high": e.high, "series": name}
+        for i, (name, estimates) in enumerate(found.items())
+        for n, e in estimates.items()
+    ]
+    marks: list[CurveRow] = [{"x": x.at, "series": name} for name, v in versus.items() for x in v.crossovers]
+    return rows, marks
+
+
+def curves_chart(study: Study, groups: ScopeName = "all") -> charts.Spec:
+    """The metric of each method against the number of labelled groups."""
+    rows, _ = _curve_rows(study, groups, None)
+    ticks, order = list(study.labelled.values()), list(study.methods)
+    return charts.lines(rows, x=_ACROSS, y=metric_label(study.primary), log=True, ticks=ticks, order=order)
+
+
+def differences_chart(study: Study, against: str, groups: ScopeName = "all") -> charts.Spec:
+    """The difference of each method from another, with marks at the crossovers."""
+    rows, marks = _curve_rows(study, groups, against)
+    ticks, order = list(study.labelled.values()), list(study.methods)
+    label = f"{metric_label(study.primary)} - {against}"
+    return charts.lines(rows, x=_ACROSS, y=label, log=True, ticks=ticks, marks=marks, level=0.0, order=order)
+
+
+def _on_each_scope(study: Study, of: Callable[[ScopeName], charts.Spec]) -> charts.Spec:
+    """A chart of all groups and, if there are any, one of outlier groups."""
+    titles = {"all": "all groups", "outliers": "outlier groups"}
+    return charts.chart_row(*(charts.titled(of(groups), titles[groups]) for groups in _scopes(study)))

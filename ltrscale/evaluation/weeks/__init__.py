@@ -1,0 +1,1 @@
+"""Drift and decay over weeks, and the gate in front of production."""

@@ -1,0 +1,387 @@
+"""Decay: a metric by period after the end of training, the drift of each period, and whether drift foretold the loss.
+
+Shapes: P periods, S permutations.
+"""
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from ltrscale import storage
+from ltrscale.bundle import read_bundle_manifest
+from ltrscale.bundle.provenance import Provenance
+from ltrscale.config import Config, Operational, validate
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.periods import with_periods_named
+from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateConfig
+from ltrscale.evaluation.measure.shown import POSITIONS
+from ltrscale.evaluation.pages import TableCells, against, against_header, number
+from ltrscale.evaluation.statistics.summarise import Scope
+from ltrscale.evaluation.weeks.drift import MUCH, SOME, Drift, DriftSettings, PeriodDrift, measure_drift
+from ltrscale.progress import Report
+from ltrscale.ranking.choices import metric_label
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
+from ltrscale.reports.findings import Findings, print_report, write_report
+from ltrscale.stages.inputs import OutputUrl, hashes_of
+from ltrscale.stages.origins import bundle_hashes, dataset_hashes
+from ltrscale.stages.stage import Origin, Stage
+
+FEWEST_PERIODS = 5
+"""With fewer periods no order of them has a probability below 5%."""
+_EXACT, _PERMUTATIONS = 7, 10_000
+_PICTURE = "decay.png"
+_FEATURES_SHOWN = 10
+_NAMED, _DRAWN = 5, 3
+_SINCE = "periods since the end of training"
+_BESIDE = 0.03
+
+
+class PeriodPoint(Config):
+    """A period of a curve."""
+
+    period: str
+    since: int
+    """Periods since the last one of training, among those that the data sets have."""
+    scope: Scope
+    """Metrics of the period's groups, and comparisons with the baseline."""
+
+
+class PeriodCurve(Config):
+    """The metric of one method by period."""
+
+    trained_until: str
+    """The last period that its first bundle learnt from; that of the training split if the bundle does not state it."""
+    points: tuple[PeriodPoint, ...]
+
+
+class DriftCorrelation(Config):
+    """How well a measure of drift, which needs no labels, ranked the periods by a method's metric."""
+
+    measure: str
+    method: str
+    periods: int
+    correlation: float | None
+    """Spearman's rank correlation of drift and the loss of the metric; 1 where more drift was always more loss. None
+    for fewer than five periods, or without differences."""
+    p: float | None
+    """Two-sided p value over permutations of the periods."""
+
+
+class Decay(Findings):
+    """`metrics.json` of a drift report."""
+
+    called: ClassVar = "a drift report"
+    made_by_job: ClassVar = "jobs.drift"
+    primary: str
+    baseline: str | None
+    curves: dict[str, PeriodCurve]
+    drift: Drift
+    foretold: tuple[DriftCorrelation, ...]
+
+
+class DriftJob(DriftSettings, Stage):
+    """Report the metrics of an evaluation by period, and the drift of its periods from training."""
+
+    stage: ClassVar = "drift"
+    out: Operational[str]
+    """Directory of the report."""
+    evaluation: OutputUrl
+    """Directory that jobs.evaluate made with `slice_by: [period]`; its splits, bundles and settings are used."""
+
+    def run(self, *, show: bool = True) -> bool:
+        """Make the report, and print its tables if `show` is set."""
+        ran = super().run()
+        if show:
+            print_report(self.out, document(Decay.read(self.out), self.evaluation))
+        return ran
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the evaluation, its data sets and its bundles."""
+        splits = self._evaluated.splits
+        data = dataset_hashes([splits.train, splits.validation, splits.test])
+        return hashes_of(self) | data | bundle_hashes(self._evaluated.bundles)
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Measure drift, and commit the report."""
+        result = decay(Evaluation.read(self.evaluation), self._evaluated, measure_drift(self._evaluated, self))
+        with storage.Commit(self.out) as commit:
+            write_report(commit, result, document(result, self.evaluation))
+            commit.finish({"made_by": origin})
+
+    @cached_property
+    def _evaluated(self) -> EvaluateConfig:
+        """The config that the evaluation records."""
+        return EvaluateConfig.recorded(self.evaluation)
+
+
+def decay(evaluation: Evaluation, config: EvaluateConfig, drift: Drift) -> Decay:
+    """Put the metrics of each period beside the drift.
+
+    Args:
+        evaluation: sliced by `period`.
+        config: its config.
+        drift: of the same test periods.
+
+    Raises:
+        InputError: the evaluation is not sliced by period.
+    """
+    lacking = [period for period in drift.periods if f"period={period}" not in evaluation.test.slices]
+    if len(lacking) == len(drift.periods):
+        raise InputError("the evaluation has no slices by period; evaluate again with evaluate.slice_by=[period]")
+    all_periods = _periods_of(config)
+    curves = {}
+    for method in evaluation.methods:
+        end = trained_until(method.bundles[0], config)
+        points = tuple(
+            PeriodPoint(
+                period=period,
+                since=bisect_right(all_periods, period) - bisect_right(all_periods, end),
+                scope=method.slices[f"period={period}"],
+            )
+            for period in drift.periods
+            if period not in lacking  # no group of it has labels
+        )
+        curves[method.name] = PeriodCurve(trained_until=end, points=points)
+    return Decay(
+        primary=evaluation.primary,
+        baseline=evaluation.baseline,
+        curves=curves,
+        drift=drift,
+        foretold=tuple(_foretold(curves, drift, evaluation.primary)),
+    )
+
+
+def trained_until(url: str, config: EvaluateConfig) -> str:
+    """The last period that a bundle learnt from; that of the training split where the bundle does not state it."""
+    made_by = {} if url in (*config.scores.values(), POSITIONS) else read_bundle_manifest(url).get("made_by", {})
+    splits = validate(Provenance, made_by, url).config.splits
+    named = (splits[0].periods if splits else None) or with_periods_named(config.splits.train).periods or ()
+    return max(item.rpartition("..")[2] for item in named)
+
+
+def _periods_of(config: EvaluateConfig) -> list[str]:
+    urls = {url for split in config.splits.by_name.values() for url in split.data}
+    return sorted({period for url in urls for period in open_dataset(url).manifest.periods})
+
+
+def _foretold(curves: Mapping[str, PeriodCurve], drift: Drift, primary: str) -> Iterator[DriftCorrelation]:
+    """The correlations of each measure of drift with each method's metric."""
+    for method, curve in curves.items():
+        means = {point.period: point.scope.summaries[primary].mean for point in curve.points}
+        with_metric = [(drift.periods[period], mean) for period, mean in means.items() if mean is not None]
+        loss_P = np.array([-mean for _, mean in with_metric])
+        of_measures = {"features": [period.median_psi for period, _ in with_metric]}
+        if all(method in period.spreads for period, _ in with_metric):
+            of_measures["scores"] = [period.spreads[method].psi for period, _ in with_metric]
+        for measure, values in of_measures.items():
+            correlation, p = rank_correlation(np.array(values), loss_P)
+            yield DriftCorrelation(
+                measure=measure, method=method, periods=len(with_metric), correlation=correlation, p=p
+            )
+
+
+def rank_correlation(one_P: NDArray[np.float64], other_P: NDArray[np.float64]) -> tuple[float | None, float | None]:
+    """Spearman's rank correlation, and its two-sided p value over all orders of up to 7 values, or 10,000 random ones.
+
+    None for both with fewer than five values, or if all values of one are equal.
+
+    Example:
+        >>> correlation, p = rank_correlation(np.arange(5.0), np.array([1.0, 2.0, 3.0, 5.0, 4.0]))
+        >>> round(correlation, 2), round(p, 3)
+        (0.9, 0.083)
+    """
+    n = len(one_P)
+    if n < FEWEST_PERIODS or len(set(one_P)) == 1 or len(set(other_P)) == 1:
+        return None, None
+    one_P, other_P = ((rankdata(x_P) - (n + 1) / 2) for x_P in (one_P, other_P))
+    one_P, other_P = (x_P / math.sqrt(float(x_P @ x_P)) for x_P in (one_P, other_P))
+    correlation = float(one_P @ other_P)
+    if n <= _EXACT:
+        orders_SP = np.array(list(itertools.permutations(range(n))))
+    else:  # the observed order is one of them, so that p is never 0
+        random_SP = np.random.default_rng(0).permuted(np.tile(np.arange(n), (_PERMUTATIONS, 1)), axis=1)
+        orders_SP = np.concatenate([np.arange(n)[None], random_SP])
+    as_far_S = np.abs(one_P[orders_SP] @ other_P) >= abs(correlation) * (1 - 1e-9)  # equal sums differ by rounding
+    return correlation, float(as_far_S.mean())
+
+
+def drifted(drift: Drift) -> str:
+    """The features of the largest indices in a sentence, which a median over many features hides."""
+    if not drift.train.features:
+        return "No feature is read, so none can drift."
+    largest = drift.largest()
+    median = max(period.median_psi for period in drift.periods.values())
+    much = [each for each in largest if each[2] > SOME][:_NAMED]
+    named = ", ".join(f"{name} {value:.3f} in {period}" for name, period, value in much or largest[:1])
+    beside = f"the median of the {len(largest)} features is at most {median:.4f}"
+    if not much:
+        return f"No feature has drifted: the largest PSI is that of {named}, and {beside}."
+    return f"Features that drifted most, by their PSI: {named}; {beside}."
+
+
+def metric_rows(found: Decay) -> TableCells:
+    """The primary metric of each method and period."""
+    rows = []
+    for method, curve in found.curves.items():
+        for point in curve.points:
+            s, compared = point.scope.summaries[found.primary], point.scope.comparisons.get(found.primary)
+            row = [method, point.period, f"{point.since}", f"{s.groups:,}", number(s.mean)]
+            row.append(f"[{number(s.low)}, {number(s.high)}]")
+            rows.append(row + (against(compared) if found.baseline is not None else []))
+    header = ["method", "period", "since training", "groups", metric_label(found.primary), "95% interval"]
+    if found.baseline is not None:
+        header += against_header(found.primary, found.baseline)
+    return header, rows
+
+
+def drift_rows(found: Decay) -> TableCells:
+    """The drift of each period, after what training has."""
+    methods = list(found.drift.train.spreads)
+    header = [
+        "period", "groups", "documents", "list length", "PSI of lengths", "median PSI", f"PSI > {MUCH:g} beyond chance",
+        "most drifted", "missing", "groups with labels", "relevant documents", "groups with one",
+        *(f"PSI of scores: {method}" for method in methods),
+    ]  # fmt: skip
+    every = {"training": found.drift.train, **found.drift.periods}
+    return header, [_drift_row(name, period, methods) for name, period in every.items()]
+
+
+def _drift_row(name: str, period: PeriodDrift, methods: Sequence[str]) -> list[str]:
+    worst = max(period.features, key=lambda feature: period.features[feature].psi)
+    missing = float(np.mean([feature.missing for feature in period.features.values()]))
+    labels = period.labels
+    rates = ["-", "-", "-"] if labels is None else [f"{labels.groups:,}", *_percent(labels.documents, labels.relevant)]
+    drifted = f"{len(period.drifted)} of {len(period.features)}"
+    return [
+        name, f"{period.groups:,}", f"{period.documents:,}", f"{period.length:.1f}", f"{period.length_psi:.3f}",
+        f"{period.median_psi:.3f}", drifted, f"{worst} {period.features[worst].psi:.3f}", *_percent(missing), *rates,
+        *(f"{period.spreads[method].psi:.3f}" for method in methods),
+    ]  # fmt: skip
+
+
+def _percent(*shares: float) -> list[str]:
+    return [f"{share:.2%}" for share in shares]
+
+
+def document(found: Decay, evaluation: str) -> Document:
+    """The report: metrics by period and drift; `evaluation` is the URL of the evaluation."""
+    label = metric_label(found.primary)
+    ends = ", ".join(f"{name} {curve.trained_until}" for name, curve in found.curves.items())
+    opening = (
+        Text(f"{label} and its intervals are those of {evaluation}. The last periods of training: {ends}."),
+        Table(*metric_rows(found)),
+        Text(drifted(found.drift)),
+        Table(*drift_rows(found)),
+        *curves(found),
+    )
+    sections = (
+        Section("How to read the tables", [Points(_how_to_read())]),
+        Section("Features", list(_features(found))),
+        Section("Did drift foretell the loss?", list(_foretelling(found))),
+    )
+    return Document(f"{label} and drift by period", opening, sections)
+
+
+def _how_to_read() -> list[str]:
+    return [
+        f"PSI is the population stability index: below {SOME:g} is usually read as no drift, above {MUCH:g} as much. "
+        "It compares features and list lengths with training. Missing values, values outside training's range and "
+        "codes that training lacks are bins of their own. The number of features above that is counted beyond what "
+        "chance gives: without drift the index is about (bins - 1) (1 / n + 1 / m) for n and m lists.",
+        "PSI of scores compares the standard deviation of the scores within a list with that on the validation split. "
+        "It warns without labels that a model tells documents apart less, or more, than it did; not that it is wrong.",
+        "Drift is that of all groups, labelled or not, and of the features that some model reads.",
+    ]
+
+
+def _features(found: Decay) -> Iterator[Block]:
+    """The features that drifted most in any period."""
+    periods = found.drift.periods
+    most = {name: max(p.features[name].psi for p in periods.values()) for name in found.drift.train.features}
+    rows = []
+    for name in sorted(most, key=lambda name: -most[name])[:_FEATURES_SHOWN]:
+        for period, drift in periods.items():
+            feature, before = drift.features[name], found.drift.train.features[name]
+            unknown = "-" if feature.unknown is None else f"{feature.unknown:.2%}"
+            missing = f"{feature.missing:.2%}", f"{before.missing:.2%}"
+            rows.append([name, period, f"{feature.psi:.3f}", *missing, unknown])
+    yield Text(f"The {min(len(most), _FEATURES_SHOWN)} features of the largest PSI; metrics.json has all.")
+    yield Table(["feature", "period", "PSI", "missing", "missing in training", "unknown codes"], rows)
+
+
+def _foretelling(found: Decay) -> Iterator[Block]:
+    n = max(one.periods for one in found.foretold)
+    if n < FEWEST_PERIODS:
+        yield Text(
+            f"Cannot judge: {n} {'period' if n == 1 else 'periods'}, where fewer than {FEWEST_PERIODS} cannot tell "
+            "a relation from chance. Evaluate more periods."
+        )
+        return
+    yield Text(
+        f"Spearman's rank correlation, over periods, of drift with the loss of {metric_label(found.primary)}: 1 where "
+        "more drift was always more loss. features is the median PSI, scores the PSI of scores. p is over "
+        "permutations of the periods and not adjusted for the number of rows. Whatever grows with time correlates with "
+        "a metric that falls with time, so a high value over consecutive periods is no sign of a cause."
+    )
+    rows = [
+        [f.measure, f.method, f"{f.periods}", "-" if f.correlation is None else f"{f.correlation:+.2f}", number(f.p)]
+        for f in found.foretold
+    ]
+    yield Table(["drift of", "method", "periods", "correlation", "p"], rows)
+
+
+def curves(found: Decay) -> tuple[Chart, Chart]:
+    """The metric of each method by periods since training, and the drift of features."""
+    said = f"{metric_label(found.primary)} by periods since the end of training, with 95% intervals"
+    return (
+        Chart(_decay_chart(found), f"{said}; dots side by side belong to one period", "decay"),
+        Chart(
+            _drift_chart(found),
+            "Drift: the population stability index of the features that drifted most, and the median of all; below "
+            f"{SOME:g} is usually read as none, above {MUCH:g} as much",
+            "drift",
+        ),
+    )
+
+
+def _decay_chart(found: Decay) -> charts.Spec:
+    """The metric of each method by periods since training, with intervals."""
+    rows = [
+        {"x": x, "y": s.mean, "low": s.low, "high": s.high, "series": method}
+        for method, point, x in _places(found)
+        if (s := point.scope.summaries[found.primary]).mean is not None
+    ]
+    return charts.lines(rows, x=_SINCE, y=metric_label(found.primary), ticks=_ticks(found), order=list(found.curves))
+
+
+def _drift_chart(found: Decay) -> charts.Spec:
+    """The indices by period of the features that drifted most, and the median of all."""
+    most = [name for name, _, _ in found.drift.largest()[:_DRAWN]]
+    median = f"median of {len(found.drift.train.features)}"
+    rows = [
+        {"x": period, "y": psi, "series": name}
+        for period, of in found.drift.periods.items()
+        for name, psi in [*((name, of.features[name].psi) for name in most), (median, of.median_psi)]
+    ]
+    return charts.lines(rows, x="period", y="PSI", ordinal=True, zero=True, order=[*most, median])
+
+
+def _places(found: Decay) -> Iterator[tuple[str, PeriodPoint, float]]:
+    """Each point with its method and place: methods move a little sideways, so as not to hide each other."""
+    for i, (method, curve) in enumerate(found.curves.items()):
+        for point in curve.points:
+            yield method, point, point.since + _BESIDE * (i - (len(found.curves) - 1) / 2)
+
+
+def _ticks(found: Decay) -> list[int]:
+    return sorted({point.since for curve in found.curves.values() for point in curve.points})

@@ -1,0 +1,140 @@
+"""The gate in front of production: evaluate both bundles in one pass, measure drift, judge by the bounds.
+
+    out/evaluation      production and candidate on the test split and its slices
+    out/drift           metrics and drift by period
+    out/report.md       the verdict, with verdict.json
+    out/plan            production alone, if only a plan is asked for
+
+The first two are stages that are skipped where they are up to date.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import model_validator
+
+from ltrscale import storage
+from ltrscale.bundle import load
+from ltrscale.config import Config, made_by
+from ltrscale.data.dataset.manifest import one_view
+from ltrscale.data.dataset.periods import with_relative_named
+from ltrscale.data.dataset.split import SplitsWithTest
+from ltrscale.errors import Refused
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.weeks import power
+from ltrscale.evaluation.weeks.decay import Decay, DriftJob
+from ltrscale.evaluation.weeks.drift import DriftSettings
+from ltrscale.evaluation.weeks.verdict import CANDIDATE, PRODUCTION, Bounds, Check, check_leaks, document, judge
+from ltrscale.ingest.leaks import look_alone
+from ltrscale.reports.findings import print_report, write_report
+from ltrscale.reports.markdown import REPORT
+from ltrscale.stages.origins import content_of
+from ltrscale.stages.runs import recorded
+from ltrscale.storage import join
+
+
+class GateJob(Config):
+    """Compare a candidate with the bundle in production, and refuse it where a bound is broken."""
+
+    out: str
+    """Directory for everything; read `out/report.md` first."""
+    production: str
+    """Bundle in use."""
+    candidate: str | None = None
+    """Bundle that may replace it; a plan needs none."""
+    splits: SplitsWithTest
+    """Both are compared on `test`, the newest periods, which neither may have learnt from; drift is from `train`, and
+    that of scores from `validation`."""
+    evaluate: EvaluateSettings = EvaluateSettings(baseline=None)
+    """Metrics and slices, as for jobs.evaluate; each period is always a slice. Bounds speak of NDCG at
+    `primary_cutoff`."""
+    bounds: Bounds = Bounds()
+    """What the candidate must keep to."""
+    drift: DriftSettings = DriftSettings()
+    """How drift is measured."""
+    plan: bool = False
+    """Before there is a candidate: state how many groups `bounds.margin` needs, and give no verdict."""
+    plan_from: str | None = None
+    """Directory of an evaluation, or `out/evaluation` of an earlier gate, whose comparisons of two bundles show how far
+    rankers differ on a group. Without it `plan` measures production alone on `splits.test`, and gives the numbers for
+    several correlations that a candidate may have with it."""
+    ray: bool = False
+    """Measure parts of the test split in parallel on a Ray cluster, a CPU each; the verdict is the same."""
+
+    @model_validator(mode="after")
+    def _plans_or_compares(self) -> "GateJob":
+        if self.candidate is None and not self.plan:
+            raise ValueError("candidate: name the bundle that may replace production; or ask for a plan with --plan")
+        if self.plan_from is not None and not self.plan:
+            raise ValueError("plan_from: is read with --plan only; leave it out, or ask for a plan")
+        return self
+
+    @model_validator(mode="after")
+    def _names_no_baseline(self) -> "GateJob":
+        if self.evaluate.baseline is not None:
+            raise ValueError("evaluate.baseline: leave it out; the candidate is compared with production")
+        return self
+
+    @property
+    def evaluation(self) -> EvaluateConfig:
+        """The evaluation that the verdict rests on."""
+        assert self.candidate is not None
+        slice_by = tuple(dict.fromkeys(("period", *self.evaluate.slice_by)))
+        settings: dict[str, Any] = {**self.evaluate.model_dump(), "baseline": PRODUCTION, "slice_by": slice_by}
+        models = {PRODUCTION: (self.production,), CANDIDATE: (self.candidate,)}
+        return EvaluateConfig(**settings, models=models, splits=self.splits)
+
+    @property
+    def alone(self) -> EvaluateConfig:
+        """The evaluation of production alone, which a plan rests on."""
+        settings: dict[str, Any] = {**self.evaluate.model_dump(), "slices": {}, "slice_by": ()}
+        return EvaluateConfig(**settings, models={PRODUCTION: (self.production,)}, splits=self.splits)
+
+    @one_view()
+    def run(self) -> None:
+        """Evaluate, measure drift and commit the verdict, or print the plan; skips what is up to date.
+
+        Raises:
+            Refused: a bound is broken; names each of them.
+            InputError: as `EvaluateJob` and `DriftJob`; or `plan_from` names no evaluation that compares two bundles.
+        """
+        job = with_relative_named(self)
+        if job.plan:
+            job._print_plan()
+        else:
+            job._judge()
+
+    def _judge(self) -> None:
+        """Commit the verdict."""
+        config = self.evaluation
+        places = {name: join(self.out, name) for name in ("evaluation", "drift")}
+        with recorded(self.out, self, "gate"):
+            leaks = list(_leaks(config, self.bounds))
+            EvaluateJob(out=places["evaluation"], evaluate=config, ray=self.ray).run(show=False)
+            DriftJob(out=places["drift"], evaluation=places["evaluation"], **self.drift.model_dump()).run(show=False)
+            verdict = judge(Evaluation.read(places["evaluation"]), Decay.read(places["drift"]), self.bounds, leaks)
+            report = document(verdict, config, [join(place, REPORT) for place in places.values()])
+            inputs = {name: content_of(place) for name, place in places.items()}
+            with storage.Commit(self.out) as commit:
+                write_report(commit, verdict, report)
+                commit.finish({"made_by": made_by("gate", self.bounds, inputs)})
+        print_report(self.out, report)
+        if not verdict.passed:
+            raise Refused(verdict.reasons)
+
+    def _print_plan(self) -> None:
+        """Print how many groups the margin needs, by an existing evaluation or by production alone."""
+        place = self.plan_from or join(self.out, "plan")
+        if self.plan_from is None:
+            EvaluateJob(out=place, evaluate=self.alone, ray=self.ray).run(show=False)
+        evaluation = Evaluation.read(place)
+        powers = power.foreseen(evaluation, self.bounds.margin, self.bounds.refuse)
+        print_report(place, power.document(powers, evaluation.primary))
+
+
+def _leaks(config: EvaluateConfig, bounds: Bounds) -> Iterator[Check]:
+    """The checks of the candidate's features, each alone on the test split."""
+    looks = look_alone(config.splits.test, k=config.primary_cutoff, relevant_from=config.relevant_from)
+    return check_leaks(looks, load(config.models[CANDIDATE][0]), bounds.expected)

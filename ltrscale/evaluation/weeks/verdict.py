@@ -1,0 +1,309 @@
+"""The gate: may a candidate replace the bundle in production, by an evaluation of both and the drift of its periods?"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+from scipy.special import stdtr, stdtrit
+
+from ltrscale.bundle import Bundle
+from ltrscale.config import Config
+from ltrscale.data.dataset.manifest import Feature, matching
+from ltrscale.data.dataset.split import Texts
+from ltrscale.evaluation.measure.leaks import leaning
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateConfig
+from ltrscale.evaluation.measure.slices import ALL
+from ltrscale.evaluation.pages import against, number
+from ltrscale.evaluation.statistics.resampling import holm
+from ltrscale.evaluation.statistics.summarise import Comparison
+from ltrscale.evaluation.weeks.decay import Decay
+from ltrscale.evaluation.weeks.drift import MUCH, Drift, PeriodDrift
+from ltrscale.evaluation.weeks.power import TAIL, Power, Refuse, deviation_of
+from ltrscale.ingest.leaks import ASK, questions
+from ltrscale.ranking.alone import Alone
+from ltrscale.ranking.choices import metric_label
+from ltrscale.reports.document import Block, Document, Points, Table
+from ltrscale.reports.findings import Findings
+
+PRODUCTION, CANDIDATE = "production", "candidate"
+"""Names of the two methods in the evaluation."""
+_NAMED = 3
+
+
+class Bounds(Config):
+    """What a candidate must keep to; every difference is candidate minus production, in the primary metric."""
+
+    refuse: Refuse = "unproven"
+    """Who has the burden of proof over all groups. `unproven` refuses a candidate that is not shown to keep `margin`,
+    which takes many groups, and suits another kind of model. `worse` refuses one that is shown to be worse, and lets
+    chance pass: for routine retrains, where the model in use gets older meanwhile. See docs/weeks.md for how often each
+    errs."""
+    margin: float = Field(default=0.005, ge=0)
+    """Over all groups, the lower end of the 95% interval of the difference must be above minus this: not worse by more,
+    with confidence (non-inferiority). 0 asks for a candidate that is better with confidence. With `refuse: worse` it
+    is enough that the upper end is not below 0."""
+    slice_margin: float = Field(default=0.01, ge=0)
+    """On no slice may the candidate be worse than production by more than this, as `slices_by` judges."""
+    slices_by: Literal["shown", "mean", "excluded"] = "shown"
+    """What breaks the bound of a slice. `shown`: worse by more than the margin is shown, as by an upper end of the
+    interval below minus the margin, with a p value that is adjusted by Holm for the number of slices. `mean`: the
+    difference itself is below, which chance alone does on small slices. `excluded`: the lower end is, so that worse is
+    not excluded, which needs many groups on every slice. The default is the first, as slices are many; the report names
+    those where worse is not excluded."""
+    groups: int = Field(default=100, ge=1)
+    """Groups that define the metric, fewer of which make no verdict: smaller slices are not judged, and a candidate
+    judged on fewer groups in all is refused."""
+    drifted: float | None = Field(default=0.25, ge=0, le=1)
+    """Share of the candidate's features that may have a population stability index above .25 in a period, beyond what
+    chance gives; null for any. Features of the time, such as the weekday, drift between any two short periods."""
+    feature_psi: float | None = Field(default=None, ge=0)
+    """Largest index that a single feature may have in a period, beyond what chance gives; null for any. A feature in
+    another unit, or that has gone missing, has 5 to 20, one whose mean has moved by a standard deviation about 1."""
+    moving: Texts = ()
+    """Features that are no sign of a fault where they drift, such as the weekday or a price in a sale: `drifted` and
+    `feature_psi` do not look at them. Patterns, as in `leave_out`."""
+    score_psi: float | None = Field(default=MUCH, ge=0)
+    """Largest index of the spread of the candidate's scores in a period, against validation, beyond what chance gives;
+    null for any."""
+    expected: Texts = ()
+    """Features that are known when the list is shown, although they rank, alone, nearly as the labels do, or are there
+    for relevant documents only. A candidate that leans on another such feature is refused: it may be known only
+    after the click. Patterns, as in `leave_out`."""
+    drift_groups: int = Field(default=200, ge=1)
+    """Groups, labelled or not, of a period and of what it is compared with, fewer of which make no verdict on drift: an
+    index is then above .25 by chance."""
+
+
+class Check(Config):
+    """One bound and whether it holds."""
+
+    bound: Literal["groups", "margin", "slice_margin", "expected", "drifted", "feature_psi", "score_psi"]
+    where: str
+    """The slice, the period or the feature."""
+    holds: bool
+    reason: str
+    """What was found and what was asked, in one line."""
+
+
+class Verdict(Findings):
+    """`verdict.json` of a gate."""
+
+    called: ClassVar = "a verdict"
+    made_by_job: ClassVar = "jobs.gate"
+    file: ClassVar = "verdict.json"
+    passed: bool
+    primary: str
+    checks: tuple[Check, ...]
+    not_judged: tuple[str, ...]
+    """Slices with too few groups."""
+    not_excluded: tuple[str, ...]
+    """Slices that hold their bound where it is not excluded that the candidate is worse by more than the margin."""
+    drift_not_judged: tuple[str, ...] = ()
+    """Periods with too few groups to judge a bound on drift, or compared with too few."""
+    power: Power | None = None
+    """What the margin asks of the number of groups; None if nothing could be compared."""
+
+    @property
+    def reasons(self) -> list[str]:
+        """What was found at each bound that is broken."""
+        return [check.reason for check in self.checks if not check.holds]
+
+
+def judge(evaluation: Evaluation, decay: Decay, bounds: Bounds, leaks: Iterable[Check] = ()) -> Verdict:
+    """Check the bounds of a candidate against an evaluation with production as its baseline, and against drift.
+
+    `leaks` are the checks of the features that it leans on; see `leaks.check_leaks`.
+    """
+    (candidate,) = (method for method in evaluation.methods if method.name == CANDIDATE)
+    compared = {name: scope.comparisons.get(evaluation.primary) for name, scope in candidate.slices.items()}
+    counts = {name: scope.summaries[evaluation.primary].groups for name, scope in candidate.slices.items()}
+    judged = {name: c for name, c in compared.items() if name != ALL and c and counts[name] >= bounds.groups}
+    slices = list(_of_slices(judged, counts, evaluation.primary, bounds))
+    drift = list(of_drift(decay.drift, bounds))
+    asked_of_drift = sum(bound is not None for bound in (bounds.drifted, bounds.feature_psi, bounds.score_psi))
+    in_period = Counter(check.where for check in drift)
+    held = {check.where for check in slices if check.holds}
+    groups, difference = counts[ALL], compared[ALL]
+    power = (
+        None if difference is None else Power.of(bounds.margin, deviation_of(difference, groups), groups, bounds.refuse)
+    )
+    checks = (
+        *_overall(difference, groups, evaluation.primary, bounds, power),
+        *slices,
+        *leaks,
+        *drift,
+    )
+    return Verdict(
+        passed=all(check.holds for check in checks),
+        primary=evaluation.primary,
+        checks=checks,
+        not_judged=tuple(name for name in compared if name != ALL and name not in judged),
+        not_excluded=tuple(name for name, c in judged.items() if name in held and _low(c) < -bounds.slice_margin),
+        drift_not_judged=tuple(period for period in decay.drift.periods if in_period[period] < asked_of_drift),
+        power=power,
+    )
+
+
+def _overall(
+    compared: Comparison | None, groups: int, primary: str, bounds: Bounds, power: Power | None
+) -> Iterator[Check]:
+    asked = f"bounds.groups asks for {bounds.groups:,}"
+    enough = compared is not None and groups >= bounds.groups
+    yield Check(bound="groups", where=ALL, holds=enough, reason=f"{groups:,} groups define {primary}; {asked}")
+    if compared is not None:
+        asked = f"bounds.margin asks for a lower end above {-bounds.margin:g}"
+        not_worse = bounds.refuse == "worse" and _high(compared) >= 0
+        holds = not_worse or _low(compared) > -bounds.margin
+        if bounds.refuse == "worse":
+            asked += ", or for an upper end of at least 0 (bounds.refuse: worse)"
+        elif not holds and power is not None and power.more:
+            asked += f"; needs {power.more:,} more groups to let an equal candidate pass four times in five"
+        yield Check(bound="margin", where=ALL, holds=holds, reason=f"all groups: {_stated(compared, primary)}; {asked}")
+
+
+def _of_slices(
+    judged: Mapping[str, Comparison], groups: Mapping[str, int], primary: str, bounds: Bounds
+) -> Iterator[Check]:
+    p_M = np.array([_worse_p(c, groups[name], bounds.slice_margin) for name, c in judged.items()])
+    for (name, compared), p in zip(judged.items(), holm(p_M).tolist(), strict=True):
+        stated = f"slice {name}: {_stated(compared, primary)}"
+        if bounds.slices_by == "shown":
+            holds = p >= TAIL
+            asked = (
+                f"worse by more than bounds.slice_margin {bounds.slice_margin:g} has p {number(p)} (Holm, "
+                f"slices: {len(judged)}), and is shown below {TAIL}"
+            )
+        else:
+            ends = {"mean": ("difference", compared.difference), "excluded": ("lower end", _low(compared))}
+            what, value = ends[bounds.slices_by]
+            holds = value >= -bounds.slice_margin
+            asked = f"bounds.slice_margin asks for its {what} to be at least {-bounds.slice_margin:g}"
+        yield Check(bound="slice_margin", where=name, holds=holds, reason=f"{stated}; {asked}")
+
+
+def _worse_p(compared: Comparison, groups: int, margin: float) -> float:
+    """One-sided p of a difference that is at least minus the margin: below .025 where the upper end lies below it.
+
+    Student's t, with the error that the upper half of the 95% interval has: percentiles of resamples do not reach the
+    small probabilities that many slices need.
+    """
+    beyond, half = -margin - compared.difference, _high(compared) - compared.difference
+    if half <= 0:  # all groups differ alike
+        return float(beyond <= 0)
+    return float(stdtr(groups - 1, stdtrit(groups - 1, TAIL) * beyond / half))
+
+
+def of_drift(drift: Drift, bounds: Bounds, method: str = CANDIDATE) -> Iterator[Check]:
+    """The bounds on drift, of each period with enough groups; `method` is whose scores are looked at."""
+    train = drift.train
+    for period, later in drift.periods.items():
+        if min(train.groups, later.groups) >= bounds.drift_groups:
+            yield from _of_features(period, later, bounds)
+        scores, before = later.spreads[method], train.spreads[method]
+        lists = min(scores.lists, before.lists)
+        if bounds.score_psi is not None and lists >= bounds.drift_groups:
+            stated = f"the spread of the {method}'s scores has a PSI of {scores.psi:.3f}, {scores.chance:.3f} by chance"
+            asked = f"bounds.score_psi asks for at most {bounds.score_psi:g} beyond chance"
+            holds = scores.psi - scores.chance <= bounds.score_psi
+            yield Check(bound="score_psi", where=period, holds=holds, reason=f"period {period}: {stated}; {asked}")
+
+
+def _of_features(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator[Check]:
+    every = [
+        Feature(name=name, kind="numeric" if of.unknown is None else "categorical")
+        for name, of in drift.features.items()
+    ]
+    moving = {feature.name for pattern in bounds.moving for feature in matching(pattern, every, key="bounds.moving")}
+    judged = {name: of for name, of in drift.features.items() if name not in moving}
+    drifted = [name for name in drift.drifted if name in judged]
+    if bounds.drifted is not None:
+        most = ", ".join(f"{name} {judged[name].psi:.2f}" for name in drifted[:_NAMED])
+        count = f"{len(drifted)} of {len(judged)} features have a PSI above {MUCH:g} beyond chance"
+        asked = f"bounds.drifted asks for at most {bounds.drifted:.0%}"
+        holds = len(drifted) <= bounds.drifted * len(judged)
+        reason = f"period {period}: {count}{f' ({most})' if most else ''}; {asked}"
+        yield Check(bound="drifted", where=period, holds=holds, reason=reason)
+    if bounds.feature_psi is not None:
+        beyond = {name: of.psi - of.chance for name, of in judged.items()}
+        broken = [name for name in drifted if beyond[name] > bounds.feature_psi]
+        worst = broken[:_NAMED] or sorted(beyond, key=lambda name: -beyond[name])[:1]
+        stated = ", ".join(f"{name} has a PSI of {judged[name].psi:.2f}" for name in worst) or "no feature is judged"
+        asked = f"bounds.feature_psi asks for at most {bounds.feature_psi:g} beyond chance (a fault, or bounds.moving)"
+        yield Check(bound="feature_psi", where=period, holds=not broken, reason=f"period {period}: {stated}; {asked}")
+
+
+def check_leaks(features: Sequence[Alone], candidate: Bundle, expected: Collection[str]) -> Iterator[Check]:
+    """One check for each suspicious feature that the candidate leans on, or one that holds.
+
+    Args:
+        features: see `look`.
+        candidate: the bundle.
+        expected: patterns of features that are known when the list is shown, however well they rank.
+
+    Raises:
+        InputError: a pattern matches no feature of the data.
+    """
+    every = [Feature(name=feature.name) for feature in features]
+    allowed = {f.name for pattern in expected for f in matching(pattern, every, key="bounds.expected")}
+    leant_on, asked = leaning(candidate), questions(features)
+    for name in [name for name in asked if name in leant_on]:
+        share = leant_on[name]
+        gain = "" if share is None else f", and has {share:.0%} of the candidate's gain"
+        stated = asked[name].removesuffix(f": {ASK}") + gain
+        if name in allowed:
+            yield Check(bound="expected", where=name, holds=True, reason=f"{stated}; bounds.expected names it")
+        else:
+            remedy = f"{ASK} If so, name it in bounds.expected; else train without it (leave_out)"
+            yield Check(bound="expected", where=name, holds=False, reason=f"{stated}: {remedy}")
+    if not any(name in leant_on for name in asked):
+        first = next((feature for feature in features if feature.name in leant_on), None)
+        best = "" if first is None else f"; the best, {first.name}, reaches NDCG@{first.k} {first.ndcg:.3f}"
+        stated = (
+            f"no feature of the candidate ranks as the labels do by itself, or is there for relevant ones only{best}"
+        )
+        yield Check(bound="expected", where=ALL, holds=True, reason=stated)
+
+
+def _low(compared: Comparison) -> float:
+    assert compared.low is not None  # two bundles are two methods of one draw each, which have an interval
+    return compared.low
+
+
+def _high(compared: Comparison) -> float:
+    assert compared.high is not None
+    return compared.high
+
+
+def _stated(compared: Comparison, primary: str) -> str:
+    return f"{metric_label(primary)} {against(compared)[0]}"
+
+
+def document(verdict: Verdict, config: EvaluateConfig, links: Sequence[str]) -> Document:
+    """The verdict with every bound; `links` are places of the reports that it rests on."""
+    bundles = " and ".join(f"{name} {urls[0]}" for name, urls in config.models.items())
+    made_from = [f"Compared: {bundles}. The figures are those of {' and '.join(links)}."]
+    return Document(
+        f"Gate: {'passed' if verdict.passed else 'refused'}", list(verdict_blocks(verdict)), made_from=made_from
+    )
+
+
+def verdict_blocks(verdict: Verdict) -> Iterator[Block]:
+    """What breaks a bound, a row for each bound, and what cannot be judged."""
+    if verdict.reasons:
+        yield Points(verdict.reasons)
+    rows = [[check.bound, check.where, "holds" if check.holds else "broken", check.reason] for check in verdict.checks]
+    yield Table(["bound", "where", "verdict", "found and asked"], rows)
+    lines = [f"Differences in {metric_label(verdict.primary)} are candidate minus production, with 95% intervals."]
+    if verdict.power is not None:
+        lines.append(f"{verdict.power.stated}.")
+    if verdict.not_judged:
+        lines.append(f"Too few groups for a verdict: {', '.join(verdict.not_judged)}.")
+    if verdict.drift_not_judged:
+        lines.append(f"Too few groups for a verdict on drift: {', '.join(verdict.drift_not_judged)}.")
+    if verdict.not_excluded:
+        slices = ", ".join(verdict.not_excluded)
+        lines.append(f"Worse by more than the margin is neither shown nor excluded, for want of groups: {slices}.")
+    yield Points(lines)

@@ -1,0 +1,343 @@
+"""Distillation: a teacher scores all groups, students learn its scores, and all are compared (BUYL23, section 7).
+
+    out/scores/period=P        the teacher's scores, unless they are committed elsewhere
+    out/students/NAME          a bundle each, trained on all groups of the training periods
+    out/direct                 trees trained on the labels of the training split
+    out/evaluation             teacher, students and direct trees on the test split
+    out/agreement              of students and direct trees with the teacher
+    out/export/NAME            trees as LightGBM's own text, after a parity check
+    out/report.md              all of it in one table, with metrics.json and a picture
+
+Each is committed, and skipped where it is up to date.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ltrscale import storage
+from ltrscale.bundle import load, with_tokens_of
+from ltrscale.config import Config, is_current, made_by
+from ltrscale.data.dataset.disjoint import check_disjoint
+from ltrscale.data.dataset.manifest import one_view
+from ltrscale.data.dataset.periods import with_relative_named
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
+from ltrscale.data.stream.batches import StreamConfig, iterate
+from ltrscale.devices import cpu_seconds
+from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.agreement import AgreementConfig, agree
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.group_file import GROUPS
+from ltrscale.evaluation.measure.settings import CutOff, EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.studies.distillation import TEACHER, Distillation, ServingCost, document, gather_distillation
+from ltrscale.experiments.methods.choices import MethodName
+from ltrscale.launch.start import cluster_for
+from ltrscale.launch.workers import ONE, Workers, WorkersConfig
+from ltrscale.models.choices import NetworkConfig
+from ltrscale.models.encoders import MLPConfig
+from ltrscale.models.heads import HeadConfig
+from ltrscale.progress import Report, log
+from ltrscale.ranking.pointwise import SquaredErrorConfig
+from ltrscale.reports.findings import print_report, write_report
+from ltrscale.reports.markdown import REPORT
+from ltrscale.scoring.score import ScoreJob
+from ltrscale.serving.export import ExportJob
+from ltrscale.serving.parity import ParityConfig
+from ltrscale.stages.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
+from ltrscale.stages.runs import recorded
+from ltrscale.stages.stage import Origin, Stage
+from ltrscale.storage import join
+from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
+from ltrscale.training.settings import OptimizerConfig
+from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
+from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.trees.students import LambdaRankStudent, RegressionStudent, SoftmaxStudent
+
+
+class MLPStudent(Config):
+    """A network that scores each document independently, trained by squared error against standardised scores."""
+
+    exported: ClassVar = False
+    kind: Literal["mlp"] = "mlp"
+    finetune: FinetuneConfig = FinetuneConfig(
+        network=NetworkConfig(encoder=MLPConfig(dropout=0.0)),  # the teacher's scores are less noisy than clicks
+        head=HeadConfig(layers=1),
+        loss=SquaredErrorConfig(standardise=True),
+        epochs=20,
+        patience=5,
+        stream=StreamConfig(docs_per_batch=8192),
+        optimizer=OptimizerConfig(learning_rate=1e-3, clip_norm=None),
+    )
+
+    @model_validator(mode="after")
+    def _is_pointwise(self) -> Self:
+        if self.finetune.context is not None:
+            raise ValueError(f"finetune.context {self.finetune.context.kind} scores whole lists; leave it out")
+        if self.finetune.network.transform.per_query:
+            raise ValueError("finetune.network.transform.per_query needs whole lists; leave it out")
+        return self
+
+    def job(self, out: str, splits: Splits, workers: WorkersConfig) -> FinetuneJob:
+        """The job that trains it on the scores that the splits name."""
+        return FinetuneJob(out=out, splits=splits, finetune=self.finetune, workers=workers)
+
+
+StudentConfig = Annotated[
+    RegressionStudent | LambdaRankStudent | SoftmaxStudent | MLPStudent, Field(discriminator="kind")
+]
+
+
+DIRECT = "direct"
+"""Name of the directly trained trees among the methods."""
+
+
+class SpeedConfig(Config):
+    """How scoring speed is measured: on one thread, by processor time, all methods taking turns."""
+
+    documents: int = Field(10_000, ge=1)
+    """Documents of the test split, scored in one batch."""
+    repeats: int = Field(3, ge=1)
+    """Turns of each method; the median counts."""
+
+
+class DistillJob(Config):
+    """Distil a teacher into students, and compare them with it and with trees trained on the labels."""
+
+    out: str
+    """Directory for everything; read `out/report.md` first."""
+    data: str
+    """Data set directory; splits that name none read this one."""
+    teacher: str | None = None
+    """Bundle of the teacher, of any kind that scores."""
+    scores: str | None = None
+    """Directory of the teacher's committed scores (jobs.score), instead of the teacher, which is then not opened."""
+    splits: SplitsWithTest
+    """Students learn from all groups of the training periods; direct trees from the labelled groups of the training
+    split."""
+    student_fraction: float = Field(1.0, gt=0, le=1)
+    """Share of the groups of the training periods that students learn from, a random sample."""
+    students: dict[MethodName, StudentConfig] = Field(min_length=1)
+    """Students by their name in the table."""
+    direct: GBDTConfig | None = LightGBMConfig()
+    """Trees trained on the labels, for comparison with the students; null leaves them out."""
+    evaluate: EvaluateSettings = EvaluateSettings(baseline=None)
+    """Metrics and outliers."""
+    overlap_at: tuple[CutOff, ...] = (1, 5, 10)
+    """Each k for which the report gives the overlap of the first k documents with the teacher's."""
+    parity: ParityConfig = ParityConfig()
+    """The check of exported trees, on documents of the test split."""
+    speed: SpeedConfig = SpeedConfig()
+    """How scoring speed is measured."""
+    docs_per_batch: int = Field(65_536, ge=1)
+    """Documents that the teacher scores in one batch."""
+    ray: bool = False
+    """Let the teacher score on a Ray cluster."""
+    workers: Workers = ONE
+    """Data-parallel workers of students and direct trees."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if (self.teacher is None) == (self.scores is None):
+            raise ValueError("name a teacher, or the scores that jobs.score made with it; not both")
+        if self.evaluate.baseline is not None:
+            raise ValueError("evaluate.baseline: leave it out; students are compared with direct, or with the teacher")
+        if taken := {TEACHER, DIRECT} & self.students.keys():
+            raise ValueError(f"students.{min(taken)}: the report uses this name for another method; choose another")
+        if self.splits.train.data not in ((), (self.data,)) or self.splits.test.data not in ((), (self.data,)):
+            raise ValueError("splits: train and test read the data set that data names; leave their data out")
+        if self.splits.train.scores or self.splits.test.scores:
+            raise ValueError("splits: leave scores out; name them at the top, as scores")
+        return self
+
+    @one_view()
+    def run(self) -> None:
+        """Score, train students and direct trees, evaluate, compare, export, report; skips stages that are up to date.
+
+        Raises:
+            InputError: the teacher was trained or selected on test periods; as the stages.
+        """
+        with recorded(self.out, self, "distill"), cluster_for(self.workers):
+            self._check()
+            self._score()
+            models = {name: self._student(name) for name in self.students}
+            if self.direct is not None:
+                models[DIRECT] = self._direct(self.direct)
+            self._evaluate(models)
+            self._agree(models)
+            for name, student in self.students.items():
+                if student.exported:
+                    self._export(name, models[name])
+            made = self._report(models)
+        print_report(self.out, document(made, self._links()))
+
+    @cached_property
+    def _splits(self) -> SplitsWithTest:
+        """The splits of the data set, with their periods by name as they are now."""
+        return with_relative_named(self.splits.on(self.data), "splits")
+
+    @property
+    def _scores(self) -> str:
+        """The directory of the teacher's scores."""
+        return self.scores or join(self.out, "scores")
+
+    @property
+    def _baseline(self) -> str:
+        """The method that students are compared with."""
+        return TEACHER if self.direct is None else DIRECT
+
+    def _check(self) -> None:
+        """Check splits, labels and the periods that the teacher has seen, before anything is computed."""
+        check_disjoint(self._splits)
+        for split in (self._splits.validation, self._splits.test, *([self._splits.train] if self.direct else [])):
+            select(split, labelled=True)
+        if self.teacher is not None:
+            teachers = [self.teacher]
+        else:
+            for split in (self._scored(self._splits.train), self._scored(self._splits.test)):
+                select(split, labelled=True)
+            teachers = scored_by(self._scored(self._splits.test))
+        if len(teachers) > 1:
+            raise InputError(f"{self._scores}: scores of several bundles ({', '.join(teachers)}); score anew with one")
+        for url in teachers:
+            check_unseen(url, self._splits.test)
+
+    def _scored(self, split: Split) -> Split:
+        """All groups of a split's periods, with the teacher's scores as labels."""
+        return Split(data=split.data, periods=split.periods, scores=self._scores, leave_out=split.leave_out)
+
+    def _score(self) -> None:
+        """Let the teacher score the training and test periods."""
+        if self.teacher is None:
+            return
+        periods = [
+            file.period
+            for split in (self._splits.train, self._splits.test)
+            for file in select(split, labelled=False).row_groups
+        ]
+        ScoreJob(
+            out=self._scores,
+            bundle=self.teacher,
+            data=self.data,
+            periods=tuple(sorted(set(periods))),
+            layout="scores",
+            docs_per_batch=self.docs_per_batch,
+            ray=self.ray,
+        ).run()
+
+    def _student(self, name: str) -> str:
+        """Train a student; returns its bundle."""
+        out = join(self.out, "students", name)
+        train = self._scored(self._splits.train).replace(labelled_fraction=self.student_fraction)
+        splits, workers = self._splits.replace(train=train.model_dump()), self.workers
+        self.students[name].job(out, splits, workers).run()
+        return out
+
+    def _direct(self, config: GBDTConfig) -> str:
+        """Train trees on the labels; returns their bundle."""
+        out = join(self.out, DIRECT)
+        GBDTJob(out=out, splits=self._splits, gbdt=config, workers=self.workers).run()
+        return out
+
+    def _evaluate(self, models: Mapping[str, str]) -> None:
+        """Evaluate all methods on the labelled groups of the test split; the teacher by its scores."""
+        settings: dict[str, Any] = {**self.evaluate.model_dump(), "baseline": self._baseline, "as_shown": False}
+        config = EvaluateConfig(**settings, models=dict(models), scores={TEACHER: self._scores}, splits=self._splits)
+        EvaluateJob(out=self._place("evaluation"), evaluate=config).run(show=False)
+
+    def _agree(self, models: Mapping[str, str]) -> None:
+        """Compare the rankings of all methods with the teacher's on all groups of the test split."""
+        config = AgreementConfig(
+            models=dict(models),
+            scores=self._scores,
+            test=self._scored(self._splits.test),
+            overlap_at=self.overlap_at,
+            resamples=self.evaluate.resamples,
+            seed=self.evaluate.seed,
+            docs_per_batch=self.evaluate.docs_per_batch,
+        )
+        AgreementStage(out=self._place("agreement"), agreement=config).run()
+
+    def _export(self, name: str, bundle: str) -> None:
+        """Export a student's trees as LightGBM's own text."""
+        parity, test = self.parity, self._splits.test
+        out = join(self._place("export"), name)
+        job = ExportJob(out=out, bundle=bundle, data=self.data, periods=test.periods, **parity.model_dump())
+        job.run()
+
+    def _report(self, models: Mapping[str, str]) -> Distillation:
+        """Commit the report, or read it if it is up to date."""
+        out, identity = self.out, _ReportIdentity(speed=self.speed, seed=self.evaluate.seed)
+        bundles = ([self.teacher] if self.teacher else []) + list(models.values())
+        of_figures = {name: content_of(self._place(name)) for name in ("evaluation", "agreement")}
+        origin = made_by("distill", identity, bundle_hashes(bundles) | of_figures)
+        if is_current(out, origin):
+            log.info("distill: %s is up to date", out)
+            return Distillation.read(out)
+        every = {**({TEACHER: self.teacher} if self.teacher else {}), **models}
+        costs = measure_costs(every, self._splits.test, self.speed)
+        comparison = gather_distillation(
+            self._place("evaluation"), self._place("agreement"), costs, seed=self.evaluate.seed
+        )
+        with storage.Commit(self.out) as commit:
+            write_report(commit, comparison, document(comparison, self._links()))
+            commit.finish({"made_by": origin})
+        return comparison
+
+    def _links(self) -> dict[str, str]:
+        """Further reports and files, by what they are."""
+        return {
+            "the evaluation, with all metrics": join(self._place("evaluation"), REPORT),
+            "the agreement of every group": join(self._place("agreement"), GROUPS),
+            "the trees of students for LightGBM alone": self._place("export"),
+        }
+
+    def _place(self, name: str) -> str:
+        return join(self.out, name)
+
+
+class AgreementStage(Stage):
+    """Compare the rankings of all methods with the teacher's."""
+
+    stage: ClassVar = "agreement"
+    agreement: AgreementConfig
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the data set, the teacher's scores and the bundles."""
+        return dataset_hashes([self.agreement.test]) | bundle_hashes(self.agreement.models.values())
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Compare, and commit the agreement."""
+        agree(self.agreement, self.out, made_by=origin, report=report)
+
+
+class _ReportIdentity(Config):
+    """The settings of a report."""
+
+    speed: SpeedConfig
+    seed: int
+
+
+def measure_costs(models: Mapping[str, str], test: Split, config: SpeedConfig) -> dict[str, ServingCost]:
+    """Size and speed of bundles, by method: all score the same documents, in turns, on one thread.
+
+    Raises:
+        InputError: a bundle is missing, or its features differ from the data's.
+    """
+    bundles = {name: load(url) for name, url in models.items()}
+    selection = with_tokens_of(select(test, labelled=False), bundles.values())
+    groups = next(iterate(selection, docs_per_batch=config.documents))
+    scorers = [bundle.scorer(features=selection.features, threads=1) for bundle in bundles.values()]
+    log.info("distill: measuring the speed of %d methods on %d documents", len(models), groups.n_documents)
+    seconds = cpu_seconds(*[lambda scorer=scorer: scorer(groups) for scorer in scorers], repeats=config.repeats)
+    return {
+        name: ServingCost(
+            kind=bundle.kind,
+            bytes=sum(map(len, bundle.contents.values())),
+            documents_per_second=groups.n_documents / time,
+            trained_on=bundle.count("labelled_groups"),
+        )
+        for (name, bundle), time in zip(bundles.items(), seconds, strict=True)
+    }

@@ -1,0 +1,321 @@
+"""The first prepare.yaml of inputs that are no table with one item a row: LETOR text, lists by row, tables of texts."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ltrscale import storage
+from ltrscale.config import CHECK
+from ltrscale.data import columns as cols
+from ltrscale.data.times import ISO
+from ltrscale.errors import InputError
+from ltrscale.experiments.first.pipeline import plain_yaml
+from ltrscale.ingest import roles, tables
+from ltrscale.ingest.csvtext import Dialect
+from ltrscale.ingest.guess import Guess, guess
+from ltrscale.ingest.lines import read_lines
+from ltrscale.ingest.profile import batches, columns_of
+from ltrscale.ingest.structure import of_table
+
+_ROW = re.compile(rb"\s*[-+.\deE]+\s+(qid:\S+\s+)?\d+:\S+")
+_INDEX = re.compile(rb"\s(\d+):")
+_TABLE = re.compile(r"\.(parquet|([ct]sv|jsonl|ndjson)(\.gz|\.xz)?)$")
+_GROUPS_LOOKED_AT = 20_000
+
+
+def other_form(file: str, urls: Sequence[str], out: str, given: Mapping[str, str | None]) -> list[str] | None:
+    """The lines of prepare.yaml of an input that has another form than one item a row; None where it has that one.
+
+    `given` is as for `guess`.
+
+    Raises:
+        InputError: the form is known, and its files do not fit together.
+    """
+    if letor := [url for url in urls if not _TABLE.search(url) and _first_row(url)]:
+        return [*_head(file, out), *_letor(letor, urls)]
+    if not all(_TABLE.search(url) for url in urls):
+        return None  # the reader of items says what it cannot read
+    if urls[0].endswith(".parquet"):
+        laid = _laid_out(urls[0])
+        return [*_head(file, out), *_groups(file, urls[0], laid, given)] if laid else None
+    texts = _Texts.of(urls) if len(urls) > 1 else None
+    return [*_head(file, out), *texts.lines()] if texts else None
+
+
+def _head(file: str, out: str) -> Iterator[str]:
+    yield f"# Made by jobs.init from {file}. Correct what was guessed wrong."
+    yield f"out: {plain_yaml(storage.join(out, 'data'))}"
+    yield ""
+    yield "prepare:"
+
+
+# LETOR and svmlight text
+
+
+def _first_row(url: str) -> bytes:
+    """The first row of LETOR or svmlight text, empty for any other file."""
+    piece = next(read_lines(url, size=1 << 16), None)
+    lines = [] if piece is None else [line for line in piece.text.split(b"\n") if line and not line.startswith(b"#")]
+    return lines[0] if lines and _ROW.match(lines[0]) else b""
+
+
+def _letor(urls: Sequence[str], beside: Sequence[str]) -> Iterator[str]:
+    """Each file is a period by its name; rows that omit features need their number, which is the highest index."""
+    names = [PurePosixPath(url).name.partition(".")[0] for url in urls]
+    if len(urls) > 1 and len({*names}) < len(urls):  # rank.train and rank.test
+        names = [re.sub(r"(\.(txt|svm|letor|dat))?(\.gz|\.xz)?$", "", PurePosixPath(url).name) for url in urls]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        several = ", ".join(url for url, name in zip(urls, names, strict=True) if name == twice)
+        raise InputError(f"{several}: files with one name are the same rows in several folds; name the folder of one")
+    dense, highest = _width(urls)
+    yield "  inputs: # each file is a period, by which splits divide the data"
+    for url, name in zip(urls, names, strict=True):
+        entry = [f"path: {json.dumps(url)}", f"period: {json.dumps(name)}"]
+        if b"qid:" not in _first_row(url):
+            entry.append(f"group_sizes: {json.dumps(_sizes_of(url, beside))}")
+        yield f"    - {{{', '.join(entry)}}}"
+    yield "  source:"
+    yield "    kind: letor"
+    if not dense:
+        yield "    dense: false # rows omit features that are 0"
+        yield f"    n_features: {highest} # the highest index of all rows"
+
+
+def _width(urls: Sequence[str]) -> tuple[bool, int]:
+    """Whether every row that was looked at has every feature, and the highest index."""
+    highest, counts = 0, set()
+    for url in urls:
+        for number, piece in enumerate(read_lines(url, size=1 << 20)):
+            text = re.sub(rb"#[^\n]*", b"", piece.text)
+            highest = max(highest, max((int(index) for index in _INDEX.findall(text)), default=0))
+            counts |= {len(_INDEX.findall(line)) for line in text.split(b"\n") if line.strip()}
+            if number == 0 and counts == {highest}:
+                break  # dense: all rows of the first megabyte have all features
+    return counts == {highest}, highest
+
+
+def _sizes_of(url: str, beside: Sequence[str]) -> str:
+    """The file with the sizes of a file's groups, which lies beside it."""
+    stem = re.sub(r"(\.gz|\.xz)$", "", url)
+    endings = (".query", ".group", ".groups")
+    near = [*beside, *storage.children(url.rpartition("/")[0] or ".")]
+    found = next((each for each in near if any(each.endswith(stem + ending) for ending in endings)), None)
+    if found is None:
+        raise InputError(f"{url}: rows have no qid; put the sizes of the groups into {stem}.query, one a line")
+    return found
+
+
+# lists by row
+
+
+class _Laid(NamedTuple):
+    """Rows of lists laid out as items."""
+
+    items: pa.Table
+    names: dict[str, str]
+    """The name of each list of single values, by that of its value."""
+    wide: dict[str, int]
+    """The lists with several values of a document, and how many."""
+
+
+def _laid_out(url: str) -> _Laid | None:
+    """The rows of a file with a row for each query; None of one whose rows are items, perhaps with lists of their own.
+
+    The lists of a query are of one length, that of the query, while those of an item (tags, an embedding) are of any.
+    """
+    schema = tables.read_schema(url, Dialect())
+    lists = [each.name for each in schema if cols.is_list(each.type)]
+    first = next(batches([url], schema.names, Dialect()), None) if len(lists) > 1 else None
+    if first is None:
+        return None
+    rows = pa.Table.from_batches([first]).slice(0, _GROUPS_LOOKED_AT)
+    lengths = {name: pc.fill_null(pc.list_value_length(rows[name]), 0).to_numpy() for name in lists}
+    nested = [name for name in lists if cols.is_list(schema.field(name).type.value_type)]
+    n_Q = lengths[min((name for name in lists if name not in nested), key=lambda name: lengths[name].sum())]
+    names = {_one(name): name for name in lists if name not in nested and (lengths[name] == n_Q).all()}
+    wide = {name: int(lengths[name].sum() // max(n_Q.sum(), 1)) for name in lists if name not in names.values()}
+    wide = {name: n for name, n in wide.items() if name not in nested and (lengths[name] == n * n_Q).all()}
+    inner = {name: len(rows[name].combine_chunks().flatten().flatten()) for name in nested}
+    wide |= {name: inner[name] // max(n_Q.sum(), 1) for name in nested if (lengths[name] == n_Q).all()}
+    if len(names) + len(wide) < 2 or len({*n_Q.tolist()}) < 2:
+        return None
+    parent_N = pa.array(np.repeat(np.arange(len(rows)), n_Q))
+    flat = {
+        each: cols.without_dictionary(rows[each].combine_chunks()).take(parent_N)
+        for each in schema.names
+        if each not in lists
+    }
+    flat |= {one: rows[name].combine_chunks().flatten() for one, name in names.items()}
+    return _Laid(pa.table(flat), names, wide)
+
+
+def _groups(file: str, url: str, laid: _Laid, given: Mapping[str, str | None]) -> Iterator[str]:
+    """A row for each query, whose roles are guessed as those of items."""
+    ones = {name: one for one, name in laid.names.items()}
+    given = {use: ones.get(name, name) for use, name in given.items() if name is not None}
+    found = guess(columns_of(laid.items, laid.items.schema, Dialect()), of_table(laid.items), given, url)
+    yield f"  inputs: {plain_yaml(file)}"
+    yield "  source:"
+    yield "    kind: groups # a row for each query, with lists of its documents"
+    yield "    columns:"
+    yield from _group_columns(found, laid.names, laid.wide)
+
+
+def _one(name: str) -> str:
+    """The name of a list's single value, by which its role is guessed.
+
+    Example:
+        >>> _one("product_ids"), _one("labels"), _one("class")
+        ('product_id', 'label', 'class')
+    """
+    return re.sub(r"(?<!s)s$", "", name)
+
+
+def _group_columns(found: Guess, lists: Mapping[str, str], wide: Mapping[str, int]) -> Iterator[str]:
+    """The uses of the columns of groups; `lists` has the name of each list by that of its single value."""
+    yield f"      query: {plain_yaml(found.query.name)} # {found.query.shown}"
+    if found.time is not None:
+        yield f"      time: {plain_yaml(found.time.name)} # {found.time.shown}"
+        if found.time.formats[0] != ISO:
+            yield f"      time_format: {json.dumps(found.time.formats[0])}"
+    named = {"docs": found.item, "labels": found.label, "positions": found.positions, "clicks": found.clicks}
+    for use, column in (named | {"gain": found.gain}).items():
+        if column is not None and column.name in lists:
+            doubt = found.choices[role].doubt if (role := use.rstrip("s")) in found.choices else ""
+            mark = f"{CHECK}: {doubt}; " if doubt else "# "
+            yield f"      {use}: {plain_yaml(lists[column.name])} {mark}{column.shown}"
+    single = [each.name for each in (*found.meta, *found.categorical, *found.features) if each.name not in lists]
+    if single:
+        yield f"      meta: {json.dumps(single, ensure_ascii=False)} # of the whole list"
+    for name in [*wide][:1]:
+        yield f"      features: {json.dumps([name])} # all features of all documents"
+        yield f"      n_features: {wide[name]}"
+    for use, columns in () if wide else (("features", found.features), ("categorical", found.categorical)):
+        if names := [lists[each.name] for each in columns if each.name in lists]:
+            yield f"      {use}: {json.dumps(names, ensure_ascii=False)}"
+    unused = dict(found.others) | dict.fromkeys([*wide][1:], "further features")
+    for name, reason in unused.items():
+        yield f"      # not used: {lists.get(name, name)}, {reason}"
+
+
+# queries, documents and judgements in tables of their own
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """A table of candidates, and what joins its rows."""
+
+    pairs: str
+    found: Guess
+    queries: "_Table"
+    documents: "_Table"
+    judged: "_Table | None"
+    unused: tuple[str, ...]
+
+    @classmethod
+    def of(cls, urls: Sequence[str]) -> "_Texts | None":
+        """The parts of a collection of texts; None where the files are none."""
+        read = [_Table.of(url) for url in urls]
+        texts = [table for table in read if len(table.ids) == 1 and table.texts]
+        keys = {table.ids[0] for table in texts}
+        pairs = [table for table in read if len(keys & {*table.names}) >= 2]
+        if len(keys) < 2 or not pairs:
+            return None
+        judged = next((table for table in pairs if table.label), None)
+        scored = [table for table in pairs if table is not judged and len(table.names) > 2]
+        if not scored:
+            raise InputError(
+                f"{pairs[0].url}: judgements alone are no lists to rank: put a table of candidates with a feature "
+                "beside it, such as the best by BM25 with their score"
+            )
+        base = max(scored, key=lambda table: table.rows.num_rows)
+        found = guess(columns_of(base.rows, base.schema, Dialect()), of_table(base.rows), {}, base.url)
+        by_key = {table.ids[0]: table for table in texts}
+        if found.item is None or not {found.query.name, found.item.name} <= {*by_key}:
+            return None
+        of_query, of_item = by_key[found.query.name], by_key[found.item.name]
+        rest = tuple(table.url for table in read if table not in (base, of_query, of_item, judged))
+        return cls(base.url, found, of_query, of_item, judged, rest)
+
+    def lines(self) -> Iterator[str]:
+        """The lines of the config below `prepare`."""
+        query, item = plain_yaml(self.found.query.name), plain_yaml(self.found.item.name if self.found.item else "")
+        split = next((name for name in self.queries.names if name in ("split", "fold", "set")), None)
+        taken = {"query": self.queries.texts[0]} | ({split: split} if split else {})
+        yield f"  inputs: {json.dumps(self.pairs)} # the candidates of each query"
+        yield "  source:"
+        yield "    kind: items"
+        yield "    joins: # each takes columns of a table by a key"
+        yield f"      - {{path: {json.dumps(self.queries.url)}, key: {query}, columns: {json.dumps(taken)}}}"
+        texts = {f"document_{name}": name for name in self.documents.texts}
+        yield f"      - {{path: {json.dumps(self.documents.url)}, key: {item}, columns: {json.dumps(texts)}}}"
+        if self.judged is not None:
+            label = plain_yaml(self.judged.label or "")
+            rest = f"columns: {label}, rows: all, fill: {{{label}: 0}}"
+            yield f"      - {{path: {json.dumps(self.judged.url)}, key: [{query}, {item}], {rest}}}"
+        yield "    columns:"
+        if ".tsv" in self.pairs:
+            yield "      quotes: false # a quote is a part of the text"
+        yield f"      query: {query}"
+        yield f"      item: {item}"
+        if self.judged is not None:
+            yield f"      label: {label} # 0 of what was not judged"
+        if split:
+            yield f"      period_column: {plain_yaml(split)}"
+        if self.found.positions is not None:
+            yield f"      positions: {plain_yaml(self.found.positions.name)} # of the candidates' own order: no feature"
+        yield f"      features: {json.dumps([each.name for each in self.found.features])}"
+        yield from self._tokens(split)
+        for url in self.unused:
+            yield f"# not used: {url} {CHECK}: rows to leave out? see joins, rows: unmatched, in docs/text.md"
+
+    def _tokens(self, split: str | None) -> Iterator[str]:
+        names = self.queries.rows[split].unique().to_pylist() if split else ["all"]
+        first = plain_yaml(str(next((name for name in names if str(name).startswith("train")), names[0])))
+        yield "      tokens:"
+        yield f"        tokenizer: {{kind: train, size: 8000, periods: [{first}]}} # of the training texts alone"
+        yield "        query:"
+        yield "          query: {column: query, max_tokens: 32, missing: empty}"
+        yield "        document:"
+        for name in self.documents.texts:
+            column = plain_yaml(f"document_{name}")
+            yield f"          {plain_yaml(name)}: {{column: {column}, max_tokens: 128, missing: empty}}"
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """The first rows of a table: its ids (each value once), its texts, and its label."""
+
+    url: str
+    rows: pa.Table
+    schema: pa.Schema
+    ids: tuple[str, ...]
+    texts: tuple[str, ...]
+    label: str | None
+
+    @classmethod
+    def of(cls, url: str) -> "_Table":
+        """Look at a table; tabs divide texts that may have quotes."""
+        dialect = Dialect("\t", quotes=False) if ".tsv" in url else Dialect()
+        schema = tables.read_schema(url, dialect)
+        rows = pa.Table.from_batches(islice(batches([url], schema.names, dialect), 1))
+        columns = columns_of(rows, schema, dialect) if len(rows) else []
+        words = [each for each in columns if not each.numeric and not each.formats]
+        texts = [each.name for each in words if each.length > 15 and sum(" " in value for value in each.values) > 1]
+        once = [each for each in columns if each.distinct == each.rows and each.name not in texts]
+        ids = [each.name for each in once if roles.names_one(each)]
+        label = next((each.name for each in columns if each.numeric and roles.is_label(each)), None)
+        return cls(url, rows, schema, tuple(ids), tuple(texts), label)
+
+    @property
+    def names(self) -> list[str]:
+        """Its columns."""
+        return list(self.schema.names)

@@ -1,0 +1,230 @@
+"""The first pipeline of a log: a pipeline.yaml that runs as it is written, with what each choice means as comments."""
+
+import json
+import re
+import textwrap
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import yaml
+
+from ltrscale import storage
+from ltrscale.data.times import PeriodUnit
+from ltrscale.experiments.first.sizes import (
+    FINETUNED,
+    PRETRAINED,
+    SMALL,
+    STUDIED,
+    FirstSizes,
+    LogSize,
+    first_sizes,
+)
+
+_ENGINE_SCORES = (
+    re.compile(r"(?i)(.*[^a-z0-9])?bm25([^a-z0-9].*)?"),
+    re.compile(r"(?i)_?((es|elasticsearch|opensearch|solr|lucene|vespa|engine|search|retrieval|text)_)?score"),
+)
+"""Names of features that are a search engine's own score, the surer ones first."""
+
+
+class FirstPlan(NamedTuple):
+    """The unit of periods, the periods with labels, and the format of times."""
+
+    unit: PeriodUnit
+    names: tuple[str, ...]
+    formats: tuple[str, ...]
+
+
+def engine_score(features: Sequence[str]) -> str | None:
+    """The feature that is a search engine's score of a document's whole text; None if none is named so.
+
+    Example:
+        >>> engine_score(["price", "bm25_title", "bm25", "score"])
+        'bm25'
+    """
+    for pattern in _ENGINE_SCORES:
+        if named := [name for name in features if pattern.fullmatch(name)]:
+            return min(named, key=len)  # that of one field has the field's name, too
+    return None
+
+
+def pipeline_text(out: str, plan: FirstPlan, score: str | None, size: LogSize) -> tuple[str, str]:
+    """The methods on the data set, and a search engine's score: the last periods test, those before validate.
+
+    Args:
+        out: directory of the configs.
+        plan: the periods.
+        score: the feature that is a search engine's score, if there is one.
+        size: what all periods hold; it decides the settings, and how many periods train where they are very large.
+
+    Returns:
+        The text, and a sentence on the time that it takes.
+    """
+    train, validation, test = divided(plan.names)
+    models, every = (2 if score is None else 6), train  # a stack trains its members for each of five folds, too
+    sizes = first_sizes(size.part(len(train) / len(plan.names)), models=models)
+    if sizes.share < 1:
+        train = train[-max(1, int(sizes.share * len(train))) :]
+        sizes = first_sizes(size.part(len(train) / len(plan.names)), models=models)
+    left_out = "" if train == every else f" # of {period_range(every)}, so that it ends in time"
+    said = time_said(sizes)
+    text = _PIPELINE.format(
+        said="\n".join(textwrap.wrap(said, 118, initial_indent="# ", subsequent_indent="# ")),
+        out=plain_yaml(storage.join(out, "models")),
+        data=plain_yaml(storage.join(out, "data")),
+        clicks=plain_yaml(storage.join(out, "clicks")),
+        train=period_range(train),
+        left_out=left_out,
+        validation=period_range(validation),
+        test=period_range(test),
+        unit=plan.unit,
+        methods=methods_text(
+            sizes, "" if score is None else _ENGINE.format(score=plain_yaml(score), trees=_trees(sizes, 8))
+        ),
+        baseline="trees" if score is None else "engine",
+    )
+    return text, said
+
+
+def divided(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """The periods of training, validation and test: the last sixth tests, and the sixth before it validates.
+
+    Example:
+        >>> divided(["a", "b", "c", "d"])
+        (('a', 'b'), ('c',), ('d',))
+    """
+    held_out = max(1, len(names) // 6)
+    return tuple(names[: -2 * held_out]), tuple(names[-2 * held_out : -held_out]), tuple(names[-held_out:])
+
+
+def time_said(sizes: FirstSizes) -> str:
+    """The minutes of a first pipeline, and what longer ones would bring."""
+    of = sizes.minutes
+    parts = f"trees {of['trees']:.1f}, pretraining {of['pretraining']:.1f}, networks {of['finetuning']:.1f}"
+    said = f"About {sizes.total:.0f} minute{'s' if round(sizes.total) > 1 else ''} on two cores ({parts})."
+    if all(map(sizes.is_full, STUDIED)):
+        return f"{said} Nothing is cut short: the epochs are those of the study."
+    trees, pretraining, epochs = STUDIED.values()
+    return (
+        f"{said} With {trees} trees and the study's {epochs} epochs and {pretraining} of pretraining it takes about "
+        f"{sizes.in_full:.0f}; what that brings here is not known, and in the study four times the pretraining gave "
+        "+.0023 NDCG@5 at 1,000 labelled lists and nothing at 100."
+    )
+
+
+def methods_text(sizes: FirstSizes, others: str = "") -> str:
+    """Trees, a network, and the same network pretrained, with the reasons of their sizes as comments."""
+    faster, slower = FINETUNED[1024] / FINETUNED[256], PRETRAINED[4096] / PRETRAINED[1024]
+    batch = f"many small steps; 1024 for {SMALL:,} documents to learn from, {faster:.0f} times as fast"
+    if sizes.docs_per_batch > 256:
+        batch = f"{faster:.0f} times as fast as 256, which is for less than {SMALL:,} documents to learn from"
+    large = f"it needs the steps; 4096 for {SMALL:,} documents or more, {slower:.1f} times as fast"
+    if sizes.pretraining_docs_per_batch > 1024:
+        large = f"1024 for a log of less than {SMALL:,} documents, which needs the steps"
+    longer = {stage: f"the study had {n}, here {sizes.full[stage]:.0f} minutes" for stage, n in STUDIED.items()}
+    said = {stage: "as in the study" if sizes.is_full(stage) else text for stage, text in longer.items()}
+    return _METHODS.format(
+        others=others,
+        trees=_trees(sizes, 31),
+        epochs=sizes.epochs,
+        epochs_why=said["finetuning"],
+        patience=sizes.patience,
+        batch=sizes.docs_per_batch,
+        batch_why=batch,
+        pretraining=sizes.pretraining_epochs,
+        longer=said["pretraining"],
+        large=sizes.pretraining_docs_per_batch,
+        large_why=large,
+    )
+
+
+def _trees(sizes: FirstSizes, leaves: int) -> str:
+    """Number, rate and leaves of trees: fewer trees learn faster."""
+    return f"num_trees: {sizes.trees}, learning_rate: {0.05 * STUDIED['trees'] / sizes.trees:g}, num_leaves: {leaves}"
+
+
+def plain_yaml(value: str) -> str:
+    """A name or path as YAML, quoted where it must be."""
+    unquoted = re.fullmatch(r"[A-Za-z_./][\w./-]*", value) and yaml.safe_load(value) == value
+    return value if unquoted else json.dumps(value, ensure_ascii=False)
+
+
+def period_range(names: Sequence[str]) -> str:
+    """Periods as a range of `splits`, or the one that there is; quoted where YAML would read a date."""
+    text = "..".join(dict.fromkeys([names[0], names[-1]]))
+    return text if yaml.safe_load(text) == text else json.dumps(text)
+
+
+_ENGINE = """\
+  engine: # the order of the search engine's score, which learns nothing: hard to beat by few labels, see docs/text.md
+    kind: feature
+    feature: {score}
+  stack: # trees over that score and those of trees and scratch: the score of a document may only rise with each
+    kind: stack
+    members: [trees, scratch]
+    stack:
+      features: [{score}]
+      gbdt: {{{trees}, monotone: {{{score}: 1, "score of *": 1}}}}
+"""
+
+_PIPELINE = """\
+# Made by jobs.init: trees, a network, and the same network pretrained without labels, compared on the last periods. The
+# networks' settings are the best of a study with 30 to 3,000 labelled lists: docs/results/study-news.md of ltrscale.
+{said}
+out: {out}
+data: {data} # jobs.prepare makes it
+
+splits: # by {unit}: a ranker in production never sees the future
+  train: {{periods: {train}}}{left_out}
+  validation: {{periods: {validation}}}
+  test: {{periods: {test}}}
+  gap: 0 # periods to leave out before validation, if labels take time to settle
+
+seeds: [0] # five or more tell a difference from luck
+pretrain_once: true # for all seeds: it reads no labels
+
+{methods}
+evaluate:
+  baseline: {baseline}
+  # propensities: {{clicks: {clicks}}} # where jobs.clicks could tell them: metrics corrected for positions, too
+
+# Final models, in {out}/final/NAME: trained once more, on the validation groups too, or with test: true on all.
+# Remove the # once the report has shown which method to take.
+# refit: {{methods: [trees], test: false}}
+"""
+
+_METHODS = """\
+methods:
+  trees: # a search over their settings makes them harder to beat: kind tuned, in docs/guide.md
+    kind: gbdt
+    gbdt: {{relevant_only: true, {trees}, early_stopping_rounds: 40}}
+  scratch: # the difference between it and pretrained is what pretraining gives
+    kind: neural
+    finetune: &finetune
+      loss: {{kind: softmax}}
+      relevant_only: true # lists without a relevant document teach this loss nothing, as they teach lambdarank nothing
+      network: &network
+        transform: {{numeric: log1p_standard}} # sign(x) log(1 + |x|), then standardised: for prices and counts alike
+        encoder: {{kind: resnet, width: 128, blocks: 3}}
+      head: {{layers: 1}}
+      head_epochs: 0
+      epochs: {epochs} # at most; {epochs_why}
+      patience: {patience} # epochs without a better validation NDCG@5
+      noise: 0.3 # on the inputs in training, in standard deviations
+      stream: {{docs_per_batch: {batch}}} # {batch_why}
+      optimizer: {{kind: adam, learning_rate: 3.0e-4}}
+{others}  pretrained:
+    kind: neural
+    pretrain:
+      method: {{kind: simclr_rank, temperature: 0.1}} # finds a document's other view among all views of its list
+      augment: {{kind: swap_in_group, probability: 0.6}} # 60% of a view's values are of other documents of the list
+      network: *network
+      epochs: {pretraining} # passes over all lists; {longer}
+      stream: {{docs_per_batch: {large}}} # {large_why}
+      optimizer: {{kind: adam, learning_rate: 1.0e-3}}
+      # precision: bf16 # twice as fast on GPUs and CPUs that compute in bfloat16, far slower on other CPUs
+    finetune: # the encoder learns at a tenth of the rate, so that few labels undo little of what it knows
+      <<: *finetune
+      rates: {{encoder: 0.1}}
+      optimizer: {{kind: adam, learning_rate: 1.0e-3}}
+"""

@@ -1,0 +1,272 @@
+"""The first prepare.yaml of a log: what was guessed of its columns, with the reasons and the rivals as comments."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ltrscale import storage
+from ltrscale.config import CHECK
+from ltrscale.data.times import ISO, Clock, PeriodUnit, periods
+from ltrscale.experiments.first.pipeline import FirstPlan, plain_yaml
+from ltrscale.ingest.csvtext import Dialect
+from ltrscale.ingest.guess import Guess, grades_of
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.lines import UTF8
+from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.ingest.profile import LogColumn
+from ltrscale.ingest.roles import Choice, is_asked
+from ltrscale.ingest.structure import Structure
+
+FEWEST_LISTS = 3
+"""Periods that a comparison needs: to train, to validate and to test."""
+_PERIODS: tuple[PeriodUnit, ...] = ("week", "day", "hour")
+
+
+@dataclass(frozen=True)
+class LogCounts:
+    """What all rows of a log have: its lists, by the columns that were guessed."""
+
+    rows: int
+    queries: int
+    together: bool
+    repeated: int
+    """Rows that repeat an item of their query."""
+    median: int
+    longest: int
+    told_apart: int
+    """Rows of the lists whose labels differ, the only ones that trees and networks learn from."""
+    queries_told_apart: int
+    """These lists."""
+    plan: FirstPlan | None
+    """The periods with labels; None without a time."""
+
+
+def count_lists(found: Guess, seen: Structure) -> LogCounts:
+    """Count the lists of all rows, of which `seen` has the columns that have roles."""
+    codes_N = seen.joined(found.query.name, [column.name for column in found.within])
+    lengths_Q = np.bincount(codes_N[codes_N >= 0])
+    lengths_Q = lengths_Q[lengths_Q > 0]
+    repeated = 0
+    if found.item is not None:
+        items_N = seen.codes[found.item.name]
+        known_N = (items_N >= 0) & (codes_N >= 0)
+        pairs = (codes_N * (items_N.max() + 1) + items_N)[known_N]
+        repeated = len(pairs) - len(np.unique(pairs))
+    apart_Q = np.zeros(0, np.bool_) if found.label is None else told_apart(codes_N, seen.codes[found.label.name])
+    return LogCounts(
+        rows=len(codes_N),
+        queries=len(lengths_Q),
+        together=_together(codes_N, seen.files),
+        repeated=repeated,
+        median=int(np.median(lengths_Q)),
+        longest=int(lengths_Q.max()),
+        told_apart=int(apart_Q[codes_N[codes_N >= 0]].sum()) if len(apart_Q) else 0,
+        queries_told_apart=int(apart_Q.sum()),
+        plan=_plan(found, seen, codes_N >= 0),
+    )
+
+
+def _together(codes_N: NDArray[np.int64], files: Sequence[int]) -> bool:
+    """Whether the rows of each list stand together, in one file."""
+    begins_N = np.diff(codes_N, prepend=-2) != 0
+    begins_N[[row for row in files if row < len(codes_N)]] = True
+    runs = codes_N[begins_N & (codes_N >= 0)]
+    return len(runs) == len(np.unique(runs))
+
+
+def told_apart(lists_N: NDArray[np.int64], labels_N: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether the labels of a list differ, by the number of the list; -1 is none of either.
+
+    Example:
+        >>> told_apart(np.array([0, 1, 0, 1, 2, -1, 2]), np.array([5, 6, 5, 7, 5, 6, -1])).tolist()
+        [False, True, False]
+    """
+    known_N = (lists_N >= 0) & (labels_N >= 0)
+    lists_M, labels_M = lists_N[known_N], labels_N[known_N]
+    first_Q = np.zeros(int(lists_N.max()) + 1, np.int64)
+    first_Q[lists_M] = labels_M
+    apart_Q = np.zeros(len(first_Q), np.bool_)
+    apart_Q[lists_M[labels_M != first_Q[lists_M]]] = True
+    return apart_Q
+
+
+def _plan(found: Guess, seen: Structure, usable_N: NDArray[np.bool_]) -> FirstPlan | None:
+    """The longest unit that gives enough periods; None without a time."""
+    if found.time is None:
+        return None
+    if found.label is not None:
+        usable_N = usable_N & (seen.codes[found.label.name] >= 0)
+    formats = found.time.formats[:1] or (ISO,)
+    times_V = seen.values[found.time.name].take(pa.array(np.unique(seen.codes[found.time.name][usable_N].clip(0))))
+    for unit in _PERIODS:
+        names_V, _ = periods(times_V, unit, Clock(formats=formats))
+        names = tuple(sorted({*names_V.to_pylist()} - {None}))
+        if len(names) >= FEWEST_LISTS:
+            return FirstPlan(unit, names, formats)
+    return FirstPlan("week", names, formats)
+
+
+def prepare_text(file: str, out: str, dialect: Dialect, found: Guess, counted: LogCounts) -> str:
+    """The prepare.yaml of a log with one item a row."""
+    return "\n".join(_lines(file, out, dialect, found, counted)) + "\n"
+
+
+def _lines(file: str, out: str, dialect: Dialect, found: Guess, counted: LogCounts) -> Iterator[str]:
+    yield f"# Made by jobs.init from {file}. Correct what was guessed wrong."
+    yield "# Lines with CHECK are close calls: jobs.prepare names them until the word is gone."
+    lengths = f"{counted.median:,} rows in the median, {counted.longest:,} at most"
+    yield f"# {counted.rows:,} rows, {counted.queries:,} queries: {lengths}."
+    yield f"out: {plain_yaml(storage.join(out, 'data'))}"
+    yield ""
+    yield "prepare:"
+    yield f"  inputs: {plain_yaml(file)}"
+    if not counted.together:
+        yield "  sort: true # the rows of a query do not stand together in one file"
+    if counted.repeated:
+        policy = "max_label" if found.label is not None else "keep_first"
+        yield f"  duplicates: {policy} # {counted.repeated:,} rows repeat an item of their query: which of them stays"
+    yield from _rejected(found)
+    yield "  source:"
+    yield "    kind: items"
+    yield "    columns:"
+    yield from _columns(file, found, dialect, counted.plan)
+    if counted.longest > 10_000:
+        yield f"  max_group: {counted.longest} # of the longest query"
+
+
+def _rejected(found: Guess) -> Iterator[str]:
+    """The share of rows that prepare will reject, where it is above its limit."""
+    one_each = [found.time, found.label, found.positions, found.gain, found.clicks, *found.features, *found.dates]
+    one_each += [*found.categorical, *found.meta]
+    shares = {f"{column.name} cannot be read": column.bad for column in one_each if column is not None}
+    needed = [found.query, *found.within, *([found.time] if found.time else [])]
+    shares |= {f"{column.name} is missing": column.missing for column in needed}
+    total = sum(shares.values())
+    limit = PrepareConfig.model_fields["max_rejected"].default
+    if total > limit / 2:
+        share = math.ceil(max(1.25 * total, limit) * 1000) / 1000
+        worst = ", ".join(
+            f"{why} in {part:.2%}" for why, part in sorted(shares.items(), key=lambda s: -s[1])[:4] if part
+        )
+        yield f"  max_rejected: {share:g} {CHECK}: about {total:.2%} of the rows cannot be used: {worst}"
+
+
+def _columns(path: str, found: Guess, dialect: Dialect, plan: FirstPlan | None) -> Iterator[str]:
+    for role, column in (("query", found.query), ("item", found.item)):
+        if column is not None:
+            yield from _role(role, column, found.choices.get(role))
+        if role == "query" and found.within:
+            days = ", ".join(column.name for column in found.within)
+            yield f"      within: {_flow([column.name for column in found.within])} # a list for each {days}"
+    if found.label is not None:
+        yield from _role("label", found.label, found.choices.get("label"))
+        if grades := grades_of(found.label):
+            yield f"      grades: {_flow(grades)} {CHECK}: higher is better"
+    if found.gain is not None:
+        yield f"      gain: {plain_yaml(found.gain.name)} # what a document brings: evaluate.gains: column, no feature"
+    yield from _times(found, plan)
+    if found.positions is not None:
+        yield from _role("positions", found.positions, found.choices.get("positions"))
+    if found.clicks is not None and found.positions is not None:
+        yield f"      clicks: {plain_yaml(found.clicks.name)} # jobs.clicks looks at them beside the positions"
+    usual = ColumnMapping(query="q", features=("*",), decimal=dialect.decimal).dialect(path)
+    for name, value in (("delimiter", dialect.delimiter), ("decimal", dialect.decimal), ("encoding", dialect.encoding)):
+        if value != {"delimiter": usual.delimiter, "decimal": ".", "encoding": UTF8}[name]:
+            yield f"      {name}: {json.dumps(value)}"
+    yield from _listed("meta", found.meta, "of the user or session, kept beside the features")
+    yield from _listed("features", found.features, "numbers", found.asked)
+    what = "categories, and ids that come often enough to learn from"
+    yield from _listed("categorical", found.categorical, what, found.asked)
+    if found.dates:
+        yield "      dates: # days up to the row's time"
+        for column in found.dates:
+            yield f"        {plain_yaml(column.name)}: [days_before] # {column.shown}"
+    for name, reason in found.others.items():
+        yield f"      # not used: {name}, {reason}"
+
+
+def _role(role: str, column: LogColumn, choice: Choice | None) -> Iterator[str]:
+    """A role's line, with what speaks for the column, and a line for each rival."""
+    if choice is None:  # the user has named it
+        yield f"      {role}: {plain_yaml(column.name)} # {column.shown}"
+        return
+    why = "; ".join(choice.best.reasons)
+    doubt = f"{CHECK}: {choice.doubt}; " if choice.doubt else "# "
+    yield f"      {role}: {plain_yaml(column.name)} {doubt}{why}"
+    for rival in choice.rivals:
+        yield f"      #   or {rival.name}: {'; '.join(rival.reasons)}"
+
+
+def _times(found: Guess, plan: FirstPlan | None) -> Iterator[str]:
+    if found.time is None or plan is None:
+        return
+    yield from _role("time", found.time, found.choices.get("time"))
+    span = " to ".join(dict.fromkeys([plan.names[0], plan.names[-1]])) if plan.names else "no period with labels"
+    formats = dict.fromkeys(form for each in (found.time, *found.dates) for form in each.formats[:1] or (ISO,))
+    if list(formats) != [ISO]:
+        others = found.time.formats[1:2]
+        doubt = f" {CHECK}: {others[0]} fits all of them, too" if others else ""
+        yield f"      time_format: {_flow(tuple(formats))}{doubt}"
+    yield "      time_zone: UTC # of times that do not state one, and of the midnight at which days begin"
+    yield f"      period: {plan.unit} # {span}"
+
+
+def _listed(
+    key: str, columns: Sequence[LogColumn], what: str, asked: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[str]:
+    if columns:
+        yield f"      {key}: # {what}"
+        for column in columns:
+            doubt = f"{CHECK}: {asked[column.name]} Leave it out if not; " if column.name in asked else "# "
+            yield f"        - {plain_yaml(column.name)} {doubt}{column.shown}"
+
+
+def _flow(value: Mapping[str, float] | Sequence[object]) -> str:
+    """A list or mapping as YAML in one line; keys are quoted, as words such as yes must be."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def summary(found: Guess) -> list[str]:
+    """Who plays which role, with the reasons, in aligned lines."""
+    roles = {role: getattr(found, role) for role in ("query", "item", "label", "gain", "time", "positions")}
+    width = max(len(column.name) for column in roles.values() if column is not None)
+    lines = []
+    for role, column in roles.items():
+        choice = found.choices.get(role)
+        words = [*(choice.best.reasons[:2] if choice else ())]
+        if choice and choice.rivals:
+            words.append(f"not {', '.join(rival.name for rival in choice.rivals)}")
+        mark = f"CHECK: {choice.doubt}; " if choice and choice.doubt else ""
+        if column is not None:
+            lines.append(f"{role:<9}  {column.name:<{width}}  {mark}{'; '.join(words)}".rstrip())
+    rest = {use: len(getattr(found, use)) for use in ("features", "categorical", "dates", "meta")}
+    lines.append(", ".join(f"{use}: {n}" for use, n in (rest | {"not used": len(found.others)}).items() if n))
+    return [*lines, *(f"CHECK: {question} Leave it out if not" for question in found.asked.values())]
+
+
+def clicks_text(out: str, found: Guess) -> str | None:
+    """The clicks.yaml of a data set that has what `jobs.clicks` needs; None for another one."""
+    if found.positions is None or found.clicks is None or found.item is None:
+        return None
+    asked = next((column.name for column in found.meta if is_asked(column)), None)
+    query = (
+        f"query: {plain_yaml(f'meta_{asked}')} # what several lists were shown for, so that documents are seen to move"
+    )
+    if asked is None:
+        query = (
+            "# query: meta_NAME # each list is a query of its own: name the text that was searched for, kept under meta"
+        )
+    return "\n".join(
+        [
+            "# Made by jobs.init: what clicks tell apart from places, before anything is trained on them.",
+            f"out: {plain_yaml(storage.join(out, 'clicks'))}",
+            f"log: {{data: {plain_yaml(storage.join(out, 'data'))}}}",
+            f"{query}\n",
+        ]
+    )

@@ -1,0 +1,209 @@
+"""The first study of a log: a study.yaml that says before it is run how small a difference it can see, and its minutes.
+
+Whether a difference is seen depends on its deviations over draws of labels and over test lists, which are known before
+from other logs only; the study's report has those of this one.
+"""
+
+import math
+import textwrap
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ltrscale import storage
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, MOST_DRAWS, Spread
+from ltrscale.experiments.first.pipeline import (
+    FirstPlan,
+    divided,
+    methods_text,
+    period_range,
+    pipeline_text,
+    plain_yaml,
+)
+from ltrscale.experiments.first.sizes import BOOSTED, FINETUNED, STUDIED, LogSize, epoch_minutes, first_sizes
+
+OVER_DRAWS = 0.14
+"""Deviation of a network's difference from tuned trees in NDCG@5 over draws of n labelled lists, times the root of n.
+
+The networks of docs/results/study-news.md have .014 at 100, .0046 at 1,000 and .003 at 3,000 in the median: half the
+width of an interval, times the root of the draws, over Student's t.
+"""
+OVER_LISTS = 0.15
+"""Deviation of such a difference over test lists: .147 on the 1,756 lists of week 11 of tests/shop.py."""
+_NUMBERS = (100, 300, 1000, 3000)
+_LOOKED_FOR = 0.01
+_MOST, _MINUTES = 10, 60
+_WORKERS = 2
+_TRIALS = 10
+_VALIDATION = 1500
+_START_S, _SCORED = 1.5, 200_000
+"""Seconds for the start and the measurement of a model, and documents per second that validation scores on one core."""
+
+
+class StudySize(NamedTuple):
+    """What decides how much a first study can see."""
+
+    numbers: tuple[int, ...]
+    """Numbers of labelled lists."""
+    draws: int
+    validation_lists: int
+    """Lists of the validation periods whose labels differ."""
+    test_lists: int
+    """Those of the test periods."""
+    minutes: float
+    """On two cores, pretraining included."""
+
+    def spread(self, labelled: int) -> Spread:
+        """The deviations that a difference may have at one number of labelled lists, from those of other logs."""
+        return Spread(OVER_DRAWS**2 / labelled, OVER_LISTS**2 / self.test_lists, self.test_lists)
+
+
+def first_runs(
+    out: str, plan: FirstPlan, score: str | None, size: LogSize, lists: int
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The texts of pipeline.yaml and, where there are lists enough to draw from, study.yaml; and a sentence on each.
+
+    Args:
+        out: directory of the configs.
+        plan: the periods.
+        score: the feature that is a search engine's score, if there is one.
+        size: what all periods hold.
+        lists: lists of all periods whose labels differ.
+    """
+    pipeline, takes = pipeline_text(out, plan, score, size)
+    said = f"pipeline.yaml: {takes}"
+    if (study := study_size(size, lists, plan)) is None:
+        return {"pipeline": pipeline}, (
+            said,
+            f"no study.yaml: {lists:,} queries whose labels differ are too few to draw",
+        )
+    text, sees = study_text(out, plan, size, study)
+    command = f"python -m jobs.study --config {storage.join(out, 'study.yaml')} --workers {_WORKERS}"
+    takes = f"{command} takes at most about {study.minutes:.0f} minutes on two cores"
+    return {"pipeline": pipeline, "study": text}, (said, f"study.yaml: {sees} {takes}")
+
+
+def study_size(size: LogSize, lists: int, plan: FirstPlan) -> StudySize | None:
+    """The numbers of labelled lists and draws of a study that takes an hour; None where the lists are too few.
+
+    Args:
+        size: what all periods hold.
+        lists: lists of all periods whose labels differ.
+        plan: the periods.
+    """
+    train, validation, test = (len(names) / len(plan.names) for names in divided(plan.names))
+    numbers = tuple(n for n in _NUMBERS if n <= train * lists / 2)
+    if not numbers or test * lists < 2:
+        return None
+    length = size.told_apart / lists
+    pretraining = first_sizes(size.part(train)).minutes["pretraining"]
+    each = sum(_minutes(n, length, size.features, min(_VALIDATION, validation * lists)) for n in numbers) / _WORKERS
+    draws = min(_MOST, max(FEWEST_DRAWS, int((_MINUTES - pretraining) / each)))
+    return StudySize(numbers, draws, round(validation * lists), round(test * lists), pretraining + draws * each)
+
+
+def _minutes(labelled: int, length: float, features: int, validation: float) -> float:
+    """Minutes of one core for the models of a draw: the trials of trees, and two networks with all their epochs."""
+    documents = round(labelled * length)
+    epoch = epoch_minutes(documents, FINETUNED[256], features) + validation * length / _SCORED / 60
+    trees = _TRIALS * documents * features * STUDIED["trees"] / BOOSTED / 60
+    return trees + 2 * STUDIED["finetuning"] * epoch + (_TRIALS + 2) * _START_S / 60
+
+
+def study_text(out: str, plan: FirstPlan, size: LogSize, study: StudySize) -> tuple[str, str]:
+    """A study of the methods of the first pipeline, but with the epochs that few labels need; and what it can see."""
+    train, validation, test = divided(plan.names)
+    sizes = first_sizes(size.part(len(train) / len(plan.names)))
+    few = sizes._replace(
+        trees=STUDIED["trees"],
+        docs_per_batch=256,
+        epochs=STUDIED["finetuning"],
+        minutes={**sizes.full, "pretraining": sizes.minutes["pretraining"]},
+    )
+    said = seen_before(study)
+    first, rest = methods_text(few).split("  scratch:", 1)
+    text = _STUDY.format(
+        said="\n".join(textwrap.wrap(said, 118, initial_indent="# ", subsequent_indent="# ")),
+        minutes=f"{study.minutes:.0f}",
+        over_draws=f"{OVER_DRAWS:g}",
+        over_lists=f"{OVER_LISTS:g}",
+        test_lists=f"{study.test_lists:,}",
+        out=plain_yaml(storage.join(out, "study")),
+        data=plain_yaml(storage.join(out, "data")),
+        unit=plan.unit,
+        train=period_range(train),
+        validation=period_range(validation),
+        sample=f", relevant_groups: {_VALIDATION}" if study.validation_lists > 2 * _VALIDATION else "",
+        test=period_range(test),
+        numbers=list(study.numbers),
+        draws=study.draws,
+        methods=f"{first}{_TUNED.format(trials=_TRIALS)}  scratch:{rest}",
+    )
+    return text, said
+
+
+def seen_before(study: StudySize) -> str:
+    """The smallest differences that a study would see, and what would see .010.
+
+    Example:
+        >>> seen_before(StudySize((100, 1000), draws=5, validation_lists=900, test_lists=10_000, minutes=20.0))
+        '5 draws see .023 at 100 labelled lists, .008 at 1,000; .010 takes 21 draws of 100, or 5 of 554.'
+    """
+    spreads = {n: study.spread(n) for n in study.numbers}
+    seen = ", ".join(
+        f"{_short(spread.detectable(study.draws))} at {n:,}{' labelled lists' if n == study.numbers[0] else ''}"
+        for n, spread in spreads.items()
+    )
+    return f"{study.draws} draws see {seen}; {_short(_LOOKED_FOR)} takes {_takes(study, spreads)}."
+
+
+def _takes(study: StudySize, spreads: Mapping[int, Spread]) -> str:
+    """The draws or labels that would see the difference that one looks for, or the test lists where neither does."""
+    fewest, spread = next(iter(spreads.items()))
+    draws, times = spread.draws_for(_LOOKED_FOR), spread.times_for(_LOOKED_FOR, study.draws, more="labels")
+    ways = [] if draws is None else [f"{draws:,} draws of {fewest:,}"]
+    ways += [] if times is None else [f"{study.draws} of {math.ceil(times * fewest):,}"]
+    if ways:
+        return ", or ".join(ways)
+    floor = Spread(0.0, spread.groups, spread.n_groups).detectable(MOST_DRAWS)
+    enough = math.ceil(spread.n_groups * (floor / _LOOKED_FOR) ** 2)
+    return f"more than {enough:,} test lists, whatever the draws and labels: there are {study.test_lists:,}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.3f}".removeprefix("0")
+
+
+_TUNED = """\
+  trees_tuned: # a search for each number of labels and each draw, on validation: trees at their best
+    kind: tuned
+    of: trees
+    trials: {trials}
+    space:
+      gbdt.num_leaves: {{low: 2, high: 64, log: true, integer: true}} # few labels want few leaves
+      gbdt.learning_rate: {{low: 0.02, high: 0.3, log: true}}
+      gbdt.min_data_in_leaf: {{low: 2, high: 100, log: true, integer: true}}
+"""
+
+_STUDY = """\
+# Made by jobs.init: from how many labelled lists on does which method pay? See docs/study.md of ltrscale. At most about
+# {minutes} minutes on two cores; whatever ends it, the same command goes on.
+# What it will see of NDCG@5 (two-sided 5%, power 80%), tested on about {test_lists} lists whose labels differ:
+{said}
+# That is so if differences deviate as on other logs, {over_draws} over the root of the labelled lists between draws of
+# labels (docs/results/study-news.md) and {over_lists} between test lists; the report has the figures of this log.
+out: {out}
+data: {data} # jobs.prepare makes it
+
+splits: # by {unit}, as in pipeline.yaml
+  train: {{periods: {train}}}
+  validation: {{periods: {validation}{sample}}}
+  test: {{periods: {test}}}
+
+grid: # of lists with a relevant document; more draws narrow the intervals, more labels bring the draws together
+  - {{labelled: {numbers}, draws: {draws}, methods: [trees_tuned, scratch, pretrained]}}
+
+{methods}
+control: scratch # the same network without pretraining: the difference is pretraining's own share
+evaluate:
+  baseline: trees_tuned
+"""

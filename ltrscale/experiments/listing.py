@@ -1,0 +1,193 @@
+"""Runs in the terminal: a table of the run directories below a path, and two of them side by side."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from ltrscale import storage
+from ltrscale.config import Config
+from ltrscale.errors import InputError
+from ltrscale.stages.trackers import flat, numbers
+
+_WIDEST = 1000
+_OF_METHOD = ": "
+"""Between a method and its metric, where a run measures several."""
+_CONFIG, _ENVIRONMENT, _METRICS, _LOG = "config.yaml", "environment.json", "metrics.jsonl", "log.txt"
+
+
+class RunsJob(Config):
+    """List runs, or compare two."""
+
+    under: str = "runs"
+    """Directory; the runs of all directories below it are listed."""
+    compare: tuple[str, str] | None = None
+    """Output directories of two runs to compare instead."""
+
+    def run(self) -> None:
+        """Print the table.
+
+        Raises:
+            InputError: there is no run.
+        """
+        table = comparison(*map(read_run, self.compare)) if self.compare else listing(list(runs_below(self.under)))
+        console = Console()
+        width = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
+        Console(width=width).print(table)  # a narrower terminal wraps lines, but no name is cut
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """The record of one run.
+
+    `metrics` are the last values by name, those that the output itself states included; `seconds` is the time from the
+    last start to the last record.
+    """
+
+    out: str
+    stage: str
+    started: str
+    state: str
+    seconds: float | None
+    settings: Mapping[str, str]
+    metrics: Mapping[str, float]
+
+    @property
+    def main(self) -> str:
+        """The metric that says most about it, in a few words; of several methods that of the best, with its name."""
+        names = [name for name in self.metrics if "ndcg" in name or "validation" in name] or [
+            name for name in self.metrics if name.endswith("loss")
+        ]
+        if not names:
+            return ""
+        cutoff = next((value for key, value in self.settings.items() if key.endswith("primary_cutoff")), "")
+        metrics = [name.rpartition(_OF_METHOD)[2] for name in names]
+        metric = f"ndcg@{cutoff}" if f"ndcg@{cutoff}" in metrics else metrics[0]
+        alike = (name for name, each in zip(names, metrics, strict=True) if each == metric)
+        best = max(alike, key=lambda name: self.metrics[name])
+        return f"{best} {self.metrics[best]:.4f}"
+
+
+def runs_below(under: str) -> Iterator[ListedRun]:
+    """The runs of all directories below a path, in the order of their names.
+
+    Raises:
+        InputError: there is none.
+    """
+    ends = tuple(f"/{name}/{_CONFIG}" for name in (storage.RUN, storage.HIDDEN_RUN))
+    names = {name.rpartition("/")[0].rpartition("/")[0] for name in storage.below(under) if f"/{name}".endswith(ends)}
+    urls = sorted(storage.join(under, name) if name else under for name in names)
+    if not urls:
+        raise InputError(f"{under}: no run is recorded below it; name the directory that holds the outputs of jobs")
+    yield from map(read_run, urls)
+
+
+def read_run(out: str) -> ListedRun:
+    """The record of the run that made, or is making, an output.
+
+    Raises:
+        InputError: no run is recorded there.
+    """
+    folder = next(
+        (
+            f
+            for name in (storage.RUN, storage.HIDDEN_RUN)
+            if storage.exists(storage.join(f := storage.join(out, name), _CONFIG))
+        ),
+        "",
+    )
+    if not folder:
+        raise InputError(f"{out}: no run is recorded there; name the output directory of a job")
+
+    def text(name: str) -> str:
+        place = storage.join(folder, name)
+        return storage.read_bytes(place).decode(errors="replace") if storage.exists(place) else ""
+
+    environment = json.loads(text(_ENVIRONMENT) or "{}")
+    manifest = storage.read_manifest(out)
+    records = [json.loads(line) for line in text(_METRICS).splitlines() if line.startswith("{")]
+    log = text(_LOG)
+    # a pipeline commits what it makes below it, scores and predictions are committed period by period
+    made = manifest is not None or "ended" in environment
+    return ListedRun(
+        out=out,
+        stage=(manifest or {}).get("made_by", {}).get("stage") or _verb(environment.get("command", [])),
+        started=environment.get("time", ""),
+        state="done" if made else "failed" if " ERROR failed: " in log else "not done",
+        seconds=_since(environment.get("time", ""), records),
+        settings=flat(yaml.safe_load(text(_CONFIG))),
+        metrics=_last(records) | _stated(out),
+    )
+
+
+def _verb(command: list[str]) -> str:
+    return command[0].rpartition("/")[2].removesuffix(".py") if command else ""
+
+
+def _since(started: str, records: list[dict[str, Any]]) -> float | None:
+    """Seconds from a start to the last record, if it is of that start: earlier ones have left records, too."""
+    if not started or not records:
+        return None
+    seconds = float(records[-1]["time"]) - datetime.fromisoformat(started).timestamp()
+    return seconds if seconds >= 0 else None
+
+
+def _last(records: list[dict[str, Any]]) -> dict[str, float]:
+    """The last value of each metric, and of each method if there are several."""
+    return {
+        f"{record['method']}{_OF_METHOD}{key}" if "method" in record else key: value
+        for record in records
+        for key, value in numbers(record).items()
+    }
+
+
+def _stated(out: str) -> dict[str, float]:
+    """The metrics that a bundle states."""
+    place = storage.join(out, "config.json")
+    return numbers(json.loads(storage.read_bytes(place)).get("metrics", {})) if storage.exists(place) else {}
+
+
+def listing(runs: list[ListedRun]) -> Table:
+    """A row for each run."""
+    table = Table("output", "stage", "started (UTC)", "state", "time", "docs/s", "metric", box=None)
+    for run in runs:
+        speed = run.metrics.get("documents_per_s")
+        table.add_row(
+            run.out,
+            run.stage,
+            run.started.removesuffix("Z").replace("T", " "),
+            run.state,
+            _seconds(run.seconds),
+            f"{speed:,.0f}" if speed else "",
+            run.main,
+        )
+    return table
+
+
+def comparison(a: ListedRun, b: ListedRun) -> Table:
+    """The settings in which two runs differ, their time, and the last value of each metric."""
+    table = Table("", a.out, b.out, "difference", box=None)
+    for name in ("stage", "started", "state"):
+        table.add_row(name, getattr(a, name), getattr(b, name))
+    difference = _seconds(b.seconds - a.seconds) if a.seconds is not None and b.seconds is not None else ""
+    table.add_row("time", _seconds(a.seconds), _seconds(b.seconds), difference, end_section=True)
+    table.add_section()
+    for key in sorted({*a.settings, *b.settings} - {"out"}):
+        if a.settings.get(key) != b.settings.get(key):
+            table.add_row(key, a.settings.get(key, "-"), b.settings.get(key, "-"))
+    table.add_section()
+    for key in [*a.metrics, *(key for key in b.metrics if key not in a.metrics)]:
+        values = [run.metrics.get(key) for run in (a, b)]
+        apart = "" if None in values else f"{values[1] - values[0]:+.6g}"  # type: ignore[operator]
+        table.add_row(key, *("-" if value is None else f"{value:.6g}" for value in values), apart)
+    return table
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.1f} s" if abs(seconds) < 600 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,224 @@
+"""A network as a method of a pipeline."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ltrscale.config import Config, overlay, result_of
+from ltrscale.data.dataset.split import Splits
+from ltrscale.data.stream.batches import StreamConfig
+from ltrscale.evaluation.studies.study import MethodTraits
+from ltrscale.experiments.methods.base import AnyMethod, SeedRun
+from ltrscale.experiments.methods.reading import ReadingMethod
+from ltrscale.experiments.methods.students import NetworkStudent, Student
+from ltrscale.pretext.contrast import SimCLRRankConfig
+from ltrscale.training.combine import CombineConfig, CombineJob
+from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
+from ltrscale.training.presets import Preset, finetuning
+from ltrscale.training.pretrain import PretrainConfig, PretrainJob
+from ltrscale.tuning.searched import FinetuneSearch
+from ltrscale.tuning.space import label
+
+
+class _Pretraining(Config):
+    """All that determines an encoder besides the data and the seed."""
+
+    pretrain: PretrainConfig
+    leave_out: tuple[str, ...]
+
+
+class NeuralMethod(ReadingMethod):
+    """A network finetuned on the labelled groups, after pretraining or from random weights."""
+
+    kind: Literal["neural"] = "neural"
+    pretrain: PretrainConfig | None = None
+    """Empty for the baseline without pretraining."""
+    pretrained_as: str | None = None
+    """Start from the pretrained encoder of this other method; it is pretrained once for both."""
+    starts_from: str | None = None
+    """Start from the ranker of this other method, such as one that has learnt clicks; `finetune.keep_head` keeps its
+    head, too."""
+    finetune: FinetuneConfig = FinetuneConfig()
+
+    is_network: ClassVar = True
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        keys = {"pretrain": self.pretrain, "pretrained_as": self.pretrained_as, "starts_from": self.starts_from}
+        origins = [key for key, origin in keys.items() if origin is not None]
+        if len(origins) > 1:
+            raise ValueError(f"{' and '.join(origins)} exclude each other; leave one of them out")
+        if origins not in ([], ["pretrain"]) and self.leave_out:
+            raise ValueError(f"{origins[0]} brings the features of its encoder; set leave_out at that method alone")
+        return self
+
+    @classmethod
+    def of_preset(cls, preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Pretraining, head and finetuning of a preset.
+
+        Raises:
+            ValueError: the method starts from another one's encoder, and does not say how much of its projector it
+                keeps.
+        """
+        finetune = given.get("finetune", {})
+        if given.get("pretrained_as") is not None:
+            if preset == "hou24" and isinstance(finetune, Mapping) and "projector_layers" not in finetune:
+                raise ValueError(
+                    "preset hou24 keeps the first projector layer of some methods; set finetune.projector_layers "
+                    "beside pretrained_as: 1 for those of the SimCLR family, 0 for others"
+                )
+            return {"finetune": finetuning(preset, SimCLRRankConfig().kind)}
+        if given.get("pretrain") is None:
+            return {"finetune": finetuning(preset, None)}
+        return {"pretrain": {"preset": preset}, "finetune": finetuning(preset, _pretext(given["pretrain"]))}
+
+    @classmethod
+    def with_preset(cls, preset: Preset, given: Mapping[str, Any], methods: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The settings with this preset; the method whose encoder they name says how much of its projector is kept."""
+        named = super().with_preset(preset, given, methods)
+        other = methods.get(str(given.get("pretrained_as")))
+        if named["preset"] == preset and isinstance(other, Mapping):
+            kept = finetuning(preset, _pretext(other.get("pretrain")))["projector_layers"]
+            return overlay({"finetune": {"projector_layers": kept}}, named)
+        return named
+
+    @property
+    def is_one_model(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def is_searchable(self) -> bool:
+        """Always."""
+        return True
+
+    def built_on(self) -> tuple[str, ...]:
+        """The method whose ranker it starts from."""
+        return () if self.starts_from is None else (self.starts_from,)
+
+    def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
+        """Check that what it starts from is a network, and has the layers that are kept."""
+        if self.starts_from is not None:
+            self._check_start(where, name, methods)
+            return
+        other = self if self.pretrained_as is None else methods.get(self.pretrained_as)
+        if other is None or (self.pretrained_as is not None and other.pretraining() is None):
+            raise ValueError(f"{where}.pretrained_as {self.pretrained_as!r} is not a method that pretrains")
+        try:
+            self.finetune.check_start(other.projector_layers())
+        except ValueError as error:
+            raise ValueError(f"{where}.{error}") from error
+
+    def _check_start(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
+        """Check that the rankers that it starts from are networks, and that the first one starts elsewhere."""
+        passed, foundations = [name], self.built_on()
+        while foundations:
+            if (other := foundations[0]) in passed:
+                raise ValueError(
+                    f"{where}.starts_from leads from {' to '.join(passed)} and back; let one start elsewhere"
+                )
+            passed.append(other)
+            if other not in methods or not methods[other].is_network:
+                raise ValueError(f"{where}.starts_from: {other!r} is not a neural method")
+            foundations = methods[other].built_on()
+
+    def streams(self) -> Sequence[StreamConfig]:
+        """Those of finetuning and pretraining."""
+        return [self.finetune.stream, *([self.pretrain.stream] if self.pretrain else [])]
+
+    def left_out(self, methods: Mapping[str, AnyMethod]) -> frozenset[str]:
+        """What it leaves out itself or through the encoder of another method."""
+        other = self.pretrained_as or self.starts_from
+        return frozenset(self.leave_out) if other is None else methods[other].left_out(methods)
+
+    def projector_layers(self) -> int | None:
+        """Hidden layers of the projector that it pretrains; None if it does not pretrain."""
+        return None if self.pretrain is None else self.pretrain.method.projector_layers
+
+    def pretraining(self) -> Config | None:
+        """The settings of pretraining, and the features that it does not read."""
+        if self.pretrain is None:
+            return None
+        return _Pretraining(pretrain=result_of(self.pretrain), leave_out=tuple(sorted(self.leave_out)))
+
+    def starting_as(self, other: str) -> Self:
+        """The finetuning from the encoder of another method."""
+        return type(self)(pretrained_as=other, finetune=self.finetune)
+
+    def encoder(self, name: str, methods: Mapping[str, AnyMethod]) -> str | None:
+        """Its own name if it pretrains, or that of the method that pretrains for it."""
+        return self.pretrained_as if self.pretrain is None else name
+
+    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+        """A network by its pretraining and the layers that are finetuned."""
+        if self.starts_from is not None:
+            first = methods[self.starts_from].about(methods)
+            return MethodTraits(family=first.family, tuned=first.tuned)
+        if self.pretrained_as is not None:
+            of_encoder = methods[self.pretrained_as].about(methods)
+        elif self.pretrain is None:
+            return MethodTraits(family="not pretrained")
+        else:
+            augment = label(self.pretrain.augment.model_dump(mode="json"))
+            of_encoder = MethodTraits(family="pretrained", pretext=self.pretrain.method.kind, augment=augment)
+        head = "LP" if self.finetune.head.layers == 1 else "MP"
+        return of_encoder.replace(strategy="FF" if self.finetune.epochs else head)
+
+    def train(self, run: SeedRun, name: str, out: str) -> None:
+        """Finetune a network from a ranker that has learnt before, from a pretrained encoder or from random weights."""
+        if self.starts_from is None:
+            start = run.pretrained(name)
+        else:
+            elsewhere = run.encoders is not None and run.learns_elsewhere(self.starts_from)
+            first = run.encoders if run.encoders is not None and elsewhere else run
+            start = first.model(self.starts_from)
+        _finetune(self.finetune, start, out, self.splits_in(run), run)
+
+    def pretrained(self, run: SeedRun, name: str) -> str | None:
+        """Pretrain, or let the method pretrain whose encoder it starts from."""
+        if self.pretrained_as is not None:
+            return run.pretrained(self.pretrained_as)
+        if self.pretrain is None:
+            return None
+        out, settings = run.place(name, "pretrained"), self.pretrain.replace(seed=run.seed)
+        PretrainJob(out=out, train=self.splits_in(run).train, pretrain=settings, workers=run.workers).run()
+        return out
+
+    def search_job(self, run: SeedRun, name: str) -> FinetuneSearch:
+        """The job that finetunes; pretraining is no part of it."""
+        return FinetuneSearch(
+            splits=self.splits_in(run),
+            finetune=self.finetune.replace(seed=run.seed),
+            pretrained=run.pretrained(name),
+            workers=run.workers,
+        )
+
+    def average(self, run: SeedRun, bundles: Sequence[str], out: str) -> None:
+        """Combine several networks by the mean of their scores."""
+        settings = CombineConfig(how="mean", seed=run.seed)
+        CombineJob(out=out, bundles=tuple(bundles), splits=run.splits, combine=settings, workers=run.workers).run()
+
+    def takes(self, student: Student) -> bool:
+        """A network student has the parts of this network."""
+        return isinstance(student, NetworkStudent)
+
+    def train_student(self, student: Student, run: SeedRun, name: str, scores: Splits, start: str, out: str) -> None:
+        """Train the network on scores from its pretrained encoder, then on the labels."""
+        assert isinstance(student, NetworkStudent)
+        pretrained = run.pretrained(name)
+        _finetune(student.of(self.finetune), pretrained, start, scores, run)
+        head_epochs = self.finetune.head_epochs if pretrained else 0  # as the method itself is trained
+        last = self.finetune.replace(keep_head=True, heads=1, probe_epochs=0, head_epochs=head_epochs)
+        _finetune(last, start, out, self.splits_in(run), run)
+
+
+def _finetune(settings: FinetuneConfig, start: str | None, out: str, splits: Splits, run: SeedRun) -> None:
+    settings = settings.replace(seed=run.seed)
+    FinetuneJob(out=out, pretrained=start, splits=splits, finetune=settings, workers=run.workers).run()
+
+
+def _pretext(pretrain: Any) -> str:
+    """The kind of pretext method of pretraining settings; without one, the default's."""
+    method = pretrain.get("method", {}) if isinstance(pretrain, Mapping) else {}
+    return str(method.get("kind", SimCLRRankConfig().kind) if isinstance(method, Mapping) else SimCLRRankConfig().kind)

@@ -1,0 +1,264 @@
+"""The pipeline: from a raw log to an evaluated comparison of methods, one stage after the other.
+
+Every method is trained once for each seed, which determines the sample of labelled groups, the initial weights and the
+data order. All methods of a seed see the same labelled groups. Stages that are up to date are skipped, so a pipeline
+that was stopped, or whose config changed in one place, runs only the remaining stages.
+"""
+
+import re
+import typing
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from ltrscale import bundle
+from ltrscale.config import Config
+from ltrscale.data.dataset.disjoint import check_disjoint
+from ltrscale.data.dataset.manifest import one_view, open_dataset
+from ltrscale.data.dataset.periods import with_relative_named
+from ltrscale.data.dataset.selection import check_relevant, select
+from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest
+from ltrscale.derive.matching.match import MatchConfig, MatchJob
+from ltrscale.derive.relabelling.relabel import RelabelConfig, RelabelJob
+from ltrscale.derive.rewrite import column_names
+from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.evaluate import EvaluateJob, correction_of
+from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.measure.shown import AS_SHOWN
+from ltrscale.experiments.methods.base import AnyMethod, SeedRun
+from ltrscale.experiments.methods.choices import Method, MethodName, check_methods, with_preset
+from ltrscale.experiments.next_steps import command, predict_command, rank_command, weekly_command
+from ltrscale.experiments.refit import RefitJob, RefitSettings
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.launch.start import cluster_for
+from ltrscale.launch.workers import ONE, Workers
+from ltrscale.progress import log
+from ltrscale.simulate.synthetic import SyntheticLogConfig
+from ltrscale.stages.runs import recorded
+from ltrscale.storage import join
+from ltrscale.training.presets import Preset
+
+
+class LearnFrom(Config):
+    """Labels for some methods to learn, other than those that all are tested on."""
+
+    relabel: RelabelConfig | None = None
+    """Simulate feedback on the pipeline's data set, or clean clicks, for these methods alone; empty keeps its
+    labels."""
+    splits: Splits
+    """Their training and validation groups; splits that name no data set read this one."""
+
+
+class PipelineConfig(Config):
+    """A comparison of methods on one data set."""
+
+    out: str
+    """Directory for everything: `data/`, `matched/`, `relabelled/`, `learn-from/NAME/`, `seed-0/METHOD/...`,
+    `evaluation/report.md`, `final/METHOD`."""
+    synthetic: SyntheticLogConfig | None = None
+    """Make a synthetic log and prepare it."""
+    prepare: PrepareConfig | None = None
+    """How the raw log becomes a data set."""
+    data: str | None = None
+    """A data set directory that jobs.prepare made, instead of `prepare`."""
+    match: MatchConfig | None = None
+    """Append exact-match features to the prepared data set, before `relabel`."""
+    relabel: RelabelConfig | None = None
+    """Simulate feedback on the prepared data set, or clean clicks; empty keeps its labels."""
+    splits: Splits
+    """Periods for training, validation and test; splits that name no data set read this one. Without `test` methods
+    are trained, and not compared."""
+    learn_from: dict[MethodName, LearnFrom] = Field(default_factory=dict)
+    """Other labels, such as clicks, for the methods that name them as `learns_from`; a network may then start from the
+    ranker of such a method (`starts_from`) and learn those of `splits`."""
+    seeds: tuple[int, ...] = (0,)
+    """One model of every method for each seed; they replace the seeds of the stages."""
+    pretrain_once: bool = False
+    """Pretrain with the first seed alone, for all: much faster, but intervals leave out the chance in pretraining."""
+    preset: Preset | None = None
+    """The preset of every method that names none: the same features for trees and networks, pretrained or not."""
+    methods: dict[MethodName, Method] = Field(min_length=1)
+    """Methods to compare, by their name in the table."""
+    evaluate: EvaluateSettings = EvaluateSettings()
+    """Metrics, baseline and outliers."""
+    evaluate_on: tuple[LabelColumn, ...] = Field(("labels",), min_length=1)
+    """Labels of the test split, one evaluation for each; `relevance` are the labels before relabelling."""
+    refit: RefitSettings | None = None
+    """Final models: methods to train once more, with the first seed, on the training and validation groups together,
+    for as many epochs or trees as validation chose: `final/METHOD`."""
+    workers: Workers = ONE
+    """Data-parallel workers of the neural stages."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_preset_for_all(cls, values: Any) -> Any:
+        """Methods without a preset have that of the comparison."""
+        if not isinstance(values, Mapping) or values.get("preset") not in typing.get_args(Preset):
+            return values  # no preset, or an unknown one, which the validation of the field refuses
+        methods = values.get("methods")
+        return {**values, "methods": with_preset(values["preset"], methods)} if isinstance(methods, Mapping) else values
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        also = (AS_SHOWN,) if self.evaluate.as_shown else ()
+        if also and AS_SHOWN in self.methods:
+            raise ValueError(f"methods: {AS_SHOWN} is the order that was shown; rename it, or unset evaluate.as_shown")
+        if self.splits.test is not None and self.evaluate.baseline not in (None, *self.methods, *also):
+            names = ", ".join(self.methods)
+            raise ValueError(
+                f"evaluate.baseline {self.evaluate.baseline!r} is not among the methods {names}; or set null"
+            )
+        if (self.prepare is None) == (self.data is None):
+            raise ValueError("set data to a prepared data set, or prepare to make one; not both")
+        if self.synthetic is not None and self.prepare is None:
+            raise ValueError("synthetic makes a log that must be prepared; set prepare instead of data")
+        if self.splits.test is not None and self.splits.test.labels != "labels":
+            raise ValueError("splits.test.labels: leave it out; evaluate_on says which labels methods are tested on")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("seeds must be different numbers, at least one")
+        if len(set(self.evaluate_on)) < len(self.evaluate_on):
+            raise ValueError("evaluate_on names a column twice")
+        check_methods(self.methods, self.workers, learn_from=self.learn_from)
+        if self.refit is not None:
+            self.refit.check(self.methods)
+            if self.refit.test and self.splits.test is None:
+                raise ValueError("refit.test: there is no test split to learn from; leave it out")
+        return self
+
+    def run(self) -> None:
+        """Prepare, relabel, train every method with every seed, evaluate; skips stages that are up to date.
+
+        Raises:
+            InputError: as the stages; for a split that cannot be read, before anything is trained.
+        """
+        with recorded(self.out, self, "pipeline"), cluster_for(self.workers):  # one cluster for all stages
+            _run(self)
+
+
+def _run(config: PipelineConfig) -> None:
+    data = config.data or join(config.out, "data")
+    if config.prepare is not None:
+        PrepareJob(out=data, prepare=config.prepare, synthetic=config.synthetic).run()
+    if config.match is not None:
+        matched = join(config.out, "matched")
+        MatchJob(data=data, out=matched, match=config.match).run()
+        data = matched
+    data = _relabelled(data, config.relabel, join(config.out, "relabelled"))
+    learn_from = {
+        name: source.splits.on(_relabelled(data, source.relabel, join(config.out, "learn-from", name)))
+        for name, source in config.learn_from.items()
+    }
+    with one_view():  # only now: the stages above make the data sets that it opens
+        _compare(config, data, learn_from)
+
+
+def _relabelled(data: str, relabel: RelabelConfig | None, out: str) -> str:
+    """The data set that has the labels: `out`, or the one that there was if nothing is to be relabelled."""
+    if relabel is None:
+        return data
+    RelabelJob(data=data, out=out, relabel=relabel).run()
+    return out
+
+
+def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]) -> None:
+    """Train every method with every seed on a data set, and evaluate."""
+    splits = with_relative_named(config.splits.on(data), "splits")
+    learn_from = {name: with_relative_named(of, f"learn_from.{name}.splits") for name, of in learn_from.items()}
+    _check_splits(splits, config.evaluate_on)
+    if splits.test is not None:
+        correction_of(config.evaluate, select(splits.test, labelled=True))  # raises before anything is trained
+    for source in learn_from.values():
+        _check_splits(source.replace(test=splits.test and splits.test.model_dump()), ())
+    _check_features(splits, config.methods)
+    models: dict[str, list[str]] = {name: [] for name in config.methods}
+    encoders: SeedRun | None = None
+    for seed in config.seeds:
+        folder = join(config.out, f"seed-{seed}")
+        others = {name: source.drawn(seed) for name, source in learn_from.items()}
+        run = SeedRun(config.methods, splits.drawn(seed), seed, config.workers, folder, encoders, others)
+        if config.pretrain_once and encoders is None:
+            encoders = run
+        for name in config.methods:
+            log.info("seed %d: %s", seed, name)
+            models[name].append(run.model(name))
+    if splits.test is None:
+        log.info("splits.test is left out: nothing is evaluated")
+    else:
+        for column in config.evaluate_on:
+            tested = SplitsWithTest.of(splits.replace(test={**splits.test.model_dump(), "labels": column}))
+            evaluation = EvaluateConfig(**config.evaluate.model_dump(), models=models, splits=tested)
+            EvaluateJob(out=join(config.out, evaluation_on(column)), evaluate=evaluation).run()
+    if config.refit is not None:
+        also = splits.test if config.refit.test else None
+        for name in config.refit.methods:
+            RefitJob(out=_final(config, name), bundle=models[name][0], also=also, workers=config.workers).run()
+    _log_next(config, data, {name: urls[0] for name, urls in models.items()})
+
+
+def _final(config: PipelineConfig, name: str) -> str:
+    """The directory of a method's final model."""
+    return join(config.out, "final", name)
+
+
+def _log_next(config: PipelineConfig, data: str, bundles: Mapping[str, str]) -> None:
+    """Log where the bundles of the first seed are, and the commands that come next, for the best one on validation."""
+    folder = join(config.out, f"seed-{config.seeds[0]}")
+    log.info("bundles: %s/METHOD/model, where METHOD is %s", folder, " or ".join(bundles))
+    judged = {name: _validated(url) for name, url in bundles.items()}
+    shared = [metric for metric in judged[next(iter(judged))] if all(metric in each for each in judged.values())]
+    best = max(judged, key=lambda name: judged[name][shared[0]]) if shared else next(iter(judged))
+    if shared:
+        log.info("best on validation, with the first seed: %s (%s %.4f)", best, shared[0], judged[best][shared[0]])
+    chosen = bundles[best]
+    if config.refit is not None and best in config.refit.methods:
+        chosen = _final(config, best)
+    elif config.methods[best].is_one_model:
+        refit = command("refit", out=_final(config, best), bundle=chosen)
+        log.info("next, to learn from the validation groups too: %s", refit)
+        chosen = _final(config, best)
+    if config.splits.test is not None:
+        place = join(config.out, evaluation_on(config.evaluate_on[0]))
+        page = command("report", evaluation=place, out=join(config.out, "page"))
+        log.info("next, a page of HTML to look at: %s", page)
+    if rank := rank_command(chosen, data, join(config.out, "ranked")):
+        log.info("next, to rank the newest period: %s", rank)
+    log.info(
+        "next, to rank a file of raw rows, such as a new one: %s",
+        predict_command(chosen, data, join(config.out, "predictions")),
+    )
+    if weekly := weekly_command(join(config.out.rstrip("/").rpartition("/")[0] or ".", "weekly.yaml")):
+        log.info("next, when the next period is there: %s", weekly)
+
+
+def _validated(url: str) -> dict[str, float]:
+    """The validation metrics of a bundle, the one that chose its epoch or trees first."""
+    metrics = {name: v for name, v in bundle.load(url).metrics.items() if re.match(r"validation_(?!groups)", name)}
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+
+
+def evaluation_on(column: LabelColumn) -> str:
+    """The name of the directory, below a pipeline's own, of the evaluation on these labels."""
+    return "evaluation" if column == "labels" else f"evaluation-{column}"
+
+
+def _check_splits(splits: Splits, tested_on: tuple[LabelColumn, ...]) -> None:
+    """Check that the splits are disjoint, that all have relevant documents, and the labels to test on."""
+    check_disjoint(splits)
+    for name, split in splits.by_name.items():
+        check_relevant(select(split, labelled=True), name)
+    for url in splits.test.data if splits.test else ():
+        if missing := set(tested_on) - set(column_names(open_dataset(url))):
+            raise InputError(
+                f"evaluate_on: {url} has no {min(missing)!r}, which relabelled data sets have; leave it out"
+            )
+
+
+def _check_features(splits: Splits, methods: Mapping[str, AnyMethod]) -> None:
+    """Check that the features that methods leave out, or rank by, exist."""
+    for name, method in methods.items():
+        try:
+            method.check_features(splits)
+        except InputError as error:
+            raise InputError(f"methods.{name}.{error}") from error

@@ -1,0 +1,141 @@
+"""The final model: a trained model once more, on its training and validation groups together.
+
+Validation has found how long to train; after that its groups are of more use as training data, as they are the latest.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Self
+
+from pydantic import Field
+
+from ltrscale import bundle
+from ltrscale.bundle import Bundle
+from ltrscale.bundle.provenance import Provenance
+from ltrscale.config import Config, Operational, validate
+from ltrscale.data.dataset.disjoint import joined_splits
+from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.errors import InputError
+from ltrscale.experiments.methods.base import AnyMethod
+from ltrscale.experiments.methods.choices import MethodName
+from ltrscale.progress import Report
+from ltrscale.stages.origins import Settings, bundle_hashes, dataset_hashes, with_splits
+from ltrscale.stages.stage import Origin
+from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
+from ltrscale.training.resumption import TrainingStage
+from ltrscale.trees.configs import GBDTConfig
+from ltrscale.trees.gbdt import train_gbdt
+
+
+class RefitSettings(Config):
+    """The final models of a pipeline."""
+
+    methods: tuple[MethodName, ...] = Field(min_length=1)
+    """Methods of one network or one model of trees: kind neural, gbdt without ensemble, or tuned."""
+    test: bool = False
+    """Learn from the test periods too: a model for use, with nothing left to test it on."""
+
+    def check(self, methods: Mapping[str, AnyMethod]) -> None:
+        """Check that the methods exist, and make a bundle that can be trained once more.
+
+        Raises:
+            ValueError: one does not; the message names it.
+        """
+        for name in self.methods:
+            if name not in methods:
+                raise ValueError(f"refit.methods: {name!r} is not among the methods {', '.join(methods)}")
+            if not methods[name].is_one_model:
+                raise ValueError(
+                    f"refit.methods: {name!r} makes several models; name a method of kind neural, gbdt without "
+                    "ensemble, or tuned"
+                )
+
+
+class _Network(Config):
+    settings: FinetuneConfig
+
+
+class _Trees(Config):
+    settings: GBDTConfig
+
+
+class _Learned(NamedTuple):
+    """What a bundle was made from, as it records it."""
+
+    opened: Bundle
+    settings: FinetuneConfig | GBDTConfig
+    train: Split
+    validation: Split
+    start: str | None
+
+    @classmethod
+    def of(cls, url: str) -> Self:
+        """Read the record of a bundle.
+
+        Raises:
+            InputError: it holds several models, or another kind of job made it.
+        """
+        opened = bundle.load(url)
+        origin, stage = validate(Provenance, opened.made_by, url), opened.made_by.get("stage")
+        kinds: dict[Any, type[_Network | _Trees]] = {"finetune": _Network, "train_gbdt": _Trees}
+        if stage not in kinds or "ensemble" in opened.config or len(origin.config.splits) != 2:
+            raise InputError(
+                f"{url}: made by {stage or 'something else'}; a refit is of one network or one model of trees that "
+                "jobs.finetune, jobs.train_gbdt or a pipeline has trained: name such a bundle"
+            )
+        settings = validate(kinds[stage], {"settings": opened.config}, url).settings
+        train, validation = origin.config.splits
+        read = {*train.data, *validation.data, train.scores, validation.scores}
+        others = [other for other in origin.inputs if other not in read]
+        probed = opened.metrics.get("start")  # the best of several encoders
+        return cls(opened, settings, train, validation, str(probed) if probed else next(iter(others), None))
+
+    def epochs(self) -> dict[str, int]:
+        """The epochs of each phase that validation chose."""
+        return {phase: self.opened.count(f"epochs_{phase}") or 0 for phase in ("head", "full")}
+
+
+class RefitJob(TrainingStage):
+    """Train a model once more, on its training and validation groups together, for as long as validation found best."""
+
+    stage: ClassVar = "refit"
+    out: Operational[str]
+    """Directory of the new bundle."""
+    bundle: str
+    """Bundle of one network or one model of trees. It records everything that made it: settings, splits, and the bundle
+    that it started from; all of these are taken from there, and must still be there."""
+    also: Split | None = None
+    """Further groups to learn from, such as the test periods of the data set; nothing is left to test the model on."""
+
+    def identity(self) -> Settings:
+        """Settings and periods of the bundle, and the further periods."""
+        learned = _Learned.of(self.bundle)
+        return with_splits(learned.settings, learned.train, self._rest(learned))
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the data sets, of the bundle, and of the bundle that it started from."""
+        learned = _Learned.of(self.bundle)
+        bundles = [self.bundle, *([learned.start] if learned.start else [])]
+        return dataset_hashes([learned.train, self._rest(learned)]) | bundle_hashes(bundles)
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Train, and commit the bundle."""
+        learned = _Learned.of(self.bundle)
+        common: dict[str, Any] = {"start": learned.start, "report": report, "workers": self.workers}
+        splits = Splits(train=learned.train, validation=self._rest(learned))
+        match learned.settings:
+            case FinetuneConfig() as settings:
+                job = FinetuneJob(
+                    out=self.out,
+                    splits=splits,
+                    pretrained=learned.start,
+                    finetune=settings.replace(probe_epochs=0),
+                    workers=self.workers,
+                )
+                job.work(origin, report, epochs=learned.epochs())
+            case trees:
+                number = learned.opened.count("trees")
+                train_gbdt(trees, splits, self.out, trees=number, made_by=origin, **common)
+
+    def _rest(self, learned: _Learned) -> Split:
+        """The groups that join those of the training split."""
+        return learned.validation if self.also is None else joined_splits(learned.validation, self.also)

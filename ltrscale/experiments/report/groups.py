@@ -1,0 +1,321 @@
+"""Sections that read test groups: embeddings, agreement between methods, the groups where two methods differ most.
+
+Shapes: N documents, Q groups, M chosen groups, F features, D embedding.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ltrscale import storage
+from ltrscale.batch import QueryGroups
+from ltrscale.bundle import Bundle, with_tokens_of
+from ltrscale.data.dataset.manifest import Feature, places
+from ltrscale.data.dataset.selection import Selection
+from ltrscale.data.stream import scored
+from ltrscale.data.stream.readers import read_direct
+from ltrscale.data.stream.windows import Cut, Decoder, assemble
+from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
+from ltrscale.evaluation.measure.group_file import GROUPS
+from ltrscale.evaluation.measure.leaks import importances_of
+from ltrscale.evaluation.measure.parts import committed_row_groups, look_up
+from ltrscale.evaluation.measure.shown import AS_SHOWN, order_shown
+from ltrscale.evaluation.pages import number
+from ltrscale.experiments.report.sources import Sources, pretrained_for
+from ltrscale.ranking.choices import metric_label
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Chart, Charts, LeftOut, Table, Text
+
+_IDS = ("query_id", "doc_ids")
+_OVERLAP_AT = 5
+_DOCUMENTS_SHOWN, _FEATURES_SHOWN, _LONGEST_NAME = 12, 6, 64
+
+
+@dataclass(frozen=True)
+class Read:
+    """Some test groups of one row group of the data, as they are stored, with the scores of some methods."""
+
+    groups: QueryGroups
+    ids: pa.Table
+    """`query_id` and, where the data has them, `doc_ids`, a row for each group."""
+    scores: Mapping[str, Tensor]
+
+
+def chosen_groups(test: Selection, numbers_M: NDArray[np.int64]) -> Selection:
+    """The groups with these numbers, counted in the order in which an evaluation reads them."""
+    kept = np.zeros(test.n_labelled, np.bool_)
+    served = np.arange(len(kept)) if test.kept_labelled is None else np.flatnonzero(test.kept_labelled)
+    kept[served[numbers_M]] = True
+    some = replace(test, kept_labelled=kept)
+    return replace(some, row_groups=tuple(r for r in test.row_groups if some.served_groups(r)))
+
+
+def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence[str] = ()) -> Iterator[Read]:
+    """The groups of a selection, with the scores of the first trial of each method.
+
+    Raises:
+        InputError: data, bundles or committed scores are missing or do not fit.
+    """
+    evaluated = sources.evaluated
+    committed = {
+        name: committed_row_groups(evaluated.scores[name], evaluated.splits.test)
+        for name in methods
+        if name in evaluated.scores
+    }
+    bundles = {name: sources.opened(url) for name, url in sources.bundles() if name in methods}
+    selection = with_tokens_of(selection, bundles.values())
+    scorers = {name: bundle.scorer(features=selection.features) for name, bundle in bundles.items()}
+    decoder = Decoder(selection)
+    for row_group in selection.row_groups:
+        (table,) = read_direct([row_group], list(dict.fromkeys([*decoder.columns, *_IDS])))
+        rows_M = decoder.served_rows([row_group], [table])
+        window = decoder.decode([row_group], [table], rows_M)
+        groups = assemble([Cut(window, 0, len(rows_M))], len(selection.features))
+        scores = {name: scorer(groups).double() for name, scorer in scorers.items()}
+        scores |= {AS_SHOWN: order_shown(groups)} if AS_SHOWN in methods else {}
+        for name, at in committed.items():
+            (of_groups,) = read_direct([at[row_group.url, row_group.index]], scored.COLUMNS)
+            scores[name] = look_up(evaluated.scores[name], scored.of_tables([of_groups]))(groups).double()
+        ids = table.select([name for name in _IDS if name in table.column_names]).take(pa.array(rows_M))
+        yield Read(groups, ids, {name: scores[name] for name in methods})
+
+
+def values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+    """The primary metric of every test group by the first trial of some methods, NaN where undefined, in their order.
+
+    Memory is eight bytes for each group and method.
+    """
+    url = sources.url
+    data = storage.read_verified(url, GROUPS, storage.read_manifest(url) or {})
+    parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in methods}
+    with pq.ParquetFile(pa.BufferReader(data)) as file:
+        for batch in file.iter_batches(columns=["gid", "method", "trial", sources.primary]):
+            # queries without a list have negative ids, and nothing to show
+            first = (batch.column("trial").to_numpy() == 0) & (batch.column("gid").to_numpy() >= 0)
+            for name in methods:
+                mine = first & (np.asarray(batch.column("method")) == name)
+                parts[name].append(batch.column(sources.primary).to_numpy(zero_copy_only=False)[mine])
+    return {name: np.concatenate(of_method).astype(np.float64) for name, of_method in parts.items()}
+
+
+def embeddings(sources: Sources, of: Mapping[str, str], *, documents: int, seed: int) -> Iterator[Block]:
+    """t-SNE of documents in the embeddings of the bundles named, by title, or of each network of the evaluation."""
+    found: dict[str, Bundle] = {}
+    problems: list[str] = []
+    for title, url in (of or dict(_networks(sources, problems))).items():
+        try:
+            found[title] = sources.opened(url)
+        except InputError as error:
+            problems.append(f"{title}: {error}")
+    yield from map(LeftOut, problems)
+    if not found:
+        raise InputError("the evaluation has no single network; name bundles of networks under embeddings")
+    batches = [
+        part.groups
+        for part in read_groups_scored(sources, with_tokens_of(sampled(sources, documents, seed), found.values()))
+    ]
+    labels_N = torch.cat([_labels(groups) for groups in batches]).numpy()
+    shown = []
+    for title, bundle in found.items():
+        try:
+            embedded_ND = torch.cat(list(map(embedder(bundle, sources.test), batches)))
+            shown.append(_scatter(title, project(embedded_ND.numpy(), seed), labels_N))
+        except InputError as error:
+            yield LeftOut(f"{title}: {error}")
+    yield Charts(shown)
+    yield Text(
+        f"t-SNE (van der Maaten and Hinton 2008) of the {len(labels_N):,} documents of "
+        f"{sum(groups.n_groups for groups in batches):,} test groups with a relevant document, drawn with seed "
+        f"{seed}; size and colour are the label, as in HOU24's figures 4, 6 and 7. Only neighbourhoods "
+        "mean something: neither axes nor distances between clusters do. An encoder of pretraining alone has seen no "
+        "label; a supervised network is shown before its last layer."
+    )
+
+
+def _networks(sources: Sources, problems: list[str]) -> Iterator[tuple[str, str]]:
+    """Title and bundle of each network to picture, each encoder once."""
+    known = set()
+    for name, url in sources.bundles():
+        try:
+            bundle = sources.opened(url)
+            before = pretrained_for(bundle) if bundle.parts else None
+        except InputError as error:
+            problems.append(f"{name}: {error}")
+            continue
+        if bundle.parts and (before or url) not in known:
+            known.add(before or url)
+            yield (f"{name}, pretrained" if before else f"{name}, supervised"), before or url
+
+
+def sampled(sources: Sources, documents: int, seed: int) -> Selection:
+    """Test groups in which the primary metric is defined, drawn at random until they have enough documents."""
+    (defined_Q,) = values(sources, [sources.evaluation.methods[0].name]).values()
+    numbers = np.flatnonzero(~np.isnan(defined_Q))
+    if not len(numbers):
+        raise InputError("no test group has a relevant document; evaluate other periods")
+    order = np.random.default_rng(seed).permutation(numbers)
+    mean = sources.evaluation.test.documents / sources.test.n_groups
+    return chosen_groups(sources.test, order[: max(1, round(documents / mean))])
+
+
+def embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]:
+    """The function from a batch to embeddings [N, D]: of a pretrained encoder, or of a ranker before its last layer.
+
+    Raises:
+        InputError: the bundle holds trees or several rankers, or was made for other features.
+    """
+    columns, embed = places(bundle.features, test.features, whose=bundle.url), bundle.embedder()
+    if columns is None:
+        return embed
+    return lambda groups: embed(replace(groups, features_NF=groups.features_NF[:, columns]))
+
+
+def project(embedded_ND: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
+    """Two coordinates of each document by t-SNE, the same again for the same seed."""
+    from sklearn.manifold import TSNE  # importing scikit-learn takes seconds, which this picture alone should spend
+
+    perplexity = min(30.0, (len(embedded_ND) - 1) / 3)
+    return np.asarray(TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(embedded_ND), np.float32)
+
+
+def _scatter(title: str, places_N2: NDArray[np.float32], labels_N: NDArray[np.float32]) -> Chart:
+    order = np.argsort(labels_N, kind="stable")  # relevant documents lie on top
+    rows = [
+        {"x": round(float(x), 2), "y": round(float(y), 2), "label": float(label)}
+        for (x, y), label in zip(places_N2[order], labels_N[order], strict=True)
+    ]
+    known = sorted(set(labels_N.tolist()))
+    return Chart(charts.scatter(rows, title=title, labels=known), f"{title}: {len(rows):,} documents by label")
+
+
+def _labels(groups: QueryGroups) -> Tensor:
+    assert groups.labels_N is not None
+    return groups.labels_N
+
+
+def orders_alike(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
+    """How alike the orders of two methods are on at most so many groups, for every pair."""
+    names = [method.name for method in sources.evaluation.methods]
+    if len(names) < 2:
+        raise InputError("the evaluation has one method; evaluate two to see whether they agree")
+    groups = sources.test.n_groups
+    size = min(groups, most)
+    numbers_M = np.random.default_rng(seed).permutation(groups)[:size]
+    pairs = list(itertools.combinations(names, 2))
+    taus: dict[tuple[str, str], list[Tensor]] = {pair: [] for pair in pairs}
+    shared: dict[tuple[str, str], list[Tensor]] = {pair: [] for pair in pairs}
+    for part in read_groups_scored(sources, chosen_groups(sources.test, numbers_M), names):
+        offsets_Q1 = part.groups.offsets_Q1
+        for one, other in pairs:
+            both = part.scores[one], part.scores[other]
+            taus[one, other].append(kendall_tau(*both, offsets_Q1))
+            shared[one, other].append(top_overlap(*both, offsets_Q1, k=_OVERLAP_AT))
+    means = {pair: float(torch.cat(found).nanmean()) for pair, found in taus.items()}
+    square = [(one, other) for one in names for other in names]
+    cells = {(one, other): means.get((one, other), means.get((other, one), 1.0)) for one, other in square}
+    rows = [{"one": one, "other": other, "value": cells[one, other]} for one, other in square]
+    said = f"Kendall's tau-b between methods, the mean over {size:,} of {groups:,} test groups"
+    yield Chart(charts.heatmap(rows, title="tau"), said)
+    table = [
+        [one, other, f"{means[one, other]:.3f}", f"{float(torch.cat(shared[one, other]).nanmean()):.1%}"]
+        for one, other in pairs
+    ]
+    yield Table(["method", "other", "tau", f"first {_OVERLAP_AT} in common"], table)
+    yield Text(
+        "1 is the same order, 0 none in common, -1 the opposite. Groups were drawn at random, labels play no part."
+    )
+
+
+def differing(sources: Sources, n: int) -> Iterator[Block]:
+    """The groups where the metrics of two methods differ most, as lists, n where each of them is ahead."""
+    one, other = sources.compared()
+    of_methods = values(sources, [one, other])
+    lead_Q = of_methods[other] - of_methods[one]
+    order = np.argsort(np.nan_to_num(lead_Q), kind="stable")
+    picked = [q for q in [*order[::-1][:n], *order[:n]] if lead_Q[q] != 0 and not np.isnan(lead_Q[q])]
+    if not picked:
+        raise InputError(f"{one} and {other} differ in no group; set compare to two other methods, or lists above 0")
+    label = metric_label(sources.primary)
+    yield Text(
+        f"{other} against {one}: groups where {other} is ahead most, then where {one} is, by {label}. Lists are in the "
+        f"order of {other}; documents with a label above 0 are marked. Of longer lists the first {_DOCUMENTS_SHOWN} of "
+        f"both methods and the relevant documents are shown."
+    )
+    names = _most_important(sources)
+    selection = chosen_groups(sources.test, np.array(sorted(picked)))
+    tables = [
+        table
+        for part in read_groups_scored(sources, selection, (one, other))
+        for table in _lists(sources, part, (one, other), names, selection)
+    ]
+    place = {q: i for i, q in enumerate(sorted(picked))}
+    for q in picked:
+        figures = f"{label} {number(of_methods[other][q])} by {other}, {number(of_methods[one][q])} by {one}"
+        table = tables[place[q]]
+        yield replace(table, caption=f"{table.caption}: {figures}")
+
+
+def _most_important(sources: Sources) -> list[str]:
+    """The features to show: the most important ones of the first trees, or else the first ones of the data."""
+    names = [feature.name for feature in sources.test.features]
+    for _, url in sources.bundles():
+        if found := importances_of(sources.opened(url)):
+            return [name for name in found if name in names][:_FEATURES_SHOWN]
+    return names[:_FEATURES_SHOWN]
+
+
+def _lists(
+    sources: Sources, part: Read, methods: tuple[str, str], names: Sequence[str], selection: Selection
+) -> Iterator[Table]:
+    """A table for each group."""
+    one, other = methods
+    columns = [[feature.name for feature in selection.features].index(name) for name in names]
+    shown_as = [partial(_shown_as, sources, selection.features[column]) for column in columns]
+    bounds = itertools.pairwise(part.groups.offsets_Q1.tolist())
+    for q, (first, last) in enumerate(bounds):
+        labels_L = _labels(part.groups)[first:last].numpy()
+        ranks = {name: _ranks(part.scores[name][first:last].numpy()) for name in methods}
+        close_L = np.minimum(ranks[one], ranks[other]) <= _DOCUMENTS_SHOWN
+        shown = [i for i in np.argsort(ranks[other]) if close_L[i] or labels_L[i] > 0]
+        ids = part.ids.column("doc_ids")[q].as_py() if "doc_ids" in part.ids.column_names else None
+        values_LF = part.groups.features_NF[first:last, columns].numpy()
+        rows = [
+            [
+                f"{labels_L[i]:g}",
+                f"{ranks[other][i]}",
+                f"{ranks[one][i]}",
+                str(ids[i]) if ids else f"{i + 1}",
+                *(show(value) for show, value in zip(shown_as, values_LF[i].tolist(), strict=True)),
+            ]
+            for i in shown
+        ]
+        header = ["label", f"rank by {other}", f"rank by {one}", "document", *names]
+        caption = f"query {part.ids.column('query_id')[q].as_py()}, {last - first} documents"
+        shades = [charts.shade(float(labels_L[i]), float(labels_L.max())) for i in shown]
+        yield Table(header, rows, caption=caption, shades=shades)
+
+
+def _shown_as(sources: Sources, feature: Feature, value: float) -> str:
+    """A value of a feature: a category by its name where the data sets have recorded it, else by its code."""
+    if np.isnan(value):
+        return "-"
+    if feature.kind == "numeric":
+        return f"{value:.4g}"
+    name = sources.categories.get(feature.name, {}).get(int(value), f"{value:.0f}")
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+
+
+def _ranks(scores_L: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Ranks from 1; equal scores in the order of the list."""
+    ranks_L = np.empty(len(scores_L), np.int64)
+    ranks_L[np.argsort(-scores_L, kind="stable")] = np.arange(1, len(scores_L) + 1)
+    return ranks_L

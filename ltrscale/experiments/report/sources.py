@@ -1,0 +1,197 @@
+"""The sources of a report: the committed results, and the bundles, data and run records that they name.
+
+A section whose source is missing is left out with the line that its `InputError` has.
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ltrscale import storage
+from ltrscale.bundle import Bundle, load
+from ltrscale.bundle.provenance import Provenance
+from ltrscale.config import validate
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.leaks import leaning
+from ltrscale.evaluation.measure.report import Evaluation, MethodResult
+from ltrscale.evaluation.measure.settings import EvaluateConfig
+from ltrscale.evaluation.measure.shown import AS_SHOWN
+from ltrscale.evaluation.measure.slices import ALL
+from ltrscale.ingest.leaks import look_alone, questions
+from ltrscale.ranking.alone import Alone
+
+SUMMARY = "summary"
+"""The directory of a study's results, below its own."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a report is made from."""
+
+    url: str
+    """Directory of the evaluation."""
+    evaluation: Evaluation
+    evaluated: EvaluateConfig
+    """The config of the evaluation."""
+    compare: tuple[str, str] | None = None
+    """The methods whose groups are listed, where they are named."""
+    _opened: dict[str, Bundle] = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def open(url: str, compare: tuple[str, str] | None = None) -> "Sources":
+        """Read the evaluation.
+
+        Raises:
+            InputError: there is none, or the methods to compare are not among its own.
+        """
+        evaluation = Evaluation.read(url)
+        names = [method.name for method in evaluation.methods]
+        for name in compare or ():
+            if name not in names:
+                raise InputError(f"compare: the evaluation has no method {name!r}; it has {', '.join(names)}")
+        return Sources(url, evaluation, EvaluateConfig.recorded(url), compare)
+
+    @property
+    def primary(self) -> str:
+        """The metric of comparisons."""
+        return self.evaluation.primary
+
+    @property
+    def methods(self) -> list[str]:
+        """The names of the methods, in the order of the evaluation."""
+        return [method.name for method in self.evaluation.methods]
+
+    @property
+    def others(self) -> list[MethodResult]:
+        """The methods other than the baseline."""
+        return [method for method in self.evaluation.methods if method.name != self.evaluation.baseline]
+
+    def best_first(self) -> list[MethodResult]:
+        """The methods by their mean over all groups."""
+        means = {method.name: method.slices[ALL].summaries[self.primary].mean for method in self.evaluation.methods}
+        return sorted(self.evaluation.methods, key=lambda method: -(means[method.name] or 0.0))
+
+    def compared(self) -> tuple[str, str]:
+        """The two methods whose groups are listed.
+
+        Raises:
+            InputError: the evaluation has one method only.
+        """
+        if self.compare is not None:
+            return self.compare
+        ranked = [method.name for method in self.best_first()]
+        if len(ranked) < 2:
+            raise InputError("the evaluation has one method; evaluate two to see where they differ")
+        first = self.evaluation.baseline or ranked[1]
+        return first, next(name for name in ranked if name != first)
+
+    def bundles(self) -> Iterator[tuple[str, str]]:
+        """The first bundle of each method that has bundles: name and URL."""
+        for method in self.evaluation.methods:
+            if method.name not in (*self.evaluated.scores, AS_SHOWN):
+                yield method.name, method.bundles[0]
+
+    def opened(self, url: str) -> Bundle:
+        """A bundle, opened once for all sections.
+
+        Raises:
+            InputError: it is missing or damaged.
+        """
+        if url not in self._opened:
+            self._opened[url] = load(url)
+        return self._opened[url]
+
+    @cached_property
+    def alone(self) -> list[Alone]:
+        """What each feature says of the test labels by itself, the best first.
+
+        Raises:
+            InputError: the data set is not there, or cannot be read.
+        """
+        evaluated = self.evaluated
+        return look_alone(evaluated.splits.test, k=evaluated.primary_cutoff, relevant_from=evaluated.relevant_from)
+
+    @cached_property
+    def questions(self) -> Mapping[str, str]:
+        """What to ask of each feature that ranks too well alone, the best first, unless no method can lean on it.
+
+        Raises:
+            InputError: as `alone`.
+        """
+        asked = questions(self.alone)
+        if not asked or self.evaluated.scores:  # nobody knows what committed scores are made of
+            return asked
+        try:
+            leant_on = {name for _, url in self.bundles() for name in leaning(self.opened(url))}
+        except InputError:
+            return asked
+        return {name: question for name, question in asked.items() if name in leant_on}
+
+    @cached_property
+    def categories(self) -> Mapping[str, Mapping[int, str]]:
+        """The texts of categorical features by their codes, as far as the test data sets have recorded them.
+
+        Raises:
+            InputError: a data set is not there.
+        """
+        found: dict[str, dict[int, str]] = defaultdict(dict)
+        for url in self.evaluation.test.data:
+            for name, codes in open_dataset(url).manifest.categories.items():
+                found[name] |= {code: text for text, code in codes.items()}
+        return found
+
+    @cached_property
+    def test(self) -> Selection:
+        """The test groups.
+
+        Raises:
+            InputError: the data set is not there, or has changed since the evaluation.
+        """
+        test = select(self.evaluated.splits.test, labelled=True)
+        if test.hash != self.evaluation.test.hash:
+            urls = ", ".join(self.evaluation.test.data)
+            raise InputError(f"{urls}: the data has changed since the evaluation; run jobs.evaluate again")
+        return test
+
+
+def pretrained_for(bundle: Bundle) -> str | None:
+    """The pretrained bundle that a network was finetuned from; None if it learnt from labels alone."""
+    for url in validate(Provenance, bundle.made_by, bundle.url).inputs:
+        made_by = (storage.read_manifest(url) or {}).get("made_by", {})
+        if made_by.get("stage") == "pretrain":
+            return url
+    return None
+
+
+def records(url: str) -> list[Mapping[str, Any]]:
+    """What a run has recorded of its metrics, in order.
+
+    Raises:
+        InputError: no record is there.
+    """
+    lines = _record(url, "metrics.jsonl").splitlines()
+    found: list[Mapping[str, Any]] = [json.loads(line) for line in lines if line.endswith("}")]
+    return found
+
+
+def minutes(url: str) -> float | None:
+    """Minutes of the stage, as its log says: those of all its parts, if it was interrupted and resumed after a finish.
+
+    Raises:
+        InputError: no record is there.
+    """
+    seconds = re.findall(r": done in ([0-9.]+) s$", _record(url, "log.txt"), re.MULTILINE)
+    return sum(map(float, seconds)) / 60 if seconds else None
+
+
+def _record(url: str, name: str) -> str:
+    for folder in (storage.RUN, storage.HIDDEN_RUN):
+        if storage.exists(place := storage.join(url, folder, name)):
+            return storage.read_bytes(place).decode(errors="replace")
+    raise InputError(f"{url}: no run record ({name}); jobs leave it in run/ beside their output, copy it with the rest")

@@ -1,0 +1,307 @@
+"""A study: methods at several numbers of labelled groups, over several draws of these groups.
+
+Each model is a cell: a number of labelled groups, a draw, initial weights and a method. Below `out` are
+
+    test/                                    the test groups, and which of them are outliers
+    pretrained/seed-0/METHOD/pretrained/     encoders; they see no labels, so one serves all draws
+    models/100/draw-3/seed-0/METHOD/model/   bundles, as a pipeline makes them
+    models/100/draw-3/seed-0/METHOD/measured/  every metric of every test group
+    summary/report.md                        written anew while models arrive
+
+Encoders, models and measurements are stages: those that are up to date are skipped, so a study resumes after any end.
+"""
+
+import functools
+import itertools
+import time
+from collections.abc import Mapping
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from ltrscale import storage
+from ltrscale.config import Config
+from ltrscale.data.dataset.disjoint import check_disjoint
+from ltrscale.data.dataset.manifest import Dataset, one_view
+from ltrscale.data.dataset.periods import with_relative_named
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split, SplitsWithTest
+from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.settings import EvaluateSettings
+from ltrscale.evaluation.studies.study import Cost, Design, Model, Study
+from ltrscale.evaluation.studies.study_page import document
+from ltrscale.experiments.methods.choices import Method, MethodName, check_methods, with_foundations
+from ltrscale.experiments.study_grid import Cell, GridConfig, shared_encoders
+from ltrscale.experiments.study_models import Spent, StudyParts, StudySummary, Summarised
+from ltrscale.launch.workers import ONE
+from ltrscale.progress import log, progress
+from ltrscale.reports.findings import print_report
+from ltrscale.stages.runs import recorded
+from ltrscale.stages.tasks import Costs, Task, TaskWorkers, TaskWorkersConfig, run_all
+from ltrscale.storage import join
+
+_REPORT_S = 60.0
+
+
+class StudyConfig(Config):
+    """Methods at several numbers of labelled groups."""
+
+    out: str
+    """Directory for everything; the report is `summary/report.md`."""
+    data: str | None = None
+    """A data set directory that jobs.prepare made, for the splits that name none."""
+    splits: SplitsWithTest
+    """Training, validation and test. Pretraining reads all groups of the training split."""
+    methods: dict[MethodName, Method] = Field(min_length=1)
+    """Methods to compare, by their name in the report."""
+    grid: tuple[GridConfig, ...] = Field(min_length=1)
+    """The models to train: those of all parts, each once."""
+    counts: Literal["relevant", "labelled"] = "relevant"
+    """What a number of labelled groups counts: groups with a relevant document, with which those without one come along
+    in their natural share, or all labelled groups. Groups without a relevant document teach a ranker little."""
+    validation_share: float | None = Field(None, gt=0)
+    """Validation labels as a share of the training labels, drawn anew with them, as where labels are few everywhere.
+    Empty takes all labels of the validation split, as the papers do."""
+    control: str | dict[str, str] | None = None
+    """The method without pretraining whose settings are otherwise those of the pretrained ones: differences from it are
+    pretraining's own share. Where pretrained methods differ in more than that, each by name with a control of its own,
+    `{simclr: scratch, heads: scratch_heads}`; only these are compared, as far as the grid has them."""
+    evaluate: EvaluateSettings = EvaluateSettings()
+    """Metrics, baseline and outliers. `resamples` and `seed` have no effect: intervals are Student's."""
+    workers: TaskWorkers = TaskWorkersConfig()
+    """Models that are trained at once."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        numbers = {number for part in self.grid for number in part.labelled}
+        if len({type(number) for number in numbers}) > 1:
+            raise ValueError("grid: labelled mixes counts with shares; write all as counts, or all as decimals")
+        for name in (name for part in self.grid for name in part.methods):
+            if name not in self.methods:
+                raise ValueError(f"grid: {name!r} is not among the methods {', '.join(self.methods)}")
+        if self.splits.train.size:
+            raise ValueError(
+                f"splits.train.{min(self.splits.train.size)}: leave it out; grid says how many labels to use"
+            )
+        if self.validation_share is not None and self.splits.validation.size:
+            raise ValueError(
+                f"validation_share and splits.validation.{min(self.splits.validation.size)}: leave one out"
+            )
+        for key, value in (("judged", self.evaluate.judged), ("propensities", self.evaluate.propensities)):
+            if value is not None:
+                raise ValueError(f"evaluate.{key}: a study does not read it; leave it out, or compare in a pipeline")
+        check_methods(self.methods, ONE)
+        self._check_compared()
+        return self
+
+    def _check_compared(self) -> None:
+        """Check that the methods that others are compared with are trained, and that controls are not pretrained."""
+        named = {"evaluate.baseline": self.evaluate.baseline}
+        if isinstance(self.control, dict):
+            if unknown := self.control.keys() - self.methods.keys():
+                raise ValueError(f"control: {min(unknown)!r} is not among the methods {', '.join(self.methods)}")
+            named |= {f"control.{name}": own for name, own in self.controls.items()}
+        else:
+            named["control"] = self.control
+        trained = self.trained
+        for key, other in named.items():
+            if other not in (None, *trained):
+                among = ", ".join(trained)
+                raise ValueError(f"{key} {other!r} is not among the methods of the grid, {among}; or set null")
+        for name, own in self.controls.items():
+            if self.methods[name].about(self.methods).family not in ("pretrained", "mixed"):
+                raise ValueError(f"control.{name}: {name!r} is not pretrained, so it has no control; leave it out")
+            if own == name or self.methods[own].about(self.methods).family == "pretrained":
+                raise ValueError(f"control {own!r} of {name!r} is pretrained; name a method that is not, or set null")
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The methods of the grid, each after those that it is built on."""
+        return with_foundations(tuple(n for part in self.grid for n in part.methods or self.methods), self.methods)
+
+    @property
+    def controls(self) -> dict[str, str]:
+        """The control of each method of the grid that has one; a single name is that of every pretrained method."""
+        if self.control is None:
+            return {}
+        trained = self.trained
+        if isinstance(self.control, dict):
+            return {name: own for name, own in self.control.items() if name in trained}
+        pretrained = (name for name in trained if self.methods[name].about(self.methods).family == "pretrained")
+        return dict.fromkeys(pretrained, self.control)
+
+    def sized(self, labelled: int | float) -> SplitsWithTest:
+        """The splits with that many training labels, and as many validation labels as belong to them."""
+        splits = self.splits.replace(train=self._sized(self.splits.train, labelled))
+        if self.validation_share is None:
+            return splits
+        share = labelled * self.validation_share
+        number = max(1, round(share)) if isinstance(labelled, int) else min(1.0, share)
+        return splits.replace(validation=self._sized(splits.validation, number))
+
+    def _sized(self, split: Split, number: int | float) -> Split:
+        if isinstance(number, float):
+            return split.replace(labelled_fraction=number)
+        return split.replace(**{f"{self.counts}_groups": number})
+
+    @property
+    def numbers(self) -> list[int | float]:
+        """The numbers of labelled groups, rising."""
+        return sorted({number for part in self.grid for number in part.labelled})
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All models, draw after draw, so that every draw is complete before the next begins."""
+        cells = {
+            Cell(labelled=number, draw=draw, seed=seed, method=name)
+            for part in self.grid
+            for number, draw, seed in itertools.product(part.labelled, range(part.draws), part.seeds)
+            for name in with_foundations(part.methods or tuple(self.methods), self.methods)
+        }
+        order = {name: i for i, name in enumerate(with_foundations(tuple(self.methods), self.methods))}
+        return sorted(cells, key=lambda cell: (cell.draw, cell.seed, cell.labelled, order[cell.method]))
+
+    def run(self) -> None:
+        """Pretrain, train and measure every model, and report; skips what is up to date.
+
+        The report is written anew while models arrive. A part that fails does not end the others.
+
+        Raises:
+            InputError: splits overlap or have too few labelled groups, before anything is trained; or some parts
+                failed, at the end.
+            Stopped: the process was asked to stop; the same command goes on.
+        """
+        study = self
+        if self.data is not None:
+            study = self.replace(splits=self.splits.on(self.data).model_dump())
+        with recorded(self.out, study, "study"), one_view() as view:
+            study = with_relative_named(study)
+            check_disjoint(study.splits)
+            select(study.splits.test, labelled=True)
+            for sized in map(study.sized, study.numbers):
+                for split in (sized.train, sized.validation):
+                    select(split, labelled=True)
+            failed = _run(study, study.parts(view))
+        if storage.read_manifest(summary := join(self.out, "summary")) is not None:
+            print_report(summary, document(Study.read(summary)))
+        if failed:
+            first = next(iter(failed))
+            raise InputError(
+                f"{self.out}: {len(failed)} tasks failed, the first is {first} ({failed[first]}); the report names "
+                "all, and the same command tries them again"
+            )
+
+    def parts(self, view: Mapping[str, Dataset]) -> StudyParts:
+        """What every process has of the study, with the data sets as they were when it began."""
+        methods, threads = shared_encoders(self.methods), self.workers.threads
+        return StudyParts(self.out, methods, self.splits, self.evaluate, threads, view)
+
+
+def _tasks(study: StudyConfig, parts: StudyParts) -> list[Task]:
+    """The tasks of the study: pretraining first, for it takes longest."""
+    methods = parts.methods
+    test = Task("test groups", parts.describe_test)
+    pretrainings: dict[str, Task] = {}
+    models: dict[str, Task] = {}
+    for cell in study.cells:
+        needs = [test.name, *(cell.replace(method=name).folder for name in methods[cell.method].built_on())]
+        if (encoder := methods[cell.method].encoder(cell.method, methods)) is not None:
+            name = f"pretraining of {encoder}, seed {cell.seed}"
+            pretrain = functools.partial(parts.pretrain, encoder, cell.seed)
+            pretrainings[name] = Task(
+                name, pretrain, kind=f"pretraining of {encoder}", folder=parts.encoder(encoder, cell.seed)
+            )
+            needs.append(name)
+        train, size = functools.partial(parts.train, cell, study.sized(cell.labelled)), float(cell.labelled)
+        models[cell.folder] = Task(
+            cell.folder, train, tuple(needs), kind=cell.method, size=size, folder=parts.place(cell.folder)
+        )
+    return [test, *pretrainings.values(), *models.values()]
+
+
+def _run(study: StudyConfig, parts: StudyParts) -> dict[str, str]:
+    """Run all tasks, and write the report now and then; returns the failures."""
+    tasks = _tasks(study, parts)
+    done: set[str] = set()
+    failed: dict[str, str] = {}
+    costs, share = Costs(tasks), 0.0
+    start = reported = time.monotonic()
+    with progress("study", 1.0, "tasks") as advance:
+
+        def ended(task: Task, failure: str | None, seconds: float) -> None:
+            nonlocal reported, share
+            if failure is None:
+                done.add(task.name)
+            else:
+                failed[task.name] = failure
+                log.warning("study: %s failed: %s", task.name, failure)
+            before, share = share, costs.done(task, seconds, _cost(task, seconds))
+            advance(1, share - before)
+            log.info("study: %d of %d, %s", len(done) + len(failed), len(tasks), task.name)
+            if time.monotonic() - reported >= _REPORT_S:
+                _summarise(study, parts, done, failed)
+                reported = time.monotonic()
+
+        run_all(tasks, study.workers, ended)
+    log.info("study: %d of %d done in %.0f s", len(done), len(tasks), time.monotonic() - start)
+    _summarise(study, parts, done, failed)
+    return failed
+
+
+def _cost(task: Task, seconds: float) -> float:
+    """The seconds of a task in all runs, of which this one took some."""
+    spent = Spent.read(task.folder) if task.folder else None
+    return seconds if spent is None else max(seconds, spent.seconds)
+
+
+def _summarise(study: StudyConfig, parts: StudyParts, done: set[str], failed: Mapping[str, str]) -> None:
+    """Write the report of the models that are measured."""
+    cells = study.cells
+    models = []
+    for cell in (cell for cell in cells if cell.folder in done):
+        spent = Spent.read(parts.place(cell.folder)) or Spent(of="")
+        url = parts.place(cell.folder, "measured")
+        costs = {"seconds": spent.seconds if spent.done else None, "documents": spent.documents}
+        models.append(Model(**cell.model_dump(exclude={"labelled"}), labelled=str(cell.labelled), url=url, **costs))
+    if not models:
+        return
+    design = Design(
+        labelled={str(n): float(n) if isinstance(n, int) else None for n in study.numbers},
+        methods={
+            name: study.methods[name].about(study.methods)
+            for name in study.methods
+            if name in {c.method for c in cells}
+        },
+        baseline=study.evaluate.baseline,
+        controls=study.controls,
+        counts=study.counts,
+        validation_share=study.validation_share,
+        validation_size=study.splits.validation.size,
+        primary=f"ndcg@{study.evaluate.primary_cutoff}",
+        relevant_from=study.evaluate.relevant_from,
+        leave_out_constant=study.evaluate.leave_out_constant,
+        planned=len(cells),
+        seeds=len({cell.seed for cell in cells}),
+        failed=dict(failed),
+        pretraining={
+            name: _pretraining_cost(study, parts, encoder)
+            for name in parts.methods
+            if (encoder := parts.methods[name].encoder(name, parts.methods))
+        },
+    )
+    summarised = Summarised(design=design, models=tuple(models))
+    StudySummary(out=parts.place("summary"), test=parts.place("test"), summarised=summarised).run()
+
+
+def _pretraining_cost(study: StudyConfig, parts: StudyParts, name: str) -> Cost:
+    """Mean time of pretraining over seeds."""
+    seeds = {cell.seed for cell in study.cells}
+    folders = [parts.encoder(name, seed) for seed in seeds]
+    spent = [record for folder in folders if (record := Spent.read(folder)) is not None and record.done]
+    seconds = sum(each.seconds for each in spent)
+    if not seconds:
+        return Cost()
+    return Cost(
+        pretraining_minutes=seconds / len(spent) / 60,
+        pretraining_documents_per_s=sum(each.documents for each in spent) / seconds,
+    )

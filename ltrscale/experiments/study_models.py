@@ -1,0 +1,225 @@
+"""The stages of a study's models, and the record of their time."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
+
+from ltrscale import storage
+from ltrscale.config import Config, Operational, digest
+from ltrscale.data.dataset.disjoint import check_disjoint
+from ltrscale.data.dataset.manifest import Dataset, one_view
+from ltrscale.data.dataset.split import SplitsWithTest
+from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.metrics import metrics_of
+from ltrscale.evaluation.measure.outliers import OutlierConfig
+from ltrscale.evaluation.measure.settings import EvaluateSettings
+from ltrscale.evaluation.studies.group_metrics import describe_test, measure_groups
+from ltrscale.evaluation.studies.study import Design, Model, study_of
+from ltrscale.evaluation.studies.study_page import write_study
+from ltrscale.experiments.methods.base import AnyMethod, SeedRun
+from ltrscale.experiments.study_grid import MOST_STUDY_DRAWS, Cell
+from ltrscale.launch.workers import ONE
+from ltrscale.progress import Report
+from ltrscale.stages.inputs import BundleUrl, OutputUrl
+from ltrscale.stages.origins import Settings, bundle_hashes, check_unseen, content_of, dataset_hashes, with_splits
+from ltrscale.stages.runs import heard_by
+from ltrscale.stages.stage import Origin, Stage
+from ltrscale.storage import join
+
+_WRITE_S = 30.0
+
+
+class TestGroups(Stage):
+    """Describe the test groups."""
+
+    stage: ClassVar = "study_test"
+    splits: SplitsWithTest
+    evaluate: EvaluateSettings
+
+    def check(self) -> None:
+        """Refuse splits that overlap."""
+        check_disjoint(self.splits)
+
+    def own_settings(self) -> OutlierConfig:
+        """Settings of outliers."""
+        return self.evaluate.outliers
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Fit the outlier rules, and commit."""
+        describe_test(self.evaluate, self.splits, self.out, made_by=origin)
+
+
+class Measurement(Stage):
+    """Measure a model on the test groups."""
+
+    stage: ClassVar = "measure"
+    bundle: BundleUrl
+    splits: SplitsWithTest
+    evaluate: EvaluateSettings
+    threads: Operational[int]
+
+    def check(self) -> None:
+        """Refuse a bundle that has seen test periods."""
+        check_unseen(self.bundle, self.splits.test)
+
+    def identity(self) -> Settings:
+        """The metrics, and the test periods."""
+        metrics = {
+            "metrics": [*metrics_of(self.evaluate)],
+            **self.evaluate.model_dump(mode="json", include={"relevant_from", "leave_out_constant"}),
+        }
+        return {"config": metrics, "splits": with_splits(Config(), self.splits.test)["splits"]}
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the data sets and the bundle."""
+        return dataset_hashes([self.splits.test]) | bundle_hashes([self.bundle])
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Measure, and commit."""
+        measure_groups(self.bundle, self.splits.test, self.evaluate, self.out, threads=self.threads, made_by=origin)
+
+
+class Summarised(Config):
+    """What a summary is made of."""
+
+    design: Design
+    models: tuple[Model, ...]
+
+
+class StudySummary(Stage):
+    """Summarise the models that are measured so far."""
+
+    stage: ClassVar = "study"
+    test: OutputUrl
+    summarised: Summarised
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the measurements."""
+        return {url: content_of(url) for url in [self.test, *(model.url for model in self.summarised.models)]}
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Summarise, and commit the report."""
+        write_study(study_of(self.summarised.design, self.summarised.models, self.test), self.out, made_by=origin)
+
+
+class Spent(Config):
+    """Time and documents of a training so far; `spent.json` beside its output."""
+
+    of: str
+    """Digest of what was trained."""
+    seconds: float = 0.0
+    documents: int = 0
+    done: bool = False
+
+    @classmethod
+    def read(cls, folder: str) -> Self | None:
+        """The record of a directory; None if it has none."""
+        url = join(folder, "spent.json")
+        if not storage.exists(url):
+            return None
+        try:
+            return cls.model_validate_json(storage.read_bytes(url))
+        except ValueError as error:
+            raise InputError(f"{url}: not a record of time ({error}); remove it") from error
+
+
+@contextmanager
+def timed(folder: str, of: object) -> Iterator[None]:
+    """Add the time of the block, and the documents that its trainings read, to the record of a directory.
+
+    Every half minute and at any end: a killed process loses little, and the next one adds to the record. A block in
+    which nothing is trained leaves the record as it is.
+    """
+    digested = digest(of)
+    before = Spent.read(folder)
+    if before is None or before.of != digested:
+        before = Spent(of=digested)
+    start, documents, written, trains = time.monotonic(), 0, time.monotonic(), False
+
+    def write(*, done: bool) -> None:
+        seconds = before.seconds + time.monotonic() - start
+        spent = Spent(of=digested, seconds=round(seconds, 3), documents=before.documents + documents, done=done)
+        storage.write_bytes(join(folder, "spent.json"), (spent.model_dump_json(indent=1) + "\n").encode())
+
+    def hear(record: Mapping[str, object]) -> None:
+        nonlocal documents, written, trains
+        trains = True
+        if "step" in record and isinstance(read := record.get("documents"), int):
+            documents += read
+        if time.monotonic() - written >= _WRITE_S and not before.done:
+            written = time.monotonic()
+            write(done=False)
+
+    try:
+        with heard_by(hear):
+            yield
+    except BaseException:
+        if trains and not before.done:
+            write(done=False)
+        raise
+    if trains and not before.done:
+        write(done=True)
+
+
+@dataclass(frozen=True)
+class StudyParts:
+    """The study as every process has it, with the data sets as they were when it began."""
+
+    out: str
+    methods: Mapping[str, AnyMethod]
+    """The methods, of which those with the same pretraining share an encoder."""
+    splits: SplitsWithTest
+    evaluate: EvaluateSettings
+    threads: int
+    """Threads of a task."""
+    view: Mapping[str, Dataset] = field(default_factory=dict)
+
+    def place(self, *names: str) -> str:
+        """A directory of the study."""
+        return join(self.out, *names)
+
+    def encoder(self, name: str, seed: int) -> str:
+        """The directory of the pretraining of a method."""
+        return self.place("pretrained", f"seed-{seed}", name)
+
+    def encoders(self, seed: int) -> SeedRun:
+        """The run that pretrains for all others with a seed."""
+        return SeedRun(self.methods, self.splits, seed, ONE, self.place("pretrained", f"seed-{seed}"))
+
+    def run_of(self, cell: Cell, sized: SplitsWithTest) -> SeedRun:
+        """The run of a model; initial weights and the order of the data differ between draws, too."""
+        methods = {name: method.with_threads(self.threads) for name, method in self.methods.items()}
+        splits, seed = sized.drawn(cell.draw), MOST_STUDY_DRAWS * cell.seed + cell.draw
+        return SeedRun(methods, splits, seed, ONE, self.place(cell.run), encoders=self.encoders(cell.seed))
+
+    def describe_test(self) -> None:
+        """Find the outliers among the test groups."""
+        with one_view(self.view):
+            TestGroups(out=self.place("test"), splits=self.splits, evaluate=self.evaluate).run()
+
+    def pretrain(self, name: str, seed: int) -> None:
+        """Pretrain the encoder of a method."""
+        run = self.encoders(seed)
+        with one_view(self.view):
+            of = [run.methods[name].model_dump(mode="json"), seed, dataset_hashes([run.splits.train])]
+            with timed(self.encoder(name, seed), of):
+                run.pretrained(name)
+
+    def train(self, cell: Cell, sized: SplitsWithTest) -> None:
+        """Train a model on so many labelled groups, and measure it."""
+        run, folder = self.run_of(cell, sized), self.place(cell.folder)
+        with one_view(self.view):
+            splits = (run.splits.train, run.splits.validation)
+            settings = [run.methods[cell.method], *splits]
+            of = [*(c.model_dump(mode="json") for c in settings), run.seed, dataset_hashes(splits)]
+            with timed(folder, of):
+                bundle = run.model(cell.method)
+            Measurement(
+                out=join(folder, "measured"),
+                bundle=bundle,
+                splits=self.splits,
+                evaluate=self.evaluate,
+                threads=self.threads,
+            ).run()

@@ -1,0 +1,364 @@
+"""The week that comes every week: new rows in; a new model judged, and in service, or the old one stays.
+
+    OUT/service.json            what is in service
+    OUT/first/                  the first model, where none was in service
+    OUT/new/                    the new rows as a data set, before they join that of training
+    OUT/weeks/PERIOD/arrival/   the model in service on the new periods, and their drift
+                    /models/    the candidate
+                    /gate/      both on periods that neither has seen; the verdict
+                    /final/     the candidate once more, on these periods too, if `refit` is set
+                    /export/
+                    /week.json  what the week began with, and how it ended
+
+Every part is a stage that is skipped where it is up to date, so the same command goes on where it was stopped.
+"""
+
+import sys
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+from pydantic import Field
+
+from ltrscale import storage
+from ltrscale.config import Config, Operational, digest, load, result_of, validate
+from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
+from ltrscale.data.dataset.origin import prepare_settings_of, read_as
+from ltrscale.data.dataset.periods import among, in_few_words
+from ltrscale.data.dataset.split import Split, SplitsWithTest
+from ltrscale.errors import InputError, Refused, suggestion
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.weeks.decay import Decay, DriftJob
+from ltrscale.evaluation.weeks.drift import DriftSettings
+from ltrscale.evaluation.weeks.gate import GateJob
+from ltrscale.evaluation.weeks.verdict import PRODUCTION, Bounds, of_drift
+from ltrscale.experiments.methods.base import SeedRun
+from ltrscale.experiments.methods.choices import MethodName
+from ltrscale.experiments.next_steps import predict_command, weekly_command
+from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.refit import RefitJob
+from ltrscale.experiments.service import SERVICE, InService, Week, folder_of
+from ltrscale.experiments.week import check_new, check_newest, published, unseen_periods
+from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
+from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.launch.start import cluster_for
+from ltrscale.progress import log
+from ltrscale.serving.choices import FormatName
+from ltrscale.serving.export import ExportJob
+from ltrscale.serving.register import Registry
+from ltrscale.stages.runs import recorded
+from ltrscale.storage import join
+
+_NEW = "NEW"
+
+
+class WeeklyJob(Config):
+    """Add a new period, and put a model that has learnt from newer ones into service, unless it is refused."""
+
+    out: Operational[str]
+    """Directory for everything; `OUT/service.json` names the bundle in service."""
+    pipeline: str
+    """Config of a pipeline, such as shop/pipeline.yaml, whose data set grows, and which has the settings of the
+    method."""
+    method: MethodName = "trees"
+    """The method of the pipeline that is trained."""
+    inputs: Operational[Inputs] = ()
+    """Files, directories or patterns with the rows of the new period, in the format of the data set; empty where the
+    newest period has been added already."""
+    splits: SplitsWithTest = SplitsWithTest(
+        train=Split(periods=("all but last 2",)),
+        validation=Split(periods=("last 1 but 1",)),
+        test=Split(periods=("last 1",)),
+    )
+    """Periods to learn from, to select on, and to judge on, counted from the new one. Of `test` those count that the
+    model in service has not learnt from either."""
+    production: str | None = None
+    """The bundle in service before the first week, such as a pipeline's. Without it the first week begins with a model
+    of the method on the periods before the new one, which goes into service without being compared."""
+    max_rejected: float | None = Field(None, ge=0, le=1)
+    """Share of rejected new rows above which nothing is done; by default that of the data set."""
+    bounds: Bounds = Bounds(refuse="worse", feature_psi=5.0)
+    """What the new period and the candidate must keep to, as for jobs.gate. By default a candidate is refused that is
+    shown to be worse, and a period in which some feature is plainly broken."""
+    drift: DriftSettings = DriftSettings()
+    """How drift is measured."""
+    refit: bool = False
+    """After the gate has said yes, train the candidate once more, as long as validation found best, on the validation
+    and test periods too, and put that model into service: it knows the newest periods, and has not been judged."""
+    export: FormatName | None = None
+    """Export what goes into service for this program, as jobs.export."""
+    registry: Registry | None = None
+    """Register what goes into service in MLflow's registry, as jobs.register."""
+    dry_run: Operational[bool] = False
+    """Print what would be done, and do nothing."""
+    ray: Operational[bool] = False
+    """Read and measure in parallel on a Ray cluster; the results are the same."""
+
+    @cached_property
+    def of(self) -> PipelineConfig:
+        """The pipeline.
+
+        Raises:
+            InputError: it has no such method, or changes the data set before it trains.
+        """
+        config = load(PipelineConfig, self.pipeline)
+        if self.method not in config.methods:
+            near = suggestion(self.method, config.methods, "its methods are")
+            raise InputError(f"method: {self.pipeline} has no method {self.method!r}; {near}")
+        changed = {"match": config.match, "relabel": config.relabel, "learn_from": config.learn_from or None}
+        if keys := [key for key, value in changed.items() if value is not None]:
+            raise InputError(f"{self.pipeline}: {keys[0]}: new periods join a data set of jobs.prepare; leave it out")
+        if self.refit and not config.methods[self.method].is_one_model:
+            raise InputError(
+                f"refit: {self.method} makes several models, which cannot be trained once more; leave it out"
+            )
+        return config
+
+    @property
+    def data(self) -> str:
+        """The data set that grows."""
+        return self.of.data or join(self.of.out, "data")
+
+    @property
+    def settings(self) -> str:
+        """Hash of all that decides on the outcome of a week, besides its rows and the model in service."""
+        return digest([result_of(self).model_dump(mode="json", exclude={"out", "inputs"}), self._of_pipeline])
+
+    @property
+    def _of_pipeline(self) -> dict[str, Any]:
+        return self.of.model_dump(mode="json", include={"methods", "seeds", "evaluate"})
+
+    @property
+    def evaluate(self) -> EvaluateSettings:
+        """The pipeline's, without a baseline: what is in service takes its place."""
+        return EvaluateSettings.model_validate({**self.of.evaluate.model_dump(), "baseline": None})
+
+    def reading(self, *, add: bool) -> PrepareConfig:
+        """The settings of `prepare` that read the new rows as those of the data set.
+
+        Raises:
+            InputError: the data set is missing, or is none of jobs.prepare.
+        """
+        before = open_dataset(self.data)
+        made_by = before.manifest.made_by
+        if made_by.get("stage") != "prepare":
+            raise InputError(
+                f"{self.data}: made by {made_by.get('stage')}; periods join a data set of jobs.prepare only"
+            )
+        given = {} if self.max_rejected is None else {"max_rejected": self.max_rejected}
+        own = {"inputs": self.inputs, "add": add, "expect": {}}
+        return validate(
+            PrepareConfig, {**made_by["config"], **prepare_settings_of(read_as(before)), **given, **own}, self.data
+        )
+
+    def named(self, periods: list[str]) -> SplitsWithTest:
+        """The splits with the periods that there are, by name."""
+        splits = self.splits.on(self.data)
+        named = {name: among(split, periods, f"splits.{name}") for name, split in splits.by_name.items()}
+        return SplitsWithTest.of(splits.replace(**{name: split.model_dump() for name, split in named.items()}))
+
+    def run(self) -> None:
+        """Do what remains to be done of a week; with `dry_run` print it.
+
+        Raises:
+            Refused: the new period, or the candidate, was refused, now or by an earlier run of the same command.
+            InputError: as the stages.
+        """
+        if self.dry_run:
+            sys.stdout.write("".join(f"{line}\n" for line in _steps(self)))
+            return
+        with recorded(self.out, self, "weekly"), cluster_for(self.of.workers):
+            week = _run(self)
+        if week.outcome == "refused":
+            raise Refused([*week.reasons, f"{week.period}: {_serving(self)} stays in service"])
+
+
+def _run(job: WeeklyJob) -> Week:
+    new = _arrived(job)
+    earlier = Week.read(job.out, new.manifest.periods[-1])
+    content = new.manifest.hash_of(_of_week(job, new))
+    if earlier is None or (earlier.content, earlier.settings) != (content, job.settings):
+        earlier = _begin(job, new, content, earlier)
+    elif earlier.outcome != "under way":
+        log.info("weekly: %s is done: %s; other rows or settings would be judged anew", earlier.period, earlier.outcome)
+        return earlier
+    check_newest(job.out, earlier)
+    week = _judged(job, new, earlier)
+    week.write(job.out)
+    log.info(
+        "weekly: %s: %s; %s names what serves: %s", week.period, week.outcome, join(job.out, SERVICE), _serving(job)
+    )
+    for line in _next(job):
+        log.info("next, %s", line)
+    return week
+
+
+def _arrived(job: WeeklyJob) -> Dataset:
+    """The new periods as a data set of their own, so that rows that are refused never reach the other one."""
+    if not job.inputs:
+        return open_dataset(job.data)
+    out = join(job.out, "new")
+    PrepareJob(out=out, prepare=job.reading(add=False), ray=job.ray).run()
+    return open_dataset(out)
+
+
+def _of_week(job: WeeklyJob, new: Dataset) -> list[str]:
+    """The new periods; of the whole data set only the last one is new."""
+    return [*new.manifest.periods] if job.inputs else [new.manifest.periods[-1]]
+
+
+def _begin(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None) -> Week:
+    """Start a week: find its periods and what is in service, and write them down.
+
+    Raises:
+        InputError: as `check_new` and `_in_service`.
+    """
+    periods, all_periods = _of_week(job, new), open_dataset(job.data).manifest.periods
+    is_begun = earlier is not None and earlier.content == content
+    check_new(new, periods, job.data, all_periods, joins=bool(job.inputs), is_begun=is_begun)
+    before = [period for period in all_periods if period not in periods]
+    splits = {key: job.named(names) for key, names in (("before", before), ("splits", [*before, *periods]))}
+    production = _in_service(job, earlier, **splits)
+    week = Week(
+        period=periods[-1],
+        content=content,
+        settings=job.settings,
+        production=production,
+        bundle=earlier.bundle if earlier is not None else None,
+        **splits,
+    )
+    week.write(job.out)
+    return week
+
+
+def _in_service(job: WeeklyJob, earlier: Week | None, before: SplitsWithTest, splits: SplitsWithTest) -> str:
+    """What the candidate of a week is compared with; trains the first model where nothing is in service yet.
+
+    Raises:
+        InputError: as `unseen`, before it is in service: `production` may then name another.
+    """
+    now = InService.read(job.out)
+    if now is not None:  # a week that is judged anew is compared with what it was compared with before
+        compared = earlier.production if earlier is not None and earlier.bundle == now.bundle else now.bundle
+        unseen_periods(splits, compared)
+        return compared
+    first = storage.absolute(job.production or _first(job, before))
+    unseen_periods(splits, first)
+    InService.now(first, (before.test.periods or ("",))[-1]).write(job.out)
+    log.info("weekly: %s is in service to begin with, compared with no other", first)
+    return first
+
+
+def _serving(job: WeeklyJob) -> str:
+    now = InService.read(job.out)
+    return "nothing" if now is None else now.bundle
+
+
+def _first(job: WeeklyJob, before: SplitsWithTest) -> str:
+    """The first model, which is evaluated alone."""
+    log.info("weekly: nothing is in service; the first model learns from the periods before the new one")
+    folder = join(job.out, "first")
+    bundle = _trained(job, before, folder)
+    config = EvaluateConfig(**job.evaluate.model_dump(), models={PRODUCTION: (bundle,)}, splits=before)
+    EvaluateJob(out=join(folder, "evaluation"), evaluate=config, ray=job.ray).run()
+    return bundle
+
+
+def _trained(job: WeeklyJob, splits: SplitsWithTest, folder: str) -> str:
+    """The method's bundle, trained with the first seed of the pipeline."""
+    seed = job.of.seeds[0]
+    with one_view():
+        return SeedRun(job.of.methods, splits.drawn(seed), seed, job.of.workers, folder).model(job.method)
+
+
+def _judged(job: WeeklyJob, new: Dataset, week: Week) -> Week:
+    """Do all steps of a week, of which those that are done do nothing; returns how it ended."""
+    folder = folder_of(job.out, week.period)
+    if reasons := _drifted(job, new, week, join(folder, "arrival")):
+        return week.replace(outcome="refused", reasons=reasons)
+    if job.inputs and not {*new.manifest.periods} <= {*open_dataset(job.data).manifest.periods}:
+        PrepareJob(out=job.data, prepare=job.reading(add=True), ray=job.ray).run()
+    bundle = _trained(job, week.splits, join(folder, "models"))
+    test = unseen_periods(week.splits, week.production)  # which the model in service has not learnt from either
+    gate = GateJob(
+        out=join(folder, "gate"),
+        production=week.production,
+        candidate=bundle,
+        splits=week.splits.replace(test=test.model_dump()),
+        evaluate=job.evaluate,
+        bounds=job.bounds,
+        drift=job.drift,
+        ray=job.ray,
+    )
+    try:
+        gate.run()
+    except Refused as refused:
+        return week.replace(outcome="refused", reasons=str(refused).split("\n"))
+    if job.refit:
+        final = join(folder, "final")
+        RefitJob(out=final, bundle=bundle, also=week.splits.test, workers=job.of.workers).run()
+        bundle = final
+    export = None
+    if job.export is not None:
+        periods = week.splits.test.periods
+        export = ExportJob(out=join(folder, "export"), bundle=bundle, to=job.export, data=job.data, periods=periods)
+    also = published(bundle, folder, export=export, registry=job.registry)
+    service = InService.now(storage.absolute(bundle), week.period, before=week.production, **also)
+    service.write(job.out)
+    return week.replace(outcome="in service", bundle=service.bundle)
+
+
+def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
+    """Why the new periods are refused: the bounds on drift that they break, seen by the model in service."""
+    test = week.splits.test.replace(data=new.url, periods=_of_week(job, new))
+    splits = week.before.replace(test=test.model_dump())
+    settings = {**job.evaluate.model_dump(), "slice_by": ("period",), "slices": {}}
+    config = EvaluateConfig(**settings, models={PRODUCTION: (week.production,)}, splits=splits)
+    evaluation, drift = join(out, "evaluation"), join(out, "drift")
+    EvaluateJob(out=evaluation, evaluate=config, ray=job.ray).run(show=False)
+    DriftJob(out=drift, evaluation=evaluation, **job.drift.model_dump()).run(show=False)
+    return [check.reason for check in of_drift(Decay.read(drift).drift, job.bounds, PRODUCTION) if not check.holds]
+
+
+def _next(job: WeeklyJob) -> Iterator[str]:
+    """The commands that come next."""
+    service = InService.read(job.out)
+    if service is not None:
+        yield f"to rank new rows: {predict_command(service.bundle, job.data, join(job.out, 'predictions'))}"
+    if command := weekly_command(f"{job.out.rstrip('/')}.yaml"):
+        yield f"when the next period is there: {command}"
+
+
+def _steps(job: WeeklyJob) -> Iterator[str]:
+    """What a run would do, a line each."""
+    periods, now = open_dataset(job.data).manifest.periods, InService.read(job.out)
+    before, new = ([*periods], _NEW) if job.inputs else ([*periods[:-1]], periods[-1])
+    production = now.bundle if now is not None else job.production
+    splits, first = job.named([*before, new]), job.named(before)
+    yield f"weekly: dry run, nothing is written; {job.data} has {in_few_words(periods)}"
+    if job.inputs:
+        files = [file.url for file in list_inputs(job.inputs)]
+        sizes = sum(map(storage.size, files)) / 1e6
+        yield f"- read {', '.join(files[:3])} ({len(files)} files, {sizes:,.1f} MB) into {join(job.out, 'new')}"
+    if production is None:
+        yield f"- train {job.method} on {_shown(first.train)} as the first model, for nothing is in service"
+    yield f"- drift of {new} from {_shown(first.train)}; refuse it by bounds, and leave {job.data} as it is"
+    if job.inputs:
+        yield f"- add {new} to {job.data}"
+    yield f"- train {job.method} of {job.pipeline} on {_shown(splits.train)}, validate on {_shown(splits.validation)}"
+    yield (
+        f"- gate, bounds.refuse {job.bounds.refuse}: the candidate against {production or 'the first model'} on "
+        f"{_shown(splits.test)}; refused: the old model stays, status 3"
+    )
+    if job.refit:
+        yield "- refit the candidate on the validation and test periods too"
+    if job.export:
+        yield f"- export for {job.export}"
+    if job.registry:
+        yield f"- register as {job.registry.name}"
+    yield f"- put it into service: {join(job.out, SERVICE)}"
+
+
+def _shown(split: Split) -> str:
+    return in_few_words(split.periods or ())

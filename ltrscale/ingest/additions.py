@@ -1,0 +1,158 @@
+"""Adding periods to a data set: a new manifest lists the old files and the new ones, and every count is the sum.
+
+`made_by` of such a data set is that of its first command, with those of the additions under `added`.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ltrscale import storage
+from ltrscale.data.dataset.manifest import Dataset, Feature, Manifest
+from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
+from ltrscale.data.dataset.tokens import summed
+from ltrscale.data.ids import hash_ids
+from ltrscale.errors import InputError
+from ltrscale.ingest import parquet
+from ltrscale.ingest.categories import merged_texts
+from ltrscale.ingest.inputs import UnitSettings
+from ltrscale.ingest.validate import total_accounting
+
+_ADDED = "added"
+_BATCH = 1 << 16
+_UNIT = re.compile(r"/part-([0-9]+)-")
+
+
+def holds_inputs(out: str, origin: Mapping[str, Any]) -> bool:
+    """Whether the same command with the same inputs has made the data set or added to it, and no file is missing."""
+    manifest = storage.read_manifest(out)
+    # through JSON, as the manifest was: tuples become lists
+    if manifest is None or json.loads(json.dumps(origin)) not in _commands(manifest.get("made_by", {})):
+        return False
+    return storage.is_whole(out, manifest)
+
+
+def _commands(origin: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The commands that made a data set, the first one first."""
+    return [{key: value for key, value in origin.items() if key != _ADDED}, *origin.get(_ADDED, [])]
+
+
+def check_nothing_added(out: str, before: Mapping[str, Any]) -> None:
+    """Check that the data set of this manifest may be replaced.
+
+    Raises:
+        InputError: periods were added to it, which would be lost.
+    """
+    if additions := before.get("made_by", {}).get(_ADDED):
+        raise InputError(
+            f"{out}: {len(additions)} additions are there, which making the data set again would delete; "
+            "set prepare.add to add to them, or delete the directory first"
+        )
+
+
+def check_addable(before: Dataset, work: UnitSettings) -> tuple[Feature, ...]:
+    """Check that inputs may be added to a data set; returns its features, in the order in which to read them.
+
+    Raises:
+        InputError: the data set was not made by `prepare`, or has other features; names the first that differs.
+    """
+    stage = before.manifest.made_by.get("stage")
+    if stage != "prepare":
+        raise InputError(
+            f"{before.url}: made by {stage or 'something else'}; periods can be added to a data set of prepare only"
+        )
+    _check_tokens(before, work)
+    features, theirs = work.features, before.manifest.features
+    if work.config.source.takes_any_order and set(features) == set(theirs):
+        return theirs
+    for i in range(max(len(features), len(theirs))):
+        ours, there = (_shown(which, i) for which in (features, theirs))
+        if ours != there:
+            raise InputError(
+                f"{before.url}: feature {i + 1} of the inputs is {ours} where the data set has {there}; "
+                "prepare them with the same columns, or into another directory"
+            )
+    return theirs
+
+
+def _check_tokens(before: Dataset, work: UnitSettings) -> None:
+    """Check that the inputs have the token fields of the data set."""
+    tokens = work.config.source.token_columns
+    ours, theirs = (tuple(tokens.fields()) if tokens else ()), before.manifest.tokens
+    if other := [field for field in (*ours, *theirs) if (field in ours) != (field in theirs)]:
+        field, where = other[0], "inputs" if other[0] in ours else "data set"
+        raise InputError(
+            f"{before.url}: tokens {field.name!r} of each {field.of} (at most {field.max_tokens}) are in the {where} "
+            "only; prepare both with the same columns.tokens"
+        )
+
+
+def _shown(features: Sequence[Feature], i: int) -> str:
+    return f"{features[i].name!r} ({features[i].kind})" if i < len(features) else "missing"
+
+
+def schema_of(before: Dataset) -> pa.Schema:
+    """The columns of a data set's files."""
+    return parquet.read_schema(storage.listed_file(before.url, before.manifest.files[0].path))
+
+
+def next_unit(before: Manifest) -> int:
+    """The number of the first unit of an addition, one above the largest in the names of the data set's files."""
+    names = [*(file.path for file in before.files), *before.quarantine]
+    return 1 + max((int(number) for name in names for number in _UNIT.findall(name)), default=-1)
+
+
+def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
+    """Hashes of a data set's query ids, block by block, without those of inputs' fixed periods, which are separate."""
+    try:
+        inputs = [entry for command in _commands(before.manifest.made_by) for entry in command["config"]["inputs"]]
+        fixed = {entry["period"] for entry in inputs}
+    except (LookupError, TypeError) as error:
+        raise InputError(f"{before.url}: its manifest does not name its inputs; prepare it again") from error
+    for file in before.manifest.files:
+        if file.period not in fixed:
+            for batch in parquet.read_batches(storage.listed_file(before.url, file.path), ["query_id"], _BATCH):
+                yield hash_ids(batch.rows.column("query_id").to_pylist())
+
+
+def with_addition(before: Manifest, new: Manifest) -> Manifest:
+    """The manifest of a data set with an addition; `new` is the manifest of the addition alone."""
+    files = sorted([*before.files, *new.files], key=lambda file: (file.period, file.path))
+    stats, added = (FeatureStats.of(part.summaries, part.counts().documents, part.grouped) for part in (before, new))
+    stats.merge(added)
+    return Manifest(
+        features=before.features,
+        files=tuple(files),
+        summaries=stats.summaries(),
+        label_counts=_label_counts(before, new),
+        grouped=stats.grouped,
+        tokens=before.tokens,
+        token_summaries=summed([before.token_summaries, new.token_summaries]),
+        vocabulary=before.vocabulary,
+        accounting=total_accounting([before.accounting, new.accounting]),
+        categories=_categories(before, new),
+        raw=before.raw,
+        fills=before.fills,
+        quarantine=(*before.quarantine, *new.quarantine),
+        made_by={**before.made_by, _ADDED: [*before.made_by.get(_ADDED, []), new.made_by]},
+    )
+
+
+def _categories(before: Manifest, new: Manifest) -> dict[str, dict[str, int]]:
+    """The texts of both, without the features of which either has too many."""
+    both = {name: merged_texts(before.categories.get(name), new.categories.get(name)) for name in before.categories}
+    return {name: dict(sorted(texts.items())) for name, texts in both.items() if texts is not None}
+
+
+def _label_counts(before: Manifest, new: Manifest) -> dict[str, int]:
+    """The sums, rising; empty where either data set has too many labels to count, since then the sum has too."""
+    if any(part.counts().labelled and not part.label_counts for part in (before, new)):
+        return {}
+    labels = LabelCounts.of(before.label_counts)
+    labels.merge(LabelCounts.of(new.label_counts))
+    return labels.counts()

@@ -1,0 +1,314 @@
+"""Handles one unit of the input: read, validate, group, partition by period, and write or only count the result.
+
+One block of rows is in memory at a time, with the group that is still open and a few megabytes per period that wait
+for their row group.
+
+Shapes: Q groups, N rows, F features.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ltrscale import storage
+from ltrscale.data.dataset.manifest import Accounting, DataFile
+from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
+from ltrscale.data.dataset.tokens import TokenSummary, is_of_documents, summarise, summed
+from ltrscale.data.dataset.writer import DatasetWriter
+from ltrscale.data.ids import QueryIds, SeenHashes, hash_ids
+from ltrscale.errors import InputError
+from ltrscale.ingest.categories import CategoryEncoder, RecordedCodes
+from ltrscale.ingest.fills import completed
+from ltrscale.ingest.inputs import Unit, UnitSettings, UnitStart, check_period
+from ltrscale.ingest.places import LikePlaces
+from ltrscale.ingest.quarantine import Quarantine
+from ltrscale.ingest.rows import Rejection, RowBlock
+from ltrscale.ingest.sort import sort_rows
+from ltrscale.ingest.source import Reader
+from ltrscale.ingest.texts import FULL
+from ltrscale.ingest.validate import Groups, Rejections, Validator, to_table
+from ltrscale.ingest.vocabularies import TokenizerConfig
+from ltrscale.progress import Advance
+
+
+@dataclass(frozen=True)
+class Written:
+    """The result of a unit: its data files, and the manifest's statistics of the unit alone.
+
+    The accounting excludes query ids that only rejected rows have, since other units may have rows of them.
+    `categories` has the values of each categorical feature in the form of `CategoryEncoder.known`, and `texts` those of
+    `CategoryEncoder.texts`.
+    """
+
+    unit: Unit
+    files: tuple[DataFile, ...]
+    schema: pa.Schema | None
+    accounting: Accounting
+    stats: FeatureStats
+    places: LikePlaces
+    labels: LabelCounts
+    quarantine: tuple[str, ...]
+    first_rejections: tuple[Rejection, ...]
+    categories: Mapping[str, NDArray[np.uint64]]
+    tokens: Mapping[str, TokenSummary]
+    texts: Mapping[str, RecordedCodes]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The groups of a unit, each query id once: hash and documents of the kept groups, and hashes of the others."""
+
+    rows: int
+    kept_Q: NDArray[np.uint64]
+    documents_Q: NDArray[np.int32]
+    others_Q: NDArray[np.uint64]
+
+
+def write_unit(
+    work: UnitSettings,
+    unit: Unit,
+    start: UnitStart,
+    *,
+    commit: storage.Commit,
+    ids: QueryIds,
+    folder: Path,
+    advance: Advance,
+) -> Written:
+    """Read a unit and write its data files and quarantine through the commit.
+
+    Args:
+        work: the settings that all units share.
+        unit: the files to read.
+        start: the unit's first gid, and the documents before it.
+        commit: puts the files in place.
+        ids: has at least those query ids of the unit that earlier units have; receives those of this one.
+        folder: for temporary files.
+        advance: called with rows, and with bytes of the input.
+
+    Raises:
+        InputError: a file is missing, cannot be decoded, or has other features than the first; a period cannot name
+            a directory or is in the data set already.
+    """
+    config, encoders = work.config, dict[str, CategoryEncoder]()
+    stats, labels = FeatureStats(len(work.features)), LabelCounts()
+    places = LikePlaces(len(work.features))
+    quarantine = Quarantine(commit, number=unit.number)
+    validator = _validator(work, unit, ids, quarantine)
+    writer = DatasetWriter(
+        commit,
+        n_features=len(work.features),
+        compression=config.compression,
+        row_group_bytes=round(config.row_group_mb * 2**20),
+        file_bytes=round(config.file_mb * 2**20),
+        prefix=f"part-{unit.number:05}",
+        before=(start.gid, start.documents),
+    )
+    schema: pa.Schema | None = None
+    tokens: dict[str, TokenSummary] = {}
+
+    def take(groups: Groups) -> None:
+        nonlocal schema, tokens
+        stats.add(groups.rows.features_NF, groups.offsets_Q1)
+        if "positions" in groups.rows.columns:
+            places.add(groups.rows.features_NF, groups.rows.columns["positions"], groups.offsets_Q1)
+        labels.add(groups.rows.labels_N)
+        table = to_table(groups, start.gid + validator.groups_kept - len(groups))
+        tokens = summed([tokens, summarise(table), cut_off(groups)])
+        schema = schema or table.schema
+        check_columns(schema, table.schema, groups.rows.file, str(unit))
+        writer.add(_periods(groups, work, unit), table)
+
+    _feed(work, unit, validator, encoders, folder, advance, take)
+    return Written(
+        unit=unit,
+        files=writer.close(),
+        schema=schema,
+        accounting=validator.finish(),
+        stats=stats,
+        places=places,
+        labels=labels,
+        quarantine=quarantine.close(),
+        first_rejections=tuple(quarantine.first),
+        categories={name: encoder.known for name, encoder in encoders.items()},
+        tokens=tokens,
+        texts={name: encoder.texts for name, encoder in encoders.items()},
+    )
+
+
+def cut_off(groups: Groups) -> dict[str, TokenSummary]:
+    """What was cut off the texts of some groups, by column; of a query it is that of the group's first row."""
+    found, columns = {}, groups.rows.columns
+    for name in (name.removeprefix(FULL) for name in columns if name.startswith(FULL)):
+        cut_N = columns[FULL + name].to_numpy() - pc.list_value_length(columns[name]).to_numpy()
+        cut = cut_N if is_of_documents(name) else cut_N[groups.offsets_Q1[:-1]]
+        found[name] = TokenSummary(cut_lists=int((cut > 0).sum()), cut_tokens=int(cut.sum()))
+    return found
+
+
+def training_texts(
+    work: UnitSettings, units: Sequence[Unit], tokenizer: TokenizerConfig, folder: Path
+) -> Iterator[list[str]]:
+    """The texts of all token fields in the periods that a tokenizer is trained on, each different text once.
+
+    Raises:
+        InputError: as `write_unit`.
+    """
+    if not tokenizer.learns_from:
+        return
+    seen = SeenHashes(folder)
+    read = work.config.source.open(work.features, first=work.first.url, encoders={})
+    for unit in units:
+        for block in chain.from_iterable(map(read, unit.files)):
+            name = pa.scalar(unit.period or block.period or work.config.period)
+            periods_N = pa.repeat(name, len(block)) if unit.period or block.periods_N is None else block.periods_N
+            wanted_N = pc.is_in(periods_N, pa.array(tokenizer.learns_from, pa.string()))
+            for column in (column for name, column in block.columns.items() if "_tokens_" in name):
+                texts = column.filter(wanted_N).unique().drop_null().to_pylist()
+                new = ~seen.add(hash_ids(texts))
+                yield [text for text, is_new in zip(texts, new.tolist(), strict=True) if is_new]
+
+
+class _Ignored:
+    """Ignores rejections, and never makes their texts: a survey keeps no quarantine."""
+
+    rows = 0
+    rows_by_rule: Mapping[str, int] = {}
+
+    def add(self, rejections: Iterable[Rejection]) -> None:
+        """Nothing."""
+
+
+def survey_unit(work: UnitSettings, unit: Unit, *, folder: Path) -> Survey:
+    """Read a unit and report the groups that it would keep if no unit came before it.
+
+    Raises:
+        InputError: as `write_unit`.
+    """
+    ids = QueryIds(folder)
+    validator = _validator(work, unit, ids, _Ignored())
+    hashes, documents = [np.empty(0, np.uint64)], [np.empty(0, np.int32)]
+
+    def take(groups: Groups) -> None:
+        _periods(groups, work, unit)  # raises its errors before anything is written
+        starts_Q = pa.array(groups.offsets_Q1[:-1])
+        hashes.append(hash_ids(groups.rows.query_ids_N.take(starts_Q).to_pylist(), scope=unit.period))
+        documents.append(np.diff(groups.offsets_Q1).astype(np.int32))
+
+    _feed(work, unit, validator, {}, folder, silent, take)
+    seen, kept_Q = np.concatenate([np.empty(0, np.uint64), *ids.groups.blocks()]), np.concatenate(hashes)
+    others_Q = np.setdiff1d(seen, kept_Q, assume_unique=True)
+    return Survey(validator.rows_in, kept_Q, np.concatenate(documents), others_Q)
+
+
+def silent(units: float, of_total: float | None = None) -> None:
+    """Ignore progress."""
+
+
+def _validator(work: UnitSettings, unit: Unit, ids: QueryIds, rejections: Rejections) -> Validator:
+    config = work.config
+    validator = Validator(
+        ids,
+        rejections,
+        max_group=config.max_group,
+        missing_labels=config.source.missing_labels,
+        duplicates=config.duplicates,
+        features=[feature.name for feature in work.features],
+    )
+    validator.scope = unit.period
+    return validator
+
+
+def _feed(
+    work: UnitSettings,
+    unit: Unit,
+    validator: Validator,
+    encoders: dict[str, CategoryEncoder],
+    folder: Path,
+    advance: Advance,
+    take: Callable[[Groups], None],
+) -> None:
+    """Read and validate a unit; `take` gets the groups, in order."""
+    read = work.config.source.open(work.features, first=work.first.url, encoders=encoders, encoding=work.encoding)
+
+    def pass_on(groups: Groups | None) -> None:
+        if groups is not None:
+            take(groups)
+
+    for blocks in _streams(work, unit, read, folder, advance):
+        for block in blocks:
+            assert block.features_NF.shape[1] == len(work.features)
+            pass_on(validator.add(completed(block, work.config, work.features)))
+            del block  # else it would stay in memory while the next one is read
+            pa.default_memory_pool().release_unused()  # Arrow would keep tens of megabytes of freed memory
+        pass_on(validator.end())
+
+
+def _streams(
+    work: UnitSettings, unit: Unit, read: Reader, folder: Path, advance: Advance
+) -> Iterator[Iterator[RowBlock]]:
+    """The inputs that have whole groups: each file, or all files sorted.
+
+    A sort handles the rows twice, once to read and once to yield them, so each time they count for half of their bytes.
+    """
+    if not work.config.sort:
+        for file, size in zip(unit.files, unit.sizes, strict=True):
+            yield _counted(read(file), size, advance)
+        return
+    halves = [(file, size / 2) for file, size in zip(unit.files, unit.sizes, strict=True)]
+    blocks = chain.from_iterable(_counted(read(file), size, advance) for file, size in halves)
+    rows = sort_rows(blocks, memory_limit=work.config.sort_memory, scratch=folder)
+    yield _counted(rows, unit.bytes / 2, advance)
+
+
+def _counted(blocks: Iterable[RowBlock], size: float, advance: Advance) -> Iterator[RowBlock]:
+    """The blocks; each counts as done, with its rows and share of `size`, when the next one is requested."""
+    done = 0.0
+    for block in blocks:
+        rows, share = len(block), block.share
+        yield block
+        del block  # see _feed
+        advance(rows, (share - done) * size)
+        done = share
+    advance(0, (1 - done) * size)
+
+
+def _periods(groups: Groups, work: UnitSettings, unit: Unit) -> str | pa.StringArray:
+    """The period of all groups, or one for each group: that of its first row."""
+    rows = groups.rows
+    if unit.period or rows.periods_N is None:
+        return _free(unit.period or rows.period or work.config.period, rows.file, work)
+    coded = rows.periods_N.take(pa.array(groups.offsets_Q1[:-1])).fill_null("").dictionary_encode()
+    names = [_free(name or work.config.period, rows.file, work) for name in coded.dictionary.to_pylist()]
+    return pa.array(names, pa.string()).take(coded.indices)
+
+
+def _free(period: str, file: str, work: UnitSettings) -> str:
+    """The period, if it can name a directory and may be written."""
+    if period in work.taken:
+        raise InputError(
+            f"{file}: period {period!r} is in {work.out} already, and only new periods can be added; leave its rows "
+            "out of the inputs, or prepare them into another directory (a job takes several data sets)"
+        )
+    return check_period(period, file)
+
+
+def check_columns(wanted: pa.Schema, found: pa.Schema, where: str, others: str) -> None:
+    """Check that groups have the same columns as others, so that one reader serves all files of a data set.
+
+    Raises:
+        InputError: a column differs; names the first one.
+    """
+    ours, theirs = ({name: schema.field(name).type for name in schema.names} for schema in (found, wanted))
+    for name in dict.fromkeys([*ours, *theirs]):
+        here, there = (types.get(name, "missing") for types in (ours, theirs))
+        if here != there:
+            raise InputError(
+                f"{where}: column {name!r} of its groups is {here} where it is {there} in {others}; "
+                "prepare the two apart, or give the input the same columns and types"
+            )

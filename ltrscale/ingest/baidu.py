@@ -1,0 +1,282 @@
+r"""Reads the text files of Baidu-ULTR: sessions of clicks, and queries with documents that experts have judged.
+
+Fields lie between tabs, the ids of tokens between `\x01`. In sessions a line of three fields begins the list that was
+shown for a query, and each line after it is a document:
+
+    query id, query, reformulation
+    position, URL's hash, title, abstract, type of media, click, ... (further fields of how it was shown are not read)
+
+Judgements have a document per line: query id, query, title, abstract, label, bucket. So reads the public loader of the
+data set (github.com/ChuXiaokai/baidu_ultr_dataset), which adds 10 to each id to make room for special tokens; here ids
+stay as they are written, and special tokens have ids above them.
+
+Shapes: N rows (documents) of a block, F features.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pydantic import Field
+
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.ingest.categories import CategoryEncoder
+from ltrscale.ingest.rows import TEXT_LENGTH, Rejection, RowBlock, Rule, keep
+from ltrscale.ingest.source import Encoders, File, Reader, Source
+from ltrscale.ingest.textrows import Lines, line_blocks
+from ltrscale.ingest.texts import FULL, TextColumn, TokenColumns, TokenReader
+from ltrscale.ingest.vocabularies import Encoding, ReadyIds
+
+BAIDU_FEATURES = (
+    Feature(name="query_length"),
+    Feature(name="title_length"),
+    Feature(name="abstract_length"),
+    Feature(name="media_type", kind="categorical"),
+)
+"""Tokens of the texts, before they are cut, and the type of media, which judgements do not have."""
+_NAMES = {"positions": "position", "clicks": "click", "labels": "label", "meta_bucket": "bucket"}
+_QUERY_FIELDS, _JUDGED_FIELDS, _DOCUMENT_FIELDS = 3, 6, 7
+
+
+class BaiduUltr(Source):
+    """Text files of the Baidu-ULTR data set, plain, gzip or xz."""
+
+    kind: Literal["baidu_ultr"] = "baidu_ultr"
+    layout: Literal["sessions", "judgements"] = "sessions"
+    """`sessions` are the training files, lists with clicks (the labels too); `judgements` the file of experts."""
+    size: int = Field(default=21_990, ge=1)
+    """Number of token ids; a row with a larger id is rejected. The public loader has 22,000, ten of them special."""
+    max_query: int = Field(default=32, ge=1)
+    """The most tokens of a query."""
+    max_title: int = Field(default=64, ge=1)
+    """The most tokens of a title."""
+    max_abstract: int = Field(default=128, ge=1)
+    """The most tokens of an abstract."""
+    missing: Literal["reject", "empty"] = "empty"
+    """A document without a title or an abstract is rejected, as the public loader does, or keeps an empty one."""
+
+    def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:  # noqa: ARG002
+        """The same ones of all files."""
+        return BAIDU_FEATURES
+
+    def open(
+        self,
+        features: Sequence[Feature],  # noqa: ARG002
+        *,
+        first: str,  # noqa: ARG002
+        encoders: Encoders,
+        encoding: Encoding | None = None,
+    ) -> Reader:
+        """See `read_baidu`."""
+        return lambda file: read_baidu(file.url, self, encoding=encoding, encoders=encoders)
+
+    @property
+    def label_place(self) -> str:
+        """Clicks or labels, by the layout."""
+        return "the clicks or labels of the lines"
+
+    @property
+    def token_columns(self) -> TokenColumns:
+        """The token fields."""
+        return TokenColumns(
+            tokenizer=ReadyIds(size=self.size),
+            query={"query": TextColumn(column="query", max_tokens=self.max_query)},
+            document={
+                "title": TextColumn(column="title", max_tokens=self.max_title, missing=self.missing),
+                "abstract": TextColumn(column="abstract", max_tokens=self.max_abstract, missing=self.missing),
+            },
+        )
+
+
+@dataclass(frozen=True)
+class _Query:
+    """A query that documents belong to; `fault` says why they cannot be used."""
+
+    id: str
+    qid: str
+    text: str
+    fault: str = ""
+
+
+@dataclass
+class _Rows:
+    """The documents of a block, field by field."""
+
+    lines: list[int] = field(default_factory=list)
+    queries: list[_Query] = field(default_factory=list)
+    values: list[tuple[str, ...]] = field(default_factory=list)
+    """As many as `names`, each as it is written."""
+    rejected: list[Rejection] = field(default_factory=list)
+
+
+def read_baidu(url: str, config: BaiduUltr, *, encoding: Encoding | None, encoders: Encoders) -> Iterator[RowBlock]:
+    """Read a file in blocks of a few megabytes; groups have unique query ids, and `meta_qid` the one in the file.
+
+    A query of a session comes again and again in this data set, so the id of a group is that of the query with the
+    name of the file and the line. Rejections: `unparsable`, a line that is neither query nor document, a document
+    whose query cannot be read, a position, click or label that is no number; `bad_tokens`, a token that is no id or not
+    in the vocabulary, or a query without any; `empty_group`, a query without documents.
+
+    Raises:
+        InputError: the file is missing or its compressed data is broken.
+    """
+    name = url.rpartition("/")[2].partition(".")[0]
+    read: Callable[[Lines, _Query | None], tuple[_Rows, _Query | None]]
+    if config.layout == "sessions":
+        read = _Sessions(url, name)
+        names: Sequence[str] = ("positions", "doc", "title", "abstract", "media_type", "clicks")
+    else:
+        read = _judgements(url)
+        names = ("title", "abstract", "labels", "meta_bucket")
+    query: _Query | None = None
+    for lines in line_blocks(url):
+        rows, query = read(lines, query)
+        if rows.lines or rows.rejected:
+            yield _block(url, config, lines, rows, names, encoding, encoders)
+    if isinstance(read, _Sessions) and (empty := read.end()):
+        yield _block(url, config, lines, _Rows(rejected=empty), names, encoding, encoders)
+
+
+@dataclass
+class _Sessions:
+    """Reads lines of sessions; remembers the line of a query that has no document so far."""
+
+    url: str
+    name: str
+    _alone: tuple[int, str, str] | None = None
+
+    def __call__(self, lines: Lines, query: _Query | None) -> tuple[_Rows, _Query | None]:
+        rows = _Rows()
+        for index in np.flatnonzero(~lines.blank_M()).tolist():
+            number, raw = lines.first + index, lines.bytes_of(index)
+            parts = raw.decode(errors="replace").removesuffix("\r").split("\t", _DOCUMENT_FIELDS)
+            if len(parts) < _JUDGED_FIELDS - 1:
+                rows.rejected += self.end()
+                query = self._query(number, parts)
+                if query.fault:
+                    rows.rejected.append(_rejection(self.url, number, query.fault, lines, "", rows=0))
+                else:
+                    self._alone = number, lines(number), query.id
+                continue
+            self._alone = None
+            fault = "a document before any query" if query is None else query.fault
+            if len(parts) < _DOCUMENT_FIELDS:
+                fault = f"{len(parts)} fields where a query has 3 and a document more than 6"
+            if fault or query is None:
+                rows.rejected.append(_rejection(self.url, number, fault, lines, "" if query is None else query.id))
+                continue
+            rows.lines.append(number)
+            rows.queries.append(query)
+            rows.values.append(tuple(parts[:6]))
+        return rows, query
+
+    def _query(self, number: int, parts: Sequence[str]) -> _Query:
+        if len(parts) != _QUERY_FIELDS or not parts[0]:
+            found = "no query id" if len(parts) == _QUERY_FIELDS else f"{len(parts)} fields where a query has 3"
+            return _Query("", "", "", f"{found}, in line {number}; the documents after it have no query")
+        return _Query(f"{parts[0]}:{self.name}:{number}", parts[0], parts[1])
+
+    def end(self) -> list[Rejection]:
+        """The rejection of a query without documents, if the last one has none."""
+        alone, self._alone = self._alone, None
+        return [] if alone is None else [Rejection(self.url, alone[0], "empty_group", alone[1], alone[2], rows=0)]
+
+
+def _judgements(url: str) -> Callable[[Lines, _Query | None], tuple[_Rows, _Query | None]]:
+    def read(lines: Lines, query: _Query | None) -> tuple[_Rows, _Query | None]:
+        rows = _Rows()
+        for index in np.flatnonzero(~lines.blank_M()).tolist():
+            number, raw = lines.first + index, lines.bytes_of(index)
+            parts = raw.decode(errors="replace").removesuffix("\r").split("\t")
+            if len(parts) != _JUDGED_FIELDS or not parts[0]:
+                found = "no query id" if len(parts) == _JUDGED_FIELDS else f"{len(parts)} fields where 6 belong"
+                rows.rejected.append(_rejection(url, number, found, lines, parts[0]))
+                continue
+            rows.lines.append(number)
+            rows.queries.append(_Query(parts[0], parts[0], parts[1]))
+            rows.values.append(tuple(parts[2:]))
+        return rows, query
+
+    return read
+
+
+def _rejection(
+    url: str, line: int, found: str, texts: Lines, query: str, rows: int = 1, rule: Rule = "unparsable"
+) -> Rejection:
+    return Rejection(url, line, rule, f"{found}: {texts(line)}"[:TEXT_LENGTH], query, rows, found)
+
+
+def _block(
+    url: str,
+    config: BaiduUltr,
+    lines: Lines,
+    rows: _Rows,
+    names: Sequence[str],
+    encoding: Encoding | None,
+    encoders: Encoders,
+) -> RowBlock:
+    """The documents of some lines, without those that cannot be used."""
+    texts = dict(zip(names, map(pa.array, zip(*rows.values, strict=True)), strict=True)) if rows.values else {}
+    texts = {name: texts.get(name, pa.array([], pa.string())).cast(pa.string()) for name in names}
+    texts["query"] = pa.array([query.text for query in rows.queries], pa.string())
+    faults: dict[int, tuple[Rule, str]] = {}
+    numbers = {}
+    for name in ("positions", "clicks", "labels", "meta_bucket"):
+        if name in texts:
+            good_N = pc.match_substring_regex(texts[name], r"^[0-9]{1,6}(\.0*)?$").to_numpy(zero_copy_only=False)
+            numbers[name] = pc.if_else(pa.array(good_N), texts[name], "0").cast(pa.float32())
+            for i in np.flatnonzero(~good_N).tolist():
+                found = f"{_NAMES[name]} {texts[name][i].as_py()[:40]!r} is no number"
+                faults.setdefault(i, ("unparsable", found))
+    columns = _tokens(config, texts, encoding, faults)
+    block = RowBlock(
+        file=url,
+        lines_N=np.array(rows.lines, np.int64),
+        query_ids_N=pa.array([query.id for query in rows.queries], pa.string()),
+        features_NF=_features(columns, texts.get("media_type"), len(rows.lines), encoders),
+        labels_N=numbers["labels" if "labels" in numbers else "clicks"].to_numpy(),
+        doc_ids_N=texts.get("doc"),
+        columns={name: numbers[name] for name in ("positions", "clicks") if name in numbers}
+        | {"meta_qid": pa.array([query.qid for query in rows.queries], pa.string())}
+        | ({"meta_bucket": numbers["meta_bucket"].cast(pa.int32())} if "meta_bucket" in numbers else {})
+        | columns,
+        texts=lines,
+        share=lines.share,
+    )
+    bad = [
+        _rejection(url, rows.lines[i], found, lines, rows.queries[i].id, rule=rule)
+        for i, (rule, found) in faults.items()
+    ]
+    if faults:
+        good_N = np.ones(len(rows.lines), bool)
+        good_N[list(faults)] = False
+        block = keep(block, good_N)
+    return replace(block, rejected=sorted([*rows.rejected, *bad], key=lambda rejection: rejection.line))
+
+
+def _tokens(
+    config: BaiduUltr, texts: dict[str, pa.Array], encoding: Encoding | None, faults: dict[int, tuple[Rule, str]]
+) -> dict[str, pa.Array]:
+    """The tokens of all rows; adds the faults of those that have bad ones."""
+    reader, columns = TokenReader(config.token_columns, encoding), dict[str, pa.Array]()
+    for token_field, text in config.token_columns.fields().items():
+        ids = pc.replace_substring(texts[token_field.name], "\x01", " ")
+        found, bad = reader.read(token_field, ids, text)
+        columns |= found
+        for i, fault in bad.items():
+            faults.setdefault(i, ("bad_tokens", fault))
+    return columns
+
+
+def _features(columns: dict[str, pa.Array], media: pa.Array | None, n: int, encoders: Encoders) -> NDArray[np.float32]:
+    features_NF = np.full((n, len(BAIDU_FEATURES)), np.nan, np.float32)
+    for i, column in enumerate(("query_tokens_query", "document_tokens_title", "document_tokens_abstract")):
+        features_NF[:, i] = columns[FULL + column].to_numpy()
+    if media is not None:
+        known = pc.if_else(pc.equal(media, ""), None, media)
+        features_NF[:, 3] = encoders.setdefault("media_type", CategoryEncoder()).encode(known)
+    return features_NF

@@ -1,0 +1,157 @@
+"""Codes of categorical values; a code depends on its value alone, never on the rest of the data.
+
+An integer in [0, 2**24) is its own code. Every other value is hashed: its code is the upper 24 bits of a 64-bit hash of
+its text, so a value has the same code in every file, week and version. Codes are exact in float32. Text that is the
+plain decimal form of an integer counts as that integer, so that CSV and Parquet of the same log agree.
+
+Shapes: N rows.
+"""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ltrscale.data.ids import hash_ids
+
+N_CODES = 1 << 24
+_SHIFT = np.uint64(40)  # the upper 24 of 64 bits are the code
+_MOST_VALUES = 1 << 22
+_MOST_TEXTS = 4096
+RecordedCodes = dict[str, int] | None
+"""The codes of texts; None if they are too many to record."""
+
+
+def encode(column: pa.Array) -> NDArray[np.float32]:
+    """The code of each value; NaN where it is null or not a number.
+
+    Example:
+        >>> encode(pa.array(["7", "berlin", None, "-1"])).tolist()
+        [7.0, 6113811.0, nan, 6998243.0]
+        >>> encode(pa.array([7, -1])).tolist()
+        [7.0, 6998243.0]
+    """
+    identities_N, missing_N, _ = _identities(column)
+    return _codes(identities_N, missing_N)
+
+
+class CategoryEncoder:
+    """Encodes one column block by block and counts `collisions`: pairs of different values with one code.
+
+    It remembers 8 bytes for each of the first 2**22 different values (32 MiB). With more values `collisions` is a lower
+    bound; so many values must collide anyway. `texts` are those of hashed values with their codes, at most 4,096.
+
+    Example:
+        >>> encoder = CategoryEncoder()
+        >>> encoder.encode(pa.array(["berlin", "paris"])).tolist(), encoder.collisions
+        ([6113811.0, 2319768.0], 0)
+        >>> _ = encoder.encode(pa.array([6113811]))
+        >>> encoder.collisions
+        1
+    """
+
+    def __init__(self) -> None:
+        self.collisions = 0
+        self.texts: RecordedCodes = {}
+        self._known: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
+
+    def encode(self, column: pa.Array) -> NDArray[np.float32]:
+        """The codes of a block, as by the function `encode`."""
+        identities_N, missing_N, hashed = _identities(column)
+        self.texts = merged_texts(self.texts, hashed)
+        self.note(np.unique(identities_N[~missing_N]))
+        return _codes(identities_N, missing_N)
+
+    @property
+    def known(self) -> NDArray[np.uint64]:
+        """The values remembered, 64 bits each, rising."""
+        return self._known
+
+    def note(self, values: NDArray[np.uint64]) -> None:
+        """Remember values, perhaps those that another encoder of the column knows."""
+        at = np.searchsorted(self._known, values)
+        new = np.ones(len(values), dtype=bool)
+        inside = at < len(self._known)
+        new[inside] = self._known[at[inside]] != values[inside]
+        room = _MOST_VALUES - len(self._known)
+        fresh = np.flatnonzero(new)[:room]
+        if len(fresh):
+            codes = np.unique(values[fresh] >> _SHIFT)
+            before = self._pairs(codes)
+            self._known = np.insert(self._known, at[fresh], values[fresh])
+            self.collisions += self._pairs(codes) - before
+
+    def _pairs(self, codes: NDArray[np.uint64]) -> int:
+        """Pairs of known values that share one of these codes; in the sorted known values a code's are a run."""
+        first = np.searchsorted(self._known, codes << _SHIFT)
+        last = np.searchsorted(self._known, (codes << _SHIFT) | np.uint64((1 << 40) - 1), side="right")
+        return int(((last - first) * (last - first - 1) // 2).sum())
+
+
+def merged_texts(a: RecordedCodes, b: RecordedCodes) -> RecordedCodes:
+    """The texts of both; None if they are too many, or were too many before.
+
+    Example:
+        >>> merged_texts({"berlin": 6113811}, {"paris": 2319768}), merged_texts({"berlin": 6113811}, None)
+        ({'berlin': 6113811, 'paris': 2319768}, None)
+    """
+    if a is None or b is None:
+        return None
+    both = a if b.keys() <= a.keys() else {**a, **b}
+    return both if len(both) <= _MOST_TEXTS else None
+
+
+def _codes(identities_N: NDArray[np.uint64], missing_N: NDArray[np.bool_]) -> NDArray[np.float32]:
+    codes_N = (identities_N >> _SHIFT).astype(np.float32)
+    codes_N[missing_N] = np.nan
+    return codes_N
+
+
+def _identities(column: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_], RecordedCodes]:
+    """A 64-bit identity of each value, whose upper bits are the code; which are missing; the codes of hashed texts."""
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    values = encoded.dictionary
+    if pa.types.is_floating(values.type):
+        values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+    identities = np.zeros(len(values) + 1, dtype=np.uint64)
+    identities[:-1], hashed = _identities_of_distinct(values)
+    missing = np.ones(len(values) + 1, dtype=bool)
+    missing[:-1] = values.is_null().to_numpy(zero_copy_only=False)
+    index_N = encoded.indices.cast(pa.int64()).fill_null(len(values)).to_numpy()
+    return identities[index_N], missing[index_N], hashed
+
+
+def _identities_of_distinct(values: pa.Array) -> tuple[NDArray[np.uint64], RecordedCodes]:
+    """The identities of a dictionary's values, arbitrary for a null; and the codes of the texts that are hashed."""
+    if pa.types.is_boolean(values.type):
+        values = values.cast(pa.uint8())
+    hashed: list[str] = []
+    if pa.types.is_integer(values.type):
+        integers = values.fill_null(0).to_numpy()
+        plain = (integers >= 0) & (integers < N_CODES)
+    else:
+        texts = [_text(value) for value in values.to_pylist()]
+        plain = np.array([_is_plain(text) for text in texts], dtype=bool)
+        integers = np.array([int(text) if ok else 0 for text, ok in zip(texts, plain, strict=True)], dtype=np.int64)
+    identities: NDArray[np.uint64] = np.where(plain, integers, 0).astype(np.uint64) << _SHIFT
+    others = np.flatnonzero(~plain)
+    if len(others):
+        hashed = [str(integers[i]) for i in others] if pa.types.is_integer(values.type) else [texts[i] for i in others]
+        identities[others] = hash_ids(hashed, scope="category")
+    if len(hashed) > _MOST_TEXTS:
+        return identities, None
+    null = values.is_null().to_numpy(zero_copy_only=False)[others]
+    codes = (identities[others] >> _SHIFT).tolist()
+    return identities, {text: code for text, code, none in zip(hashed, codes, null, strict=True) if not none}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float) and value.is_integer():  # many tools turn integers into floats where there are nulls
+        return str(int(value))
+    return value if isinstance(value, str) else str(value)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether the text is an integer in [0, 2**24) in its plain form: no sign, no leading zero."""
+    # `isdigit` alone accepts digits of other scripts; the length bounds the work of `int`
+    return text.isascii() and text.isdigit() and len(text) <= 8 and str(int(text)) == text and int(text) < N_CODES

@@ -1,0 +1,240 @@
+"""CSV text: the types of a file's columns, and its rows (see `textrows`).
+
+A line is a row: quoted fields must not contain line ends, and lines that a CSV reader could take for the start of a
+longer record are rejected.
+
+Shapes: M lines of a block.
+"""
+
+import csv
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import csv as arrow_csv
+
+from ltrscale.errors import InputError
+from ltrscale.ingest.lines import UTF8
+from ltrscale.ingest.textrows import SNIFFED_LINES, Lines, TextReader, line_blocks
+
+NULLS = ("", "NULL", "Null", "null", "NaN", "Nan", "nan", "NAN")
+"""Fields that mean a missing value, in any column."""
+
+_TRUE, _FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
+"""Words for booleans, in any case. But for true and false, a column must have both of a pair: one of countries may have
+nothing but NO."""
+
+_MISPLACED = "a quote, carriage return or NUL out of place, or too long a line"
+_NEWLINE, _RETURN, _QUOTE = b'\n\r"'
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The form of a CSV file: separator of fields, decimal mark, encoding, and whether quotes enclose fields."""
+
+    delimiter: str = ","
+    decimal: str = "."
+    encoding: str = UTF8
+    quotes: bool = True
+
+    def number(self, value: str) -> bool:
+        """Whether a field is a number."""
+        if self.decimal != ".":
+            value = value.replace(".", "_").replace(self.decimal, ".")
+        try:
+            float(value)
+        except ValueError:
+            return False
+        return "_" not in value  # Python reads 1_000 as a number, other tools do not
+
+    def value(self, text: str) -> float:
+        """A field as a number, or the word of a boolean as 1 or 0; NaN for any other text.
+
+        Example:
+            >>> [Dialect(decimal=",").value(text) for text in ("1,5", "True", "no", "1.5")]
+            [1.5, 1.0, 0.0, nan]
+        """
+        if self.number(text):
+            return float(text.replace(self.decimal, "."))
+        word = text.strip().lower()
+        return 1.0 if word in _TRUE else 0.0 if word in _FALSE else math.nan
+
+
+def read_schema(url: str, dialect: Dialect) -> pa.Schema:
+    """The columns of a CSV file, from its header and first 1,000 lines.
+
+    A column is float64 if more than half of its values are numbers, bool if all are true or false (or yes and no, t and
+    f, y and n), null if it has no value, else text.
+
+    Raises:
+        InputError: the file is missing, empty or damaged, or its first line is no header.
+    """
+    lines = next(line_blocks(url, dialect.encoding), None)
+    if lines is None:
+        raise InputError(f"{url}: the file is empty; a CSV file begins with a line of column names")
+    names = _header(url, lines, dialect)
+    values: list[Counter[str]] = [Counter() for _ in names]
+    for number in range(2, min(len(lines), SNIFFED_LINES) + 1):
+        row = _fields(lines.text[lines.starts_M[number - 1] : lines.ends_M[number - 1]], dialect)
+        if row is None or len(row) != len(names):
+            continue
+        for counts, value in zip(values, row, strict=True):
+            counts[value.strip()] += 1
+    return pa.schema([(name, _type_of(counts, dialect)) for name, counts in zip(names, values, strict=True)])
+
+
+def _type_of(values: Counter[str], dialect: Dialect) -> pa.DataType:
+    """The type of a column with these values, each with the number of times it occurs."""
+    found = {value: n for value, n in values.items() if value not in NULLS}
+    if not found:
+        return pa.null()
+    if 2 * sum(n for value, n in found.items() if dialect.number(value)) > sum(found.values()):
+        return pa.float64()
+    words = {value.lower() for value in found}
+    pairs = map(set, zip(_TRUE, _FALSE, strict=True))
+    return pa.bool_() if words <= {"true", "false"} or words in pairs else pa.string()
+
+
+def _header(url: str, lines: Lines, dialect: Dialect) -> list[str]:
+    names = _fields(lines.text[: lines.ends_M[0]].removeprefix(b"\xef\xbb\xbf"), dialect)
+    if not names or not all(name.isprintable() for name in names):
+        raise InputError(f"{url}: line 1 is no line of column names in UTF-8; is this a CSV file with a header?")
+    return names
+
+
+def _fields(line: bytes, dialect: Dialect) -> list[str] | None:
+    """The fields of one line; None if it is no CSV."""
+    try:
+        text = line.decode().removesuffix("\r")
+        if not dialect.quotes:
+            return text.split(dialect.delimiter)
+        return next(csv.reader([text], delimiter=dialect.delimiter, strict=True), None)
+    except (UnicodeDecodeError, csv.Error):
+        return None
+
+
+def _broken_M(lines: Lines, dialect: Dialect) -> NDArray[np.bool_]:
+    """Lines with a NUL or a lone carriage return, or with a quote that does not open, close or escape."""
+    returns = np.flatnonzero(lines.text_U8 == _RETURN)
+    broken = [returns[lines.text_U8[returns + 1] != _NEWLINE], np.flatnonzero(lines.text_U8 == 0)]
+    quotes = np.flatnonzero(lines.text_U8 == _QUOTE)
+    if len(quotes) and dialect.quotes:
+        # quotes alternate, from 0 in each line: even ones open or end an escape (""), odd ones close or begin one
+        line = np.searchsorted(lines.ends_M, quotes)
+        ordinal = np.arange(len(quotes)) - np.searchsorted(quotes, lines.starts_M)[line]
+        before, after = lines.text_U8[quotes - 1], lines.text_U8[quotes + 1]
+        opens = (
+            (quotes == lines.starts_M[line]) | (before == ord(dialect.delimiter)) | ((ordinal > 0) & (before == _QUOTE))
+        )
+        closes = np.isin(after, [ord(dialect.delimiter), _NEWLINE, _RETURN, _QUOTE])
+        broken.append(quotes[np.where(ordinal % 2 == 0, ~opens, ~closes)])
+        last = np.append(line[1:] != line[:-1], True)
+        broken.append(quotes[last & (ordinal % 2 == 0)])  # a quote that never closes
+    broken_M = np.zeros(len(lines), dtype=bool)
+    broken_M[np.searchsorted(lines.ends_M, np.concatenate(broken))] = True
+    return broken_M
+
+
+def _fields_M(lines: Lines, dialect: Dialect) -> NDArray[np.int64]:
+    """The number of fields of each line that is not broken: delimiters outside quotes, plus one."""
+    commas = np.flatnonzero(lines.text_U8 == ord(dialect.delimiter))
+    commas_M = np.diff(np.searchsorted(commas, lines.ends_M), prepend=0)
+    quotes = np.flatnonzero(lines.text_U8 == _QUOTE)
+    if len(quotes) and dialect.quotes:
+        before = np.searchsorted(quotes, commas) - np.repeat(np.searchsorted(quotes, lines.starts_M), commas_M)
+        commas_M = np.diff(np.searchsorted(commas[before % 2 == 0], lines.ends_M), prepend=0)
+    return commas_M + 1
+
+
+@dataclass
+class CsvReader(TextReader):
+    """Reads a CSV file (see `TextReader`); numbers are float32."""
+
+    dialect: Dialect
+    header: ClassVar[bool] = True
+    _indices: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._names = list(self.schema.names)
+        self._indices = [self._names.index(column) for column in self.columns]
+
+    def _encoding(self) -> str:
+        return self.dialect.encoding
+
+    def _faults(self, lines: Lines, row_M: NDArray[np.bool_]) -> dict[int, str]:
+        """Lines with a quote out of place, or with another number of fields than the header."""
+        broken_M = row_M & _broken_M(lines, self.dialect)
+        fields_M = _fields_M(lines, self.dialect)
+        odd = np.flatnonzero(row_M & ~broken_M & (fields_M != len(self._names)))
+        found = {i: f"{fields_M[i]} columns where the header has {len(self._names)}" for i in odd.tolist()}
+        return found | dict.fromkeys(np.flatnonzero(broken_M).tolist(), _MISPLACED)
+
+    def _convert(self, text: pa.Buffer) -> pa.Table:
+        true, false = booleans()
+        return arrow_csv.read_csv(
+            text,
+            # one block: pyarrow must not cut the text at another place
+            read_options=arrow_csv.ReadOptions(
+                use_threads=False, block_size=text.size + 1, column_names=[str(i) for i in range(len(self._names))]
+            ),
+            parse_options=arrow_csv.ParseOptions(
+                delimiter=self.dialect.delimiter, quote_char='"' if self.dialect.quotes else False
+            ),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types=dict(zip(self._keys(), self._types(), strict=True)),
+                include_columns=self._keys(),
+                null_values=list(NULLS),
+                true_values=true,
+                false_values=false,
+                decimal_point=self.dialect.decimal,
+                strings_can_be_null=True,
+            ),
+        )
+
+    def _keys(self) -> list[str]:
+        """The columns' numbers, which stand for their names here, since names may repeat."""
+        return [str(i) for i in self._indices]
+
+    def _types(self) -> list[pa.DataType]:
+        return [self._type(column) for column in self.columns]
+
+    def _type(self, column: str) -> pa.DataType:
+        if column not in self.numbers:
+            return pa.string()
+        is_bool = pa.types.is_boolean(self.schema.field(self._names.index(column)).type)
+        return pa.bool_() if is_bool else pa.float32()
+
+    def _empty(self) -> pa.Table:
+        return pa.schema(list(zip(self._keys(), self._types(), strict=True))).empty_table()
+
+    def _query_of(self, line: bytes) -> str:
+        row = _fields(line, self.dialect)
+        query = row[self._names.index(self.query)] if row is not None and len(row) == len(self._names) else ""
+        return "" if query in NULLS else query
+
+    def _explain(self, message: str, line: bytes) -> tuple[str, str]:
+        """The error of pyarrow for a value that does not fit, with the column's name, and the value."""
+        found = re.search(r"column #(\d+).*error to (\w+)", message)
+        if found is None:
+            return " ".join(message.split()), ""
+        what, column = {"float": "not a number", "bool": "not true or false"}.get(found[2]), int(found[1])
+        row = _fields(line, self.dialect)
+        value = repr(row[column]) if row is not None and column < len(row) else ""
+        return f"column {self._names[column]!r} is {what or 'not text in UTF-8'}", value
+
+
+def booleans() -> tuple[list[str], list[str]]:
+    """The fields that mean true, and those that mean false."""
+    true, false = (
+        [digit, *(form for word in words for form in _cases(word))] for digit, words in (("1", _TRUE), ("0", _FALSE))
+    )
+    return true, false
+
+
+def _cases(word: str) -> tuple[str, str, str]:
+    return word, word.upper(), word.capitalize()

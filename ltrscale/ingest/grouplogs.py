@@ -1,0 +1,295 @@
+"""Reads raw logs with one query group per row, in list columns, and splits them into documents (see `logs`).
+
+Shapes: N rows (documents), G groups of a batch, F features, T tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ltrscale.data import columns as cols
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.errors import InputError
+from ltrscale.ingest import parquet
+from ltrscale.ingest.categories import CategoryEncoder
+from ltrscale.ingest.examined import Examined
+from ltrscale.ingest.mapping import ListColumns, check_same_features, missing, path_value, resolve_groups
+from ltrscale.ingest.rows import RowBlock, RowTexts
+from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
+from ltrscale.ingest.texts import TextColumn, TokenColumns, TokenReader
+from ltrscale.ingest.vocabularies import Encoding
+
+
+class GroupRows(Source):
+    """Parquet with one query group per row, in list columns."""
+
+    kind: Literal["groups"] = "groups"
+    columns: ListColumns
+    """The uses of the columns."""
+
+    def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
+        """The features of the first file."""
+        return tuple(group_features(files[0].url, self.columns))
+
+    def open(
+        self, features: Sequence[Feature], *, first: str, encoders: Encoders, encoding: Encoding | None = None
+    ) -> Reader:
+        """See `read_group_rows`."""
+        read = partial(read_group_rows, mapping=self.columns, features=features, first=first, encoders=encoders)
+        return lambda file: read(file.url, encoding=encoding)
+
+    def for_scoring(self, needs: Needs) -> Self:
+        """The columns of features, if each has its own, and those that a model reads besides."""
+        named = {} if self.columns.matrix else needs.named()
+        return self.replace(columns=self.columns.replace(labels=None, **needs.uses(), **named))
+
+    def missing_columns(self, url: str) -> list[str]:
+        """The columns that a file lacks."""
+        return missing(parquet.read_schema(url), self.columns, url)
+
+    def check_documents_named(self) -> None:
+        """Refuse columns without document ids."""
+        if self.columns.docs is None:
+            raise ValueError("name the column with the ids of documents, source.columns.docs")
+
+    @property
+    def token_columns(self) -> TokenColumns | None:
+        """The token fields."""
+        return self.columns.tokens
+
+    @property
+    def takes_any_order(self) -> bool:
+        """Whether each feature has its own column."""
+        return not self.columns.matrix
+
+    @property
+    def label_place(self) -> str:
+        """The column of labels."""
+        return f"column {self.columns.labels!r}"
+
+
+def group_features(url: str, mapping: ListColumns) -> list[Feature]:
+    """The features that `read_group_rows` finds in a file."""
+    return resolve_groups(_parquet_schema(url), mapping, url)
+
+
+def _parquet_schema(url: str) -> pa.Schema:
+    if not url.endswith(".parquet"):
+        raise InputError(f"{url}: the name does not end in .parquet; rename it or narrow the path")
+    return parquet.read_schema(url)
+
+
+def read_group_rows(
+    url: str,
+    mapping: ListColumns,
+    *,
+    features: Sequence[Feature] | None = None,
+    first: str = "the first file",
+    encoders: Encoders | None = None,
+    encoding: Encoding | None = None,
+    batch_groups: int = 256,
+) -> Iterator[RowBlock]:
+    """Read a Parquet file with one query group per row, and split it into documents; `starts_N` marks the groups.
+
+    `lines_N` is the row of the group. Rejected: `empty_group`, a group without documents (0 rows); `feature_count`,
+    feature lists that do not hold the same number of whole documents (1 row, since its documents are not known);
+    `unparsable`, the documents of a group whose labels or other lists have another length, or whose query id, time
+    stamp or period cannot be read; `bad_tokens`, those of a group with a bad token (see `ItemRows.read`).
+
+    Args:
+        url: A file named .parquet.
+        mapping: The uses of the columns.
+        features: The features of the first of several files, from `group_features`; the others must have the same.
+        first: The name of that file, for errors.
+        encoders: Encoders by feature, shared by the files of one data set so that collisions are counted once.
+        encoding: As for `ItemRows.read`.
+        batch_groups: The most groups of a block.
+
+    Raises:
+        InputError: the file is missing, empty or damaged; a column is missing, has a type that does not fit, or the
+            features are not those of the first file.
+    """
+    schema = _parquet_schema(url)
+    found = resolve_groups(schema, mapping, url)
+    if features is not None and not mapping.matrix:
+        check_same_features(schema, found, features, mapping, url, first)
+    elif features is not None and list(features) != found:
+        raise InputError(f"{url}: its {len(found)} features are not those of {first}; prepare the two apart")
+    used, known = found if features is None else features, {} if encoders is None else encoders
+    build = _GroupBlocks(url, mapping, used, known, encoding)
+    wanted = {*mapping.named().values(), *mapping.feature_columns(schema), *mapping.meta}
+    wanted |= {*(mapping.tokens.columns if mapping.tokens else ())}
+    names = [name for name in schema.names if name in wanted]
+    for batch in parquet.read_batches(url, names, batch_groups):
+        yield build(batch)
+
+
+@dataclass(frozen=True)
+class _GroupBlocks:
+    """Turns a batch of groups into a RowBlock."""
+
+    url: str
+    mapping: ListColumns
+    features: Sequence[Feature]
+    encoders: Encoders
+    encoding: Encoding | None = None
+
+    def __call__(self, raw: parquet.Batch) -> RowBlock:
+        mapping, groups = self.mapping, Examined(raw.rows, self.url)
+        texts = RowTexts(raw.rows, raw.lines_N)
+        lengths_G = self._examine(groups)
+        of_queries, of_documents = self._tokens(groups, lengths_G)
+        ids_G = groups.texts(mapping.query, required=True)
+        periods_G, meta = groups.periods(mapping), groups.meta(mapping.meta)
+        rejected = groups.rejections(raw.lines_N, texts, ids_G, lengths_G)
+
+        good_G = np.flatnonzero(~groups.bad_N)
+        batch, lengths_G = raw.rows.take(pa.array(good_G)), lengths_G[good_G]
+        index_N = pa.array(np.repeat(good_G, lengths_G))
+        texts_N = {name: column.take(index_N) for name, column in of_queries.items()}
+        for name, (column, group) in of_documents.items():
+            texts_N[name] = column.filter(pa.array(~groups.bad_N[group]))
+        starts_N = np.zeros(len(index_N), dtype=bool)
+        starts_N[np.cumsum(lengths_G) - lengths_G] = True
+
+        def spread(name: str) -> pa.Array:
+            return cols.spread_over_documents(batch.column(name), lengths_G)
+
+        labels_N = None if mapping.labels is None else cols.float_column(spread(mapping.labels))
+        return RowBlock(
+            file=self.url,
+            lines_N=np.repeat(raw.lines_N[good_G], lengths_G),
+            query_ids_N=ids_G.take(index_N),
+            features_NF=self._features(batch, int(lengths_G.sum())),
+            labels_N=np.full(len(index_N), np.nan, np.float32) if labels_N is None else labels_N,
+            period=path_value(self.url, mapping.period_column or "") or "",
+            periods_N=None if periods_G is None else periods_G.take(index_N),
+            doc_ids_N=None if mapping.docs is None else cols.texts(spread(mapping.docs))[0],
+            starts_N=starts_N,
+            columns={name: cols.floats(spread(c)) for name, c in mapping.side().items()}
+            | {name: column.take(index_N) for name, column in meta.items()}
+            | texts_N,
+            rejected=rejected,
+            texts=texts,
+            share=raw.share,
+        )
+
+    def _examine(self, groups: Examined) -> NDArray[np.int64]:
+        """Check the lists of each group against each other; returns its documents, 1 if their number is not known."""
+        mapping, batch = self.mapping, groups.batch
+        columns = mapping.feature_columns(batch.schema)
+        lengths_G = _lengths(batch.column(columns[0]))
+        if mapping.matrix:
+            values = batch.column(columns[0])
+            if cols.is_list(values.type.value_type):
+                broken_G = _any(values, _lengths(values.flatten()) != len(self.features))
+            else:
+                lengths_G, rest_G = np.divmod(lengths_G, len(self.features))
+                broken_G = rest_G > 0
+            groups.reject(broken_G, f"not {len(self.features)} features for each document", "feature_count")
+        for name in columns[1:]:
+            other_G = _lengths(batch.column(name)) != lengths_G
+            groups.reject(other_G, f"columns {columns[0]!r} and {name!r} differ in length", "feature_count")
+        lengths_G = np.where(groups.bad_N, 1, lengths_G)
+        groups.reject(lengths_G == 0, "no document", "empty_group")
+        for name in filter(None, [mapping.labels, mapping.docs, *mapping.side().values()]):
+            column = batch.column(name)
+            other_G = column.is_valid().to_numpy(zero_copy_only=False) & (_lengths(column) != lengths_G)
+            groups.reject(other_G, f"column {name!r} has not one value for each document")
+        for name in {*columns, *filter(None, [mapping.docs])}:
+            column = batch.column(name)
+            if cols.is_text(cols.value_type(column.type.value_type)):
+                broken_G = _any(column, cols.texts(column.flatten())[1])
+                groups.reject(broken_G, f"column {name!r} is not text in UTF-8")
+        return lengths_G
+
+    def _tokens(
+        self, groups: Examined, lengths_G: NDArray[np.int64]
+    ) -> tuple[dict[str, pa.Array], dict[str, tuple[pa.Array, NDArray[np.int64]]]]:
+        """The tokens of queries, and those of documents with the group of each; groups with bad ones are rejected."""
+        of_queries: dict[str, pa.Array] = {}
+        of_documents: dict[str, tuple[pa.Array, NDArray[np.int64]]] = {}
+        tokens = self.mapping.tokens
+        for field, text in (tokens.fields() if tokens else {}).items():
+            assert tokens is not None
+            reader, values = TokenReader(tokens, self.encoding), groups.batch.column(text.column)
+            if field.of == "query":
+                columns, faults = reader.read(field, values, text)
+                groups.reject_each(faults, "bad_tokens")
+                of_queries |= columns
+                continue
+            values, group = self._documents(groups, values, text, lengths_G)
+            columns, faults = reader.read(field, values, text)
+            first = {int(group[i]): fault for i, fault in sorted(faults.items(), reverse=True)}
+            groups.reject_each(dict(sorted(first.items())), "bad_tokens")
+            of_documents |= {name: (column, group) for name, column in columns.items()}
+        return of_queries, of_documents
+
+    def _documents(
+        self, groups: Examined, values: pa.Array, text: TextColumn, lengths_G: NDArray[np.int64]
+    ) -> tuple[pa.Array, NDArray[np.int64]]:
+        """The texts or ids of all documents, and their groups; groups without one for each document are rejected."""
+        counted = values if text.lengths is None else groups.batch.column(text.lengths)
+        groups.reject(
+            _lengths(counted) != lengths_G, f"column {text.column!r} does not have the tokens of each document"
+        )
+        if text.lengths is not None:
+            sums_G = _sums(counted)
+            groups.reject(sums_G != _lengths(values), f"the lengths of {text.column!r} do not add up to its tokens")
+        good = groups.batch.take(pa.array(np.flatnonzero(~groups.bad_N)))
+        counted = good.column(text.lengths or text.column)
+        group = np.repeat(np.flatnonzero(~groups.bad_N), _lengths(counted))
+        flat = good.column(text.column).flatten()
+        if text.lengths is not None:
+            sizes = counted.flatten().cast(pa.int64()).to_numpy()
+            flat = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)), flat)
+        return flat, group
+
+    def _features(self, batch: pa.RecordBatch, n: int) -> NDArray[np.float32]:
+        columns = self.mapping.feature_columns(batch.schema)
+        if self.mapping.matrix:
+            values = batch.column(columns[0]).flatten()
+            values = values.flatten() if cols.is_list(values.type) else values
+            features_NF = cols.float_column(values).reshape(n, len(self.features))
+            if self.mapping.categorical:
+                features_NF = features_NF.copy()  # Arrow's own memory cannot be written
+        else:
+            features_NF = np.empty((n, len(self.features)), np.float32)
+        for i, feature in enumerate(self.features):
+            if feature.kind == "categorical":
+                encoder = self.encoders.setdefault(feature.name, CategoryEncoder())
+                codes = pa.array(features_NF[:, i]) if self.mapping.matrix else batch.column(feature.name).flatten()
+                features_NF[:, i] = encoder.encode(codes)
+                if self.mapping.matrix:  # codes of an earlier data set, whose texts are not here
+                    encoder.texts = None
+            elif not self.mapping.matrix:
+                features_NF[:, i] = cols.float_column(batch.column(feature.name).flatten())
+        return features_NF
+
+
+def _lengths(column: pa.Array) -> NDArray[np.int64]:
+    """Values in each list, 0 where there is none."""
+    lengths: NDArray[np.int64] = pc.list_value_length(column).cast(pa.int64()).fill_null(0).to_numpy()
+    return lengths
+
+
+def _sums(column: pa.Array) -> NDArray[np.int64]:
+    """The sum of each list, -1 where a value is negative, null or no whole number."""
+    values = cols.without_dictionary(column.flatten()).cast(pa.float64()).fill_null(-1).to_numpy()
+    wrong = (values < 0) | (values != np.floor(values))
+    group = np.repeat(np.arange(len(column)), _lengths(column))
+    sums: NDArray[np.int64] = np.bincount(group, weights=np.where(wrong, 0, values), minlength=len(column)).astype(int)
+    return np.where(_any(column, wrong), -1, sums)
+
+
+def _any(column: pa.Array, bad: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which lists have a bad value; `bad` marks the bad ones among the values of all lists."""
+    group = np.repeat(np.arange(len(column)), _lengths(column))
+    found: NDArray[np.bool_] = np.bincount(group[bad], minlength=len(column)) > 0
+    return found

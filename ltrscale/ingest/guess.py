@@ -1,0 +1,251 @@
+"""Guesses the uses of a log's columns from their structure and names, for a config that its reader then corrects."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ltrscale.errors import InputError, suggestion
+from ltrscale.ingest import roles
+from ltrscale.ingest.profile import LogColumn
+from ltrscale.ingest.roles import FEW_LISTS, Candidate, Choice, choose_role
+from ltrscale.ingest.structure import Structure
+
+_CODE = r"^c_|_?id$|_id_|code$|type$|category|brand|country|region|^cat_"
+_CLICKED = r"^(is_)?click(ed)?s?$|click_bool"
+_WORDS = (
+    r"^(view|shown?|impressions?|none|no|skip|ignored?)$",
+    r"click|open|detail|visit",
+    r"cart|basket|wish|fav|save|like",
+    r"purchas|buy|bought|order|sale|book|convert|conversion",
+)
+_LONG = 60
+_SEEN_OFTEN = 5
+"""Rows of an identifier's value, in the mean, from which on a model can learn something of it."""
+_LEAST = {"query": 2.0, "item": 2.0, "time": 1.5, "label": 2.0, "positions": 2.0}
+"""Points below which no column has a role."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """The uses of columns; `others` are columns without one, with the reason."""
+
+    query: LogColumn
+    within: tuple[LogColumn, ...] = ()
+    """Further columns that make the query's id with `query`."""
+    item: LogColumn | None = None
+    label: LogColumn | None = None
+    gain: LogColumn | None = None
+    clicks: LogColumn | None = None
+    time: LogColumn | None = None
+    positions: LogColumn | None = None
+    meta: tuple[LogColumn, ...] = ()
+    features: tuple[LogColumn, ...] = ()
+    categorical: tuple[LogColumn, ...] = ()
+    dates: tuple[LogColumn, ...] = ()
+    others: Mapping[str, str] = field(default_factory=dict)
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+    """For each role that was guessed: the reasons, and the rivals."""
+    asked: Mapping[str, str] = field(default_factory=dict)
+    """A question on each feature that may be known only after users have acted."""
+
+
+def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str | None], where: str) -> Guess:
+    """The likely uses of a log's columns.
+
+    Args:
+        columns: the columns, from `profile.look`.
+        seen: the structure of those of `roles.structured`, at least.
+        given: the names of columns whose use is known: `query`, `item`, `label`, `time`.
+        where: the file, for errors.
+
+    Raises:
+        InputError: a column does not exist, or none looks like the query's.
+    """
+    left = {column.name: column for column in columns}
+    known = {use: _take(left, name, use, where) for use, name in given.items() if name is not None}
+    choices: dict[str, Choice] = {}
+
+    def chosen(use: str, candidates: Sequence[Candidate]) -> LogColumn | None:
+        if use in known:
+            return known[use]
+        choice = choose_role(candidates, least=_LEAST[use], rivals=2 if use == "time" else 0)
+        if choice is None:
+            return None
+        choices[use] = choice
+        return left.pop(choice.best.name)
+
+    query = chosen("query", roles.queries([*left.values()], seen) if "query" not in known else ())
+    if query is None:
+        raise InputError(f"{where}: {_no_query(roles.queries(columns, seen), columns)}")
+    within = () if "query" in known else roles.within(query, [*left.values()], seen)
+    if within:
+        names = f"rows of {query.name} stand together by {', '.join(column.name for column in within)}"
+        choices["query"] = replace(choices["query"], doubt=f"no single column names a list, {names}")
+    key, seen = _combined(query, within, seen)
+    item = chosen("item", roles.items([*left.values()], key, seen))
+    time = chosen("time", roles.times([*left.values()], key, seen, item))
+    label = chosen("label", roles.labels([*left.values()], key, seen, item))
+    if label is not None and "label" in choices and not roles.is_label(label):
+        choices["label"] = replace(choices["label"], doubt="no column has the name of a label")
+    positions = chosen("positions", roles.positions([*left.values()], key, seen))
+    outcomes = _outcomes(left, label, seen)
+    gain = _gain(left, label, seen)
+    clicks = next((each for each in [label, *left.values()] if each and _counts_clicks(each)), None)
+    taken = Guess(query, within, item, label, gain, clicks, time, positions, choices=choices)
+    return _with_rest(taken, [column for column in left.values() if column is not gain], outcomes, key, seen)
+
+
+def _no_query(candidates: Sequence[Candidate], columns: Sequence[LogColumn]) -> str:
+    best = max(candidates, key=lambda each: each.score, default=None)
+    near = f"; {best.name} is the nearest, but {best.reasons[-1]}" if best and best.reasons else ""
+    return f"no column looks like a query's id{near}; name it, as --set query={best.name if best else columns[0].name}"
+
+
+def _combined(query: LogColumn, within: Sequence[LogColumn], seen: Structure) -> tuple[LogColumn, Structure]:
+    """The query's column and the structure; a column for all that make its id, where these are several."""
+    if query.name not in seen:
+        return query, seen
+    if not within:
+        return query, seen
+    names = [column.name for column in within]
+    key = replace(query, name=" ".join([query.name, *names]))
+    return key, replace(seen, codes={**seen.codes, key.name: seen.joined(query.name, names)})
+
+
+def _counts_clicks(column: LogColumn) -> bool:
+    return column.numeric and column.least >= 0 and roles.has_pattern(column, _CLICKED)
+
+
+def _outcomes(left: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure) -> dict[str, str]:
+    """The columns that say what came of a list, with the reason."""
+    found = {
+        name: "another label: it would give the answer away" for name, each in left.items() if roles.is_label(each)
+    }
+    if label is None or not label.numeric or label.name not in seen:
+        return found
+    rare = (seen.numbers(label.name) > 0).mean() < 0.5  # else a count of few zeros would do
+    for name, column in left.items() if rare else ():
+        quantity = column.numeric and name in seen and column.least >= 0 and not roles.names_one(column)
+        if quantity and _follows(seen.numbers(name), seen.numbers(label.name)):
+            found.setdefault(name, f"0 wherever {label.name} is 0: it would give the answer away")
+    return found
+
+
+def _follows(value_N: NDArray[np.float64], label_N: NDArray[np.float64]) -> bool:
+    """Whether a value is above 0 only where the label is."""
+    value_N, label_N = value_N[~np.isnan(label_N)], label_N[~np.isnan(label_N)]
+    both_N = (value_N > 0) & (label_N > 0)
+    return bool(both_N.any() and both_N.sum() >= 0.99 * (value_N > 0).sum())
+
+
+def _gain(left: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure) -> LogColumn | None:
+    """What a document brought, by its name; it has brought nothing where the label is 0."""
+    named = [
+        each for each in left.values() if each.numeric and each.least >= 0 and roles.has_pattern(each, roles.WORTH)
+    ]
+    named = [each for each in named if roles.is_label(each) and each.name in seen]
+    if label is not None and label.numeric:
+        named = [each for each in named if _follows(seen.numbers(each.name), seen.numbers(label.name))]
+    return named[0] if named and label is not None else None
+
+
+def _with_rest(
+    found: Guess, rest: Sequence[LogColumn], outcomes: Mapping[str, str], key: LogColumn, seen: Structure
+) -> Guess:
+    """The guess with the uses of all other columns."""
+    uses: dict[str, list[LogColumn]] = {"meta": [], "features": [], "categorical": [], "dates": []}
+    others = dict(outcomes)
+    for column in (found.gain, found.clicks if found.positions is not None else None):
+        if column is not None:
+            others.pop(column.name, None)
+    for column in rest:
+        if column.name in outcomes or column in found.within:
+            continue
+        use = _use(column, found, key, seen)
+        if use in uses:
+            uses[use].append(column)
+        else:
+            others[column.name] = use
+    meta, features, categorical, dates = (tuple(columns) for columns in uses.values())
+    return replace(found, meta=meta, features=features, categorical=categorical, dates=dates, others=others)
+
+
+def _use(column: LogColumn, found: Guess, key: LogColumn, seen: Structure) -> str:
+    """The use of a column without a role, or the reason why it has none."""
+    if column.distinct <= 1:
+        return "the same value in every row" if column.distinct else "no single value that can be read"
+    if roles.looks_like_time(column):
+        return "dates" if found.time is not None else "a date, and no column with the time of the row"
+    lists = seen.lists(key.name)
+    in_list = column.name in seen and lists.constant(seen.codes[column.name]) > 0.95
+    asked = not column.numeric and roles.is_asked(column)
+    rare = column.distinct * _SEEN_OFTEN > lists.distinct
+    if roles.is_person(column) or (in_list and (asked or (roles.names_one(column) and rare))):
+        return "meta"
+    if column.numeric and not (column.whole and roles.has_pattern(column, _CODE)):
+        return "features"
+    if roles.names_one(column) and column.distinct * _SEEN_OFTEN > column.rows:
+        return f"an id of {column.distinct:,} things, each in few rows"
+    if column.distinct > 0.5 * column.rows:  # nearly every row has a value of its own
+        return "names single rows"
+    if not column.numeric and _names(column, found.item, seen):
+        return "text, another one for each item, which a model reads as tokens (docs/text.md)"
+    return "text, which a model reads as tokens (docs/text.md)" if column.length > _LONG else "categorical"
+
+
+def _names(column: LogColumn, item: LogColumn | None, seen: Structure) -> bool:
+    """Whether nearly each item has another value."""
+    if item is None or not {item.name, column.name} <= {*seen.codes}:
+        return False
+    return seen.lists(column.name).distinct > 0.8 * seen.lists(item.name).distinct and seen.decides(
+        column.name, item.name
+    )
+
+
+def doubtful(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str | None]) -> dict[str, str]:
+    """The columns that are likely no features, with the reason; those with a single value do no harm, and are none.
+
+    Args:
+        columns: the columns.
+        seen: as for `guess`.
+        given: as for `guess`; `query` is there.
+    """
+    found = guess(columns, seen, given, "X")
+    by_role = {"the item": found.item, "a label": found.label, "a time": found.time, "a position": found.positions}
+    reasons = {column.name: f"looks like {role}" for role, column in by_role.items() if column is not None}
+    outcomes = {each.name for each in (found.gain, found.clicks) if each is not None}
+    reasons |= dict.fromkeys(outcomes, "an outcome: it would give the answer away")
+    reasons |= {column.name: "a user or session" for column in found.meta}
+    reasons |= {column.name: "a date" for column in found.dates} | dict(found.others)
+    single = {column.name for column in columns if column.distinct <= 1}
+    return {name: reason for name, reason in reasons.items() if name not in {*single, *given.values()}}
+
+
+def _take(left: dict[str, LogColumn], name: str, use: str, where: str) -> LogColumn:
+    if name not in left:
+        raise InputError(f"{where}: {use}: no column {name!r} is left; {suggestion(name, left, 'the columns are')}")
+    return left.pop(name)
+
+
+def grades_of(label: LogColumn) -> dict[str, float] | tuple[float, ...] | None:
+    """Grades for a label of words, or of numbers too large to be grades; None for a label that has grades.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> event = LogColumn("event", pa.string(), 9, 0, 3, False, 0, 0, 5, (), ("add_to_cart", "view", "purchase"))
+        >>> grades_of(event)
+        {'view': 0, 'add_to_cart': 1, 'purchase': 2}
+    """
+    if label.numeric and label.least >= 0 and label.most <= FEW_LISTS:
+        return None
+    if label.numeric:
+        top = max(label.most, 1.0)
+        return tuple(dict.fromkeys(float(f"{top * share:.2g}") for share in (0.001, 0.03, 0.3)))
+    place = {
+        value: next((i for i, word in enumerate(_WORDS) if re.search(word, value.lower())), 0) for value in label.values
+    }
+    ranks = sorted({*place.values()})
+    return {value: ranks.index(place[value]) for value in sorted(place, key=lambda value: (place[value], value))}

@@ -1,0 +1,251 @@
+"""The input of `prepare`: its config, the files that this names, and the units of work into which they are cut.
+
+A unit is a run of input files, handled together from reading to finished data files. The cuts depend on the list of
+files and their sizes alone. Given its `UnitStart`, a unit writes the same files on any machine and at any time.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from ltrscale import storage
+from ltrscale.config import Config
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.writer import Compression
+from ltrscale.errors import InputError
+from ltrscale.ingest.choices import SourceConfig
+from ltrscale.ingest.lakes import Lake, snapshot
+from ltrscale.ingest.source import File, Source
+from ltrscale.ingest.validate import Duplicates
+from ltrscale.ingest.vocabularies import Encoding
+
+_PERIOD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
+
+
+class InputFiles(Config):
+    """Files to read, in the order of their names."""
+
+    path: str
+    """A file, a directory or a pattern such as s3://bucket/log/*.parquet."""
+    period: str | None = None
+    """A fixed period for all rows, such as train; query ids of inputs with different fixed periods are unrelated."""
+    group_sizes: str | None = None
+    """A file with the number of rows of each group, one per line, for svmlight text without qid."""
+    table: Lake | None = None
+    """The path is a table of Delta Lake or Apache Iceberg: its directory or, for Iceberg, a metadata file."""
+    version: int | None = Field(default=None, ge=0)
+    """Version of a Delta table or id of an Iceberg snapshot; the newest one by default."""
+
+    @model_validator(mode="after")
+    def _version_of_a_table(self) -> Self:
+        if self.version is not None and self.table is None:
+            raise ValueError("version is that of a table; set table to delta or iceberg")
+        return self
+
+
+def _paths(value: Any) -> Any:
+    entries = [value] if isinstance(value, str | Mapping) else value
+    return [{"path": entry} if isinstance(entry, str) else entry for entry in entries]
+
+
+Inputs = Annotated[tuple[InputFiles, ...], BeforeValidator(_paths)]
+"""Several inputs; a plain string is a path."""
+
+
+class Expected(Config):
+    """The size of a period of a known collection."""
+
+    groups: int | None = Field(default=None, ge=0)
+    """Query groups kept."""
+    documents: int | None = Field(default=None, ge=0)
+    """Documents (rows) kept."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.groups is None and self.documents is None:
+            raise ValueError("expect needs groups or documents of each period that it names")
+        return self
+
+
+class PrepareConfig(Config):
+    """The inputs to read, and the way to write them."""
+
+    inputs: Inputs = ()
+    """The inputs; a plain string is a path. A pipeline or job with a synthetic log fills it in."""
+    source: SourceConfig
+    """The format of the inputs."""
+    add: bool = False
+    """Add new periods to the existing data set, which keeps its own periods; if there is none, make it."""
+    sort: bool = False
+    """Bring the rows of a query together first, by an external sort; otherwise the inputs must have them together."""
+    sort_memory: str = Field(default="512MB", pattern=r"^[0-9]+(\.[0-9]+)? ?[KMGT]i?B$")
+    """Memory of that sort, such as 512MB or 4GB; beyond it rows are spilled to the disk of TMPDIR."""
+    period: str = "all"
+    """The period of rows without one."""
+    max_rejected: float = Field(default=0.001, ge=0, le=1)
+    """Share of rejected rows above which nothing is committed."""
+    expect: dict[str, Expected] = Field(default_factory=dict)
+    """Counts by period, for collections whose size is known; nothing is committed if a count differs."""
+    infinite: Literal["reject", "missing"] = "reject"
+    """Rows with a feature too large for float32: rejected, or kept with a missing value for the feature."""
+    duplicates: Duplicates = "reject"
+    """Rows of a group with the same document id: `reject` keeps the first and rejects the others, which count towards
+    max_rejected. The other values say which row stays, and the others are merged into it: `keep_first`, `keep_last`,
+    or `max_label`, as for a log with a row for each view, cart and purchase."""
+    max_group: int = Field(default=10_000, ge=1)
+    """Documents of the longest group that is accepted; a longer one is rejected."""
+    compression: Compression = "zstd"
+    """Compression of the data files: zstd is smallest, none is read fastest."""
+    row_group_mb: float = Field(default=8, gt=0)
+    """Uncompressed megabytes of a row group; small data sets get smaller ones."""
+    file_mb: float = Field(default=256, gt=0)
+    """Megabytes of a data file, after which the next one begins."""
+    unit_mb: float = Field(default=256, gt=0)
+    """Megabytes of consecutive input files that one task handles. No input file is cut, and each task writes its own
+    data files."""
+
+    @model_validator(mode="after")
+    def _documents_have_ids(self) -> Self:
+        if self.duplicates != "reject":
+            try:
+                self.source.check_documents_named()
+            except ValueError as error:
+                raise ValueError(f"duplicates: {error}") from None
+        return self
+
+
+def list_inputs(inputs: Sequence[InputFiles]) -> list[File]:
+    """The files of all inputs, in order.
+
+    Raises:
+        InputError: an input is missing, a table cannot be read, or one of several files has group sizes.
+    """
+    if not inputs:
+        raise InputError("prepare.inputs: nothing to read; name a file, a directory or a pattern")
+    files = []
+    for entry in inputs:
+        if entry.table is not None:
+            found = snapshot(entry.path, entry.table, entry.version)
+            version = f"{entry.table} {found.version}"
+            files += [File(url=url, period=entry.period, version=version) for url in found.files]
+            continue
+        urls = storage.list_files(entry.path)
+        if entry.group_sizes is not None and len(urls) > 1:
+            raise InputError(f"inputs: group_sizes {entry.group_sizes} is for one file, {entry.path} has {len(urls)}")
+        sizes = None if entry.group_sizes is None else storage.absolute(entry.group_sizes)
+        files += [File(url=url, period=entry.period, group_sizes=sizes) for url in urls]
+    return files
+
+
+def input_fingerprints(config: PrepareConfig) -> dict[str, str]:
+    """A fingerprint of each input file, by URL, which changes when the file does; with the version of its table.
+
+    Raises:
+        InputError: an input is missing.
+    """
+    return fingerprints(list_inputs(config.inputs), config.source)
+
+
+def fingerprints(files: Sequence[File], source: Source) -> dict[str, str]:
+    """The same of listed files, and of those that their source reads besides."""
+    urls = {url: file.version for file in files for url in (file.url, file.group_sizes) if url is not None}
+    urls |= dict.fromkeys(source.files_beside())
+    found = {url: (storage.fingerprint(url), version) for url, version in sorted(urls.items())}
+    return {url: f"{stamp} of {version}" if version else stamp for url, (stamp, version) in found.items()}
+
+
+def check_period(period: str, file: str) -> str:
+    """The period, if it can name a directory.
+
+    Raises:
+        InputError: it cannot.
+    """
+    if not _PERIOD.fullmatch(period) or ".." in period:  # a split writes a range of periods as A..B
+        raise InputError(
+            f"{file}: period {period[:100]!r} cannot name a directory; use letters, digits, . _ + and -, at most 100"
+        )
+    return period
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Input files with one fixed period (or none), handled together; `bytes` is their size."""
+
+    number: int
+    files: tuple[File, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def period(self) -> str:
+        """The fixed period, which is the scope of the query ids; empty for none."""
+        return self.files[0].period or ""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the unit's files."""
+        return sum(self.sizes)
+
+    def __str__(self) -> str:
+        more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
+        return f"{self.files[0].url}{more}"
+
+
+def cut_units(
+    files: Sequence[File], sizes: Sequence[int], *, unit_bytes: float, sort: bool, first: int = 0
+) -> list[Unit]:
+    """Cut the input into units: consecutive files of one fixed period with at most `unit_bytes`, or one larger file.
+
+    With `sort`, all files of a fixed period are one unit, even if others lie between. Numbers begin with `first`.
+
+    Example:
+        >>> files = [File(url=name) for name in "abcd"]
+        >>> [str(unit) for unit in cut_units(files, [5, 5, 20, 1], unit_bytes=10, sort=False)]
+        ['a and 1 more', 'c', 'd']
+    """
+    runs: list[list[int]] = []
+    if sort:
+        runs = [[i for i, f in enumerate(files) if f.period == p] for p in dict.fromkeys(f.period for f in files)]
+    else:
+        room = 0.0
+        for i, size in enumerate(sizes):
+            if not i or files[i].period != files[i - 1].period or size > room:
+                runs.append([])
+                room = unit_bytes
+            runs[-1].append(i)
+            room -= size
+    return [Unit(k, tuple(files[i] for i in run), tuple(sizes[i] for i in run)) for k, run in enumerate(runs, first)]
+
+
+@dataclass(frozen=True)
+class UnitSettings:
+    """The settings that all units share. `taken` are the periods that may not be written, since they exist already.
+
+    `first` is the file whose features all others must have; `encoding` makes tokens of texts.
+    """
+
+    config: PrepareConfig
+    features: tuple[Feature, ...]
+    first: File
+    out: str
+    taken: frozenset[str] = frozenset()
+    encoding: Encoding | None = None
+
+
+def open_work(config: PrepareConfig, files: Sequence[File], out: str, taken: Iterable[str] = ()) -> UnitSettings:
+    """Find the inputs' features.
+
+    Raises:
+        InputError: the features cannot be inferred, or differ between files.
+    """
+    return UnitSettings(config, config.source.find_features(files), files[0], out, frozenset(taken))
+
+
+@dataclass(frozen=True)
+class UnitStart:
+    """The start of a unit: the gid of its first group, which counts the groups before it, and their documents."""
+
+    gid: int = 0
+    documents: int = 0

@@ -1,0 +1,222 @@
+"""Reads LETOR / svmlight text files, compressed or not, block by block; `svmlight` defines the format of a row.
+
+Shapes: N rows of a block, F features, G groups.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pydantic import Field
+
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.errors import InputError
+from ltrscale.ingest.lines import read_lines
+from ltrscale.ingest.rows import Rejection, RowBlock, concat
+from ltrscale.ingest.source import Encoders, File, Reader, Source
+from ltrscale.ingest.svmlight import RowFormat, count_features, parse_lines
+from ltrscale.ingest.vocabularies import Encoding
+
+_BLOCK_BYTES = 1 << 22  # larger blocks are no faster and take more memory
+_PIECE = 1 << 20  # bytes parsed together: few enough for small temporaries, many enough to spread the overhead
+_MOST_VALUES = 1 << 24  # in a block, since sparse rows are short as text but long as arrays
+_MOST_REJECTIONS = 10_000  # in a block
+_GROUP_SIZE = re.compile(rb"[0-9]{1,18}")
+
+
+class Letor(Source):
+    """LETOR or svmlight text, plain, gzip or xz."""
+
+    kind: Literal["letor"] = "letor"
+    missing_labels: ClassVar = False
+    dense: bool = True
+    """Whether every row states every feature; if not, omitted features are 0."""
+    n_features: int | None = Field(default=None, ge=1)
+    """Number of features; inferred from the first good row by default, for dense rows only."""
+    feature_names: tuple[str, ...] | None = None
+    """Names of the features, in order; 1, 2, ... if not given."""
+
+    def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
+        """The features: by the config, or else by the first good row of each file."""
+        names = self.feature_names
+        n_features = self.n_features or (len(names) if names else self._inferred(files))
+        names = names or tuple(str(i + 1) for i in range(n_features))
+        if len(names) != n_features or len(set(names)) != n_features:
+            raise InputError(
+                f"source.feature_names: {len(set(names))} names for {n_features} features; name each one once"
+            )
+        return tuple(Feature(name=name) for name in names)
+
+    def _inferred(self, files: Sequence[File]) -> int:
+        if not self.dense:
+            raise InputError("source.n_features: sparse rows do not state how many features there are; set it")
+        n_features, first = 0, ""
+        for file in files:
+            found = infer_features(file.url, qid=file.group_sizes is None)
+            if found is not None and not n_features:
+                n_features, first = found, file.url
+            elif found is not None and found != n_features:
+                raise InputError(
+                    f"{file.url}: column {min(found, n_features) + 1}: the first row has {found} features, that of "
+                    f"{first} has {n_features}; mend the file, prepare it apart, or set source.n_features"
+                )
+        return n_features or 1  # without a good row all are rejected, with any number
+
+    def open(
+        self,
+        features: Sequence[Feature],
+        *,
+        first: str,  # noqa: ARG002
+        encoders: Encoders,  # noqa: ARG002
+        encoding: Encoding | None = None,  # noqa: ARG002
+    ) -> Reader:
+        """See `read_letor`."""
+        n, size = len(features), _BLOCK_BYTES
+        return lambda file: read_letor(
+            file.url, n_features=n, dense=self.dense, group_sizes=file.group_sizes, block_bytes=size
+        )
+
+    @property
+    def label_place(self) -> str:
+        """The first number."""
+        return "the first number of each line"
+
+
+def read_letor(
+    url: str, *, n_features: int | None, dense: bool, group_sizes: str | None = None, block_bytes: int = 1 << 24
+) -> Iterator[RowBlock]:
+    r"""Stream the rows of a LETOR or svmlight file in blocks of about `block_bytes` bytes of text.
+
+    `n_features` None means `infer_features(url)`, for dense rows only. `group_sizes` is a file with the size of one
+    group per line, compressed or not: then rows have no qid, the n-th group has the query id n, an unparsable row
+    still counts as a row of its group, and a group of size 0 is an `empty_group` rejection, in a first block without
+    rows. `doc_ids_N` is null for rows without document id, and None in a block without any. A file without rows yields
+    no block.
+
+    Rejections: `unparsable`; `feature_count` for dense rows without exactly F features and for indices above F.
+
+    Raises:
+        InputError: a file is missing or its compressed data is broken; `n_features` is missing for sparse rows; the
+            group sizes are no sizes or do not add up to the number of rows.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     _ = file.write(b"2 qid:7 1:.5 2:NULL #docid = a\n1 qid:7 1:x 2:3\n")
+        ...     file.flush()
+        ...     block = next(read_letor(file.name, n_features=None, dense=True))
+        >>> block.features_NF.tolist(), block.doc_ids_N.to_pylist(), [(bad.line, bad.rule) for bad in block.rejected]
+        ([[0.5, nan]], ['a'], [(2, 'unparsable')])
+    """
+    if n_features is None and not dense:
+        raise InputError(f"{url}: sparse rows do not state how many features there are; set n_features")
+    return _read(url, n_features, dense, group_sizes, block_bytes)
+
+
+def infer_features(url: str, *, qid: bool = True) -> int | None:
+    """The number of features of the file's first row that parses as a dense one, or None if no row does.
+
+    `qid`: whether rows have a query id.
+
+    Raises:
+        InputError: the file is missing or its compressed data is broken.
+    """
+    for piece, _ in read_lines(url, size=_PIECE):
+        for line in piece.split(b"\n"):
+            if n_features := count_features(line, qid=qid):
+                return n_features
+    return None
+
+
+def _read(
+    url: str, n_features: int | None, dense: bool, group_sizes: str | None, block_bytes: int
+) -> Iterator[RowBlock]:
+    if n_features is None:
+        n_features = infer_features(url, qid=group_sizes is None) or 1  # no good row: all are rejected with any number
+    row_format = RowFormat(n_features=n_features, dense=dense, qid=group_sizes is None)
+    blocks = _blocks(url, row_format, block_bytes)
+    yield from blocks if group_sizes is None else _grouped(blocks, url, group_sizes, n_features)
+
+
+def _blocks(url: str, row_format: RowFormat, block_bytes: int) -> Iterator[RowBlock]:
+    room = max(1024, (1 << 27) // row_format.n_features)  # so that a piece of the shortest rows fits in memory too
+    parts: list[RowBlock] = []
+    size = values = rejected = 0
+    line = 1
+    for piece, share in read_lines(url, size=min(_PIECE, block_bytes, room)):
+        part = parse_lines(piece, url, line, row_format)
+        line += piece.count(b"\n")
+        if len(part) or part.rejected:
+            parts.append(part)
+        size, values, rejected = size + len(piece), values + part.features_NF.size, rejected + len(part.rejected)
+        if parts and (size >= block_bytes or values >= _MOST_VALUES or rejected >= _MOST_REJECTIONS):
+            yield _join(parts, share)
+            parts, size, values, rejected = [], 0, 0, 0
+    if parts:
+        yield _join(parts, 1.0)
+
+
+def _join(parts: Sequence[RowBlock], share: float) -> RowBlock:
+    rejected = [rejection for part in parts for rejection in part.rejected]
+    return replace(concat(parts), rejected=rejected, share=share)
+
+
+def _grouped(blocks: Iterator[RowBlock], url: str, sizes_url: str, n_features: int) -> Iterator[RowBlock]:
+    """Give the rows their groups' numbers as query ids."""
+    sizes_G, empty = _read_group_sizes(sizes_url)
+    if empty:
+        nothing = np.empty(0, np.float32)
+        ids = pa.array([], pa.string())
+        yield RowBlock(sizes_url, np.empty(0, np.int64), ids, nothing.reshape(0, n_features), nothing, rejected=empty)
+    ends_G = np.cumsum(sizes_G)
+    total = int(ends_G[-1]) if len(ends_G) else 0
+    rows = 0
+    previous = -1  # the group of the row before
+    for block in blocks:
+        lines = np.sort(np.concatenate([block.lines_N, [bad.line for bad in block.rejected]]))
+        first, rows = rows, rows + len(lines)
+        if rows > total:
+            continue  # too many rows: go on to count them for the error
+        groups = np.searchsorted(ends_G, np.arange(first, rows), side="right")
+        group_N = groups[np.searchsorted(lines, block.lines_N)]
+        rejected_groups = groups[np.searchsorted(lines, [bad.line for bad in block.rejected])].tolist()
+        yield replace(
+            block,
+            query_ids_N=pc.cast(pa.array(group_N + 1), pa.string()),
+            starts_N=np.diff(group_N, prepend=previous) != 0,
+            rejected=[
+                replace(bad, query_id=str(group + 1))
+                for bad, group in zip(block.rejected, rejected_groups, strict=True)
+            ],
+        )
+        previous = int(group_N[-1]) if len(group_N) else previous
+    if rows != total:
+        raise InputError(
+            f"{url} has {rows} rows, but the {len(sizes_G)} group sizes of {sizes_url} add up to {total}; "
+            "give the file of group sizes that belongs to these rows"
+        )
+
+
+def _read_group_sizes(url: str) -> tuple[NDArray[np.int64], list[Rejection]]:
+    """The sizes, and a rejection for each that is 0."""
+    sizes: list[int] = []
+    empty: list[Rejection] = []
+    line = 0
+    for piece, _ in read_lines(url, size=_PIECE):
+        for text in piece.split(b"\n")[:-1]:
+            line += 1
+            word = text.strip()
+            if not word:
+                continue
+            if not _GROUP_SIZE.fullmatch(word):
+                shown = word[:50].decode(errors="replace")
+                raise InputError(f"{url}: line {line}: {shown!r} is no group size; give one whole number a line")
+            sizes.append(int(word))
+            if sizes[-1] == 0:
+                empty.append(Rejection(url, line, "empty_group", word.decode(), str(len(sizes)), rows=0))
+    return np.array(sizes, np.int64), empty

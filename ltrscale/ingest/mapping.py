@@ -1,0 +1,540 @@
+"""The uses of a raw log's columns: the configs that state them, and the features that these find in a file."""
+
+import re
+import urllib.parse
+import zoneinfo
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field, field_validator, model_validator
+
+from ltrscale.config import Config
+from ltrscale.data import columns as cols
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.split import Relative, Texts
+from ltrscale.data.times import ISO, Clock, DatePart, PeriodUnit, is_time
+from ltrscale.errors import InputError, nearest, suggestion
+from ltrscale.ingest.csvtext import Dialect
+from ltrscale.ingest.lines import UTF8
+from ltrscale.ingest.texts import TokenColumns
+from ltrscale.ingest.validate import HIGHEST_LABEL
+
+_LARGEST = float(np.finfo(np.float32).max)
+Fill = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)] | Literal["median"]
+"""What stands for a missing value."""
+
+
+class _Columns(Config):
+    """The settings that item and group logs share."""
+
+    time: str | None = None
+    """Column with the time stamp, which determines the period."""
+    time_format: tuple[str, ...] = (ISO,)
+    """Formats of times that are text, tried in order, as in Python's strptime: "%d.%m.%Y %H:%M"; `iso` stands for
+    ISO 8601 and for numbers since 1970."""
+    time_zone: str = "UTC"
+    """The log's zone, such as Europe/Berlin: of times that do not state one, and that in which days begin."""
+    period: PeriodUnit = "week"
+    """The period of a time stamp: week (2026-W07, ISO), day (2026-02-14) or hour (2026-02-14T09)."""
+    period_column: str | None = None
+    """Column that has the period itself, or a part of the path that does (.../name=value/...)."""
+    positions: str | None = None
+    """Column with the position at which a document was shown."""
+    clicks: str | None = None
+    """Column with clicks."""
+    weights: str | None = None
+    """Column with weights of documents, by which trainers multiply; what a document is worth is its `gain`."""
+    gain: str | None = None
+    """Column with what a document is worth, such as its revenue, 0 or more: `evaluate.gains: column` measures by it,
+    and nothing trains on it."""
+    meta: tuple[str, ...] = ()
+    """Columns of whole groups to keep in the data set, as `meta_NAME`."""
+    tokens: TokenColumns | None = None
+    """Columns with texts of queries and documents, or with their token ids."""
+
+    @field_validator("time_format", mode="before")
+    @classmethod
+    def _formats(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("time_format")
+    @classmethod
+    def _known_formats(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            if each != ISO and "%" not in each:
+                raise ValueError(f"{each!r} has no code of strptime; write for example %d.%m.%Y, or {ISO}")
+        return value or (ISO,)
+
+    @field_validator("time_zone")
+    @classmethod
+    def _known_zone(cls, value: str) -> str:
+        try:
+            zoneinfo.ZoneInfo(value)
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+            raise ValueError("no time zone of this machine; write it as UTC or Europe/Berlin") from None
+        return value
+
+    @property
+    def clock(self) -> Clock:
+        """How the log writes times."""
+        return Clock(self.time_zone, self.time_format)
+
+    @model_validator(mode="after")
+    def _one_period(self) -> Self:
+        if self.time is not None and self.period_column is not None:
+            raise ValueError("give time or period_column, not both")
+        return self
+
+    def check_side(self, features: Sequence[str]) -> None:
+        """Refuse features that are known only after a list was shown.
+
+        Raises:
+            ValueError: one is the position, the click or the gain too.
+        """
+        what = {"positions": "place on the page", "clicks": "click", "gain": "gain"}
+        named = {"positions": self.positions, "clicks": self.clicks, "gain": self.gain}
+        for use, name in named.items():
+            if name is not None and name in features:
+                raise ValueError(
+                    f"{name!r} is the {what[use]} of a document ({use}) and cannot be a feature too: nobody knows it "
+                    "when a list is to be ranked; leave it out of the features"
+                )
+
+    def side(self) -> dict[str, str]:
+        """Further columns of documents to keep: name in the data set -> column."""
+        named = {"positions": self.positions, "clicks": self.clicks, "weights": self.weights, "gains": self.gain}
+        return {name: column for name, column in named.items() if column is not None}
+
+
+class ColumnMapping(_Columns):
+    """The uses of the columns of a log with one item per row.
+
+    Features are named exactly or by a prefix and `*`; `*` alone means every numeric column without another use. Their
+    order is that of this config, numeric ones first: a pattern stands for its matches in the order of their names,
+    except columns that are named exactly, which keep their own place. The order of columns in a file does not matter.
+    """
+
+    query: str
+    """Column with the query id."""
+    within: tuple[str, ...] = ()
+    """Further columns that make the query id with it, such as the day of a customer's visit: rows that agree in all of
+    them are one query, with the id `customer|day`."""
+    item: str | None = None
+    """Column with the document id."""
+    label: str | None = None
+    """Column with the label; a row without one is unlabelled."""
+    grades: dict[str, float] | tuple[float, ...] | None = None
+    """Grades instead of the column's values: of each value, as {view: 0, cart: 1, purchase: 2} (quote yes and no), or
+    by rising cut points, as [1, 20, 100] for a revenue: the grade is the number of cut points that it reaches."""
+    features: tuple[str, ...] = ()
+    """Numeric features, such as price or f_*."""
+    categorical: tuple[str, ...] = ()
+    """Categorical features, such as country or c_*."""
+    dates: dict[str, tuple[DatePart, ...]] = Field(default_factory=dict)
+    """Features of columns with times or dates, such as {listed: [days_before], sent: [weekday, hour]}: the days from it
+    to the row's own `time`, a number; the weekday (Monday is 0) or hour, a category."""
+    fill: dict[str, Fill] = Field(default_factory=dict)
+    """Values of numeric features where they are missing, for engines without missing values: a number, or `median`, by
+    feature, by a prefix and `*`, or for all as {numeric: median}. A data set keeps its medians: periods that are
+    added later, and rows that are ranked, are filled with the same."""
+    fill_periods: Texts = ()
+    """The periods, or ranges A..B, whose rows have these medians: those of training. By default all rows of the inputs
+    that make the data set."""
+    exclude: tuple[str, ...] = ()
+    """Columns, or prefixes with *, that patterns do not match."""
+    delimiter: Literal[",", ";", "\t", "|"] | None = None
+    """Separator of CSV fields; by default a tab in files named .tsv, otherwise a comma, or a semicolon if the comma
+    is the decimal mark."""
+    quotes: bool = True
+    """Whether quotes enclose fields of CSV files; false reads a quote as any other character of a text."""
+    decimal: Literal[".", ","] = "."
+    """Decimal mark of numbers in CSV files; no mark separates thousands."""
+    encoding: str = UTF8
+    """Encoding of CSV files, such as cp1252 (Excel in Western Europe), latin-1 or utf-16."""
+
+    @field_validator("fill_periods")
+    @classmethod
+    def _named_periods(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if relative := [each for each in value if Relative.of(each)]:
+            raise ValueError(f"{relative[0]!r} counts periods that are not made yet; name them, or a range A..B")
+        return value
+
+    @model_validator(mode="after")
+    def _some_feature(self) -> Self:
+        if not self.features and not self.categorical and not self.dates:
+            raise ValueError('name at least one feature; features: ["*"] takes every numeric column')
+        if self.time is None and any("days_before" in parts for parts in self.dates.values()):
+            raise ValueError("dates: days_before is the time up to the row's own; name its column under time")
+        if self.query in self.within or len({*self.within}) < len(self.within):
+            raise ValueError("within names a column twice, or that of query; name each column of the id once")
+        named = {"query": self.query, "item": self.item, "time": self.time, "period_column": self.period_column}
+        for use, name in named.items():
+            if name in self.features:
+                raise ValueError(f"{name!r} is the {use} and cannot be a numeric feature")
+        if self.label is not None and self.label in (*self.features, *self.categorical):
+            raise ValueError(f"{self.label!r} is the label and cannot be a feature")
+        self.check_side((*self.features, *self.categorical))
+        return self
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, value: str) -> str:
+        try:
+            "".encode(value)
+        except LookupError:
+            raise ValueError("no encoding of text that Python knows; write it as utf-8 or cp1252") from None
+        return value
+
+    @model_validator(mode="after")
+    def _two_marks(self) -> Self:
+        if self.decimal == "," and self.delimiter == ",":
+            raise ValueError("decimal and delimiter are both a comma; set the delimiter that the file has")
+        return self
+
+    def dialect(self, url: str) -> Dialect:
+        """The form of a CSV file."""
+        usual = "\t" if ".tsv" in url.rpartition("/")[2] else ";" if self.decimal == "," else ","
+        return Dialect(self.delimiter or usual, self.decimal, self.encoding, self.quotes)
+
+    @field_validator("grades", mode="before")
+    @classmethod
+    def _texts(cls, value: Any) -> Any:
+        """Values as text, in the form in which columns of numbers and booleans are compared."""
+        if not isinstance(value, Mapping):
+            return value
+        texts = {key: str(key).lower() if isinstance(key, bool) else str(key).removesuffix(".0") for key in value}
+        return {texts[key]: grade for key, grade in value.items()}
+
+    @model_validator(mode="after")
+    def _fitting_grades(self) -> Self:
+        if self.grades is None:
+            return self
+        if self.label is None:
+            raise ValueError("grades needs label, the column whose values have grades")
+        if isinstance(self.grades, dict):
+            if bad := [
+                f"{value}: {grade:g}" for value, grade in self.grades.items() if not 0 <= grade <= HIGHEST_LABEL
+            ]:
+                raise ValueError(f"grades: {bad[0]} is no grade; give each value one from 0 to {HIGHEST_LABEL}")
+        elif list(self.grades) != sorted(set(self.grades)):
+            raise ValueError("grades: cut points must rise")
+        if not self.grades:
+            raise ValueError("grades: give a grade to each value, or at least one cut point")
+        return self
+
+    def named(self) -> dict[str, str]:
+        """The columns that this config names for one use each, no features: use -> column."""
+        label = "graded label" if isinstance(self.grades, dict) else "label"
+        single = {"query": self.query, "item": self.item, label: self.label, "time": self.time}
+        single["period_column"] = self.period_column
+        parts = {f"within {name}": name for name in self.within}
+        return {use: name for use, name in single.items() if name is not None} | parts | self.side()
+
+    def date_features(self) -> dict[str, tuple[str, DatePart]]:
+        """The features of dates, by their names: column and part."""
+        return {f"{column}.{part}": (column, part) for column, parts in self.dates.items() for part in parts}
+
+    def fill_of(self, feature: Feature) -> Fill | None:
+        """What stands for a missing value of a feature: by its name, else by the first pattern; None for nothing."""
+        if feature.kind != "numeric":
+            return None
+        for pattern, value in sorted(self.fill.items(), key=lambda item: item[0] != feature.name):
+            prefix = pattern[:-1] if pattern.endswith("*") else None
+            if pattern in (feature.name, "numeric") or (prefix is not None and feature.name.startswith(prefix)):
+                return value
+        return None
+
+    def source_of(self, feature: str) -> str:
+        """The column that a feature is made from."""
+        return self.date_features().get(feature, (feature,))[0]
+
+
+class ListColumns(_Columns):
+    """The uses of the columns of a Parquet file with one query group per row; columns of documents hold lists.
+
+    The defaults read the files of a data set directory again; set `n_features` or `names`, and `labels`, `docs` and
+    `period_column: period` as needed.
+    """
+
+    query: str = "query_id"
+    """Column with the query id."""
+    features: tuple[str, ...] = ("features",)
+    """One column with all features: a list per document, or one list, document after document. Or one column for each
+    numeric feature."""
+    categorical: tuple[str, ...] = ()
+    """Names of the categorical features; if each feature has its own column, these come after the numeric ones."""
+    names: tuple[str, ...] = ()
+    """Names of the features in the one column, in order; 1, 2, ... if not given."""
+    n_features: int | None = Field(default=None, ge=1)
+    """Number of features in the one column, if `names` is not given."""
+    labels: str | None = None
+    """Column with labels; null for an unlabelled group."""
+    docs: str | None = None
+    """Column with document ids."""
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if (self.names or self.n_features) and len(self.features) != 1:
+            raise ValueError("names and n_features describe one column of features; name one under features")
+        if self.names and self.n_features not in (None, len(self.names)):
+            raise ValueError(f"there are {len(self.names)} names for n_features {self.n_features}; drop n_features")
+        if len(set(self.names)) < len(self.names):
+            raise ValueError("names has a name twice; name each feature once")
+        if not self.features and not self.categorical:
+            raise ValueError("name at least one column of features")
+        self.check_side((*self.features, *([] if self.matrix else self.categorical)))
+        return self
+
+    @property
+    def matrix(self) -> bool:
+        """Whether all features are in one column."""
+        return len(self.features) == 1 and bool(self.names or self.n_features or not self.categorical)
+
+    def feature_columns(self, schema: pa.Schema) -> list[str]:
+        """The columns that hold features, in the order that ColumnMapping states."""
+        if self.matrix:
+            return list(self.features)
+        categorical = _matching(schema.names, self.categorical)
+        return [name for name in _matching(schema.names, self.features) if name not in categorical] + categorical
+
+    def named(self) -> dict[str, str]:
+        """The columns that this config names for one use each, no features: use -> column."""
+        single = {"query": self.query, "labels": self.labels, "docs": self.docs, "time": self.time}
+        single["period_column"] = self.period_column
+        lists = {f"list of {name}": column for name, column in self.side().items()}
+        return {use: name for use, name in single.items() if name is not None} | lists
+
+
+def resolve_features(schema: pa.Schema, mapping: ColumnMapping, file: str) -> list[Feature]:
+    """The features that a mapping finds in a file, in the order that ColumnMapping states.
+
+    Raises:
+        InputError: a column is missing (names the nearest), occurs twice or has a type that does not fit; a pattern
+            matches nothing.
+    """
+    _require_named(schema, mapping, file)
+    categorical = dict.fromkeys(_chosen(schema, mapping, mapping.categorical, "categorical", file))
+    numeric = dict.fromkeys(_chosen(schema, mapping, mapping.features, "features", file))
+    parts = mapping.date_features()
+    found = [Feature(name=name) for name in numeric if name not in categorical]
+    found += [Feature(name=name) for name, (_, part) in parts.items() if part == "days_before"]
+    found += [Feature(name=name, kind="categorical") for name in categorical]
+    found += [Feature(name=name, kind="categorical") for name, (_, part) in parts.items() if part != "days_before"]
+    _require_features(schema, found, mapping, file)
+    return found
+
+
+def _require_features(schema: pa.Schema, features: Sequence[Feature], mapping: ColumnMapping, file: str) -> None:
+    """Check the columns that features are made from."""
+    dates = mapping.date_features()
+    for name in dates.keys() & {*schema.names}:
+        raise InputError(f"{file}: column {name!r} has the name of a feature of dates; rename it, or drop it there")
+    for feature in features:
+        use = "dates" if feature.name in dates else feature.kind
+        require(schema, mapping.source_of(feature.name), use, file)
+
+
+def resolve_groups(schema: pa.Schema, mapping: ListColumns, file: str) -> list[Feature]:
+    """The features of a file with one group per row.
+
+    Raises:
+        InputError: a column is missing or has a type that does not fit; the number of features cannot be inferred.
+    """
+    _require_named(schema, mapping, file)
+    if not mapping.matrix:
+        for name in (*mapping.features, *mapping.categorical):
+            if not _matching(schema.names, [name]):
+                raise InputError(f"{file}: features: no column is named {name!r}; {_remedy(name, schema.names)}")
+        found = [
+            Feature(
+                name=name, kind="categorical" if name in _matching(schema.names, mapping.categorical) else "numeric"
+            )
+            for name in mapping.feature_columns(schema)
+        ]
+        for feature in found:
+            require(schema, feature.name, f"list of {feature.kind} features", file)
+        return found
+    inner = require(schema, mapping.features[0], "features", file).value_type
+    n = mapping.n_features or len(mapping.names) or (inner.list_size if pa.types.is_fixed_size_list(inner) else 0)
+    if not n:
+        raise InputError(
+            f"{file}: column {mapping.features[0]!r}: its lists do not state the number of features; "
+            "set n_features or names"
+        )
+    names = mapping.names or tuple(str(i + 1) for i in range(n))
+    for name in mapping.categorical:
+        if name not in names:
+            raise InputError(f"{file}: categorical: no feature is named {name!r}; {_remedy(name, names)}")
+    return [Feature(name=name, kind="categorical" if name in mapping.categorical else "numeric") for name in names]
+
+
+def missing(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> list[str]:
+    """The columns that a mapping names, no patterns, and a file lacks: each with its use and the nearest name there."""
+    uses = [(name, use) for use, name in mapping.named().items() if not _in_path(schema, use, name, file)]
+    uses += [(name, "meta") for name in mapping.meta] + [(name, "feature") for name in mapping.features]
+    uses += [(name, "tokens") for name in (mapping.tokens.columns if mapping.tokens else [])]
+    if isinstance(mapping, ColumnMapping):
+        uses += [(name, "dates") for name in mapping.dates]
+    if isinstance(mapping, ColumnMapping) or not mapping.matrix:  # else these are features in the one column
+        uses += [(name, "feature") for name in mapping.categorical]
+    found = []
+    for name, use in uses:
+        if not name.endswith("*") and name not in schema.names:
+            near = nearest(name, schema.names, alike=0.7)
+            found.append(f"{name!r} ({use}{f', perhaps {near!r}' if near else ''})")
+    return found
+
+
+def _in_path(schema: pa.Schema, use: str, name: str, file: str) -> bool:
+    """Whether the path of a file has the period, and not its columns."""
+    return use == "period_column" and name not in schema.names and path_value(file, name) is not None
+
+
+def check_same_features(
+    schema: pa.Schema,
+    found: Sequence[Feature],
+    features: Sequence[Feature],
+    mapping: ColumnMapping | ListColumns,
+    file: str,
+    first: str,
+) -> None:
+    """Check that a file has the features of the first one, in any order.
+
+    Raises:
+        InputError: a feature is missing, of another kind, or not in the first file; names it.
+    """
+    items = isinstance(mapping, ColumnMapping)
+    for feature in features:
+        column = mapping.source_of(feature.name) if isinstance(mapping, ColumnMapping) else feature.name
+        if column not in schema.names:
+            near = _remedy(column, schema.names)
+            raise InputError(f"{file}: column {column!r} is missing, which {first} has; {near}")
+        if column == feature.name:
+            require(schema, column, feature.kind if items else f"list of {feature.kind} features", file)
+    for feature in found:
+        if feature not in features:
+            raise InputError(
+                f"{file}: column {feature.name!r} ({feature.kind}) is not among the features of {first}; "
+                "list it under exclude, or prepare the two apart"
+            )
+
+
+def _require_named(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> None:
+    """Check the columns that are not features."""
+    for use, name in mapping.named().items():
+        if not _in_path(schema, use, name, file):
+            require(schema, name, use, file)
+    for name in mapping.meta:
+        require(schema, name, "meta", file)
+    _require_texts(schema, mapping, file)
+
+
+def _require_texts(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> None:
+    """Check the columns that tokens are made from."""
+    items = isinstance(mapping, ColumnMapping)
+    for field, text in (mapping.tokens.fields() if mapping.tokens else {}).items():
+        if text.lengths is not None:
+            if items:
+                raise InputError(f"{field.name}: lengths are for groups, one per row; an item has its own tokens")
+            require(schema, text.lengths, "lengths of tokens", file)
+        one = items or field.of == "query"
+        use = "text" if one else "token ids" if text.lengths is not None else "texts of documents"
+        require(schema, text.column, use, file)
+
+
+def _chosen(schema: pa.Schema, mapping: ColumnMapping, patterns: Sequence[str], use: str, file: str) -> Iterator[str]:
+    taken = {*mapping.named().values(), *mapping.dates, *_matching(schema.names, mapping.exclude)}
+    taken |= {*(mapping.tokens.columns if mapping.tokens else ())}
+    for pattern in patterns:
+        matched = _matching(schema.names, [pattern])
+        if not matched:
+            raise InputError(f"{file}: {use}: no column is named {pattern!r}; {_remedy(pattern, schema.names)}")
+        if pattern == "*":
+            taken |= {*mapping.meta}
+            matched = [n for n in matched if _is_numeric(schema, n)]
+        yield from (name for name in matched if name == pattern or name not in {*taken, *patterns})
+
+
+def _is_numeric(schema: pa.Schema, name: str) -> bool:
+    """Whether a column holds numbers and is not all null."""
+    kind = schema.field(schema.get_all_field_indices(name)[0]).type
+    return cols.is_number(kind) and not pa.types.is_null(kind)
+
+
+def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """The names that match the patterns, each once, in the order that ColumnMapping states."""
+    rising, found = sorted(names), dict[str, None]()
+    for pattern in patterns:
+        if pattern.endswith("*"):
+            found |= dict.fromkeys(n for n in rising if n.startswith(pattern[:-1]) and n not in patterns)
+        elif pattern in rising:
+            found[pattern] = None
+    return list(found)
+
+
+def _is_single(kind: pa.DataType) -> bool:
+    return not pa.types.is_nested(kind)
+
+
+def _list_of(test: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
+    return lambda kind: cols.is_list(kind) and test(cols.value_type(kind.value_type))
+
+
+def _is_features(kind: pa.DataType) -> bool:
+    return _list_of(cols.is_number)(kind) or _list_of(_list_of(cols.is_number))(kind)
+
+
+_FITS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
+    "query": (cols.is_id, "text or whole numbers"),
+    "item": (cols.is_id, "text or whole numbers"),
+    "period_column": (cols.is_id, "text or whole numbers"),
+    "graded label": (cols.is_id, "text or numbers"),
+    "time": (is_time, "time stamps, dates, seconds since 1970 or text"),
+    "dates": (is_time, "time stamps, dates, seconds since 1970 or text"),
+    "categorical": (_is_single, "single values"),
+    "meta": (lambda _: True, "anything"),
+    "features": (_is_features, "lists of numbers, or lists of such lists"),
+    "labels": (_list_of(cols.is_number), "lists of numbers"),
+    "docs": (_list_of(cols.is_id), "lists of text or of whole numbers"),
+    "list of positions": (_list_of(cols.is_number), "lists of numbers"),
+    "list of clicks": (_list_of(cols.is_number), "lists of numbers"),
+    "list of weights": (_list_of(cols.is_number), "lists of numbers"),
+    "list of gains": (_list_of(cols.is_number), "lists of numbers"),
+    "text": (lambda kind: _is_single(kind) or _list_of(cols.is_number)(kind), "text or lists of token ids"),
+    "texts of documents": (_list_of(lambda kind: _is_single(kind) or _list_of(cols.is_number)(kind)), "lists of these"),
+    "token ids": (_list_of(cols.is_number), "lists of token ids"),
+    "lengths of tokens": (_list_of(cols.is_number), "lists of numbers"),
+    "list of numeric features": (_list_of(cols.is_number), "lists of numbers"),
+    "list of categorical features": (_list_of(_is_single), "lists of single values"),
+}
+
+
+def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
+    """The type of a column, which must occur once and fit its use."""
+    use = "query" if use == f"within {name}" else use
+    indices = schema.get_all_field_indices(name)
+    if not indices:
+        unlabelled = f"; if the data have no labels, set prepare.source.columns.{use} to null"
+        remedy = _remedy(name, schema.names) + (unlabelled if use in ("label", "labels") else "")
+        raise InputError(f"{file}: no column {name!r} ({use}); {remedy}")
+    if len(indices) > 1:
+        raise InputError(f"{file}: {len(indices)} columns are named {name!r} ({use}); rename all but one")
+    kind = cols.value_type(schema.field(indices[0]).type)
+    fits, wanted = _FITS.get(use, (cols.is_number, "numbers"))
+    if not fits(kind):
+        remedy = "list it under categorical or exclude" if use == "numeric" else "convert it or name another column"
+        raise InputError(f"{file}: column {name!r} ({use}) should hold {wanted} and is {kind}; {remedy}")
+    return kind
+
+
+def _remedy(name: str, names: Sequence[str]) -> str:
+    """The remedy for a wrong name."""
+    return suggestion(name.rstrip("*"), names, "its columns are")
+
+
+def path_value(url: str, key: str) -> str | None:
+    """The value of `key=value` in a path, as in Hive partitions."""
+    found = re.search(rf"(?:^|/){re.escape(key)}=([^/]+)/", url)
+    return urllib.parse.unquote(found[1]) if found else None

@@ -1,0 +1,135 @@
+"""What `prepare` checks of the data set that it makes, and what it says of it."""
+
+from collections.abc import Mapping, Sequence
+
+from ltrscale import storage
+from ltrscale.data.dataset.manifest import Accounting, Manifest
+from ltrscale.data.dataset.relevant import none_relevant
+from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.summaries import identifying
+from ltrscale.errors import InputError
+from ltrscale.ingest.inputs import Expected, UnitSettings
+from ltrscale.ingest.leaks import look_alone, of_queries, questions
+from ltrscale.ingest.quarantine import QUARANTINE
+from ltrscale.ingest.rows import Rejection
+from ltrscale.ingest.source import Source
+from ltrscale.progress import Report, log
+
+
+def check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], work: UnitSettings, *, key: str) -> None:
+    """Raise InputError if there are no rows, or too few good ones; `key` is the start of the keys that it names."""
+    rows, rejected, config = accounting.rows_in, accounting.rows_rejected, work.config
+    if not rows:
+        raise InputError(f"{', '.join(entry.path for entry in config.inputs)}: no rows; check the paths and the format")
+    if rejected > config.max_rejected * rows or not accounting.rows_kept:
+        first = "; ".join(f"{r.file}:{r.line} {r.rule} ({r.found or repr(r.text[:40])})" for r in first_rejections)
+        sort = (
+            f"set {key}sort=true if the rows of a query do not lie together, "
+            if _is_scattered(accounting, work)
+            else ""
+        )
+        raise InputError(
+            f"{rejected:,} of {rows:,} rows rejected ({rejected / rows:.2%}), max_rejected is "
+            f"{config.max_rejected:.2%}: {_by_rule(accounting)}; the first: {first}; all are in "
+            f"{storage.join(work.out, QUARANTINE)}; {sort}mend the input or raise {key}max_rejected"
+        )
+
+
+def _is_scattered(accounting: Accounting, work: UnitSettings) -> bool:
+    """Whether query ids returned, as they do in a log that is sorted by time and not by query."""
+    return bool(accounting.rules.get("returning_query")) and not work.config.sort
+
+
+def _by_rule(accounting: Accounting) -> str:
+    """The number of rejected rows of each rule."""
+    return ", ".join(f"{rule} {count:,}" for rule, count in accounting.rules.items()) or "none"
+
+
+def check_expected(expect: Mapping[str, Expected], manifest: Manifest) -> None:
+    """Raise InputError if a period has other counts than expected."""
+    wrong = []
+    for period, expected in expect.items():
+        cells = [cell for file in manifest.files if file.period == period for cell in file.row_groups]
+        found = {"groups": sum(cell.groups for cell in cells), "documents": sum(cell.documents for cell in cells)}
+        stated = {name: count for name, count in expected if count is not None}
+        if any(found[name] != count for name, count in stated.items()):
+            wanted = " and ".join(f"{count:,} {name}" for name, count in stated.items())
+            there = " and ".join(f"{found[name]:,}" for name in stated)
+            wrong.append(f"period {period!r}: expected {wanted}, found {there}")
+    if wrong:
+        rejected = manifest.accounting.rows_rejected
+        raise InputError(
+            f"{'; '.join(wrong)} ({rejected:,} rows were rejected; periods found: {', '.join(manifest.periods)}); "
+            "check that each file is complete and belongs to the collection, or mend expect"
+        )
+
+
+def report_counts(out: str, new: Manifest, report: Report, *, added: bool) -> None:
+    """Log and report the counts of the data set or addition."""
+    a, counts = new.accounting, new.counts()
+    merged = f" + {a.rows_merged:,} merged into another row of their document" if a.rows_merged else ""
+    log.info(
+        "prepare: %s%s: %s rows in = %s kept + %s rejected (%s)%s; %s groups in = %s kept + %s rejected; "
+        "%s labelled, longest %s, %s period%s",
+        *("added to " if added else "", out),
+        *(f"{a.rows_in:,}", f"{a.rows_kept:,}", f"{a.rows_rejected:,}", _by_rule(a), merged),
+        *(f"{a.groups_in:,}", f"{a.groups_kept:,}", f"{a.groups_rejected:,}"),
+        *(f"{counts.labelled:,}", f"{new.longest:,}", f"{len(new.periods):,}", "s"[len(new.periods) == 1 :]),
+    )
+    for column, found in new.token_summaries.items():
+        shown = (
+            f"{value:,}" for value in (found.lists, found.tokens, found.longest, found.cut_lists, found.cut_tokens)
+        )
+        log.info("prepare: %s: %s texts, %s tokens, longest %s; %s texts cut, by %s tokens", column, *shown)
+    tokens = {column: found.model_dump() for column, found in new.token_summaries.items()}
+    counted = {"labelled": counts.labelled, "longest": new.longest} | ({"tokens": tokens} if tokens else {})
+    report({"stage": "prepare", **a.model_dump(), **counted})
+
+
+def warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
+    """Warn if no document of a labelled data set is relevant: training would refuse it."""
+    if not manifest.label_counts or any(map(float, manifest.label_counts)):
+        return
+    wrong = none_relevant(manifest.counts().labelled)
+    log.warning("prepare: %s: %s; check %s, which prepare takes as the label", out, wrong, source.label_place)
+
+
+def log_shortcuts(new: Manifest) -> None:
+    """Log the features by which a document may be recognised, with what they harm and what to do about them."""
+    ids, suspects = identifying(new.features, [summary.unique_in_group for summary in new.summaries])
+    for found, remedy in (
+        (
+            ids,
+            "pretraining hides these categories by itself; trees and networks memorise by them the documents that have "
+            "labels, which is worth nothing for new ones: exclude an id or a title, unless documents return",
+        ),
+        (
+            suspects,
+            "exclude what is an id, by which pretraining solves its contrast, and trees memorise documents; what is a "
+            "quantity, such as a count or a rank, may stay",
+        ),
+    ):
+        if found:
+            shares = ", ".join(f"{name} for {share:.0%} of the documents" for name, share in found.items())
+            log.info("prepare: unique within its query: %s; %s", shares, remedy)
+
+
+def warn_of_places(out: str, names: Sequence[str]) -> None:
+    """Warn of features that are the place at which a document was shown, or are made from it."""
+    if names:
+        which = f"features {', '.join(names)} order" if len(names) > 1 else f"feature {names[0]!r} orders"
+        log.warning(
+            "prepare: %s: %s every list as its positions do: a place is not known before a list is ranked, and a model "
+            "that has it repeats what was shown; leave it out, unless it is a score that is known then",
+            out,
+            which,
+        )
+
+
+def ask_of_leaks(out: str) -> None:
+    """Log what is odd about features alone, and warn of those that may be known only after users have acted."""
+    found = look_alone(Split(data=out))
+    for line in of_queries(found):
+        log.info("prepare: %s", line)
+    for question in questions(found).values():
+        log.warning("prepare: %s If not, leave it out of prepare.source.columns", question)

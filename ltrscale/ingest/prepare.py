@@ -1,0 +1,297 @@
+"""Turns raw input into a data set directory: read, validate, group, partition by period, write, commit.
+
+The input is cut into units (`inputs`), which are handled one after the other (`assembly`) or in parallel (`parallel`)
+with the same output. Readers see nothing before the manifest is committed.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from ltrscale import storage
+from ltrscale.config import Operational, made_by
+from ltrscale.data.dataset.manifest import Accounting, DataFile, Dataset, Manifest, open_dataset
+from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
+from ltrscale.data.dataset.tokens import TokenSummary, put_vocabulary, summed
+from ltrscale.data.ids import QueryIds
+from ltrscale.ingest import additions
+from ltrscale.ingest.assembly import Written, check_columns, training_texts, write_unit
+from ltrscale.ingest.categories import CategoryEncoder, RecordedCodes, merged_texts
+from ltrscale.ingest.fills import filled, find_fills
+from ltrscale.ingest.inputs import (
+    PrepareConfig,
+    Unit,
+    UnitSettings,
+    UnitStart,
+    cut_units,
+    fingerprints,
+    input_fingerprints,
+    list_inputs,
+    open_work,
+)
+from ltrscale.ingest.outcome import (
+    ask_of_leaks,
+    check_expected,
+    check_rows,
+    log_shortcuts,
+    report_counts,
+    warn_of_labels,
+    warn_of_places,
+)
+from ltrscale.ingest.parallel import write_with_ray
+from ltrscale.ingest.places import LikePlaces
+from ltrscale.ingest.rows import Rejection
+from ltrscale.ingest.validate import total_accounting
+from ltrscale.ingest.vocabularies import Encoding, encoding_of
+from ltrscale.progress import Advance, Report, log, progress
+from ltrscale.simulate.synthetic import SyntheticLog, SyntheticLogConfig
+from ltrscale.stages.stage import Origin, Stage
+
+
+class PrepareJob(Stage):
+    """Turn raw logs into a data set directory."""
+
+    stage: ClassVar = "prepare"
+    makes_data: ClassVar = True
+    for_scoring: ClassVar[bool] = False
+    """Whether the rows are only scored, by a job whose own keys are the settings of `prepare`."""
+    out: Operational[str]
+    """Directory of the data set."""
+    prepare: PrepareConfig
+    synthetic: SyntheticLogConfig | None = None
+    """Make this synthetic log first, below `out` with `-log` appended, and read it as input."""
+    ray: Operational[bool] = False
+    """Handle the units of the input in parallel on a Ray cluster; the output is the same."""
+
+    def run(self) -> bool:
+        """Make the synthetic log, if there is one, then the data set."""
+        if self.synthetic is not None:
+            SyntheticLog(out=self._log, log=self.synthetic).run()
+        return super().run()
+
+    def own_settings(self) -> PrepareConfig:
+        """All settings of the data set."""
+        if self.synthetic is None:
+            return self.prepare
+        return self.prepare.replace(inputs=[{"path": storage.join(self._log, "*", "*.parquet")}])
+
+    def inputs(self) -> dict[str, str]:
+        """Fingerprints of the input files."""
+        return input_fingerprints(self.own_settings())
+
+    def is_done(self, origin: Origin) -> bool:
+        """Whether the data set holds the inputs, possibly beside others that were added."""
+        return is_prepared(self.out, origin)
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Make the data set, or add to it; and ask of features that may be known only after users have acted."""
+        made = prepare(self.own_settings(), self.out, ray=self.ray, report=report, for_scoring=self.for_scoring)
+        if not self.for_scoring and made.manifest.counts().labelled:
+            ask_of_leaks(self.out)
+
+    @property
+    def _log(self) -> str:
+        return f"{self.out.rstrip('/')}-log"
+
+
+class RowsJob(PrepareJob):
+    """Turn rows to score into a data set directory."""
+
+    for_scoring: ClassVar = True
+
+
+def _silent(_: Mapping[str, object]) -> None:
+    """Ignore a report."""
+
+
+def is_prepared(out: str, origin: Mapping[str, Any]) -> bool:
+    """Whether `prepare` with this origin (`made_by`) has made the data set or added to it; logs it if so."""
+    there = additions.holds_inputs(out, origin)
+    if there:
+        log.info("prepare: %s is up to date, nothing to do", out)
+    return there
+
+
+def prepare(
+    config: PrepareConfig, out: str, *, ray: bool = False, report: Report = _silent, for_scoring: bool = False
+) -> Dataset:
+    """Make a data set directory at `out`, or add periods to it; readers see nothing of it until it is complete.
+
+    It does nothing if the same config has made or added the same inputs already. Rows that cannot be used are in the
+    quarantine, also if they are too many and nothing is committed. Query ids must not return within the inputs of one
+    fixed period, nor within all inputs without one, including those of an existing data set that is added to.
+
+    Args:
+        config: the inputs to read, and the way to write them.
+        out: the directory.
+        ray: handle the units of the input in parallel, in tasks of a Ray cluster; the output is the same.
+        report: receives the counts.
+        for_scoring: the rows are only scored, by a job whose own keys set `config`: errors name these, and neither
+            labels nor what matters for pretraining is logged.
+
+    Raises:
+        InputError: an input is missing, cannot be decoded or has other features than the first; there are no rows;
+            more than `max_rejected` of the rows are rejected; a period has other counts than expected; an addition
+            does not fit the data set, or making the data set again would delete additions.
+    """
+    files = list_inputs(config.inputs)
+    origin = made_by("prepare", config, fingerprints(files, config.source))
+    if is_prepared(out, origin):
+        return open_dataset(out)
+    with storage.Commit(out) as commit, storage.scratch.directory() as folder:
+        before = _before(config, out)
+        work = open_work(config, files, out, taken=before.manifest.periods if before else ())
+        if before is not None:
+            work = replace(work, features=additions.check_addable(before, work))
+        sizes = [storage.size(file.url) for file in files]
+        first = additions.next_unit(before.manifest) if before else 0
+        units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
+        work = replace(work, encoding=_encoding(work, units, before, commit, folder))
+        fills = find_fills(work, units, before)
+        work = replace(work, config=filled(config, fills))
+        new, totals = _write(work, units, commit, folder, before, origin, ray=ray)
+        check_rows(new.accounting, totals.first_rejections, work, key="" if for_scoring else "prepare.")
+        check_expected(config.expect, new)
+        manifest = new if before is None else additions.with_addition(before.manifest, new)
+        commit.finish(manifest.model_dump(mode="json"))
+    report_counts(out, new, report, added=before is not None)
+    if not for_scoring:
+        warn_of_labels(out, manifest, config.source)
+        log_shortcuts(new)
+        warn_of_places(out, totals.places.among(new.features))
+    return Dataset(out, manifest)
+
+
+def _encoding(
+    work: UnitSettings, units: Sequence[Unit], before: Dataset | None, commit: storage.Commit, folder: Path
+) -> Encoding | None:
+    """What makes tokens of texts, its file in place: that of the data set, or a new one."""
+    tokens = work.config.source.token_columns
+    if tokens is None:
+        return None
+    if before is not None:
+        return encoding_of(before.url)
+    found = tokens.tokenizer.open(lambda: training_texts(work, units, tokens.tokenizer, folder))
+    if not found.content:
+        return found
+    return replace(found, vocabulary=put_vocabulary(found.vocabulary, found.content, commit))
+
+
+def _before(config: PrepareConfig, out: str) -> Dataset | None:
+    """The data set to add to; None if there is none, or if it is replaced."""
+    manifest = storage.read_manifest(out)
+    if manifest is None:
+        return None
+    if config.add:
+        return open_dataset(out)
+    additions.check_nothing_added(out, manifest)
+    return None
+
+
+def _write(
+    work: UnitSettings,
+    units: Sequence[Unit],
+    commit: storage.Commit,
+    folder: Path,
+    before: Dataset | None,
+    origin: Mapping[str, Any],
+    *,
+    ray: bool,
+) -> tuple[Manifest, "_Totals"]:
+    """Put all files in place; returns the manifest of these files alone, and what it was made from."""
+    ids, start, schema = QueryIds(folder), UnitStart(), None
+    if before is not None:
+        groups, documents, _ = before.manifest.counts()
+        start, schema = UnitStart(groups, documents), additions.schema_of(before)
+        if any(not unit.period for unit in units):
+            for hashes in additions.known_ids(before):
+                ids.groups.add(hashes)
+    totals = _Totals(work, schema)
+    with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:
+        if ray:
+            parts: Iterable[Written] = write_with_ray(work, units, start, commit=commit, ids=ids, advance=advance)
+        else:
+            parts = _write_here(work, units, start, commit=commit, ids=ids, folder=folder, advance=advance)
+        for written in parts:
+            totals.add(written)
+    manifest = totals.manifest(origin, lost_groups=len(ids.lost()))
+    commit.keep(manifest.quarantine)  # before any check: its error sends the user to these files
+    return manifest, totals
+
+
+def _write_here(
+    work: UnitSettings,
+    units: Sequence[Unit],
+    start: UnitStart,
+    *,
+    commit: storage.Commit,
+    ids: QueryIds,
+    folder: Path,
+    advance: Advance,
+) -> Iterator[Written]:
+    """Write all units in this process, one after the other."""
+    for unit in units:
+        written = write_unit(work, unit, start, commit=commit, ids=ids, folder=folder, advance=advance)
+        accounting = written.accounting
+        start = UnitStart(start.gid + accounting.groups_kept, start.documents + accounting.rows_kept)
+        yield written
+
+
+class _Totals:
+    """The manifest's totals of all units, which are added in their order."""
+
+    def __init__(self, work: UnitSettings, schema: pa.Schema | None) -> None:
+        self.first_rejections: list[Rejection] = []
+        self._work = work
+        self._schema, self._schema_of = schema, work.out
+        self._stats, self._labels = FeatureStats(len(work.features)), LabelCounts()
+        self.places = LikePlaces(len(work.features))
+        self._encoders: dict[str, CategoryEncoder] = {}
+        self._texts: dict[str, RecordedCodes] = {}
+        self._accounting: list[Accounting] = []
+        self._tokens: list[Mapping[str, TokenSummary]] = []
+        self._files: list[DataFile] = []
+        self._quarantine: list[str] = []
+
+    def add(self, written: Written) -> None:
+        """Add a unit."""
+        if written.schema is not None:
+            if self._schema is None:
+                self._schema, self._schema_of = written.schema, str(written.unit)
+            check_columns(self._schema, written.schema, str(written.unit), self._schema_of)
+        self._stats.merge(written.stats)
+        self.places.merge(written.places)
+        self._labels.merge(written.labels)
+        for name, values in written.categories.items():
+            self._encoders.setdefault(name, CategoryEncoder()).note(values)
+        for name, texts in written.texts.items():
+            self._texts[name] = merged_texts(self._texts.get(name, {}), texts)
+        self._accounting.append(written.accounting)
+        self._tokens.append(written.tokens)
+        self._files += written.files
+        self._quarantine += written.quarantine
+        self.first_rejections += written.first_rejections[: 5 - len(self.first_rejections)]
+
+    def manifest(self, origin: Mapping[str, Any], *, lost_groups: int) -> Manifest:
+        """The manifest of all units."""
+        collisions = sum(encoder.collisions for encoder in self._encoders.values())
+        tokens, encoding = self._work.config.source.token_columns, self._work.encoding
+        return Manifest(
+            features=self._work.features,
+            files=tuple(sorted(self._files, key=lambda file: (file.period, file.path))),
+            summaries=self._stats.summaries(),
+            label_counts=self._labels.counts(),
+            grouped=self._stats.grouped,
+            tokens=tuple(tokens.fields()) if tokens else (),
+            token_summaries=summed(self._tokens),
+            vocabulary=encoding.vocabulary if encoding else None,
+            accounting=total_accounting(self._accounting, lost_groups=lost_groups, hash_collisions=collisions),
+            categories={name: dict(sorted(texts.items())) for name, texts in self._texts.items() if texts is not None},
+            raw=self._work.config.source.raw_columns(self._work.features, self._work.first.url),
+            fills=self._work.config.source.fills,
+            quarantine=tuple(self._quarantine),
+            made_by=dict(origin),
+        )

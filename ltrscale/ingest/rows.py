@@ -1,0 +1,226 @@
+"""RowBlock, which every reader of raw input yields, and Rejection, which describes rows that it cannot use.
+
+Shapes: N rows (documents) of a block, F features.
+"""
+
+import json
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Rule = Literal[
+    "unparsable",
+    "feature_count",
+    "infinite",
+    "bad_label",
+    "bad_gain",
+    "bad_tokens",
+    "not_joined",
+    "empty_group",
+    "duplicate_document",
+    "returning_query",
+    "group_too_long",
+]
+"""Reasons to reject a row or group; docs/data.md explains each."""
+
+TEXT_LENGTH = 1000
+"""The most characters of a rejected row that are shown."""
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """One rejected row, or a run of rows of one group rejected together.
+
+    `line` is the 1-based line (text) or row (Parquet) of the first of `rows` input rows; an empty group has 0 rows.
+    `text` is the offending text, cut at 1,000 characters. `query_id` is "" where it could not be read. `found` is the
+    offending value in words, such as `label -1`; "" where only the text shows it.
+    """
+
+    file: str
+    line: int
+    rule: Rule
+    text: str
+    query_id: str = ""
+    rows: int = 1
+    found: str = ""
+
+
+class RawTexts(Protocol):
+    """The input of rows as text, for the quarantine; a text is made only when it is requested."""
+
+    def __call__(self, line: int) -> str:
+        """The text of this line (text) or row (Parquet), at most 1,000 characters."""
+        ...
+
+    def only(self, lines_N: NDArray[np.int64]) -> "RawTexts":
+        """The texts of these lines, without the rest of the input in memory."""
+        ...
+
+
+@dataclass
+class RowBlock:
+    """Consecutive rows of one input file, parsed; the rows of a query may continue in the next block.
+
+    Rows that could not be parsed are in `rejected` and nowhere else. `lines_N` are input positions (1-based, rising).
+    Labels are NaN where a row has none. `periods_N` is None if the file has one period, `period`. `starts_N` is True
+    where a reader knows that a new group starts (from a file of group sizes, or from one group per row); None means
+    that a group starts where the query id changes. `texts` has the input of the lines in `lines_N`, or is None if that
+    is no longer in memory. `share` is the share of the file that was read when the block was complete, from 0 to 1.
+    """
+
+    file: str
+    lines_N: NDArray[np.int64]
+    query_ids_N: pa.StringArray
+    features_NF: NDArray[np.float32]
+    labels_N: NDArray[np.float32]
+    period: str = ""
+    periods_N: pa.StringArray | None = None
+    doc_ids_N: pa.StringArray | None = None
+    starts_N: NDArray[np.bool_] | None = None
+    columns: dict[str, pa.Array] = field(default_factory=dict)
+    """Further columns: each document's `positions`, `clicks`, `weights`, `gains` and tokens; `meta_*` and the query's
+    tokens, as in a group's first row; of each text of tokens its full length (see `texts.FULL`)."""
+    rejected: list[Rejection] = field(default_factory=list)
+    texts: RawTexts | None = None
+    share: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.lines_N)
+
+
+def cut(rows: RowBlock, start: int, stop: int) -> RowBlock:
+    """The rows from `start` to `stop`, without rejections."""
+    n = stop - start
+    return replace(
+        rows,
+        lines_N=rows.lines_N[start:stop],
+        query_ids_N=rows.query_ids_N.slice(start, n),
+        features_NF=rows.features_NF[start:stop],
+        labels_N=rows.labels_N[start:stop],
+        periods_N=None if rows.periods_N is None else rows.periods_N.slice(start, n),
+        doc_ids_N=None if rows.doc_ids_N is None else rows.doc_ids_N.slice(start, n),
+        starts_N=None if rows.starts_N is None else rows.starts_N[start:stop],
+        columns={name: column.slice(start, n) for name, column in rows.columns.items()},
+        rejected=[],
+    )
+
+
+def concat(pieces: Sequence[RowBlock]) -> RowBlock:
+    """The rows of all pieces, with null for a column that a piece lacks. Texts survive if all are of one file."""
+    pieces = [piece for piece in pieces if len(piece)] or pieces[:1]
+    if len(pieces) == 1:
+        return pieces[0]
+
+    def strings(arrays: list[pa.StringArray | None]) -> pa.StringArray | None:
+        if all(array is None for array in arrays):
+            return None
+        sized = zip(arrays, pieces, strict=True)
+        return pa.concat_arrays([pa.nulls(len(p), pa.string()) if a is None else a for a, p in sized])
+
+    types = {name: column.type for piece in pieces for name, column in piece.columns.items()}
+    return RowBlock(
+        file=pieces[0].file,
+        lines_N=np.concatenate([piece.lines_N for piece in pieces]),
+        query_ids_N=pa.concat_arrays([piece.query_ids_N for piece in pieces]),
+        features_NF=np.concatenate([piece.features_NF for piece in pieces]),
+        labels_N=np.concatenate([piece.labels_N for piece in pieces]),
+        period=pieces[0].period,
+        periods_N=strings([piece.periods_N for piece in pieces]),
+        doc_ids_N=strings([piece.doc_ids_N for piece in pieces]),
+        columns={
+            name: pa.concat_arrays([p.columns.get(name, pa.nulls(len(p), kind)) for p in pieces])
+            for name, kind in types.items()
+        },
+        texts=_join_texts(pieces),
+        share=pieces[-1].share,
+    )
+
+
+def keep(rows: RowBlock, keep_N: NDArray[np.bool_]) -> RowBlock:
+    """The rows where `keep_N` is True, without rejections."""
+    mask = pa.array(keep_N)
+    return replace(
+        rows,
+        lines_N=rows.lines_N[keep_N],
+        query_ids_N=rows.query_ids_N.filter(mask),
+        features_NF=rows.features_NF[keep_N],
+        labels_N=rows.labels_N[keep_N],
+        periods_N=None if rows.periods_N is None else rows.periods_N.filter(mask),
+        doc_ids_N=None if rows.doc_ids_N is None else rows.doc_ids_N.filter(mask),
+        starts_N=None,  # a group may have lost its first row
+        columns={name: column.filter(mask) for name, column in rows.columns.items()},
+        rejected=[],
+    )
+
+
+def _join_texts(pieces: Sequence[RowBlock]) -> RawTexts | None:
+    """The texts of all pieces, if all have some and are of one file: line numbers identify rows within a file only."""
+    texts = [piece.texts for piece in pieces if piece.texts is not None and piece.file == pieces[0].file]
+    return _Joined([int(piece.lines_N[0]) for piece in pieces], texts) if len(texts) == len(pieces) else None
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """The texts of consecutive pieces, each with the line at which it begins."""
+
+    firsts: Sequence[int]
+    texts: Sequence[RawTexts]
+
+    def __call__(self, line: int) -> str:
+        return self.texts[bisect_right(self.firsts, line) - 1](line)
+
+    def only(self, lines_N: NDArray[np.int64]) -> RawTexts:
+        piece_N = np.searchsorted(self.firsts, lines_N, side="right") - 1
+        used = np.unique(piece_N).tolist()
+        kept = [self.texts[i].only(lines_N[piece_N == i]) for i in used]
+        return _Joined([self.firsts[i] for i in used], kept)
+
+
+@dataclass(frozen=True)
+class KeptTexts:
+    """Finished texts, by line."""
+
+    by_line: Mapping[int, str]
+
+    def __call__(self, line: int) -> str:
+        """The text of one line."""
+        return self.by_line[line]
+
+    def only(self, lines_N: NDArray[np.int64]) -> RawTexts:
+        """The texts of these lines only."""
+        return KeptTexts({line: self.by_line[line] for line in lines_N.tolist()})
+
+
+class RowTexts:
+    """Parquet rows as text for the quarantine: their columns as JSON, by the number of the row."""
+
+    def __init__(self, batch: pa.RecordBatch, lines_N: NDArray[np.int64]) -> None:
+        self.batch, self.lines_N = batch, lines_N
+        self._last = 0, ""  # a cache: all documents of a bad group show the same row, which may be long
+
+    def __call__(self, line: int) -> str:
+        """The text of one row."""
+        if self._last[0] != line:
+            row = int(np.searchsorted(self.lines_N, line))
+            columns = zip(self.batch.schema.names, self.batch, strict=True)
+            values = {name: plain_value(column[row]) for name, column in columns}
+            self._last = line, json.dumps(values, default=str, ensure_ascii=False)[:TEXT_LENGTH]
+        return self._last[1]
+
+    def only(self, lines_N: NDArray[np.int64]) -> "RowTexts":
+        """The texts of these rows, without the rest of the batch in memory."""
+        lines = np.unique(lines_N)
+        return RowTexts(self.batch.take(pa.array(np.searchsorted(self.lines_N, lines))), lines)
+
+
+def plain_value(value: pa.Scalar) -> object:
+    """A value for messages; text that cannot be read is replaced."""
+    try:
+        return value.as_py()
+    except (UnicodeDecodeError, ValueError, OverflowError):
+        return "(not readable)"

@@ -1,0 +1,174 @@
+"""A source: the format of the inputs of `prepare`, which reads its own files.
+
+Shapes: N rows of a block, F features.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from ltrscale.config import Config
+from ltrscale.data.dataset.manifest import Feature, RawColumns
+from ltrscale.ingest.categories import CategoryEncoder
+from ltrscale.ingest.joins import Join
+from ltrscale.ingest.mapping import ColumnMapping, Fill
+from ltrscale.ingest.rows import RowBlock
+from ltrscale.ingest.texts import TokenColumns
+from ltrscale.ingest.vocabularies import Encoding
+
+Encoders = dict[str, CategoryEncoder]
+"""The encoder of each categorical feature, by name."""
+
+
+class File(Config):
+    """One input file."""
+
+    url: str
+    """The place of the file."""
+    period: str | None = None
+    """The fixed period of its rows."""
+    group_sizes: str | None = None
+    """The file with the sizes of its groups."""
+    version: str | None = None
+    """The version of the table that it belongs to."""
+
+
+Reader = Callable[[File], Iterator[RowBlock]]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What scoring needs of rows.
+
+    Args:
+        features: those of the model; columns with these names are read, and no others.
+        meta: the group columns to keep.
+        positions: whether the model reads positions; otherwise the rows need not have them.
+        dated: whether the rows determine their period; otherwise they need no time stamp.
+        tokens: whether the model reads tokens; otherwise the rows need no texts.
+        fills: the numbers for missing values of the training data, by feature; None if the columns have them.
+    """
+
+    features: Sequence[Feature]
+    meta: Sequence[str] = ()
+    positions: bool = False
+    dated: bool = False
+    tokens: bool = False
+    fills: Mapping[str, float] | None = None
+
+    def uses(self) -> dict[str, Any]:
+        """The uses of columns that scoring changes: those that it does not need have no column."""
+        idle = ["clicks", "weights", "gain"]
+        idle += [] if self.tokens else ["tokens"]
+        idle += [] if self.positions else ["positions"]
+        idle += [] if self.dated else ["time", "period_column"]
+        return {"meta": tuple(self.meta), **dict.fromkeys(idle)}
+
+    def named(self, without: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
+        """The columns of features by their kind, without some."""
+        names = {"numeric": "features", "categorical": "categorical"}
+        return {
+            use: tuple(each.name for each in self.features if each.kind == kind and each.name not in without)
+            for kind, use in names.items()
+        }
+
+
+class Source(Config):
+    """A format of the inputs: finds the features of files, and reads their rows."""
+
+    kind: str
+    missing_labels: ClassVar[bool] = True
+    """Whether a row may have no label; otherwise such a row is a bad one."""
+
+    def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
+        """The features of the first file, or of all files if they must be inferred from rows.
+
+        Raises:
+            InputError: the features cannot be inferred, or those of the files differ.
+        """
+        raise NotImplementedError
+
+    def open(
+        self, features: Sequence[Feature], *, first: str, encoders: Encoders, encoding: Encoding | None = None
+    ) -> Reader:
+        """The reader of files that have these features; it raises InputError for a file without them.
+
+        Args:
+            features: those of the file `first`.
+            first: its place, for errors.
+            encoders: of the categorical features, which the reader fills.
+            encoding: makes tokens of texts; without it the tokens are texts, to train a tokenizer on.
+        """
+        raise NotImplementedError
+
+    def for_scoring(self, needs: Needs) -> Self:  # noqa: ARG002
+        """The same reading of rows that need nothing but what scoring needs.
+
+        Columns are found by name, so their order does not matter, and further ones are not read. LETOR text, and lists
+        of features in one column, have their features in the order of the training data.
+
+        Raises:
+            InputError: the columns ask for a median, which would be that of the rows to score.
+        """
+        return self
+
+    def missing_columns(self, url: str) -> list[str]:  # noqa: ARG002
+        """The columns that are named, no patterns, and a file lacks, each with its use; none of text without names."""
+        return []
+
+    def files_beside(self) -> list[str]:
+        """The files that are read besides the inputs: those of a tokenizer."""
+        return self.token_columns.tokenizer.files() if self.token_columns else []
+
+    def raw_columns(self, features: Sequence[Feature], url: str) -> RawColumns | None:  # noqa: ARG002
+        """How a file has the columns that features are made of; None if its rows are no items."""
+        return None
+
+    def wanted_fills(self, features: Sequence[Feature]) -> dict[str, Fill]:  # noqa: ARG002
+        """What stands for missing values, by feature.
+
+        Raises:
+            InputError: a setting fits no numeric feature.
+        """
+        return {}
+
+    def filled(self, fills: Mapping[str, float]) -> Self:  # noqa: ARG002
+        """The source with the numbers for missing values that `fills.find_fills` has found."""
+        return self
+
+    @property
+    def fills(self) -> dict[str, float]:
+        """The numbers for missing values, by feature, once they are found."""
+        return {}
+
+    def check_documents_named(self) -> None:
+        """Refuse columns among which none has the ids of documents.
+
+        Raises:
+            ValueError: names the key to set.
+        """
+
+    @property
+    def token_columns(self) -> TokenColumns | None:
+        """The token fields."""
+        return None
+
+    @property
+    def takes_any_order(self) -> bool:
+        """Whether a reader finds features by the names of their columns."""
+        return False
+
+    @property
+    def label_place(self) -> str:
+        """What `prepare` takes as the label, in words."""
+        return "the labels"
+
+    @property
+    def mapping(self) -> ColumnMapping | None:
+        """The uses of the columns of items; None if the rows are no items."""
+        return None
+
+    @property
+    def joined_tables(self) -> Sequence[Join]:
+        """The tables whose columns join the rows."""
+        return ()

@@ -1,0 +1,356 @@
+"""Charts as Vega-Lite specifications, each defined once: pages embed them, and PNG pictures are drawn from them.
+
+A specification is plain data, as the JSON schema of Vega-Lite has it. Texts of users, such as names of methods and
+slices, stand in it as data and titles only, never in an expression.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+Spec = dict[str, Any]
+"""A Vega-Lite specification."""
+ChartRows = Sequence[Mapping[str, Any]]
+"""The data of a chart."""
+
+VEGA_LITE_VERSION: Final = "6.4"
+"""Of Vega-Lite."""
+_SCHEMA = "https://vega.github.io/schema/vega-lite/v6.4.1.json"
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+_WIDTH = 640
+"""Pixels of a chart in a picture; in a page it takes the width of its container."""
+_NARROW = 420
+"""Pixels of one of several charts in a picture."""
+_LIMIT = 150
+"""Pixels of a label; a longer one is cut, and its tooltip is whole."""
+_COLOURS = 10
+"""Series of one chart; for more the scheme of twice as many colours is taken."""
+_LABELS = ["#b9b9b9", "#4c9be8", "#2fae66", "#f2a33a", "#e0455a"]
+"""Colours of labels from 0 up, readable on white and on black."""
+
+
+class Estimated(Protocol):
+    """A mean and its interval."""
+
+    @property
+    def mean(self) -> float | None:
+        """The estimate."""
+        ...
+
+    @property
+    def low(self) -> float | None:
+        """Lower end."""
+        ...
+
+    @property
+    def high(self) -> float | None:
+        """Upper end."""
+        ...
+
+
+def theme(*, dark: bool) -> Spec:
+    """The config of charts on a light or a dark ground, which they leave transparent."""
+    text, faint, grid = ("#e4e6ea", "#7c828c", "#353b45") if dark else ("#20242b", "#8a9099", "#e3e6ea")
+    return {
+        "background": "transparent",
+        "font": _FONT,
+        "view": {"stroke": None},
+        "axis": {
+            "labelColor": text,
+            "titleColor": text,
+            "titleFontWeight": "normal",
+            "gridColor": grid,
+            "domainColor": faint,
+            "tickColor": faint,
+            "labelLimit": _LIMIT,
+        },
+        "legend": {
+            "labelColor": text,
+            "titleColor": text,
+            "titleFontWeight": "normal",
+            "orient": "top",
+            "columns": 2,
+            "labelLimit": _LIMIT,
+        },
+        "title": {"color": text, "fontWeight": "normal", "fontSize": 12, "anchor": "start", "limit": 300},
+        "rule": {"color": faint},
+        "text": {"color": text},
+    }
+
+
+def _chart(rows: ChartRows, **parts: Any) -> Spec:
+    return {
+        "$schema": _SCHEMA,
+        "data": {"values": list(rows)},
+        "width": "container",
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        **parts,
+    }
+
+
+def _of(field: str, kind: str, title: str | None = None, **more: Any) -> Spec:
+    """The encoding of a field; without a title it has none."""
+    return {"field": field, "type": kind, "title": title, **more}
+
+
+def _number(field: str, title: str | None = None, *, zero: bool = False, **scale: Any) -> Spec:
+    return _of(field, "quantitative", title, scale={"zero": zero, **scale})
+
+
+def _in_order(rows: ChartRows, field: str) -> list[Any]:
+    """The values of a field in the order of the rows, which Vega would sort."""
+    return list(dict.fromkeys(row[field] for row in rows))
+
+
+def _series(rows: ChartRows, order: Sequence[str] = ()) -> Spec:
+    """Colours of the field `series`, whose legend is left out for a single one.
+
+    With the `order` of all series of a page, each has the same colour in all its charts.
+    """
+    names = _in_order(rows, "series")
+    legend = {"values": names} if len(names) > 1 else None
+    domain = list(order or names)
+    colours = "tableau10" if len(domain) <= _COLOURS else "tableau20"
+    return _of("series", "nominal", scale={"domain": domain, "scheme": colours}, legend=legend)
+
+
+def interval_row(name: str, summary: Estimated, **more: Any) -> dict[str, Any]:
+    """A row of `interval_chart`: a mean and its interval, null where they are undefined."""
+    return {"name": name, "mean": summary.mean, "low": summary.low, "high": summary.high, **more}
+
+
+def interval_chart(
+    rows: ChartRows,
+    *,
+    title: str,
+    at: float | None = None,
+    order: Sequence[str] = (),
+    log: bool = False,
+    unit: str = "",
+) -> Spec:
+    """Dots with bars, one row for each name.
+
+    Args:
+        rows: `name`, `mean`, `low`, `high`; `series`, whose colours tell the rows of a name apart; and `faded`, if
+            a row is to stay in the background.
+        title: of the values.
+        at: a value to mark with a line.
+        order: all series of the page, for their colours.
+        log: whether values are on a logarithmic scale.
+        unit: format of the values; by default plain numbers.
+    """
+    y: Spec = {"y": _of("name", "nominal", sort=_in_order(rows, "name"))}
+    several = len(_in_order(rows, "series")) if len(rows) > len(_in_order(rows, "name")) else 1
+    if len(rows) > len(_in_order(rows, "name")):
+        y["yOffset"] = _of("series", "nominal", sort=_in_order(rows, "series"))
+    opacity = {"condition": {"test": "datum.faded", "value": 0.3}, "value": 1}
+    tips = [_of("name", "nominal", "name"), _of("series", "nominal", "of")]
+    tips += [_of(field, "quantitative", field, format=".4f") for field in ("mean", "low", "high")]
+    shared = {**y, "color": _series(rows, order), "opacity": opacity, "tooltip": tips}
+    scale = {"type": "log", "padding": 10} if log else {"zero": False}
+    along = _of("mean", "quantitative", title, scale=scale, axis={"format": unit} if unit else {})
+    layers = [
+        {
+            "mark": {"type": "rule", "strokeWidth": 2},
+            "encoding": {**shared, "x": {**along, "field": "low"}, "x2": {"field": "high"}},
+        },
+        {"mark": {"type": "point", "filled": True, "size": 60}, "encoding": {**shared, "x": along}},
+    ]
+    if at is not None:
+        layers.insert(0, {"mark": {"type": "rule", "strokeDash": [4, 3]}, "encoding": {"x": {"datum": at}}})
+    return _chart(rows, height=max(24, 10 * several) * len(_in_order(rows, "name")), layer=layers)
+
+
+def lines(
+    rows: ChartRows,
+    *,
+    x: str,
+    y: str,
+    log: bool = False,
+    ordinal: bool = False,
+    ticks: Sequence[float] = (),
+    order: Sequence[str] = (),
+    dots: bool = True,
+    zero: bool = False,
+    marks: ChartRows = (),
+    level: float | None = None,
+) -> Spec:
+    """A line for each series, with intervals where the rows have them.
+
+    Args:
+        rows: `x`, `y`, `series`, and `low` and `high` where there is an interval.
+        x: title of the places.
+        y: title of the values.
+        log: whether places are on a logarithmic scale.
+        ordinal: whether places are names.
+        ticks: the places to name; by default round numbers.
+        order: all series of the page, for their colours.
+        dots: whether each value has a dot.
+        zero: whether the values' axis begins at 0.
+        marks: `x` of places to mark on the line of `level`, with their `series`.
+        level: a value to mark with a line.
+    """
+    scale = {"type": "log", "nice": False, "padding": 20} if log else {"zero": False, "padding": 20 if ticks else 0}
+    axis = {"values": list(ticks), "format": "~s"} if ticks else {}
+    across: Spec = {"x": _of("x", "quantitative", x, scale=scale, axis=axis)}
+    if ordinal:
+        across = {"x": _of("x", "ordinal", x, sort=_in_order(rows, "x"))}
+    tips = [_of("series", "nominal", "of"), _of("x", "ordinal" if ordinal else "quantitative", "at")]
+    tips.append(_of("y", "quantitative", "value", format=".4f"))
+    shared = {**across, "color": _series(rows, order), "tooltip": tips}
+    line = {"type": "line", "point": {"size": 28}} if dots else {"type": "line", "strokeWidth": 1.5}
+    layers: list[Spec] = [{"mark": line, "encoding": {**shared, "y": _number("y", y, zero=zero)}}]
+    if any(row.get("low") is not None for row in rows):
+        band: Spec = {"y": _number("low", y, zero=zero), "y2": {"field": "high"}}
+        layers.append({"mark": {"type": "rule", "opacity": 0.6}, "encoding": {**shared, **band}})
+    if level is not None:
+        layers.insert(0, {"mark": {"type": "rule"}, "encoding": {"y": {"datum": level}}})
+    if marks:
+        cross = {"type": "point", "shape": "cross", "angle": 45, "size": 90, "filled": True}
+        place = {"x": across["x"], "y": {"datum": level or 0}, "color": _series(rows, order)}
+        layers.append({"data": {"values": list(marks)}, "mark": cross, "encoding": place})
+    return _chart(rows, height=260, layer=layers)
+
+
+def bars(rows: ChartRows, *, title: str, order: Sequence[str] = (), unit: str = "%") -> Spec:
+    """A bar for each name, side by side for several series of a name; rows have `name`, `value` and `series`.
+
+    Args:
+        rows: the data.
+        title: of the values.
+        order: all series of the page, for their colours.
+        unit: format of the values; by default shares in percent.
+    """
+    names, series = _in_order(rows, "name"), _in_order(rows, "series")
+    encoding: Spec = {
+        "y": _of("name", "nominal", sort=names),
+        "x": _of("value", "quantitative", title, axis={"format": unit} if unit else {}),
+        "color": _series(rows, order),
+        "tooltip": [_of("name", "nominal", "name"), _of("value", "quantitative", "value", format=".4f")],
+    }
+    beside = len(series) if len(rows) > len(names) else 1
+    if beside > 1:
+        encoding["yOffset"] = _of("series", "nominal", sort=series)
+    return _chart(rows, height=max(18, 9 * beside) * len(names), mark="bar", encoding=encoding)
+
+
+def histogram(
+    counts: Sequence[int], edges: Sequence[float], *, title: str, below: float | None, at_least: float | None
+) -> Spec:
+    """Counts by bin on a logarithmic scale that begins at 0, with lines at two cuts, beyond which bins are red."""
+    left, right = (-math.inf if below is None else below), (math.inf if at_least is None else at_least)
+    centres = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
+    rows = [
+        {"low": edges[i], "high": edges[i + 1], "count": count, "beyond": not left <= centres[i] < right}
+        for i, count in enumerate(counts)
+        if count
+    ]
+    colour = {"condition": {"test": "datum.beyond", "value": _LABELS[4]}, "value": _LABELS[1]}
+    across = {"x": _number("low", title, domain=[edges[0], edges[-1]]), "x2": {"field": "high"}}
+    ticks = [0, *(10**power for power in range(1, 12) if 10**power <= max(counts))]
+    up = _of("count", "quantitative", "documents", scale={"type": "symlog"}, axis={"values": ticks, "format": ",d"})
+    layers: list[Spec] = [{"mark": "bar", "encoding": {**across, "y": up, "y2": {"datum": 0}, "color": colour}}]
+    places = [cut for cut in (left, right) if edges[0] <= cut <= edges[-1]]
+    layers += [{"mark": {"type": "rule", "strokeDash": [4, 3]}, "encoding": {"x": {"datum": cut}}} for cut in places]
+    return _chart(rows, height=120, layer=layers)
+
+
+def scatter(rows: ChartRows, *, title: str, labels: Sequence[float]) -> Spec:
+    """Points without axes, whose size and colour are their labels; the rows have `x`, `y`, `label`, and rise by it."""
+    shades = [shade(label, max(labels)) for label in labels]
+    colours = {"scale": {"domain": list(labels), "range": [_LABELS[s] for s in shades]}}
+    sizes = {"scale": {"domain": list(labels), "range": [16 + 16 * s for s in shades]}}
+    bare: Spec = {"axis": None, "scale": {"zero": False}}
+    encoding = {
+        "x": _of("x", "quantitative", **bare),
+        "y": _of("y", "quantitative", **bare),
+        "color": _of("label", "ordinal", "label", **colours),
+        "size": _of("label", "ordinal", "label", **sizes),
+        "tooltip": [_of("label", "ordinal", "label")],
+    }
+    mark = {"type": "circle", "opacity": 0.75}
+    return _chart(rows, height=300, title=title, mark=mark, encoding=encoding)
+
+
+def shade(label: float, highest: float) -> int:
+    """The colour of a label among five: 0 for no relevance, the last for the highest label.
+
+    Example:
+        >>> [shade(label, 4) for label in (0, 1, 4)], [shade(label, 1) for label in (0, 1)]
+        ([0, 1, 4], [0, 4])
+    """
+    if label <= 0 or highest <= 0:
+        return 0
+    return max(1, min(4, round(4 * label / highest)))
+
+
+def heatmap(rows: ChartRows, *, title: str) -> Spec:
+    """A matrix with the values in its cells; the rows have `one`, `other` and `value`, from -1 to 1."""
+    names = _in_order(rows, "one")
+    cell = {
+        "x": _of("one", "nominal", sort=names, axis={"labelAngle": -30}),
+        "y": _of("other", "nominal", sort=names),
+    }
+    pale = {"range": ["#f4f7fb", "#79b4ec"], "domain": [0, 1], "clamp": True}
+    shades = _of("value", "quantitative", title, legend=None, scale=pale)
+    layers = [
+        {"mark": {"type": "rect"}, "encoding": {**cell, "color": shades}},
+        {
+            "mark": {"type": "text", "color": "#20242b"},
+            "encoding": {**cell, "text": _of("value", "quantitative", format=".2f")},
+        },
+    ]
+    return _chart(rows, height=30 * len(names), title=title, layer=layers)
+
+
+def parallel(rows: ChartRows, ends: ChartRows, *, title: str) -> Spec:
+    """A line over parallel axes for each of some settings, coloured by its value.
+
+    Args:
+        rows: `line`, the number of a line, `axis`, `place` on it from 0 to 1, `shown`, its text, and `value`.
+        ends: `axis`, `place` and `shown` of what is written beside the axes.
+        title: of the values.
+    """
+    across = {"x": _of("axis", "nominal", sort=_in_order(rows, "axis"), axis={"labelAngle": -20, "grid": True})}
+    up: Spec = {"y": _of("place", "quantitative", axis=None, scale={"domain": [0, 1]})}
+    colour = _of("value", "quantitative", title, scale={"scheme": "viridis"})
+    tips = [_of(name, "nominal", name) for name in ("line", "axis", "shown")]
+    drawn = {**across, **up, "color": colour, "detail": {"field": "line"}, "tooltip": tips}
+    text = {"type": "text", "align": "left", "dx": 4, "fontSize": 10}
+    layers: list[Spec] = [
+        {"mark": {"type": "line", "opacity": 0.6}, "encoding": drawn},
+        {"data": {"values": list(ends)}, "mark": text, "encoding": {**across, **up, "text": _of("shown", "nominal")}},
+    ]
+    return _chart(rows, height=260, layer=layers)
+
+
+def titled(spec: Spec, title: str) -> Spec:
+    """The chart under a title."""
+    return {**spec, "title": title}
+
+
+def chart_row(*specs: Spec) -> Spec:
+    """Charts side by side in one picture."""
+    return {"$schema": _SCHEMA, "hconcat": [_part(spec) for spec in specs]}
+
+
+def above(*specs: Spec, alike: bool = True) -> Spec:
+    """Charts one above the other in one picture; without `alike` each has series of its own, and a legend."""
+    resolve = {} if alike else {"resolve": {"scale": {"color": "independent"}}}
+    return {"$schema": _SCHEMA, "vconcat": [_part(spec) for spec in specs], **resolve}
+
+
+def _part(spec: Spec) -> Spec:
+    """A chart for a picture of several, which have no container."""
+    return {key: value for key, value in spec.items() if key not in ("$schema", "autosize")} | {"width": _NARROW}
+
+
+def png(spec: Spec) -> bytes:
+    """The picture of a chart on white."""
+    import vl_convert  # it takes half a second, which only jobs that draw should spend
+
+    fixed = {**spec, "width": _WIDTH} if spec.get("width") == "container" else spec
+    config = {**theme(dark=False), "background": "white", "font": "DejaVu Sans, sans-serif"}
+    picture: bytes = vl_convert.vegalite_to_png(fixed, vl_version=VEGA_LITE_VERSION, scale=1.5, config=config)
+    return picture

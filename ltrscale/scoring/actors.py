@@ -1,0 +1,90 @@
+"""Files are scored in parallel by actors of Ray Data, each one file at a time."""
+
+import logging
+import math
+import warnings
+from collections.abc import Generator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ltrscale import ray_internals, storage
+from ltrscale.engine import plain_errors, ray_cluster
+from ltrscale.errors import InputError
+from ltrscale.progress import Advance
+from ltrscale.scoring.files import Done, FileScorer
+from ltrscale.scoring.plan import Plan
+
+_RETRIES = 3
+
+
+class _Actor:
+    """A Ray actor that scores files. It loads the bundle with the first file, so that every error belongs to a file.
+
+    It returns errors for the user as text: for an exception in an actor Ray Data raises another, without the original.
+    """
+
+    def __init__(self, plan: Plan, leases: tuple[storage.Lease, ...]) -> None:
+        storage.join_leases(leases)
+        self._plan = plan
+
+    @cached_property
+    def _scorer(self) -> FileScorer:
+        scorer = self._plan.scorer
+        return FileScorer(self._plan, device=scorer.device, threads=math.ceil(scorer.workers.cpus))
+
+    def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Score the file with this number; returns the result as JSON, or the error."""
+        (number,) = batch["item"].tolist()
+        done = error = ""
+        try:
+            done = self._scorer.score(self._plan.all_files[number], lambda *_: None).model_dump_json()
+        except InputError as raised:
+            error = str(raised)
+        return {"done": np.array([done]), "error": np.array([error])}
+
+
+def score_with_ray(plan: Plan, advance: Advance) -> Generator[Done]:
+    """Score the files of a plan in actors of Ray Data; results come in the order of completion."""
+    FileScorer(plan, device="cpu", threads=1)  # reports a fault of the bundle before Ray starts
+    workers = plan.scorer.workers
+    if plan.files:
+        with ray_cluster(math.ceil(workers.number * workers.cpus) + 1):  # one more for Ray Data's own tasks
+            yield from _results(plan, advance)
+
+
+def _results(plan: Plan, advance: Advance) -> Generator[Done]:
+    import ray  # imported late: many processes never use Ray
+
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the errors that it logs are raised too
+    whose = f"{plan.scorer.name}: the process that scored a file with it"
+    with plain_errors(whose, "lower docs_per_batch, or give each of the workers more cpus"):
+        for block in ray_internals.ready_blocks(_dataset(plan)):
+            for row in ray.get(block).to_pylist():
+                if row["error"]:
+                    raise InputError(row["error"])
+                done = Done.model_validate_json(row["done"])
+                advance(done.counts.documents)
+                yield done
+
+
+def _dataset(plan: Plan) -> Any:
+    """A Ray data set of the actors' results for the numbers of the files."""
+    import ray.data
+    from ray.util.annotations import RayDeprecationWarning
+
+    workers, n = plan.scorer.workers, len(plan.all_files)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RayDeprecationWarning)  # for the only way to set max_task_retries
+        dataset = ray.data.from_items(list(range(n)), override_num_blocks=n).map_batches(
+            _Actor,
+            fn_constructor_args=(plan, storage.held()),
+            batch_size=1,
+            compute=ray.data.ActorPoolStrategy(size=min(workers.number, n)),
+            num_cpus=workers.cpus,
+            num_gpus=workers.gpus or None,
+            max_task_retries=_RETRIES,  # by default a file that always kills its process is tried forever
+        )
+    dataset.context.enable_progress_bars = False
+    return dataset

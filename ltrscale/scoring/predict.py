@@ -1,0 +1,165 @@
+"""Prediction: raw rows in, ranked items out. It reads rows as the training data were read, then scores them.
+
+    OUT-data/   the rows as a data set, with quarantine and accounting (`ltrscale.ingest.prepare`)
+    OUT/        the ranked items, committed period by period (`ltrscale.data.dataset.scores`, layout `items`)
+
+Both stages skip what is up to date, so a repeated command goes on where it was stopped. Between them the periods to
+rank are compared with training (`ltrscale.scoring.skew`), and refused if the job asks for it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from pydantic import Field
+
+from ltrscale import bundle as bundles
+from ltrscale import storage
+from ltrscale.config import validate
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.origin import fills_of, prepare_settings_of
+from ltrscale.data.dataset.scores import period_url, read_period, scored_periods
+from ltrscale.data.dataset.split import Texts
+from ltrscale.errors import InputError, Refused
+from ltrscale.ingest.choices import SourceConfig
+from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
+from ltrscale.ingest.prepare import RowsJob
+from ltrscale.ingest.quarantine import QUARANTINE
+from ltrscale.ingest.source import Needs
+from ltrscale.progress import log
+from ltrscale.scoring.score import ScoreJob
+from ltrscale.scoring.scorer import ScorerConfig
+from ltrscale.scoring.skew import Skew, SkewKind, skew_of
+from ltrscale.stages.runs import check_replaceable, holding
+
+_SAID = 10
+"""Features of a period that are named one by one."""
+
+
+class PredictJob(ScorerConfig):
+    """Rank the items of raw rows with a bundle."""
+
+    out: str
+    """Directory of the ranked items. The rows lie beside it as a data set, in the directory `OUT-data`."""
+    inputs: Inputs = Field(min_length=1)
+    """Files, directories or patterns, in the format of the training data; they need no labels."""
+    source: SourceConfig | None = None
+    """The format and the columns, for rows in another form than the training data, or for a bundle that does not record
+    how these were read. By default as the first bundle's training data were read."""
+    sort: bool | None = None
+    """Bring the rows of a query together first. By default as for the training data."""
+    meta: Texts = ()
+    """Columns of whole queries to copy to the output, as `meta_NAME`."""
+    max_rejected: float = Field(0.001, ge=0, le=1)
+    """Share of rejected rows above which nothing is ranked."""
+    refuse: bool | tuple[SkewKind, ...] = False
+    """Rank nothing, and end with status 3, where a feature differs from training: true for any of the ways that are
+    said, or some of them: `missing`, `category`, `range`, `scale`."""
+    add: bool = False
+    """Keep the items of earlier inputs, and add those of new periods. Otherwise `out` has those of `inputs` alone."""
+    ray: bool = False
+    """Read and score files in parallel on a Ray cluster; the output is the same."""
+
+    @property
+    def data(self) -> str:
+        """The directory of the rows."""
+        return f"{self.out.rstrip('/')}-data"
+
+    def run(self) -> None:
+        """Read the rows, then rank their items.
+
+        Raises:
+            InputError: a bundle is missing or cannot score; it is not known how to read the rows, or they lack columns;
+                as `prepare` and `score`; `out` holds other output.
+            Refused: a feature differs from training in a way that `refuse` names.
+        """
+        self._check_out()
+        reading = self.reading()
+        self._check_columns(reading)
+        RowsJob(out=self.data, prepare=reading, ray=self.ray).run()
+        settings = {name: getattr(self, name) for name in ScorerConfig.model_fields}
+        job = ScoreJob(**settings, out=self.out, data=self.data, layout="items", meta=self.meta)
+        self._compare([*job.plan().files])
+        job.run()
+        made = open_dataset(self.data).manifest
+        if not self.add:
+            self._withdraw_others(made.periods)
+        if rejected := made.accounting.rows_rejected:
+            where = storage.join(self.data, QUARANTINE)
+            log.warning("%s of %s rows are not ranked: see %s", f"{rejected:,}", f"{made.accounting.rows_in:,}", where)
+
+    def reading(self) -> PrepareConfig:
+        """The settings of `prepare` that find the features of all bundles in the rows.
+
+        Raises:
+            InputError: a bundle is missing or cannot score, or it is not known how its training data were read.
+        """
+        opened = [bundles.load(url) for url in self.bundles]
+        for each in opened:
+            each.scorer()  # refuses a bundle that cannot score before any row is read
+        known, where = prepare_settings_of(opened[0].read_as), f"{opened[0].url}: read_as of its config.json"
+        if self.source is None and not known:
+            raise InputError(
+                f"{opened[0].url}: does not record how its training data were read; "
+                "set source, as in the config of jobs.prepare"
+            )
+        given = {"sort": self.sort, "source": self.source}
+        given = {name: value for name, value in given.items() if value is not None}
+        own = {"inputs": self.inputs, "max_rejected": self.max_rejected, "add": self.add}
+        config = validate(PrepareConfig, {**known, **given, **own}, where)
+        features = dict.fromkeys(feature for each in opened for feature in each.features)
+        positions = any(each.reads_positions for each in opened)
+        tokens = any(each.reads_tokens for each in opened)
+        dated = any(entry.period is None for entry in self.inputs)
+        needs = Needs(
+            [*features], self.meta, positions=positions, dated=dated, tokens=tokens, fills=fills_of(opened[0].read_as)
+        )
+        return config.replace(source=config.source.for_scoring(needs))
+
+    def _compare(self, periods: Sequence[str]) -> None:
+        """Say how the rows of some periods differ from training, or refuse them."""
+        opened = [bundles.load(url) for url in self.bundles]
+        found = {period: skew_of(self.data, period, opened) for period in periods}
+        refused = [
+            line
+            for period, findings in found.items()
+            for line in _lines(period, [each for each in findings if self._refuses(each)])
+        ]
+        if refused:
+            raise Refused([*refused, "nothing is ranked; mend the rows, or set refuse=false to rank them as they are"])
+        for period, findings in found.items():
+            for line in _lines(period, findings):
+                log.warning("predict: %s", line)
+
+    def _refuses(self, finding: Skew) -> bool:
+        return self.refuse if isinstance(self.refuse, bool) else finding.kind in self.refuse
+
+    def _check_columns(self, reading: PrepareConfig) -> None:
+        """Refuse rows whose first file lacks columns; names them all."""
+        first = list_inputs(reading.inputs)[0].url
+        if lacking := reading.source.missing_columns(first):
+            raise InputError(
+                f"{first}: no column {', '.join(lacking)}, which {self.name} needs; name columns that have other names "
+                "there under source.columns; features must have the names of the training data"
+            )
+
+    def _check_out(self) -> None:
+        """Refuse to replace anything but ranked items."""
+        check_replaceable(self.out, "score")
+        for period in scored_periods(self.out):
+            there = read_period(self.out, period)
+            if there is not None and there.layout != "items":
+                raise InputError(f"{self.out}: scores with a row per query are there; choose another directory")
+
+    def _withdraw_others(self, periods: Iterable[str]) -> None:
+        """Delete the items of earlier inputs, whose periods the present ones do not have."""
+        others = sorted({*scored_periods(self.out)} - {*periods})
+        if others := [period for period in others if read_period(self.out, period) is not None]:
+            with holding(self.out):
+                for period in others:
+                    storage.withdraw(period_url(self.out, period), name=storage.HIDDEN_MANIFEST)
+            log.info("predict: %s: removed %d periods of earlier inputs: %s", self.out, len(others), ", ".join(others))
+
+
+def _lines(period: str, findings: Sequence[Skew]) -> list[str]:
+    """A line for each of the first findings, and one that counts the others."""
+    more = [f"{period}: {len(findings) - _SAID} more"] if len(findings) > _SAID else []
+    return [f"{period}: {each}" for each in findings[:_SAID]] + more

@@ -1,0 +1,176 @@
+"""Scores: a bundle, or the mean of several, scores periods of a data set; a period is committed when it is complete.
+
+One process scores file after file. Under Ray, actors that hold the bundle share the files, each one file at a time. The
+process that scores a file also puts it in place; the caller takes over the files and commits their period. A committed
+period stays, whatever happens to the rest, and is not scored again unless the bundle or the data have changed.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from typing import Any, ClassVar, Self
+
+from pydantic import model_validator
+
+from ltrscale import storage
+from ltrscale.config import Operational, made_by
+from ltrscale.data.dataset.manifest import Counts, DataFile
+from ltrscale.data.dataset.scores import Layout, PeriodScores, period_url
+from ltrscale.data.dataset.split import Periods, Split, Texts
+from ltrscale.errors import InputError
+from ltrscale.progress import Report, log, progress
+from ltrscale.scoring.actors import score_with_ray
+from ltrscale.scoring.files import Done, score_here
+from ltrscale.scoring.plan import Plan, make_plan
+from ltrscale.scoring.scorer import ScorerConfig
+from ltrscale.stages.stage import Origin, Stage
+
+
+class ScoreJob(ScorerConfig, Stage):
+    """Score periods of a data set with a bundle; each period records its own settings and inputs."""
+
+    stage: ClassVar = "score"
+    record: ClassVar = storage.HIDDEN_RUN
+    data: str
+    """Data set directory; groups without labels are scored too."""
+    periods: Periods = None
+    """Periods, ranges or periods counted from the newest, as in a split; all if it is left out."""
+    layout: Layout = "lists"
+    """`lists`: a row per query group with query id, item ids, scores and ranks; `items`: a row per item, the best of
+    each query first; `scores`: group number and scores alone, the smallest, which suffices for labels of students."""
+    meta: Texts = ()
+    """Group columns `meta_NAME` of the data set to copy to the output, by their NAME; not with layout `scores`."""
+    out: Operational[str]
+    """Directory of the scores."""
+
+    @model_validator(mode="after")
+    def _has_room_for_meta(self) -> Self:
+        if self.meta and self.layout == "scores":
+            raise ValueError("meta has no place in the layout scores; set layout to lists or items")
+        return self
+
+    def plan(self) -> Plan:
+        """The periods to score; see `make_plan`."""
+        split = Split(data=(self.data,), periods=self.periods)
+        return make_plan(self, split, self.out, layout=self.layout, meta=self.meta)
+
+    def is_done(self, origin: Origin) -> bool:  # noqa: ARG002
+        """Whether the scores of every period are up to date with the bundle and the data; logs it if so."""
+        plan = self.plan()
+        if not plan.files:
+            log.info("score: %s is up to date (%d periods)", self.out, plan.n_current)
+        return not plan.files
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Score the remaining periods, and commit each."""
+        score(self, report=report)
+
+
+def score(job: ScoreJob, *, report: Report) -> Counts:
+    """Score the periods that are not up to date, and commit each to `out/period=P`; see `ltrscale.data.dataset.scores`.
+
+    Args:
+        job: see `ScoreJob`.
+        report: receives the counts of each period when it is committed, and their totals at the end.
+
+    Returns:
+        Groups and documents that this call scored; all groups count as labelled.
+
+    Raises:
+        InputError: the bundle or the data are missing, do not fit each other, or differ from their manifests; the
+            bundle cannot score, or gives a score that is no finite float32.
+    """
+    start = time.monotonic()
+    plan = job.plan()
+    total = _total([])
+    with (
+        progress("score", _listed(plan.all_files).documents) as advance,
+        _Committing(job, plan) as periods,
+        closing(score_with_ray(plan, advance) if job.ray else score_here(plan, advance)) as scored,
+    ):
+        for done in scored:
+            if committed := periods.take(done):
+                report({"stage": "score", "period": done.period, **_record(committed)})
+                total = _total([total, committed])
+    seconds = time.monotonic() - start
+    rate = total.documents / seconds
+    log.info(
+        "score: %s periods scored with %s groups and %s documents, %s documents/s; %s periods were up to date",
+        *(f"{n:,}" for n in (len(plan.files), total.groups, total.documents, round(rate), plan.n_current)),
+    )
+    report({"stage": "score", "periods": len(plan.files), **_record(total), "seconds": round(seconds, 3)})
+    return total
+
+
+class _Committing:
+    """Takes over files of scores as they arrive, and commits a period with its last file.
+
+    A context manager: files of periods that are not committed at its end are deleted.
+    """
+
+    def __init__(self, job: ScoreJob, plan: Plan) -> None:
+        self._job = job
+        self._plan = plan
+        self._open: dict[str, tuple[storage.Commit, dict[str, Done]]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        stack = ExitStack()  # which exits all commits even if one of them fails
+        for commit, _ in self._open.values():
+            stack.push(commit)
+        stack.__exit__(*error)
+
+    def take(self, done: Done) -> Counts | None:
+        """Take over a file; returns the counts of its period if this file completed it, else None."""
+        period = done.period
+        if period not in self._open:
+            url = period_url(self._plan.out, period)
+            self._open[period] = storage.Commit(url, manifest=storage.HIDDEN_MANIFEST), {}
+        commit, of_period = self._open[period]
+        commit.adopt([storage.Placed(done.file.path, done.file.bytes, done.file.sha256)])
+        of_period[done.file.data] = done
+        if len(of_period) < len(self._plan.files[period]):
+            return None
+        counts = self._commit(commit, period, of_period)
+        del self._open[period]
+        return counts
+
+    def _commit(self, commit: storage.Commit, period: str, done: Mapping[str, Done]) -> Counts:
+        plan, files = self._plan, self._plan.files[period]
+        counts, listed = _total(of_file.counts for of_file in done.values()), _listed(files)
+        if counts[:2] != listed[:2]:  # not the third, for labelled groups: all scored groups count as labelled
+            found = f"{counts.groups} groups and {counts.documents} documents were scored"
+            raise InputError(
+                f"period {period} of {plan.dataset.url}: {found}, the manifest lists {listed.groups} and "
+                f"{listed.documents}; prepare the data set again"
+            )
+        inputs = {self._job.data: plan.dataset.manifest.hash_of([period]), **plan.bundle_hashes}
+        manifest = PeriodScores(
+            period=period,
+            files=tuple(done[file.path].file for file in files),
+            groups=counts.groups,
+            documents=counts.documents,
+            bundle_hash=plan.bundle_hash,
+            made_by=made_by("score", self._job, inputs),
+            layout=plan.layout,
+            meta=plan.meta,
+        )
+        with commit:
+            commit.finish(manifest.model_dump(mode="json"))
+        return counts
+
+
+def _listed(files: Sequence[DataFile]) -> Counts:
+    """The counts of some data files together, from their manifest."""
+    return _total(counts for file in files for counts in file.row_groups)
+
+
+def _total(counts: Iterable[Counts]) -> Counts:
+    """The sums; zeros for none."""
+    return Counts(*map(sum, zip(Counts(0, 0, 0), *counts, strict=True)))
+
+
+def _record(counts: Counts) -> dict[str, int]:
+    return {"groups": counts.groups, "documents": counts.documents}

@@ -1,0 +1,220 @@
+"""Skew: what rows to score have that training's rows had not, feature by feature.
+
+A bundle records what the rows of its training periods look like (`ltrscale.bundle.reference`). `find_skew` compares
+other rows with it by shares: of missing values, of categories that training lacks, of values outside training's range.
+A share is said if it is at least 1%, at least twice training's in odds, and no chance. Ranges widen as logs grow:
+values outside of them are said from 10% on, and from 5% on if they are outside by more than the range's own width.
+
+The documents of a list often share a value, so a list counts as one observation, whatever its length. A share is no
+chance if it and training's, each seen in so many lists, are a million times likelier than any one share for both
+(likelihood ratio; Wilks 1938).
+
+So few lists can only show what is plain. Against 10,000 lists of training it takes 2 lists to see that a feature is
+missing in all rows, 17 to see that half of its values are above 95% of training's, and 168 for a new category in 2% of
+the rows.
+
+Shapes: N rows (documents), Q groups, Q1 = Q + 1 offsets, F features, V codes of a vocabulary.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ltrscale.bundle import Bundle
+from ltrscale.bundle.reference import QUANTILES, FeatureReference, Reference, has_value, sample_of
+from ltrscale.config import Config
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
+from ltrscale.errors import InputError
+from ltrscale.progress import log
+
+SkewKind = Literal["missing", "category", "range", "scale"]
+_FEW = 20
+"""Fewer lists than these show next to nothing."""
+_SHARE, _ODDS, _EVIDENCE = 0.01, 2.0, math.log(1e6)
+_NEAR, _FAR = 0.1, 0.05
+_TAIL = QUANTILES[1]
+
+
+class Skew(Config):
+    """A feature that differs from training; as text it is one line with the figures."""
+
+    feature: str
+    kind: SkewKind
+    """`missing`: its values are missing more often; `category`: categories that training lacks; `range`: values below
+    or above all of training's; `scale`: at least half of its values are below or above 95% of training's."""
+    now: float
+    """The share of the rows, or of those with a value for `range`; for `scale` the median."""
+    training: float
+    """The same of training."""
+    said: str
+
+    def __str__(self) -> str:
+        """The line."""
+        return f"{self.feature}: {self.said}"
+
+
+def skew_of(data: str, period: str, opened: Sequence[Bundle]) -> list[Skew]:
+    """How the features of a period differ from the training of some bundles; each is said once."""
+    selection = select(Split(data=(data,), periods=(period,)), labelled=False)
+    names, found = open_dataset(data).manifest.categories, dict[tuple[str, SkewKind], Skew]()
+    for bundle in opened:
+        groups = sample_of(selection.serving(bundle.features, whose=bundle.url))
+        if groups is None or bundle.reference is None:
+            continue
+        if groups.n_groups < _FEW:
+            log.info("predict: %s: %d lists are too few to compare with training", period, groups.n_groups)
+        for each in find_skew(bundle.reference, groups.features_NF, lists=groups.n_groups, names=names):
+            found.setdefault((each.feature, each.kind), each)
+    return [*found.values()]
+
+
+def find_skew(
+    reference: Reference,
+    features_NF: NDArray[np.float32] | Tensor,
+    *,
+    lists: int,
+    names: Mapping[str, Mapping[str, int]] | None = None,
+) -> list[Skew]:
+    """The features of some rows that differ from training, those that differ most first.
+
+    Args:
+        reference: of a bundle.
+        features_NF: raw features in the reference's order, NaN or filled as in training where missing; categories as
+            codes.
+        lists: the number of lists that the rows come from. Few show much alone, and a single one nothing; see above.
+        names: the codes of categories by their texts, by feature, to name a new one.
+
+    Raises:
+        InputError: the rows have another number of features.
+
+    Example:
+        >>> import torch
+        >>> from ltrscale.batch import QueryGroups
+        >>> from ltrscale.data.dataset.manifest import Feature
+        >>> groups = QueryGroups(torch.arange(400.0)[:, None] % 50, torch.arange(0, 401, 4))
+        >>> reference = Reference.of(groups, [Feature(name="price")])
+        >>> for finding in find_skew(reference, groups.features_NF * 100, lists=100):
+        ...     print(finding)
+        price: 98% of its values are outside training's range of 0 to 49; the median is 2450, in training 25
+    """
+    rows_NF = np.asarray(features_NF, dtype=np.float32)
+    if rows_NF.ndim != 2 or rows_NF.shape[1] != len(reference.features):
+        raise InputError(
+            f"features_NF has the shape {rows_NF.shape}, and the reference has {len(reference.features)} features; "
+            "give one column for each, in its order"
+        )
+    found: list[tuple[float, Skew]] = []
+    if len(rows_NF):
+        for feature, values_N in zip(reference.features, rows_NF.T, strict=True):
+            known = (names or {}).get(feature.name, {})
+            found += _compared(feature, values_N, (reference.lists, lists), known)
+    return [finding for _, finding in sorted(found, key=lambda pair: -pair[0])]
+
+
+def _compared(
+    feature: FeatureReference, values_N: NDArray[np.float32], lists: tuple[int, int], names: Mapping[str, int]
+) -> list[tuple[float, Skew]]:
+    """The findings of one feature, each with how far it is from training."""
+    known_N = values_N[has_value(values_N, feature.fill)]
+    missing = 1 - len(known_N) / len(values_N)
+    found = []
+    if far := _far(missing, feature.missing, lists):
+        filled = "" if feature.fill is None else f", or {feature.fill:.4g} as where it is missing,"
+        said = f"missing{filled} in {_percent(missing)} of the documents, in training in {_percent(feature.missing)}"
+        found.append((far, _finding(feature, "missing", missing, feature.missing, said)))
+    if not len(known_N):
+        return found
+    if feature.kind == "categorical":
+        return found + _of_codes(feature, known_N, len(values_N), lists, names)
+    if not feature.quantiles:  # training had no value, which says nothing of their range
+        return found
+    return found + _of_numbers(feature, known_N, (lists[0], round(lists[1] * (1 - missing))))
+
+
+def _of_codes(
+    feature: FeatureReference,
+    known_N: NDArray[np.float32],
+    rows: int,
+    lists: tuple[int, int],
+    names: Mapping[str, int],
+) -> list[tuple[float, Skew]]:
+    codes_V, counts_V = np.unique(known_N.astype(np.int64), return_counts=True)
+    new_V = ~np.isin(codes_V, feature.codes)
+    share = float(counts_V[new_V].sum() / rows)
+    if not (far := _far(share, feature.new, lists)):
+        return []
+    code = int(codes_V[new_V][counts_V[new_V].argmax()])
+    texts = {number: text for text, number in names.items()}
+    said = (
+        f"{_percent(share)} of the documents have a category that training lacks, most often "
+        f"{texts.get(code, code)!r}; {_percent(feature.new)} were to be expected"
+    )
+    return [(far, _finding(feature, "category", share, feature.new, said))]
+
+
+def _of_numbers(
+    feature: FeatureReference, known_N: NDArray[np.float32], lists: tuple[int, int]
+) -> list[tuple[float, Skew]]:
+    least, low, middle, high, most = feature.quantiles
+    median = float(np.median(known_N))
+    medians = f"the median is {median:.4g}, in training {middle:.4g}"
+    by_N = np.maximum(least - known_N, known_N - most)
+    outside, far_outside = float((by_N > 0).mean()), float((by_N > most - least).mean())
+    far = _far(outside, 0.0, lists)
+    if far and (outside >= _NEAR or far_outside >= _FAR):
+        said = f"{_percent(outside)} of its values are outside training's range of {least:.4g} to {most:.4g}; {medians}"
+        return [(far, _finding(feature, "range", outside, 0.0, said))]
+    below, above = float((known_N < low).mean()), float((known_N > high).mean())
+    far = _far(max(below, above), _TAIL, lists)
+    if not far or max(below, above) < 0.5:
+        return []
+    beyond = f"below {low:.4g}" if below > above else f"above {high:.4g}"
+    said = f"{_percent(max(below, above))} of its values are {beyond}, in training {_percent(_TAIL)}; {medians}"
+    return [(far, _finding(feature, "scale", median, middle, said))]
+
+
+def _finding(feature: FeatureReference, kind: SkewKind, now: float, training: float, said: str) -> Skew:
+    return Skew(feature=feature.name, kind=kind, now=now, training=training, said=said)
+
+
+def _far(now: float, training: float, lists: tuple[int, int]) -> float:
+    """How far a share is from training's, in nats a list; 0 if it need not be said.
+
+    Args:
+        now: the share of some rows.
+        training: that of training.
+        lists: of training, and of the rows.
+    """
+    m, n = lists
+    p = (training * m + 1) / (m + 2)  # what training has not shown may still happen
+    if now < _SHARE or now * (1 - p) < _ODDS * p * (1 - now):
+        return 0.0
+    common = (training * m + now * n) / (m + n)
+    evidence = m * _divergence(training, common) + n * _divergence(now, common)
+    return _divergence(now, p) if evidence > _EVIDENCE else 0.0
+
+
+def _divergence(share: float, other: float) -> float:
+    """The divergence of Kullback and Leibler of two shares; the other one is 0 or 1 only where both are.
+
+    Example:
+        >>> _divergence(0.5, 0.5), round(_divergence(1.0, 0.5), 3)
+        (0.0, 0.693)
+    """
+    return sum(p * math.log(p / q) for p, q in ((share, other), (1 - share, 1 - other)) if p > 0)
+
+
+def _percent(share: float) -> str:
+    """A share in two digits.
+
+    Example:
+        >>> _percent(1.0), _percent(0.0213), _percent(0.0004)
+        ('100%', '2.1%', '0.04%')
+    """
+    return f"{100 * share:.2g}%" if share < 0.995 else "100%"

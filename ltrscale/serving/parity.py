@@ -1,0 +1,237 @@
+"""The check of an export: a reader that knows its files alone must give the bundle's scores, of raw rows too.
+
+Shapes: N documents, F raw features, Q1 = groups + 1 offsets, G columns of the matrix.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from ltrscale import storage
+from ltrscale.batch import QueryGroups
+from ltrscale.bundle import Bundle
+from ltrscale.config import Config
+from ltrscale.data.dataset.manifest import Manifest, open_dataset
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
+from ltrscale.data.stream.batches import iterate
+from ltrscale.errors import InputError
+from ltrscale.serving import raw, raw_check
+from ltrscale.serving.features import FEATURES_FILE, ExportedFeatures, features_in
+from ltrscale.serving.format import Files, Format, MatrixScorer, Observed
+from ltrscale.serving.onnx_graph import is_listwise
+
+_DISTURBED = 0.02
+_UNSEEN = (1 << 24) - 1
+
+
+class ParityConfig(Config):
+    """The check that exported models must pass."""
+
+    rows: int = Field(10_000, ge=1)
+    """Number of documents whose scores are compared; all if there are fewer."""
+    tolerance: float | None = Field(None, ge=0)
+    """Largest difference of scores that passes, as a share of the largest score (at least 1); by default 1e-9 for
+    LightGBM's text and Vespa, which compute in double precision, 1e-4 for ONNX, and 1e-5 for the others."""
+
+    def allowed(self, to: Format) -> float:
+        """The tolerance for a format."""
+        return to.tolerance if self.tolerance is None else self.tolerance
+
+
+class RawParity(Config):
+    """Raw rows that went through the transformer and the exported model, and through `prepare` and the bundle.
+
+    All features were equal to the bit.
+    """
+
+    file: str
+    documents: int
+    largest_difference: float
+
+
+class Parity(Config):
+    """`parity.json`."""
+
+    to: str
+    """The name of the format."""
+    documents: int
+    missing: int
+    """Missing values among the features of these documents."""
+    unseen: int
+    """Categories among them that the model has never seen."""
+    largest_difference: float
+    largest_score: float
+    tolerance: float
+    bundle: str
+    data: tuple[str, ...]
+    periods: tuple[str, ...] | None
+    """As named; null for all."""
+    raw: RawParity | None = None
+    """The same from raw rows on; null where there is no transformer, or there are no such rows."""
+
+
+def check_parity(
+    to: Format, bundle: Bundle, split: Split, config: ParityConfig, raw_files: Sequence[str] = ()
+) -> tuple[Files, Parity]:
+    """The files to publish, and how well a reader of only these files agrees with the bundle.
+
+    Args:
+        to: the format.
+        bundle: the model.
+        split: data whose documents are scored.
+        config: how many, and how near the scores must be.
+        raw_files: files of raw rows, of whose first rows the transformer must make what `prepare` makes of them.
+
+    Raises:
+        InputError: scores differ by more than the tolerance; the program would refuse some documents; the bundle cannot
+            be exported or has other features.
+    """
+    groups = _rows(bundle, split, config.rows, disturbed=to.missing == "nan")
+    names = [feature.name for feature in bundle.features]
+    manifests = [open_dataset(url).manifest for url in split.data]
+    texts = {name: codes for manifest in manifests for name, codes in manifest.categories.items()}
+    files = write_export(to, bundle, Observed(texts, _negative(names, groups, manifests)))
+    with storage.scratch.directory() as folder:
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        export = _Export(to, bundle, config, features_in(folder), to.readers(folder))
+        matrix_NG = export.features.matrix(names, groups.features_NF.numpy())
+        apart, largest = export.apart(groups, matrix_NG, "documents")
+        from_raw = _from_raw(export, folder, raw_files) if raw.CODE in files else None
+    return files, Parity(
+        to=to.kind,
+        documents=groups.n_documents,
+        missing=int(groups.features_NF.isnan().sum()),
+        unseen=int((groups.features_NF == _UNSEEN).sum()),
+        largest_difference=apart,
+        largest_score=largest,
+        tolerance=config.allowed(to),
+        bundle=bundle.url,
+        data=split.data,
+        periods=split.periods,
+        raw=from_raw,
+    )
+
+
+def write_export(to: Format, bundle: Bundle, observed: Observed) -> Files:
+    """The files of the model, with the description of its columns and the transformer of raw rows.
+
+    Raises:
+        InputError: the format cannot express the bundle; a library that writes it is not installed.
+    """
+    if bundle.reads_tokens:
+        raise InputError(
+            f"{bundle.url}: reads the tokens of texts, and {to.kind} gets features alone; export a student that "
+            "jobs.distill trains from it"
+        )
+    files, columns = to.write(bundle, observed)
+    features = ExportedFeatures(to=to.kind, missing=to.missing, columns=columns)
+    described = (features.model_dump_json(indent=1, exclude_none=True) + "\n").encode()
+    return {**files, FEATURES_FILE: described, **raw.write_raw(bundle, [column.name for column in columns])}
+
+
+class _Export(NamedTuple):
+    """What is compared: a bundle, and the readers of its files."""
+
+    to: Format
+    bundle: Bundle
+    config: ParityConfig
+    features: ExportedFeatures
+    readers: tuple[MatrixScorer, ...]
+
+    def apart(self, groups: QueryGroups, matrix_NG: NDArray[np.float32], whose: str) -> tuple[float, float]:
+        """The largest difference of a reader's scores from the bundle's, and the largest score.
+
+        Raises:
+            InputError: the difference is more than the tolerance.
+        """
+        bundle, tolerance = self.bundle, self.config.allowed(self.to)
+        ours_N = bundle.scorer()(groups).double().numpy()
+        theirs_RN = [self._scores(reader, groups, matrix_NG) for reader in self.readers]
+        apart, largest = (float(np.abs(x).max(initial=0.0)) for x in (np.stack(theirs_RN) - ours_N, ours_N))
+        if not apart <= tolerance * max(1.0, largest):  # not `>`: a difference of NaN must not pass
+            some_F = groups.features_NF.isnan().any(0).tolist()
+            lacking = [feature.name for feature, some in zip(bundle.features, some_F, strict=True) if some]
+            raise InputError(
+                f"{bundle.url}: {self.to.kind} gives scores up to {apart:.3g} away from the bundle's on "
+                f"{len(ours_N):,} {whose}, more than the tolerance of {tolerance:g}; nothing is published"
+                + (_zeros(lacking) if self.to.missing == "zero" and lacking else "")
+            )
+        return apart, largest
+
+    def _scores(self, reader: MatrixScorer, groups: QueryGroups, matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
+        """The scores [N] of a reader; lists one by one where the scores of documents depend on their lists."""
+        bounds = groups.offsets_Q1.tolist() if is_listwise(self.bundle) else [0, len(matrix_NG)]
+        return np.concatenate([np.zeros(0), *(reader(matrix_NG[a:b]) for a, b in pairwise(bounds) if b > a)])
+
+
+def _from_raw(export: _Export, folder: Path, files: Sequence[str]) -> RawParity | None:
+    """The same for the first raw rows of some files, through the transformer; None without such rows."""
+    module, names = raw_check.transformer(folder), [column.name for column in export.features.columns]
+    sampled = raw_check.sample(export.bundle, module, files, export.config.rows)
+    if sampled is None:
+        return None
+    matrix_NG = raw_check.matrix(sampled, module, names, export.bundle)
+    apart, _ = export.apart(sampled.groups, matrix_NG, "raw rows")
+    return RawParity(file=sampled.file, documents=len(sampled.rows), largest_difference=apart)
+
+
+def _negative(names: Sequence[str], groups: QueryGroups, manifests: Sequence[Manifest]) -> set[str]:
+    """Features with values below 0 in these groups, or anywhere in the data as its summaries say."""
+    below = {name for name, some in zip(names, (groups.features_NF < 0).any(0).tolist(), strict=True) if some}
+    ranges = [pair for m in manifests for pair in zip(m.features, m.summaries, strict=False)]  # some have no summaries
+    return below | {feature.name for feature, found in ranges if found.minimum is not None and found.minimum < 0}
+
+
+def _zeros(lacking: Sequence[str]) -> str:
+    """The likely reason where missing values count as 0."""
+    some = ", ".join(lacking[:3]) + (" and others" if len(lacking) > 3 else "")
+    return (
+        f"; it reads a missing value as 0, and {some} {'are' if len(lacking) > 1 else 'is'} missing in some documents: "
+        "let prepare fill them (source.columns.fill: {numeric: median}), and train again"
+    )
+
+
+def _rows(bundle: Bundle, split: Split, rows: int, *, disturbed: bool) -> QueryGroups:
+    """The first groups of a split that together have at least `rows` documents, cut to that number.
+
+    Args:
+        bundle: whose features are read.
+        split: the data.
+        rows: number of documents.
+        disturbed: whether to take some values away, and to put categories in that no data set has.
+    """
+    groups = _cut(QueryGroups.concat(list(_first(bundle, split, rows))), rows)
+    if not disturbed:
+        return groups
+    generator = torch.Generator().manual_seed(0)
+    features_NF = groups.features_NF.clone()
+    categorical_F = torch.tensor([feature.kind == "categorical" for feature in bundle.features])
+    lost_NF, new_NF = (torch.rand(features_NF.shape, generator=generator) < _DISTURBED for _ in range(2))
+    features_NF[new_NF & categorical_F] = _UNSEEN
+    features_NF[lost_NF] = torch.nan
+    return replace(groups, features_NF=features_NF)
+
+
+def _first(bundle: Bundle, split: Split, rows: int) -> Iterator[QueryGroups]:
+    selection = select(split, labelled=False).serving(bundle.features, whose=bundle.url)
+    for groups in iterate(selection, docs_per_batch=min(rows, 1 << 14)):
+        yield groups
+        rows -= groups.n_documents
+        if rows <= 0:
+            return
+
+
+def _cut(groups: QueryGroups, rows: int) -> QueryGroups:
+    """The first documents of some groups; the last group may become shorter."""
+    offsets_Q1 = groups.offsets_Q1.clamp(max=rows)
+    offsets_Q1 = offsets_Q1[: int((offsets_Q1 < offsets_Q1[-1]).sum()) + 1]
+    return QueryGroups(groups.features_NF[:rows], offsets_Q1)

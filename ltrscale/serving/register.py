@@ -1,0 +1,94 @@
+"""A bundle in MLflow's model registry, as a model of the flavour `python_function` without a pickle."""
+
+import os
+from typing import Any
+
+from pydantic import Field
+
+from ltrscale import bundle as bundles
+from ltrscale import storage
+from ltrscale.config import Config, validate
+from ltrscale.errors import InputError, without_credentials
+from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.progress import log
+from ltrscale.serving.uses import ROW, uses_in_scoring, uses_of
+from ltrscale.stages.trackers import EXPERIMENT, MLFLOW, client, numbers, plain_key
+
+_LOADER = "ltrscale.api.in_mlflow"
+"""The module that MLflow imports to open the model."""
+
+
+class Registry(Config):
+    """A model in a registry."""
+
+    name: str = Field(min_length=1)
+    """Name of the registered model."""
+    store: str | None = None
+    """Tracking store and registry, such as sqlite:///mlflow.db or http://host:5000; by default what the environment
+    variable LTRSCALE_MLFLOW names."""
+
+
+class RegisterJob(Registry):
+    """Register a bundle as a new version of a model in MLflow's registry."""
+
+    bundle: str
+    """Bundle of a model that scores."""
+
+    def run(self) -> str:
+        """Log the model with the bundle's metrics and settings, and register it; returns its version.
+
+        Raises:
+            InputError: the bundle is missing or cannot score, no store is named, or MLflow is not installed.
+        """
+        store = self.store or os.environ.get(MLFLOW)
+        if not store:
+            raise InputError(f"store: name MLflow's store, such as sqlite:///mlflow.db, or set {MLFLOW}")
+        bundle = bundles.load(self.bundle)
+        bundle.scorer()  # refuses what cannot score
+        client(store)
+        import mlflow
+
+        mlflow.set_tracking_uri(store)
+        mlflow.set_registry_uri(store)
+        mlflow.set_experiment(os.environ.get(EXPERIMENT, "ltrscale"))
+        manifest = bundles.read_bundle_manifest(self.bundle)
+        with mlflow.start_run(run_name=self.name), storage.scratch.directory() as folder:
+            for path in [file["path"] for file in manifest["files"]]:
+                place = folder / "bundle" / path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(storage.read_verified(self.bundle, path, manifest))
+            (folder / "bundle" / storage.MANIFEST).write_bytes(
+                storage.read_bytes(storage.join(self.bundle, storage.MANIFEST))
+            )
+            mlflow.log_metrics({plain_key(name): value for name, value in numbers(bundle.metrics).items()})
+            mlflow.set_tags({"bundle": self.bundle, "content_hash": bundles.content_hash(self.bundle)})
+            mlflow.log_dict(dict(bundle.config), "training.json")
+            made = mlflow.pyfunc.log_model(
+                name="model",
+                loader_module=_LOADER,
+                data_path=str(folder / "bundle"),
+                pip_requirements=["ltrscale"],
+                signature=_signature(bundle),
+                registered_model_name=self.name,
+            )
+        version = str(made.registered_model_version)
+        log.info("register: %s is version %s of %s in %s", self.bundle, version, self.name, without_credentials(store))
+        return version
+
+
+def _signature(bundle: bundles.Bundle) -> Any:
+    """The columns of the raw log that scoring reads, and the scores; None where the bundle knows no query column.
+
+    The columns may have any type: MLflow would refuse whole numbers where the log had fractions.
+    """
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema
+    from mlflow.types.schema import AnyType
+
+    columns, _ = uses_of(bundle)
+    if "query" not in columns:
+        return None
+    uses = validate(ColumnMapping, uses_in_scoring(columns, bundle), bundle.url)
+    names = [*uses.named().values(), *uses.features, *uses.categorical, *uses.dates]
+    inputs = [ColSpec(AnyType(), name) for name in dict.fromkeys(names) if name != ROW]
+    return ModelSignature(Schema(inputs), Schema([ColSpec("double")]))

@@ -1,0 +1,391 @@
+"""The jobs whose settings a search varies: the stages of a trial, and the mapping of parameters to settings."""
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, Self, TypeVar
+
+import torch
+from pydantic import ValidationError
+
+from ltrscale import bundle, storage
+from ltrscale import config as configs
+from ltrscale.config import Config, Operational
+from ltrscale.data.dataset.manifest import Dataset, one_view
+from ltrscale.data.dataset.periods import with_periods_named
+from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.errors import InputError
+from ltrscale.launch.workers import ONE, Workers
+from ltrscale.stages.inputs import BundleUrl
+from ltrscale.stages.runs import heard_by
+from ltrscale.stages.stage import Stage
+from ltrscale.storage import join
+from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
+from ltrscale.training.pretrain import PretrainConfig, PretrainJob
+from ltrscale.training.resumption import EPOCHS
+from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
+from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.tuning.search import ReportValue
+from ltrscale.tuning.space import Params, Space, assign, find, label
+
+
+class _SearchedJob(Config):
+    """A job whose settings a search varies: the stages that a trial runs, and the metric that compares trials."""
+
+    kind: str
+    splits: Splits
+    """Training and validation; the test split is not read."""
+    workers: Operational[Workers] = ONE
+    """Workers of each trial; they share each step of a network, or the training groups of trees."""
+
+    @property
+    def metric(self) -> str:
+        """The metric that compares trials, of the bundle that the last stage commits."""
+        raise NotImplementedError
+
+    @property
+    def judges_on_the_way(self) -> bool:
+        """Whether a trial reports the metric before it ends, as ASHA needs."""
+        return True
+
+    def result(self) -> Config:
+        """The settings that determine the metric."""
+        return configs.result_of(self)
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that determine the metric, with the periods of the splits by name."""
+        settings = self.result().model_dump(mode="json")
+        learnt = {"train": _named(self.splits.train), "validation": _named(self.splits.validation)}
+        return {**settings, "splits": {**settings["splits"], **learnt}}
+
+    def reads(self) -> Iterable[Split]:
+        """The splits that a trial reads."""
+        return self.splits.train, self.splits.validation
+
+    def with_seed(self, seed: int) -> Self:
+        """The job with another seed of its last stage."""
+        raise NotImplementedError
+
+    def stages(self, out: str) -> tuple[Stage, ...]:
+        """The stages that a trial runs in a directory, in order."""
+        raise NotImplementedError
+
+    def step_of(self, record: Mapping[str, Any]) -> int | None:
+        """The step of a record of the stage, as ASHA counts; None for a record without the metric."""
+        raise NotImplementedError
+
+    def run(self, folder: str, report: ReportValue) -> float:
+        """Run or resume the stage in a directory; returns the metric."""
+        (stage,) = self.stages(join(folder, "model"))
+        best = -math.inf
+
+        def hear(record: Mapping[str, Any]) -> None:
+            nonlocal best
+            if (step := self.step_of(record)) is not None:
+                best = max(best, record[self.metric])  # the value that the stage would commit if it ended here
+                report(step, best)
+
+        with heard_by(hear):
+            stage.run()
+        return _value(stage.out, self.metric)
+
+    def jobs(self, out: str) -> dict[str, Stage]:
+        """The stages as separate jobs, by the file name of their config."""
+        stages = self.stages(join(out, "best"))
+        return {"best.yaml" if len(stages) == 1 else f"best-{stage.stage}.yaml": stage for stage in stages}
+
+
+class GBDTSearch(_SearchedJob):
+    """Boosted trees; ASHA counts trees."""
+
+    kind: Literal["gbdt"] = "gbdt"
+    gbdt: GBDTConfig = LightGBMConfig()
+    """The library that grows the trees, with its settings."""
+
+    @property
+    def metric(self) -> str:
+        """The metric of early stopping."""
+        return f"validation_ndcg@{self.gbdt.stop_on}"
+
+    def with_seed(self, seed: int) -> Self:
+        """The job with another seed of the trees."""
+        return self.replace(gbdt=self.gbdt.replace(seed=seed))
+
+    def stages(self, out: str) -> tuple[Stage, ...]:
+        """The stage that trains trees."""
+        return (GBDTJob(out=out, splits=self.splits, gbdt=self.gbdt, workers=self.workers),)
+
+    def step_of(self, record: Mapping[str, Any]) -> int | None:
+        """Number of trees so far."""
+        return record.get("tree")
+
+
+class FinetuneSearch(_SearchedJob):
+    """A network trained with labels; ASHA counts epochs, starting with those of the head."""
+
+    kind: Literal["finetune"] = "finetune"
+    pretrained: BundleUrl | None = None
+    """Bundle to start from; empty starts from random weights."""
+    finetune: FinetuneConfig = FinetuneConfig()
+
+    @property
+    def metric(self) -> str:
+        """The metric that chooses the epoch."""
+        return f"validation_{self.finetune.validation_metric}"
+
+    def with_seed(self, seed: int) -> Self:
+        """The job with another seed of finetuning."""
+        return self.replace(finetune=self.finetune.replace(seed=seed))
+
+    def stages(self, out: str) -> tuple[Stage, ...]:
+        """The stage that finetunes."""
+        shared: dict[str, Any] = {"splits": self.splits, "workers": self.workers}
+        return (FinetuneJob(out=out, pretrained=self.pretrained, finetune=self.finetune, **shared),)
+
+    def step_of(self, record: Mapping[str, Any]) -> int | None:
+        """Number of epochs so far, in both phases."""
+        if "epoch" not in record or self.metric not in record:
+            return None
+        before = self.finetune.head_epochs if self.pretrained and record["phase"] != "head" else 0
+        return int(record["epoch"] + before)
+
+
+class PretrainSearch(_SearchedJob):
+    """Pretraining, judged by the metric after finetuning; ASHA counts epochs of pretraining, see `keep_every`."""
+
+    kind: Literal["pretrain"] = "pretrain"
+    train: Split | None = None
+    """Split of the documents for pretraining; empty takes `splits.train`."""
+    splits: Splits
+    """Training and validation of finetuning; the test split is not read."""
+    pretrain: PretrainConfig = PretrainConfig()
+    finetune: FinetuneConfig = FinetuneConfig()
+
+    @property
+    def metric(self) -> str:
+        """The metric that chooses the epoch of finetuning."""
+        return f"validation_{self.finetune.validation_metric}"
+
+    @property
+    def documents(self) -> Split:
+        """The split whose documents are for pretraining."""
+        return self.train or self.splits.train
+
+    def result(self) -> Config:
+        """The settings that determine the metric."""
+        return configs.result_of(self.replace(train=self.documents))
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that determine the metric, with the periods of all splits by name."""
+        return {**super().identity(), "train": _named(self.documents)}
+
+    def reads(self) -> Iterable[Split]:
+        """The splits that a trial reads, those of pretraining first."""
+        return self.documents, *super().reads()
+
+    @property
+    def judges_on_the_way(self) -> bool:
+        """Whether encoders are kept along the way, and finetuned."""
+        return self.pretrain.keep_every is not None
+
+    def with_seed(self, seed: int) -> Self:
+        """The job with another seed of pretraining and finetuning."""
+        return self.replace(pretrain=self.pretrain.replace(seed=seed), finetune=self.finetune.replace(seed=seed))
+
+    def stages(self, out: str) -> tuple[PretrainJob, FinetuneJob]:
+        """Pretraining, and finetuning of its final bundle."""
+        pretrained, finetuned = join(out, "pretrained"), join(out, "finetuned")
+        return (
+            PretrainJob(out=pretrained, train=self.documents, pretrain=self.pretrain, workers=self.workers),
+            FinetuneJob(
+                out=finetuned,
+                pretrained=pretrained,
+                splits=self.splits,
+                finetune=self.finetune,
+                workers=self.workers,
+            ),
+        )
+
+    def run(self, folder: str, report: ReportValue) -> float:
+        """Pretrain and finetune in a directory, or resume there; returns the metric.
+
+        Each encoder that pretraining keeps is finetuned at once, and the metric is reported to the search.
+        """
+        pretraining, finetuning = self.stages(folder)
+
+        def finetuned(job: FinetuneJob) -> float:
+            with _same_mode():
+                job.run()
+            return _value(job.out, self.metric)
+
+        def hear(record: Mapping[str, Any]) -> None:
+            if "bundle" in record:  # not so the epochs of finetuning, which are no steps of the search
+                epoch, out = record["epoch"], f"{finetuning.out}-{record['epoch']:05d}"
+                report(epoch, finetuned(finetuning.replace(out=out, pretrained=record["bundle"])))
+
+        for url in storage.children(join(pretraining.out, EPOCHS)):  # kept by an interrupted run
+            if (manifest := storage.read_manifest(url)) is not None:
+                hear({"epoch": manifest["made_by"]["epoch"], "bundle": url})
+        with heard_by(hear):
+            pretraining.run()
+        return finetuned(finetuning)
+
+    def jobs(self, out: str) -> dict[str, Stage]:
+        """The stages as separate jobs, which keep no encoders along the way."""
+        alone = self.replace(pretrain=self.pretrain.replace(keep_every=None))
+        return super(PretrainSearch, alone).jobs(out)
+
+
+def _named(split: Split) -> dict[str, Any]:
+    """A split with its periods by name."""
+    return with_periods_named(split).model_dump(mode="json")
+
+
+Searched = GBDTSearch | PretrainSearch | FinetuneSearch
+SearchedT = TypeVar("SearchedT", bound=Searched)
+
+
+@contextmanager
+def _same_mode() -> Iterator[None]:
+    """Restore torch's global settings afterwards, for finetuning runs in the middle of pretraining."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    precision = torch.get_float32_matmul_precision()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+        torch.set_float32_matmul_precision(precision)
+
+
+def _value(url: str, metric: str) -> float:
+    value = bundle.load(url).metrics[metric]
+    if not isinstance(value, int | float):
+        raise InputError(f"{url}: its {metric} is {value!r}, which is not a number to compare")
+    return float(value)
+
+
+def run_trial(
+    job: Searched,
+    space: Space,
+    params: Params,
+    folder: str,
+    report: ReportValue,
+    *,
+    view: Mapping[str, Dataset] | None = None,
+) -> float:
+    """Run a trial: the job with these parameters, in this directory, on the data sets as the search opened them."""
+    with one_view(view):
+        return with_params(job, space, params)[0].run(folder, report)
+
+
+def with_params(job: SearchedT, space: Space, params: Params) -> tuple[SearchedT, set[str]]:
+    """The job with these parameters, and the keys that it used; a key is unused if its `when` does not hold.
+
+    Keys with a `when` are set after those without, in the order of the space.
+
+    Raises:
+        InputError: a key is unknown, or a value does not fit.
+    """
+    # without defaults: as explicit settings they would override those of a preset
+    values = job.model_dump(mode="json", exclude_unset=True)
+    keys = [key for key in space if key in params and not space[key].when]
+    for key in keys:
+        _lay(values, key, params[key])
+    made, used = configs.validate(type(job), values, "space"), set(keys)
+    for key in (key for key in space if key in params and space[key].when):
+        settings = made.model_dump(mode="json")
+        if all(find(settings, name) == wanted for name, wanted in space[key].when.items()):
+            _lay(values, key, params[key])
+            made = configs.validate(type(job), values, "space")
+            used.add(key)
+    return made, used
+
+
+def _lay(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; a mapping is merged into an existing one."""
+    below, value = find(values, key), copy.deepcopy(value)  # a copy, for later keys may change parts of it
+    both = isinstance(below, Mapping) and isinstance(value, Mapping)
+    assign(values, key, configs.overlay({"_": below}, {"_": value})["_"] if both else value)
+
+
+def given_params(job: Searched, space: Space) -> Params | None:
+    """Parameters that leave the job unchanged; None if the space does not contain its settings."""
+    params: Params = {}
+    for key, dimension in space.items():
+        given = find(job.model_dump(mode="json"), key)
+        in_range = dimension.choices is None and dimension.contains(given)
+        candidates = [given] if in_range else dimension.probes()
+        same = [candidate for candidate in candidates if _leaves(job, {**params, key: candidate}, space)]
+        if not same:
+            return None
+        params[key] = same[0]
+    return params
+
+
+def _leaves(job: Searched, params: Params, space: Space) -> bool:
+    try:
+        return with_params(job, space, params)[0].result() == job.result()
+    except InputError:
+        return False
+
+
+def check_space(job: Searched, space: Space) -> None:
+    """Check that the job has every key and takes its values, and that trials stay comparable.
+
+    Raises:
+        InputError: it does not; the message names the key and the remedy.
+    """
+    for key, dimension in space.items():
+        where = _enabling(job, space, key)
+        for place, probe in enumerate(dimension.probes()):
+            try:
+                made, used = with_params(job, space, {**where, key: probe})
+            except InputError as error:
+                # the ends of a range may be whole numbers where the third probe, between them, is not
+                if place == 2 and dimension.choices is None and "integer" in str(error):
+                    raise InputError(f"space.{key}: takes whole numbers only; add integer: true") from error
+                raise InputError(f"space.{key}: {label(probe)} does not fit: {error}") from error
+            assert key in used
+            if made.metric != job.metric or made.splits.validation != job.splits.validation:
+                raise InputError(f"space.{key}: changes what trials are compared by; leave it out of the space")
+    _check_together(job, space)
+
+
+def _enabling(job: Searched, space: Space, key: str) -> Params:
+    """Choices of other keys that make the `when` of a key hold."""
+    others = {name: dimension for name, dimension in space.items() if name != key}
+    params: Params = {}
+
+    def holds(tried: Params, name: str, wanted: Any) -> bool:
+        return bool(find(with_params(job, others, tried)[0].model_dump(mode="json"), name) == wanted)
+
+    for name, wanted in space[key].when.items():
+        if holds(params, name, wanted):
+            continue
+        tries = (
+            {**params, **_enabling(job, others, other), other: choice}
+            for other, dimension in others.items()
+            for choice in dimension.choices or ()
+        )
+        enabled = next((tried for tried in tries if holds(tried, name, wanted)), None)
+        if enabled is None:
+            raise InputError(f"space.{key}.when: {name} is never {label(wanted)}; check the key and its values")
+        params = enabled
+    return params
+
+
+def _check_together(job: Searched, space: Space) -> None:
+    """Check that no choice removes a setting that another key needs."""
+    firsts = {key: dimension.probes()[0] for key, dimension in space.items()}
+    for key, dimension in space.items():
+        for choice in dimension.choices or ():
+            try:
+                with_params(job, space, {**firsts, key: choice})
+            except InputError as error:
+                cause = error.__cause__
+                if isinstance(cause, ValidationError) and any(e["type"] == "extra_forbidden" for e in cause.errors()):
+                    raise InputError(
+                        f"space.{key}: with {label(choice)} another key of the space has no meaning; give that key a "
+                        f"when ({error})"
+                    ) from error

@@ -1,1 +1,0 @@
-"""Work that spans several rooms: runs, stages, pipelines."""

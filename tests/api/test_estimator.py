@@ -1,0 +1,557 @@
+"""`Ranker`: the figures of the jobs, the conventions of scikit-learn, tables of every kind, copies, errors."""
+
+import copy
+import gc
+import json
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from shopping_frames import COLUMNS, searches
+from shopping_log import shopping_log
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
+from sklearn.utils.validation import check_is_fitted
+
+import ltrscale
+from ltrscale import Ranker, bundle, compare, storage
+from ltrscale.api import frames
+from ltrscale.config import digest
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.data.stream.scored import committed
+from ltrscale.errors import InputError
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.progress import log
+from ltrscale.scoring.predict import PredictJob
+from ltrscale.scoring.score import ScoreJob
+from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
+from ltrscale.training.pretrain import PretrainConfig, PretrainJob
+from ltrscale.trees.gbdt import GBDTJob
+
+TRAIN, VALIDATION, NEW = searches(60, 0), searches(20, 1), searches(25, 2)
+FEATURES = {"features": ["clicks", "price", "sale"], "categorical": ["kind", "shop"]}
+"""The features that a ranker finds by itself, as a config names them."""
+TREES: dict[str, dict[str, Any]] = {
+    "lightgbm": {"num_trees": 15, "min_data_in_leaf": 5, "per_query": True, "num_threads": 1},
+    "xgboost": {"num_trees": 10, "min_child_weight": 0.1, "num_threads": 1},
+    "catboost": {"num_trees": 10, "num_threads": 1},
+}
+SMALL = {"encoder": {"width": 8, "blocks": 1}}
+FINETUNE = {"head_epochs": 1, "epochs": 2, "stream": {"docs_per_batch": 100}}
+NETWORK: dict[str, Any] = {
+    "pretrain": {"network": SMALL, "epochs": 1, "stream": {"docs_per_batch": 200}},
+    "finetune": FINETUNE,
+}
+
+
+def trees(library: str = "lightgbm", **arguments: Any) -> Ranker:
+    return Ranker(library, settings={"gbdt": TREES[library]}, **arguments)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Ranker:
+    return trees().fit(TRAIN, validation=VALIDATION, **COLUMNS)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tables as data sets that `jobs.prepare` made of files: `shop`, and `new` without labels."""
+    folder = tmp_path_factory.mktemp("jobs")
+    source: dict[str, Any] = {"kind": "items", "columns": {**COLUMNS, **FEATURES}}
+    inputs = []
+    for name, frame in {"train": TRAIN, "validation": VALIDATION, "new": NEW.drop(columns="bought")}.items():
+        frame.to_parquet(folder / f"{name}.parquet")
+        inputs.append({"path": str(folder / f"{name}.parquet"), "period": "all" if name == "new" else name})
+    shop = PrepareConfig.model_validate({"inputs": inputs[:2], "source": source})
+    PrepareJob(out=str(folder / "shop"), prepare=shop).run()
+    del source["columns"]["label"]
+    new = PrepareConfig.model_validate({"inputs": inputs[2:], "source": source})
+    PrepareJob(out=str(folder / "new"), prepare=new).run()
+    return folder
+
+
+def splits(jobs: Path) -> Splits:
+    data = (str(jobs / "shop"),)
+    return Splits(train=Split(data=data, periods=("train",)), validation=Split(data=data, periods=("validation",)))
+
+
+def scores_of_jobs(jobs: Path, model: str, out: str) -> list[float]:
+    """The scores that `jobs.score` commits of the new table, in the order of its rows."""
+    new = str(jobs / "new")
+    ScoreJob(out=out, bundle=model, data=new).run()
+    found: list[float] = committed(out, Split(data=(new,))).scores_N.tolist()
+    return found
+
+
+@pytest.mark.parametrize("library", TREES)
+def test_trees_score_as_those_of_the_jobs(library: str, jobs: Path, tmp_path: Path) -> None:
+    if library == "catboost":
+        pytest.importorskip("catboost")
+    settings = {"kind": library, **TREES[library]}
+    job = {"out": str(tmp_path / "model"), "splits": splits(jobs), "gbdt": settings}
+    GBDTJob.model_validate(job).run()
+    ranker = trees(library).fit(TRAIN, validation=VALIDATION, **COLUMNS)
+    scores_N = ranker.predict(NEW)
+    assert scores_N.tolist() == scores_of_jobs(jobs, str(tmp_path / "model"), str(tmp_path / "scores"))
+    assert len(set(scores_N)) > 20
+    assert list(ranker.feature_names_in_) == [*FEATURES["features"], *FEATURES["categorical"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["simclr_rank", "neural"])
+def test_networks_score_as_those_of_the_jobs(method: str, jobs: Path, tmp_path: Path) -> None:
+    start, model = str(tmp_path / "pretrained"), str(tmp_path / "model")
+    if method == "simclr_rank":
+        pretraining = PretrainConfig.model_validate(NETWORK["pretrain"])
+        PretrainJob(out=start, train=splits(jobs).train, pretrain=pretraining).run()
+    settings = NETWORK if method == "simclr_rank" else {"finetune": {**FINETUNE, "network": SMALL}}
+    finetuning = FinetuneConfig.model_validate(settings["finetune"])
+    pretrained = start if method == "simclr_rank" else None
+    FinetuneJob(out=model, pretrained=pretrained, splits=splits(jobs), finetune=finetuning).run()
+    ranker = Ranker(method, settings=settings).fit(TRAIN, validation=VALIDATION, **COLUMNS)
+    assert ranker.predict(NEW).tolist() == scores_of_jobs(jobs, model, str(tmp_path / "scores"))
+
+
+@pytest.mark.slow
+def test_pretraining_on_other_rows_is_that_of_the_jobs(jobs: Path, tmp_path: Path) -> None:
+    pretraining = PretrainConfig.model_validate(NETWORK["pretrain"])
+    start, model = str(tmp_path / "pretrained"), str(tmp_path / "model")
+    PretrainJob(out=start, train=Split(data=(str(jobs / "new"),)), pretrain=pretraining).run()
+    finetuning = FinetuneConfig.model_validate(FINETUNE)
+    FinetuneJob(out=model, pretrained=start, splits=splits(jobs), finetune=finetuning).run()
+    unlabelled = {use: column for use, column in COLUMNS.items() if use != "label"}
+    ranker = Ranker("simclr_rank", settings=NETWORK).pretrain(NEW.drop(columns="bought"), **unlabelled)
+    ranker.fit(TRAIN, validation=VALIDATION, label="bought")
+    assert ranker.predict(NEW).tolist() == scores_of_jobs(jobs, model, str(tmp_path / "scores"))
+    with pytest.raises(InputError, match=r"Ranker\('lightgbm'\) does not pretrain; choose a pretext objective"):
+        trees().pretrain(NEW, **COLUMNS)
+
+
+@pytest.mark.slow
+def test_the_score_and_the_comparison_are_the_figures_of_the_evaluation(
+    fitted: Ranker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = trees("xgboost").fit(TRAIN, validation=VALIDATION, **COLUMNS)
+    found = compare({"a": fitted, "b": other}, NEW, out=str(tmp_path), evaluate={"resamples": 200})
+    assert "NDCG@5 - a" in capsys.readouterr().out
+    assert "NDCG" in (tmp_path / "evaluation" / "report.md").read_text()
+    for ranker, method in zip((fitted, other), found.methods, strict=True):
+        for metric in ("ndcg@5", "ndcg@1", "map"):
+            mean = method.slices["all"].summaries[metric].mean
+            assert clone_fitted(ranker).set_params(metric=metric).score(NEW) == pytest.approx(mean, abs=1e-12)
+
+
+def clone_fitted(ranker: Ranker) -> Ranker:
+    return copy.deepcopy(ranker)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_two_workers_give_the_network_of_one() -> None:
+    streams = {**FINETUNE, "network": SMALL, "stream": {"docs_per_batch": 100, "streams": 2}}
+    one, two = (
+        Ranker("neural", settings={"finetune": streams}, workers=workers).fit(TRAIN, validation=VALIDATION, **COLUMNS)
+        for workers in (1, 2)
+    )
+    np.testing.assert_allclose(two.predict(NEW), one.predict(NEW), rtol=0, atol=1e-5)
+
+
+def test_scores_follow_the_order_of_the_rows(fitted: Ranker) -> None:
+    scores_N = fitted.predict(NEW)
+    mixed = NEW.sample(frac=1, random_state=0)
+    np.testing.assert_array_equal(fitted.predict(mixed), scores_N[mixed.index])
+    assert fitted.score(mixed) == fitted.score(NEW)
+    twice = pd.concat([NEW, NEW.assign(search=NEW["search"] + " again")])
+    np.testing.assert_array_equal(fitted.predict(twice), np.tile(scores_N, 2))
+    assert fitted.predict(NEW.head(0)).shape == (0,)
+
+
+def test_a_table_without_the_query_column_needs_groups(fitted: Ranker) -> None:
+    lengths_Q = NEW.groupby("search", sort=False).size()
+    without = NEW.drop(columns="search")
+    with pytest.raises(InputError, match=r"X has no query column 'search'; give group, or name its column: query="):
+        fitted.predict(without)
+    for group in (NEW["search"], lengths_Q, lengths_Q.tolist(), NEW["search"].to_numpy()):
+        np.testing.assert_array_equal(fitted.predict(without, group=group), fitted.predict(NEW))
+    y = NEW["bought"]
+    assert fitted.score(without.drop(columns="bought"), y, group=lengths_Q) == fitted.score(NEW)
+
+
+def test_other_columns_their_order_and_their_types_do_not_matter(fitted: Ranker) -> None:
+    other = NEW[NEW.columns[::-1]].assign(more=1.0, shop=NEW["shop"].astype("category"), kind=NEW["kind"].astype(str))
+    np.testing.assert_array_equal(fitted.predict(other), fitted.predict(NEW))
+    unseen, missing = (fitted.predict(NEW.assign(shop=shop)) for shop in ("west", None))
+    np.testing.assert_array_equal(unseen, missing)
+    no_price = NEW.assign(price=pd.Series([None] * len(NEW), dtype=object))
+    np.testing.assert_array_equal(fitted.predict(no_price), fitted.predict(NEW.assign(price=np.nan)))
+
+
+def test_a_rejected_row_is_an_error_when_it_needs_a_score(fitted: Ranker) -> None:
+    broken = NEW.copy()
+    broken.loc[3, "price"] = np.inf
+    with pytest.raises(InputError, match=r"1 of \d+ rows rejected .*: X:4 infinite"):
+        fitted.predict(broken)
+    kept = clone_fitted(fitted).set_params(prepare={"infinite": "missing"})
+    assert np.isfinite(kept.predict(broken)).all()
+
+
+DATES = {"dates": {"shown": ["weekday", "hour"]}, "features": ["clicks", "price"], "categorical": ["kind", "shop"]}
+CHANGED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
+    "as they are": lambda rows: rows,
+    "the rows of queries apart": lambda rows: rows.sample(frac=1, random_state=0),
+    "one query": lambda rows: rows[rows["search"] == rows["search"].iloc[0]],
+    "values missing": lambda rows: rows.assign(price=np.nan, kind=None, shown=pd.NaT),
+    "an unseen category": lambda rows: rows.assign(shop="west"),
+    "other types": lambda rows: rows.astype({"clicks": str, "price": "float32", "shop": "category"}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_a_small_table_is_scored_in_memory_as_by_prepare(
+    change: str, dated: Ranker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = CHANGED[change](NEW)
+    if change == "other types":  # numbers as text are no numbers in either way
+        with pytest.raises(InputError, match=r"column 'clicks' .* should hold numbers"):
+            dated.predict(rows)
+        rows = rows.assign(clicks=NEW["clicks"])
+    with monkeypatch.context() as patch:
+        patch.setattr(frames, "prepared", None)
+        at_once = dated.predict(rows)
+    monkeypatch.setattr(frames, "_SMALL", 0)
+    np.testing.assert_array_equal(at_once, dated.predict(rows))
+    assert len(set(at_once)) > 1 or change == "values missing"
+
+
+@pytest.fixture(scope="module")
+def dated() -> Ranker:
+    """Trees that see features of dates too."""
+    return trees().fit(TRAIN, validation=VALIDATION, **COLUMNS, **DATES)
+
+
+def test_a_new_fit_replaces_the_scorer(fitted: Ranker) -> None:
+    ranker = clone_fitted(fitted)
+    before = ranker.predict(NEW)
+    ranker.fit(TRAIN.assign(bought=-TRAIN["bought"] + 2), validation=VALIDATION, **COLUMNS)
+    assert not np.array_equal(ranker.predict(NEW), before)
+    np.testing.assert_array_equal(clone_fitted(ranker).predict(NEW), ranker.predict(NEW))
+
+
+def test_a_long_query_is_named_whichever_way_it_is_read(fitted: Ranker) -> None:
+    kept = clone_fitted(fitted).set_params(prepare={"max_group": 3})
+    with pytest.raises(InputError, match="group_too_long"):
+        kept.predict(NEW)
+
+
+def test_every_row_has_a_score_where_duplicates_were_merged_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    merging = trees(prepare={"duplicates": "max_label"}).fit(TRAIN, validation=VALIDATION, **COLUMNS)
+    twice = pd.concat([NEW, NEW])
+    at_once = merging.predict(twice)
+    assert len(at_once) == len(twice)
+    monkeypatch.setattr(frames, "_SMALL", 0)
+    np.testing.assert_array_equal(at_once, merging.predict(twice))
+
+
+ARROW = pa.Table.from_pandas(TRAIN, preserve_index=False)
+TABLES: dict[str, Callable[[], Any]] = {
+    "arrow": lambda: ARROW,
+    "a stream of arrow": lambda: pa.RecordBatchReader.from_batches(ARROW.schema, ARROW.to_batches()),
+    "duckdb": lambda: duckdb.from_arrow(ARROW),
+    "pandas with an index": lambda: TRAIN.set_index(np.arange(len(TRAIN)) * 2.0),
+    "pandas with its own types": TRAIN.convert_dtypes,
+    "polars": lambda: pytest.importorskip("polars").from_arrow(ARROW),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_every_kind_of_table_gives_the_same_trees(kind: str, fitted: Ranker) -> None:
+    ranker = trees().fit(TABLES[kind](), validation=VALIDATION, **COLUMNS)
+    assert trained(ranker) == trained(fitted)
+
+
+def trained(ranker: Ranker) -> tuple[str, bytes]:
+    """The hash of the training data, and the model."""
+    opened = bundle.load(ranker.bundle_)
+    return opened.dataset_hash, opened.content
+
+
+@pytest.mark.slow
+def test_arrays_are_tables_without_names() -> None:
+    X = TRAIN[["price", "clicks"]].to_numpy()
+    y, group = TRAIN["bought"].to_numpy(), TRAIN.groupby("search", sort=False).size()
+    array = trees().fit(X, y, group=group)
+    assert list(array.feature_names_in_) == ["1", "2"]
+    frame = TRAIN.rename(columns={"price": "1", "clicks": "2"})[["search", "1", "2", "bought"]]
+    named = trees().fit(frame, query="search", label="bought")
+    assert trained(array)[1] == trained(named)[1]
+    np.testing.assert_array_equal(array.predict(X, group=group), named.predict(frame))
+    assert array.score(X, y, group=group) == named.score(frame)
+    with pytest.raises(InputError, match="X has no query column; give group"):
+        array.predict(X)
+
+
+def test_the_held_out_groups_are_labelled_and_whole() -> None:
+    ranker = trees(validation_fraction=0.25).fit(TRAIN, **COLUMNS)
+    train, validation = (
+        select(split, labelled=False).n_groups for split in (ranker.splits_.train, ranker.splits_.validation)
+    )
+    labelled = TRAIN.loc[TRAIN["bought"].notna(), "search"].nunique()
+    assert validation == select(ranker.splits_.validation, labelled=True).n_groups == round(0.25 * labelled)
+    assert train + validation == TRAIN["search"].nunique()
+    again = trees(validation_fraction=0.25).fit(TRAIN, **COLUMNS)
+    other = trees(validation_fraction=0.25, seed=1).fit(TRAIN, **COLUMNS)
+    hashes = [select(r.splits_.validation, labelled=True).hash for r in (ranker, again, other)]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_saved_ranker_is_a_bundle_that_the_jobs_read(fitted: Ranker, jobs: Path, tmp_path: Path) -> None:
+    url, scores_N = str(tmp_path / "saved"), fitted.predict(NEW)
+    fitted.save(url)
+    loaded = Ranker.load(url)
+    assert (repr(loaded), loaded.columns_) == (repr(fitted), fitted.columns_)
+    np.testing.assert_array_equal(loaded.predict(NEW), scores_N)
+    assert loaded.score(NEW) == fitted.score(NEW)
+    assert scores_of_jobs(jobs, url, str(tmp_path / "scores")) == scores_N.tolist()
+    of_a_job = Ranker.load(fitted.bundle_)
+    np.testing.assert_array_equal(of_a_job.predict(NEW, query="search"), scores_N)
+    assert of_a_job.score(NEW, query="search", label="bought") == fitted.score(NEW)
+    loaded.save(str(tmp_path / "again"))
+    assert digest(storage.listed_in(bundle.read_bundle_manifest(url))) == digest(
+        storage.listed_in(bundle.read_bundle_manifest(str(tmp_path / "again")))
+    )
+    with pytest.raises(InputError, match="the output of prepare is there, which train_gbdt would delete"):
+        fitted.save(str(jobs / "shop"))
+
+
+@pytest.mark.slow
+def test_a_bundle_of_a_job_reads_raw_rows_as_those_that_it_learnt_from(tmp_path: Path) -> None:
+    log = shopping_log(60)
+    new = log[log["search_id"].isin([f"s{i}" for i in range(10)])].drop_duplicates(["search_id", "product_id"])
+    # fmt: off
+    columns: dict[str, Any] = {
+        "query": "search_id", "item": "product_id", "label": "event", "time": "searched_at",
+        "grades": {"view": 0, "add_to_cart": 1, "purchase": 2}, "time_format": ["%d.%m.%Y %H:%M", "iso"],
+        "features": ["price"], "categorical": ["brand"], "dates": {"listed_on": ["days_before", "weekday"]},
+        "positions": "position", "meta": ["user_id"],
+    }
+    # fmt: on
+    log.to_csv(tmp_path / "log.csv", index=False)
+    new.drop(columns="event").to_csv(tmp_path / "new.csv", index=False)
+    rows = {"sort": True, "duplicates": "max_label", "source": {"kind": "items", "columns": columns}}
+    data, model, out = (str(tmp_path / name) for name in ("data", "model", "out"))
+    prepared = PrepareConfig.model_validate({"inputs": str(tmp_path / "log.csv"), **rows})
+    PrepareJob(out=data, prepare=prepared).run()
+    weeks = {"train": "2026-W02..2026-W08", "validation": "2026-W09..2026-W11"}
+    parts = {name: {"data": data, "periods": periods} for name, periods in weeks.items()}
+    GBDTJob.model_validate({"out": model, "splits": parts, "gbdt": TREES["lightgbm"]}).run()
+    PredictJob.model_validate({"bundle": model, "inputs": str(tmp_path / "new.csv"), "out": out}).run()
+    ranker, raw = Ranker.load(model), pd.read_csv(tmp_path / "new.csv")
+    raw["score"] = ranker.predict(raw.drop(columns=["position", "user_id", "product_id"]))
+    ranked = pd.read_parquet(out).merge(raw, left_on=["query_id", "item_id"], right_on=["search_id", "product_id"])
+    assert len(ranked) == len(raw)
+    assert ranked["score_x"].tolist() == ranked["score_y"].tolist()
+    assert raw["score"].nunique() > 10
+    with pytest.raises(InputError, match="scores do not depend on item, label; leave out what is not read"):
+        ranker.predict(raw, query="search_id", item="product_id", time="searched_at", label="event")
+    with pytest.raises(InputError, match="tiem: unknown key; did you mean 'time'"):
+        ranker.predict(raw, tiem="searched_at")
+    grades = new["event"].map(columns["grades"])
+    assert ranker.score(new) == ranker.score(new.drop(columns="event"), grades) > 0.5
+
+
+def test_a_copy_outlives_the_original_and_its_scratch() -> None:
+    ranker = trees().fit(TRAIN, validation=VALIDATION, **COLUMNS)
+    scores_N, place = ranker.predict(NEW), Path(ranker.bundle_)
+    copies = [copy.deepcopy(ranker), pickle.loads(pickle.dumps(ranker))]
+    assert place.exists()
+    del ranker
+    gc.collect()
+    assert not place.exists()
+    for one in copies:
+        np.testing.assert_array_equal(one.predict(NEW), scores_N)
+        assert bundle.load(one.bundle_).kind == "trees"
+
+
+@pytest.mark.slow
+def test_a_directory_keeps_what_is_up_to_date(tmp_path: Path) -> None:
+    def fit(**arguments: Any) -> list[str]:
+        written: list[str] = []
+        handler = _Listener(written)
+        log.addHandler(handler)
+        level = log.level
+        log.setLevel("INFO")
+        try:
+            Ranker("simclr_rank", settings=NETWORK, directory=str(tmp_path / "kept"), **arguments).fit(TRAIN, **COLUMNS)
+        finally:
+            log.removeHandler(handler)
+            log.setLevel(level)
+        return [line.partition(":")[0] for line in written]
+
+    assert fit() == ["prepare", "pretrain", "finetune"]
+    assert fit() == ["prepare"]
+    assert fit(seed=1) == ["prepare", "pretrain", "finetune"]
+
+
+class _Listener:
+    """Collects the lines that name a directory which is written."""
+
+    level = 0
+
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+
+    def handle(self, record: Any) -> None:
+        if ": writing " in record.getMessage():
+            self.lines.append(record.getMessage())
+
+
+def test_scikit_learn_clones_and_knows_what_is_fitted(fitted: Ranker) -> None:
+    fresh = clone(fitted)
+    assert fresh.get_params() == fitted.get_params()
+    check_is_fitted(fitted)
+    with pytest.raises(NotFittedError, match="not fitted"):
+        check_is_fitted(fresh)
+    assert hasattr(fitted, "feature_importances_")
+    assert not hasattr(fresh, "feature_importances_")
+    with pytest.raises(InputError, match=r"this Ranker is not fitted; call fit first, or Ranker\.load"):
+        fresh.predict(NEW)
+
+
+@pytest.mark.slow
+def test_scikit_learn_searches_and_cross_validates() -> None:
+    folds, names = GroupKFold(2), {"query": "search", "label": "bought"}
+    labelled = TRAIN.dropna(subset=["bought"])
+    grid = {"settings": [{"gbdt": {**TREES["lightgbm"], "num_leaves": leaves}} for leaves in (2, 8)]}
+    search = GridSearchCV(trees(), grid, cv=folds).fit(labelled, groups=labelled["search"], **names)
+    assert search.best_params_["settings"] in grid["settings"]
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    values = cross_val_score(search.best_estimator_, labelled, groups=labelled["search"], cv=folds, params=names)
+    assert values.mean() == pytest.approx(search.best_score_, abs=1e-12)
+
+
+@pytest.mark.parametrize("library", TREES)
+def test_importances_are_shares_of_the_gain(library: str) -> None:
+    if library == "catboost":
+        pytest.importorskip("catboost")
+    features = {"features": FEATURES["features"], "categorical": ()} if library == "catboost" else FEATURES
+    ranker = trees(library).fit(TRAIN, validation=VALIDATION, **COLUMNS, **features)
+    found_F = ranker.feature_importances_
+    expected_F = reference_gains(library, bundle.load(ranker.bundle_).content, len(found_F))
+    np.testing.assert_allclose(found_F, expected_F / expected_F.sum(), rtol=1e-5)
+    by_name = dict(zip(ranker.feature_names_in_, found_F, strict=True))
+    assert by_name["price"] + by_name.get("shop", 0.0) > 0.5
+
+
+def reference_gains(library: str, model: bytes, n_features: int) -> Any:
+    """Gains summed over the splits of the model's own dump; of CatBoost's, the change of the predictions.
+
+    CatBoost's trees are symmetric: two leaves that differ in one bit, with values v, w and weights a, b, differ in one
+    split, which changes predictions by `a (v - m)^2 + b (w - m)^2` with the mean `m` of both.
+    """
+    gains_F = np.zeros(n_features)
+    match library:
+        case "lightgbm":
+            import lightgbm
+
+            waiting = [
+                tree["tree_structure"] for tree in lightgbm.Booster(model_str=model.decode()).dump_model()["tree_info"]
+            ]
+            while waiting:
+                node = waiting.pop()
+                if "split_feature" in node:
+                    gains_F[node["split_feature"]] += node["split_gain"]
+                    waiting += [node["left_child"], node["right_child"]]
+        case "xgboost":
+            import xgboost
+
+            booster = xgboost.Booster(model_file=bytearray(model))
+            for tree in booster.get_dump(with_stats=True, dump_format="json"):
+                waiting = [json.loads(tree)]
+                while waiting:
+                    node = waiting.pop()
+                    if "gain" in node:
+                        gains_F[int(str(node["split"]).removeprefix("f"))] += node["gain"]
+                    waiting += node.get("children", [])
+        case "catboost":
+            import catboost
+
+            booster = catboost.CatBoost()
+            booster.load_model(blob=model)
+            with tempfile.TemporaryDirectory() as folder:
+                booster.save_model(f"{folder}/model.json", format="json")
+                dump = json.loads(Path(folder, "model.json").read_text())
+            for tree in dump["oblivious_trees"]:
+                values, weights = tree["leaf_values"], tree["leaf_weights"]
+                for bit, split in enumerate(tree["splits"]):
+                    for leaf in range(len(values)):
+                        other = leaf | 1 << bit
+                        if other != leaf and weights[leaf] + weights[other]:
+                            pair, of_pair = [values[leaf], values[other]], [weights[leaf], weights[other]]
+                            mean = np.average(pair, weights=of_pair)
+                            gains_F[split["float_feature_index"]] += np.dot(of_pair, np.square(pair - mean))
+    return gains_F
+
+
+def test_a_network_has_no_importances() -> None:
+    ranker = Ranker("neural", settings={"finetune": {**FINETUNE, "network": SMALL}}).fit(TRAIN, **COLUMNS)
+    assert not hasattr(ranker, "feature_importances_")
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "a method": (
+        lambda: Ranker("lightgmb").fit(TRAIN, **COLUMNS),
+        "Ranker.method: 'lightgmb'.* did you mean 'lightgbm'",
+    ),
+    "a far method": (lambda: Ranker("lambdamart").fit(TRAIN, **COLUMNS), "the methods are lightgbm, .* and . more"),
+    "a setting": (
+        lambda: Ranker(settings={"gbdt": {"num_leafs": 3}}).fit(TRAIN, **COLUMNS),
+        r"Ranker\('lightgbm'\).settings: .*num_leafs: unknown key; did you mean .*num_leaves'",
+    ),
+    "a metric": (lambda: Ranker(metric="ndgc@5").fit(TRAIN, **COLUMNS), "Ranker: metric: "),
+    "a share": (lambda: Ranker(validation_fraction=1).fit(TRAIN, **COLUMNS), "Ranker: validation_fraction: "),
+    "an argument": (lambda: Ranker().set_params(methd="xgboost"), "no argument 'methd'; did you mean 'method'"),
+    "a use": (lambda: trees().fit(TRAIN, **COLUMNS, exlude=["price"]), "exlude: unknown key; did you mean .*exclude'"),
+    "a label": (lambda: trees().fit(TRAIN, query="search"), "X has no label column; give y, or name its column"),
+    "labels": (lambda: trees().fit(TRAIN, TRAIN["bought"][1:], query="search"), r"y has the shape \(\d+,\), X has"),
+    "groups": (lambda: trees().fit(TRAIN, group=[3, 4], label="bought"), r"group fits no \d+ rows; give a query id"),
+    "no features": (lambda: trees().fit(TRAIN[["search", "bought"]], **NAMES), "X has no feature among its columns"),
+    "one group": (lambda: trees().fit(TRAIN.head(2), **NAMES), "query groups of X have labels, and one must be left"),
+    "no table": (lambda: trees().fit([1, 2], [0, 1], group=[2]), "X is a list; give a data frame"),
+    "two types": (
+        lambda: trees().fit(TRAIN.assign(price=[1.5, "free", *TRAIN["price"][2:]]), **COLUMNS),
+        "X: .*column price .*; give all values of the column one type",
+    ),
+    "a feature": (
+        lambda: trees().fit(TRAIN, validation=VALIDATION.drop(columns="price"), **COLUMNS),
+        "validation: .* 'price'",
+    ),
+}
+NAMES = {"query": "search", "label": "bought"}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_is_named_in_one_line(wrong: str) -> None:
+    call, message = WRONG[wrong]
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+def test_the_package_alone_imports_nothing_else() -> None:
+    code = "import sys, ltrscale; assert not {'torch', 'ray', 'lightgbm', 'pyarrow', 'sklearn'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert {"Ranker", "compare"} == set(ltrscale.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'Rankr'"):
+        _ = ltrscale.Rankr

@@ -1,0 +1,95 @@
+"""Tables in memory: their features are those that a config would find, and rows of a query need not be together."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from shopping_frames import COLUMNS, searches
+from shopping_log import shopping_log
+
+from ltrscale.api.frames import prepare_tables, to_raw_table, with_features
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.errors import InputError
+from ltrscale.ingest.mapping import ColumnMapping, resolve_features
+
+TABLE = to_raw_table(searches(12, 0))
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"exclude": ["sh*"]}, {"clicks": "clicks"}, {"meta": ["sale"]}, {"time": "shown"}]
+)
+def test_numeric_features_are_those_of_a_star_and_categorical_ones_are_text(more: dict[str, object]) -> None:
+    found = with_features({**COLUMNS, **more}, TABLE)
+    star = ColumnMapping.model_validate({**COLUMNS, **more, "features": ["*"]})
+    assert found["features"] == [feature.name for feature in resolve_features(TABLE.schema, star, "log")]
+    text = {"kind", "shop"} - ({"shop"} if "exclude" in more else set())
+    assert found["categorical"] == sorted(text)
+    named = {**COLUMNS, **more, "features": ["price"]}
+    assert with_features(named, TABLE) == named
+
+
+def test_features_that_give_the_answer_away_are_named_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    log = shopping_log(30)
+    log["event_time"] = log["searched_at"]
+    table, uses = to_raw_table(log), {"query": "search_id", "label": "clicked"}
+    features = with_features(uses, table)
+    (warning,) = caplog.messages
+    names = {"event", "revenue", "position", "product_id", "user_id", "searched_at", "event_time", "listed_on", "title"}
+    assert names < {*features["features"], *features["categorical"]}
+    assert "revenue (an outcome: it would give the answer away)" in warning
+    excluded = json.loads(warning.partition("exclude=")[2].replace("'", '"'))
+    assert {*excluded} == names
+    caplog.clear()
+    kept = with_features({**uses, "exclude": excluded}, table)
+    assert (kept["features"], kept["categorical"]) == (["price"], ["brand", "in_stock", "shop"])
+    with_features({**uses, "features": ["revenue"]}, table)  # as the caller wants it
+    assert not caplog.messages
+
+
+def test_a_number_is_a_time_only_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    """Ids may lie where seconds since 1970 do."""
+    numbers = np.random.default_rng(0).integers(1_000_000_000, 2_000_000_000, len(TABLE))
+    for name, named in (("seller_id", False), ("amount", False), ("viewed_time", True)):
+        caplog.clear()
+        with_features(COLUMNS, TABLE.drop_columns(["shown"]).append_column(name, pa.array(numbers)))
+        said = (f"{name} (looks like a time", f"{name} (a date")
+        assert any(text in message for text in said for message in caplog.messages) == named
+
+
+def test_rows_of_a_query_are_brought_together_and_nothing_else_changes(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    columns = with_features(COLUMNS, TABLE)
+    mixed = TABLE.take(pa.array(np.random.default_rng(0).permutation(len(TABLE))))
+    sets = []
+    for name, table in {"together": TABLE, "apart": mixed}.items():
+        out = str(tmp_path_factory.mktemp(name) / "data")
+        prepare_tables({"train": table, "all": TABLE}, columns, {}, out)
+        sets.append(open_dataset(out).manifest)
+    for of in (lambda m: m.counts(), lambda m: m.periods, lambda m: m.features, lambda m: m.label_counts):
+        assert of(sets[0]) == of(sets[1])
+    assert sets[0].accounting.rows_rejected == sets[1].accounting.rows_rejected == 0
+    configs = [manifest.made_by["config"]["sort"] for manifest in sets]
+    assert configs == [False, True]
+
+
+def test_a_wrong_row_is_named_by_table_and_number(tmp_path: object) -> None:
+    columns = with_features(COLUMNS, TABLE)
+    negative = TABLE.set_column(TABLE.column_names.index("bought"), "bought", pa.array(np.full(len(TABLE), -1.0)))
+    with pytest.raises(InputError, match=r"rows rejected .*: validation:1 bad_label"):
+        prepare_tables({"train": TABLE, "validation": negative}, columns, {}, f"{tmp_path}/data")
+    with pytest.raises(InputError, match=r"prepare: max_rejectd: unknown key; did you mean 'max_rejected'"):
+        prepare_tables({"train": TABLE}, columns, {"max_rejectd": 1}, f"{tmp_path}/data")
+
+
+@pytest.mark.parametrize("kind", [int, str])
+@pytest.mark.parametrize("first", [1001, 1_500_000_000, 20_240_101])
+def test_numbers_that_name_sellers_are_no_dates(caplog: pytest.LogCaptureFixture, kind: type, first: int) -> None:
+    log = shopping_log(30).drop(
+        columns=["listed_on", "searched_at", "title", "user_id", "product_id", "event", "revenue"]
+    )
+    log["seller_id"] = (first + np.arange(len(log)) % 20).astype(kind)
+    with_features({"query": "search_id", "label": "clicked"}, to_raw_table(log))
+    assert "position" in caplog.messages[0]
+    assert "seller_id" not in caplog.messages[0]

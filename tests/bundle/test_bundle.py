@@ -1,0 +1,340 @@
+"""Bundles: a loaded model scores like the saved one, and damaged or foreign files are refused."""
+
+import hashlib
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from ltrscale import bundle, storage
+from ltrscale.batch import QueryGroups
+from ltrscale.bundle.boosters import renumber
+from ltrscale.bundle.views import Projection
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.errors import InputError
+from ltrscale.models.encoders import ResNetConfig
+from ltrscale.models.features import TransformConfig, fit_transform
+from ltrscale.models.heads import HeadConfig, Projector, ProjectorConfig
+from ltrscale.models.layers import MicroBatchNorm
+from ltrscale.models.ranker import Architecture, Ranker
+
+FEATURES = (Feature(name="price"), Feature(name="age"), Feature(name="brand", kind="categorical"))
+
+
+def documents(n: int = 60, seed: int = 0) -> QueryGroups:
+    generator = torch.Generator().manual_seed(seed)
+    x_NF = torch.randn(n, 3, generator=generator)
+    x_NF[:, 2] = torch.randint(0, 5, (n,), generator=generator) * 1000.0
+    x_NF[::7, 0] = math.nan
+    x_NF[3, 2] = 99.0
+    return QueryGroups(x_NF, torch.tensor([0, n // 3, n]))
+
+
+def about(**changes: Any) -> bundle.BundleFacts:
+    values: dict[str, Any] = {
+        "config": {"seed": 3, "network": {"width": 16}},
+        "features": FEATURES,
+        "dataset_hash": "abc",
+        "metrics": {"validation_ndcg@5": 0.5, "epoch": 7, "lost": math.nan},
+        "made_by": {"stage": "test"},
+    }
+    return values | changes  # type: ignore[return-value]
+
+
+def trained_ranker(numeric: str = "log1p_standard") -> Ranker:
+    """A ranker with running statistics and weights that differ from the initial ones."""
+    torch.manual_seed(0)
+    config = TransformConfig.model_validate({"numeric": numeric, "quantiles": 20})
+    transform = fit_transform([documents().features_NF], [f.kind for f in FEATURES], config)
+    encoder = ResNetConfig(width=16, blocks=2, activation="gelu", embedding=2)
+    head = HeadConfig(layers=2, width=6)
+    ranker = Ranker(Architecture(transform=config, encoder=encoder, head=head), transform)
+    optimizer = torch.optim.SGD(ranker.parameters(), lr=0.1)
+    for _ in range(3):
+        ranker(documents()).square().sum().backward()
+        optimizer.step()
+        for module in ranker.modules():
+            if isinstance(module, MicroBatchNorm):
+                module.update_running_statistics(module.moments())
+    return ranker.eval()
+
+
+class Pretrained(nn.Module):
+    def __init__(self, ranker: Ranker) -> None:
+        super().__init__()
+        self.transform, self.encoder = ranker.transform, ranker.encoder
+        self.projector = Projector(16, ProjectorConfig(output=4, batch_norm=True))
+        self.architecture = ranker.architecture.replace(head=None, projector=self.projector.config)
+
+
+def trees() -> tuple[lightgbm.Booster, str]:
+    groups = documents(400)
+    vocabularies = {2: np.arange(5, dtype=np.float32) * 1000}
+    x_NF = renumber(groups.features_NF.numpy(), vocabularies)
+    data = lightgbm.Dataset(x_NF, label=(x_NF[:, 2] == 3) + np.nan_to_num(x_NF[:, 0]), categorical_feature=[2])
+    booster = lightgbm.train({"verbosity": -1, "num_threads": 1, "min_data_in_leaf": 5}, data, 5)
+    booster.pandas_categorical = [codes.astype(int).tolist() for codes in vocabularies.values()]
+    return booster, booster.model_to_string()
+
+
+@pytest.fixture
+def neural(tmp_path: Path) -> str:
+    url = str(tmp_path / "neural")
+    bundle.save_ranker(url, trained_ranker(), **about())
+    return url
+
+
+@pytest.mark.parametrize("numeric", ["none", "standard", "log1p_standard", "quantile_normal"])
+def test_a_ranker_scores_the_same_once_loaded(tmp_path: Path, numeric: str) -> None:
+    url, ranker, groups = str(tmp_path / "out"), trained_ranker(numeric), documents(seed=1)
+    bundle.save_ranker(url, ranker, **about())
+    opened = bundle.load(url)
+    assert torch.equal(opened.scorer()(groups), ranker(groups).detach())
+    assert opened.scorer()(QueryGroups(torch.zeros(0, 3), torch.tensor([0]))).shape == (0,)
+    assert opened.kind == "neural"
+    assert opened.features == FEATURES
+    assert opened.config == {"seed": 3, "network": {"width": 16}}
+    assert opened.metrics == {"validation_ndcg@5": 0.5, "epoch": 7, "lost": None}
+    assert (opened.dataset_hash, opened.made_by) == ("abc", {"stage": "test"})
+    x_NF = opened.transform()(groups.features_NF)
+    assert torch.equal(opened.encoder().eval()(x_NF), ranker.embed(groups).documents_ND)
+
+
+def test_a_score_depends_on_its_document_alone(neural: str) -> None:
+    score, groups = bundle.load(neural).scorer(), documents()
+    scores_N = score(groups)
+    assert not scores_N.requires_grad
+    order = torch.tensor([1, 0, 1])
+    expected_N = torch.cat([scores_N[20:], scores_N[:20], scores_N[20:]])
+    torch.testing.assert_close(score(groups.select(order)), expected_N, rtol=1e-5, atol=1e-5)
+    alone = [score(QueryGroups(row_1F, torch.tensor([0, 1]))) for row_1F in groups.features_NF.split(1)]
+    torch.testing.assert_close(torch.cat(alone), scores_N, rtol=1e-5, atol=1e-5)
+
+
+def test_a_pretrained_encoder_goes_on_but_does_not_score(tmp_path: Path) -> None:
+    url, model, groups = str(tmp_path / "out"), Pretrained(trained_ranker()).eval(), documents()
+    bundle.save_pretrained(url, model, **about())
+    opened = bundle.load(url)
+    assert opened.kind == "pretrained"
+    encoder = opened.encoder()
+    x_NF = opened.transform()(groups.features_NF)
+    assert torch.equal(encoder.eval()(x_NF), model.encoder(model.transform(groups.features_NF)))
+    assert encoder.train().blocks[0].first.weight.requires_grad
+    assert opened.architecture.projector == ProjectorConfig(output=4, batch_norm=True)
+    with pytest.raises(InputError, match=r"cannot score; finetune it first"):
+        opened.scorer()
+
+
+def test_trees_score_as_lightgbm_does(tmp_path: Path) -> None:
+    url, (booster, text), groups = str(tmp_path / "out"), trees(), documents()
+    bundle.save_trees(url, {"model": text.encode()}, bundle.TreesArchitecture(), **about())
+    opened = bundle.load(url)
+    known_N = groups.features_NF[:, 2] % 1000 == 0
+    x_NF = groups.features_NF.numpy().copy()
+    x_NF[:, 2] = np.where(known_N, x_NF[:, 2] / 1000, np.nan)
+    assert (~known_N).sum() == 1
+    for threads in (1, 2):
+        np.testing.assert_array_equal(opened.scorer(threads=threads)(groups).numpy(), booster.predict(x_NF))
+    assert opened.scorer()(QueryGroups(torch.zeros(0, 3), torch.tensor([0]))).shape == (0,)
+    assert (Path(url) / "model.txt").read_text() == text
+    with pytest.raises(InputError, match="holds trees, which have no encoder to start from"):
+        bundle.load_encoder(url)
+
+
+@pytest.mark.parametrize("kind", ["neural", "trees"])
+def test_features_are_matched_by_name(neural: str, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    url = neural if kind == "neural" else str(tmp_path / "trees")
+    if kind == "trees":
+        bundle.save_trees(url, {"model": trees()[1].encode()}, bundle.TreesArchitecture(), **about())
+    opened, groups = bundle.load(url), documents()
+    price, age, brand = FEATURES
+    extra_N1 = torch.ones(groups.n_documents, 1)
+    x_NF = torch.cat([extra_N1, groups.features_NF[:, [2, 0]], extra_N1, groups.features_NF[:, [1]]], dim=1)
+    there = [Feature(name="new"), brand, price, Feature(name="more", kind="categorical"), age]
+    caplog.set_level("INFO", "ltrscale")
+    scorers = [opened.scorer(features=there) for _ in range(2)]
+    expected_N = opened.scorer()(groups)
+    for scorer in scorers:
+        assert torch.equal(scorer(QueryGroups(x_NF, groups.offsets_Q1)), expected_N)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{url}: does not read 2 features of the data: new, more"
+    ]
+    for features, message in (
+        (
+            [brand],
+            r"2 of its 3 features are not in the data: 'price' \(numeric, there missing\), 'age' \(numeric, there",
+        ),
+        (
+            [price, Feature(name="age", kind="categorical"), brand],
+            r"1 of .*: 'age' \(numeric, there categorical\); prep",
+        ),
+        ([price, age], r"1 of its 3 features are not in the data: 'brand' \(categorical, there missing\)"),
+    ):
+        with pytest.raises(InputError, match=f"^{url}: {message}") as raised:
+            opened.scorer(features=features)
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "weights.safetensors"])
+def test_a_damaged_or_missing_file_is_named(neural: str, name: str) -> None:
+    path = Path(neural) / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=rf"{name}: .*hash differs"):
+        bundle.load(neural)
+    path.unlink()
+    with pytest.raises(InputError, match=rf"{name}: no such file"):
+        bundle.load(neural)
+
+
+def test_what_is_no_bundle_is_named(neural: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no bundle is committed there; the path does not exist"):
+        bundle.load(str(tmp_path / "nothing"))
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "notes.txt").write_text("")
+    with pytest.raises(InputError, match=r"no bundle is committed there; it has no manifest\.json"):
+        bundle.load(str(tmp_path / "else"))
+    shutil.copytree(neural, tmp_path / "else" / "model")
+    with pytest.raises(InputError, match=rf"name one below it: {tmp_path}/else/model$"):
+        bundle.load(str(tmp_path / "else"))
+    path = Path(neural) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "version": 2}))
+    with pytest.raises(InputError, match=r"manifest\.json: a bundle of version 2, .* reads version 1"):
+        bundle.load(neural)
+    path.write_text(json.dumps({**manifest, "format": "ltrscale-dataset"}))
+    with pytest.raises(InputError, match="not a bundle but 'ltrscale-dataset'"):
+        bundle.load(neural)
+
+
+def test_where_some_bundles_are_trusted_no_other_is_opened(
+    neural: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = bundle.content_hash(neural)
+    trusted = tmp_path / "trusted.txt"
+    monkeypatch.setenv("LTRSCALE_TRUSTED_BUNDLES", str(trusted))
+    with pytest.raises(InputError, match=r"trusted\.txt: no such file"):
+        bundle.load(neural)
+    trusted.write_text(f"# ours\n{'0' * 64}\n# {digest}\n")
+    for read in (bundle.load, lambda url: bundle.member_files("a", url), bundle.content_hash):
+        with pytest.raises(InputError, match=rf"its content hash {digest} is not in .*trusted\.txt"):
+            read(neural)
+    trusted.write_text(f"{'0' * 64}\n  {digest} # the one in production\r\n")
+    assert bundle.load(neural).scorer()(documents()).isfinite().all()
+    Path(neural, "config.json").write_bytes(b"{}")
+    with pytest.raises(InputError, match="hash differs"):
+        bundle.load(neural)
+
+
+def change(url: str, name: str, content: bytes) -> None:
+    """Replace a file of a bundle, and its hash in the manifest."""
+    path, manifest = Path(url, storage.MANIFEST), bundle.read_bundle_manifest(url)
+    for file in manifest["files"]:
+        if file["path"] == name:
+            file |= {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    path.write_text(json.dumps(manifest))
+    Path(url, name).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "reason"),
+    [
+        ("config.json", b'"width": 16', b'"width": 17', "the architecture has other weights"),
+        ("config.json", b'"width": 16', b'"width": 1000000000', "the architecture has other weights"),
+        ("config.json", b"{", b"[" * 100_000, "recursion"),
+        ("config.json", b"{", b"", "Extra data"),
+        ("config.json", b"{", b"\xff", "decode"),
+        ("weights.safetensors", b'"F32"', b'"F16"', "invalid|Invalid"),
+        ("weights.safetensors", b"encoder", b"encodes", "the architecture has other weights"),
+        ("weights.safetensors", b"transform.numeric_F", b"transform.numeric_X", "numeric_F"),
+    ],
+)
+def test_files_that_do_not_fit_each_other_are_refused(
+    neural: str, name: str, old: bytes, new: bytes, reason: str
+) -> None:
+    content = Path(neural, name).read_bytes()
+    assert old in content
+    change(neural, name, content.replace(old, new, 1))
+    with pytest.raises(InputError, match=f"neural.*: the bundle's files do not fit each other .*({reason})"):
+        bundle.load(neural).scorer()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"cardinalities_C": torch.tensor([1 << 50])}, "the state is one of another transform"),
+        ({"cardinalities_C": torch.tensor([-5])}, "the cardinalities are not those"),
+        ({"cardinalities_C": torch.tensor([6, 6])}, "the cardinalities are not those"),
+        ({"codes_V": torch.zeros(99)}, "the state is one of another transform"),
+    ],
+)
+def test_a_transform_of_other_sizes_is_refused_before_memory_is_taken(
+    neural: str, changes: dict[str, torch.Tensor], reason: str
+) -> None:
+    weights = bundle.load(neural).weights() | {f"transform.{name}": value for name, value in changes.items()}
+    change(neural, "weights.safetensors", safetensors.torch.save(weights))
+    for read in (lambda opened: opened.scorer(), lambda opened: opened.transform(), lambda opened: opened.encoder()):
+        with pytest.raises(InputError, match=f"the bundle's files do not fit each other .*{reason}"):
+            read(bundle.load(neural))
+
+
+def test_an_architecture_deeper_than_any_is_refused(neural: str) -> None:
+    content = Path(neural, "config.json").read_bytes()
+    change(neural, "config.json", content.replace(b'"blocks": 2', b'"blocks": 1000000000'))
+    with pytest.raises(InputError, match=r"config\.json: architecture.*blocks: .* less than or equal to 1000"):
+        bundle.load(neural)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"features_C": np.array([3])}, "reads other features than the 3"),
+        ({"features_C": np.array([-1])}, "reads other features than the 3"),
+        ({"features_C": np.array([0.0])}, "reads other features than the 3"),
+        ({"mean_C": np.zeros(2)}, "arrays of the projection do not fit"),
+        ({"components_KC": np.zeros((1, 2))}, "arrays of the projection do not fit"),
+    ],
+)
+def test_a_projection_that_does_not_fit_is_refused(changes: dict[str, Any], reason: str) -> None:
+    fits = {"features_C": np.array([0]), "mean_C": np.zeros(1), "scale_C": np.ones(1), "components_KC": np.ones((1, 1))}
+    assert Projection.from_bytes(Projection(**fits).to_bytes(), 3).features_C.tolist() == [0]
+    with pytest.raises(ValueError, match=reason):
+        Projection.from_bytes(Projection(**fits | changes).to_bytes(), 3)
+
+
+def test_the_directory_holds_a_card_and_the_files_of_the_run(tmp_path: Path) -> None:
+    url = str(tmp_path / "out")
+    bundle.save_ranker(url, trained_ranker(), **about(files={"config.yaml": b"seed: 3\n", "log/run.txt": b"done"}))
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    assert {file["path"] for file in manifest["files"]} == {
+        "config.json", "weights.safetensors", "README.md", "config.yaml", "log/run.txt",
+    }  # fmt: skip
+    assert storage.read_verified(url, "log/run.txt", manifest) == b"done"
+    card = (Path(url) / "README.md").read_text()
+    assert card.startswith("# A neural ranker")
+    for text in ("features: 3, 1 of them categorical", "`abc`", "| validation_ndcg@5 | 0.5 |", "| lost | None |"):
+        assert text in card
+    bundle.save_ranker(url, trained_ranker("none"), **about())
+    assert not (Path(url) / "config.yaml").exists()
+    assert bundle.load(url).architecture.transform.numeric == "none"
+
+
+def test_no_pickle_is_written(neural: str) -> None:
+    assert {path.suffix for path in Path(neural).iterdir()} == {".json", ".safetensors", ".md"}
+
+
+@pytest.mark.s3
+def test_a_bundle_on_s3(s3: str, tmp_path: Path) -> None:
+    url, ranker, groups = storage.join(s3, tmp_path.name), trained_ranker(), documents()
+    bundle.save_ranker(url, ranker, **about())
+    assert torch.equal(bundle.load(url).scorer()(groups), ranker(groups).detach())

@@ -1,0 +1,245 @@
+"""Appending exact-match features: right for every document, by the statistics of the training periods alone."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from reference import matching as slow
+
+from ltrscale import storage
+from ltrscale.data.dataset.manifest import Dataset, open_dataset
+from ltrscale.data.dataset.origin import origins
+from ltrscale.derive.matching.match import MatchJob
+from ltrscale.derive.matching.measures import MEASURES
+from ltrscale.derive.matching.statistics import gather_statistics
+from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
+from ltrscale.derive.rewrite import read_groups
+from ltrscale.errors import InputError
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import prepare
+
+SIZE = 30
+WEEKS = ("w1", "w1", "w1", "w2", "w2")
+
+
+def documents(seed: int = 0) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "d": f"d{i}",
+            "title": rng.integers(0, SIZE, rng.integers(0, 4)).tolist(),
+            "body": rng.integers(0, SIZE, 9).tolist(),
+        }
+        for i in range(12)
+    ]
+
+
+def log(folder: Path, *, ids: bool = True, name: str = "log") -> Path:
+    """Five queries, each with some of twelve documents; a document is in several lists."""
+    rng, known = np.random.default_rng(1), documents()
+    rows = []
+    for q, week in enumerate(WEEKS):
+        words = rng.integers(0, SIZE, 3).tolist()
+        for i in rng.permutation(6 if week == "w1" else 12)[:4].tolist():
+            rows.append({"q": f"q{q}", "week": week, "x": 1.0, "y": float(i % 2), "words": words, **known[i]})
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table if ids else table.drop_columns("d"), folder / f"{name}.parquet")
+    return folder / f"{name}.parquet"
+
+
+def prepared(path: Path, out: Path, **columns: Any) -> Dataset:
+    tokens = {
+        "tokenizer": {"kind": "ids", "size": SIZE},
+        "query": {"words": {"column": "words"}},
+        "document": {name: {"column": name} for name in ("title", "body")},
+    }
+    named = {"query": "q", "item": "d", "label": "y", "period_column": "week", "features": ["x"], "tokens": tokens}
+    source = {"kind": "items", "columns": named | columns}
+    return prepare(PrepareConfig.model_validate({"inputs": str(path), "source": source}), str(out))
+
+
+def matched(data: str, out: Path, **settings: Any) -> Dataset:
+    job = MatchJob.model_validate({"data": data, "out": str(out), "match": {"periods": ["w1"], **settings}})
+    job.run()
+    return open_dataset(str(out))
+
+
+def rows_of(dataset: Dataset) -> list[dict[str, Any]]:
+    files = [storage.listed_file(dataset.url, file.path) for file in dataset.manifest.files]
+    return [row for path in files for row in pq.ParquetFile(path).read().to_pylist()]
+
+
+def expected(path: Path, texts: dict[str, Sequence[str]]) -> dict[tuple[str, int], list[float]]:
+    """The new features of each row, by query and place in its list."""
+    rows = pq.read_table(path).to_pylist()
+    training = {str(row["title"] + [-1] + row["body"]): row for row in rows if row["week"] == "w1"}
+    found: dict[tuple[str, int], list[float]] = {}
+    place: dict[str, int] = {}
+    for row in rows:
+        place[row["q"]] = place.get(row["q"], -1) + 1
+        values = []
+        for columns in texts.values():
+            known = [[token for column in columns for token in one[column]] for one in training.values()]
+            own = [token for column in columns for token in row[column]]
+            measures = slow.measures(row["words"], own, known, SIZE + 5)
+            values += [measures[name] for name in MEASURES]
+        found[row["q"], place[row["q"]]] = values
+    return found
+
+
+ALL = {"title": ("title",), "body": ("body",), "all": ("title", "body")}
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_each_document_has_the_measures_of_its_texts(ids: bool, tmp_path: Path) -> None:
+    path = log(tmp_path, ids=ids)
+    data = prepared(path, tmp_path / "data", item="d" if ids else None)
+    out = matched(data.url, tmp_path / "out")
+    names = [feature.name for feature in out.manifest.features]
+    assert names == ["x", *(f"{measure}_{text}" for text in ALL for measure in MEASURES)]
+    values = expected(path, ALL)
+    for old, new in zip(rows_of(data), rows_of(out), strict=True):
+        features_NF = np.array(new["features"], np.float32).reshape(-1, len(names))
+        for place, row in enumerate(features_NF):
+            assert row[0] == 1
+            np.testing.assert_allclose(row[1:], values[new["query_id"], place], rtol=1e-5, atol=1e-6)
+        assert {k: v for k, v in old.items() if k != "features"} == {k: v for k, v in new.items() if k != "features"}
+    assert out.manifest.counts() == data.manifest.counts()
+    assert (out.manifest.tokens, out.manifest.token_summaries) == (data.manifest.tokens, data.manifest.token_summaries)
+    assert out.manifest.vocabulary == data.manifest.vocabulary
+    assert origins(out)("w1") & origins(data)("w1")  # so that splits do not mix the two
+
+
+@pytest.mark.parametrize("groups_per_block", [1, 2, 5])
+@pytest.mark.parametrize("known", [0, 6, 12])
+def test_a_document_counts_once_however_blocks_are_cut(groups_per_block: int, known: int, tmp_path: Path) -> None:
+    """Only the first `known` documents have ids, so blocks differ in whether all documents have one."""
+    data, texts = prepared(log(tmp_path), tmp_path / "data"), {"title": ("document_tokens_title",)}
+    blocks, everywhere = [], set()
+    for block in read_groups(data, periods=data.manifest.periods):
+        assert block.doc_ids_N is not None
+        ids = block.doc_ids_N.to_pylist()
+        everywhere |= set(ids)
+        some = replace(block, doc_ids_N=pa.array([i if int(i[1:]) < known else None for i in ids], pa.string()))
+        starts = range(0, len(block), groups_per_block)
+        blocks += [some.keep(np.arange(len(block)) // groups_per_block == k) for k in range(len(starts))]
+    assert {None in block.doc_ids_N.to_pylist() for block in blocks} == {known < 12} | (
+        {False} if known == 6 else set()
+    )
+    assert data.manifest.vocabulary is not None
+    (tmp_path / "folder").mkdir()
+    found = gather_statistics(blocks, texts, data.manifest.vocabulary, ["w1"], tmp_path / "folder").texts["title"]
+    titles = [document["title"] for document in documents() if document["d"] in everywhere]
+    assert found.documents == len(titles)
+    assert found.occurrences_V.sum() == sum(map(len, titles))
+
+
+def test_later_data_can_have_the_same_statistics(tmp_path: Path) -> None:
+    path = log(tmp_path)
+    whole = matched(prepared(path, tmp_path / "data").url, tmp_path / "whole")
+    table = pq.read_table(path)
+    weeks = np.array(table["week"].to_pylist())
+    parts = []
+    for week in ("w1", "w2"):
+        pq.write_table(table.filter(pa.array(weeks == week)), tmp_path / f"{week}.parquet")
+        parts.append(prepared(tmp_path / f"{week}.parquet", tmp_path / week).url)
+    first = matched(parts[0], tmp_path / "first")
+    later = matched(parts[1], tmp_path / "later", periods=[], statistics=first.url)
+    last = matched(parts[1], tmp_path / "last", periods=[], statistics=later.url)  # which keeps them too
+    both = [row["features"] for part in (first, later) for row in rows_of(part)]
+    assert both == [row["features"] for row in rows_of(whole)]
+    assert rows_of(later) == rows_of(last)
+    assert later.manifest.statistics is not None
+    assert first.manifest.statistics is not None
+    assert later.manifest.statistics.sha256 == first.manifest.statistics.sha256
+
+
+def test_damaged_statistics_are_named(tmp_path: Path) -> None:
+    data = prepared(log(tmp_path), tmp_path / "data").url
+    out = matched(data, tmp_path / "out")
+    assert out.manifest.statistics is not None
+    path = Path(out.url) / out.manifest.statistics.path
+    known = path.read_bytes()
+    path.write_bytes(known[:-8])
+    with pytest.raises(InputError, match=r"its content is not what was committed"):
+        matched(data, tmp_path / "other", periods=[], statistics=out.url)
+    for content, message in ((b"\0" * 40, "no statistics of texts"), (known[:-8], "no statistics of texts")):
+        place = Path(out.url) / storage.MANIFEST
+        values = json.loads(place.read_text())
+        path.write_bytes(content)
+        values["statistics"] |= {"sha256": storage.sha256(path), "bytes": len(content)}
+        place.write_text(json.dumps(values))
+        with pytest.raises(InputError, match=message):
+            matched(data, tmp_path / "other", periods=[], statistics=out.url)
+
+
+def test_a_relabelled_data_set_keeps_the_statistics(tmp_path: Path) -> None:
+    out = matched(prepared(log(tmp_path), tmp_path / "data").url, tmp_path / "out")
+    steps = RelabelConfig.model_validate({"steps": [{"kind": "min_docs", "documents": 2}]})
+    other = relabel(steps, out.url, str(tmp_path / "other"), origin={"stage": "relabel"}, report=lambda _: None)
+    again = matched(
+        prepared(log(tmp_path), tmp_path / "more").url, tmp_path / "again", periods=[], statistics=other.url
+    )
+    assert rows_of(again) == rows_of(out)
+
+
+def test_special_tokens_match_nothing(tmp_path: Path) -> None:
+    rows = [{"q": "a", "week": "w1", "x": 1.0, "y": 1.0, "words": [0, 1], "d": "1", "title": [0], "body": [1]}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "log.parquet")
+    tokens = {
+        "tokenizer": {"kind": "ids", "size": SIZE, "special": {"unk": 0}},
+        "query": {"words": {"column": "words"}},
+        "document": {name: {"column": name} for name in ("title", "body")},
+    }
+    data = prepared(tmp_path / "log.parquet", tmp_path / "data", tokens=tokens)
+    out = matched(data.url, tmp_path / "out", together=False)
+    [row] = rows_of(out)
+    values = dict(zip((feature.name for feature in out.manifest.features), row["features"], strict=True))
+    assert (values["tf_title"], values["tf_body"]) == (0, 1)
+
+
+def test_an_output_is_made_once_and_when_something_changes(tmp_path: Path) -> None:
+    data = prepared(log(tmp_path), tmp_path / "data").url
+    config = {"data": data, "out": str(tmp_path / "out"), "match": {"periods": ["w1"]}}
+    assert MatchJob.model_validate(config).run()
+    assert not MatchJob.model_validate(config).run()
+    assert MatchJob.model_validate({**config, "match": {"periods": ["w1..w2"]}}).run()
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"query": "word"}, "no tokens 'word'; did you mean 'words'"),
+    ({"documents": ["abstract"]}, "no tokens 'abstract'; there are title, body"),
+    ({"periods": ["w3"]}, "there is no period 'w3'"),
+    ({"periods": [], "statistics": "DATA"}, "it keeps no statistics of texts"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), BAD)
+def test_what_does_not_fit_is_named(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    data = prepared(log(tmp_path), tmp_path / "data").url
+    settings = {name: data if value == "DATA" else value for name, value in settings.items()}
+    with pytest.raises(InputError, match=message):
+        matched(data, tmp_path / "out", **settings)
+
+
+def test_statistics_of_other_texts_are_refused(tmp_path: Path) -> None:
+    data = prepared(log(tmp_path), tmp_path / "data").url
+    titles = matched(data, tmp_path / "titles", documents=["title"])
+    with pytest.raises(InputError, match="no statistics of text 'body'; it has title"):
+        matched(data, tmp_path / "out", periods=[], statistics=titles.url)
+    with pytest.raises(InputError, match="has a feature 'tf_title' already"):
+        matched(titles.url, tmp_path / "out", documents=["title"])
+    tokens = {"tokenizer": {"kind": "ids", "size": SIZE + 1}, "query": {"words": {"column": "words"}}}
+    tokens["document"] = {"title": {"column": "title"}}
+    other = prepared(log(tmp_path), tmp_path / "other", tokens=tokens).url
+    with pytest.raises(InputError, match="its vocabulary is not that of"):
+        matched(other, tmp_path / "out", periods=[], statistics=titles.url)
+    plain = prepared(log(tmp_path), tmp_path / "plain", tokens=None).url
+    with pytest.raises(InputError, match="it has no tokens of queries and documents"):
+        matched(plain, tmp_path / "out")

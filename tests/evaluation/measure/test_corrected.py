@@ -1,0 +1,331 @@
+"""Metrics corrected for positions: slow sums, and users whose bias and relevance are known, from log to page."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from click_sessions import Truth, position_based, rows_of, write_log
+from shop import BIAS
+
+from ltrscale.batch import QueryGroups, to_offsets
+from ltrscale.errors import InputError
+from ltrscale.evaluation.clicks.look import ClicksJob
+from ltrscale.evaluation.measure.corrected import (
+    CorrectedSums,
+    Correction,
+    Gathered,
+    PropensitiesConfig,
+    WeightCounts,
+    summarised,
+)
+from ltrscale.evaluation.measure.debiasing import Trained, debiased, otherwise, stated
+from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateConfig
+from ltrscale.evaluation.measure.shown import AS_SHOWN, order_shown
+from ltrscale.evaluation.pages import number
+from ltrscale.evaluation.statistics.blocks import Tally
+from ltrscale.training.feature import FeatureJob
+from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.trees.configs import LightGBMConfig
+from ltrscale.trees.gbdt import train_gbdt
+
+CLICKS = PropensitiesConfig(clicks="clicks", clip=4)
+PROPENSITIES = np.array([1.0, 0.5, np.nan, 0.2, 0.1])
+
+
+def random_groups(seed: int, q: int = 40) -> tuple[QueryGroups, list[torch.Tensor]]:
+    """Graded labels, places with gaps, ties and some below all that is known; scores of two rankers with ties."""
+    rng = np.random.default_rng(seed)
+    lengths = torch.from_numpy(rng.integers(1, 9, q))
+    n = int(lengths.sum())
+    positions = rng.integers(1, 8, n).astype(np.float32)
+    positions[rng.random(n) < 0.1] = np.nan
+    labels = torch.from_numpy(rng.integers(0, 4, n).astype(np.float32) * (rng.random(n) < 0.4))
+    groups = QueryGroups(
+        torch.zeros(n, 1), to_offsets(lengths), labels.float(), positions_N=torch.from_numpy(positions)
+    )
+    return groups, [torch.from_numpy(rng.integers(0, 5, n).astype(np.float64)) for _ in range(2)]
+
+
+def discounted(scores: list[float], worth: list[float], k: int) -> float:
+    """Slow: the expected discounted worth of the first k ranks over all orders of ties."""
+    total = 0.0
+    for i, score in enumerate(scores):
+        above, tied = sum(s > score for s in scores), sum(s == score for s in scores)
+        ranks = range(above + 1, above + tied + 1)
+        total += worth[i] * sum(1 / math.log2(1 + r) for r in ranks if r <= k) / tied
+    return total
+
+
+def test_the_sums_are_those_of_a_loop_over_documents() -> None:
+    groups, scores_T = random_groups(0)
+    assert groups.labels_N is not None
+    assert groups.positions_N is not None
+    found = Correction(CLICKS, PROPENSITIES, (1, 3)).of(scores_T, groups)
+    used, unknown, clipped = [], 0, 0
+    for q, (a, b) in enumerate(zip(groups.offsets_Q1[:-1].tolist(), groups.offsets_Q1[1:].tolist(), strict=True)):
+        corrected, plain = [], []
+        for label, place in zip(groups.labels_N[a:b].tolist(), groups.positions_N[a:b].tolist(), strict=True):
+            known = place == place and place <= 5 and not math.isnan(PROPENSITIES[int(place) - 1])
+            inverse = 1 / PROPENSITIES[int(place) - 1] if known else 0.0
+            gain = 2**label - 1
+            corrected.append(gain * min(inverse, 4.0))
+            plain.append(gain * known)
+            if label > 0:
+                used += [min(inverse, 4.0)] * known
+                unknown, clipped = unknown + (not known), clipped + (inverse > 4)
+        for t, scores_N in enumerate(scores_T):
+            own = scores_N[a:b].tolist()
+            expected = [discounted(own, worth, k) for worth in (corrected, plain) for k in (1, 3)]
+            assert found.blocks.sums_BTM[q, t] == pytest.approx(expected)
+        assert found.blocks.defined_BM[q] == pytest.approx([sum(corrected)] * 2 + [sum(plain)] * 2)
+    assert found.counts.relevant == len(used) + unknown
+    assert (found.counts.unknown, found.counts.clipped) == (unknown, clipped)
+    assert unknown > 0
+    assert clipped > 0
+    assert found.counts.effective == pytest.approx(sum(used) ** 2 / sum(w * w for w in used))
+
+
+def figures(correction: Correction, groups: QueryGroups, scores_T: list[torch.Tensor]) -> list[tuple[float, float]]:
+    """The corrected and the plain share at the first cut-off, of each trial."""
+    gathered = Gathered()
+    gathered.add(np.arange(groups.n_groups), correction.of(scores_T, groups))
+    methods = [(f"m{t}", [None]) for t in range(len(scores_T))]
+    found = summarised(correction, gathered, methods, baseline="m0", samples=200, seed=0)
+    assert found is not None
+    k = correction.cutoffs[0]
+    return [(m.corrected[k].mean or 0.0, m.plain[k].mean or 0.0) for m in found.methods]
+
+
+def test_equal_propensities_correct_nothing_and_their_scale_does_not_matter() -> None:
+    groups, scores_T = random_groups(1)
+    wide = PropensitiesConfig(clicks="clicks", clip=1e6)
+    for corrected, plain in figures(Correction(wide, np.full(7, 0.5), (3,)), groups, scores_T):
+        assert corrected == pytest.approx(plain)
+    one, half = (figures(Correction(wide, scale * PROPENSITIES, (3,)), groups, scores_T) for scale in (1, 0.5))
+    assert one == [pytest.approx(both) for both in half]
+    assert one[0][0] != pytest.approx(one[0][1], rel=1e-3)
+
+
+def test_parts_of_any_size_have_the_same_sums() -> None:
+    groups, scores_T = random_groups(2)
+    correction = Correction(CLICKS, PROPENSITIES, (1, 3))
+    whole = correction.of(scores_T, groups)
+    parts, gathered = [], Gathered()
+    for first in range(0, groups.n_groups, 7):
+        some = torch.arange(first, min(first + 7, groups.n_groups))
+        rows = torch.cat([torch.arange(groups.offsets_Q1[q], groups.offsets_Q1[q + 1]) for q in some.tolist()])
+        parts.append(correction.of([scores_N[rows] for scores_N in scores_T], groups.select(some)))
+        gathered.add(some.numpy(), parts[-1])
+    joined = CorrectedSums.joined(parts)
+    np.testing.assert_array_equal(joined.blocks.sums_BTM, whole.blocks.sums_BTM)
+    assert joined.counts == gathered.counts
+    assert gathered.counts[:3] == whole.counts[:3]
+    assert isinstance(gathered.tally, Tally)
+    np.testing.assert_array_equal(gathered.tally.blocks().defined_BM, whole.blocks.defined_BM)
+
+
+def test_over_many_draws_of_clicks_it_is_right_on_average_where_the_raw_figure_is_not() -> None:
+    """Relevance is known, so is the share that a ranking has of it; users examine place p with p^-.7."""
+    rng, q, length, draws = np.random.default_rng(3), 60, 10, 400
+    relevance = rng.beta(1, 3, (q, length))
+    place = np.argsort(np.argsort(-(relevance + rng.normal(0, 0.3, relevance.shape)), axis=1), axis=1)
+    better = relevance + rng.normal(0, 0.12, relevance.shape)
+    rank = np.argsort(np.argsort(-better, axis=1), axis=1)
+    discount = np.where(np.arange(length) < 5, 1 / np.log2(np.arange(length) + 2), 0.0)
+    truth = [float((relevance * discount[by]).sum() / relevance.sum()) for by in (rank, place)]
+    examined = (np.arange(length) + 1.0) ** -BIAS
+    correction = Correction(PropensitiesConfig(clicks="clicks"), examined, (5,))
+    offsets = torch.arange(0, q * length + 1, length)
+    positions = torch.from_numpy(place.ravel() + 1.0).float()
+    total, mass = np.zeros((2, 2)), np.zeros(2)
+    for _ in range(draws):
+        clicks = rng.random(relevance.shape) < relevance * examined[place]
+        labels = torch.from_numpy(clicks.ravel().astype(np.float32))
+        groups = QueryGroups(torch.zeros(q * length, 1), offsets, labels, positions_N=positions)
+        sums = correction.of([torch.from_numpy(better.ravel()), order_shown(groups)], groups).blocks
+        total += sums.sums_BTM.sum(axis=0)
+        mass += sums.defined_BM.sum(axis=0)
+    corrected, raw = (total / mass).T
+    np.testing.assert_allclose(corrected, truth, atol=0.004)
+    assert truth[0] > truth[1] + 0.05
+    assert raw[0] < raw[1] - 0.02  # the raw figure prefers what was shown
+
+
+class Log(NamedTuple):
+    """A log, what is true of it, and the shares of relevance that rankers have in the test period."""
+
+    truth: Truth
+    url: str
+    clicks: str
+    good: str
+    shares: dict[str, float]
+
+    def config(self, **settings: Any) -> EvaluateConfig:
+        parts = {
+            name: {"data": self.url, "periods": p}
+            for name, p in zip(("train", "validation", "test"), "abc", strict=True)
+        }
+        values = {"models": {"good": [self.good]}, "splits": parts, "baseline": AS_SHOWN, "resamples": 1000}
+        values |= {"outliers": {"gap": None}, "propensities": {"clicks": self.clicks}}
+        return EvaluateConfig.model_validate(values | settings)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    """Users of a poor ranker, whose clicks are the labels, and a better ranker by a feature."""
+    folder = tmp_path_factory.mktemp("clicks")
+    truth = position_based(0, queries=150, impressions=40, eta=BIAS, noise=0.0, skill=0.3)
+    x_D = truth.relevance_D + np.random.default_rng(5).normal(0, 0.12, len(truth.relevance_D))
+    made = [
+        {**row, "labels": row["clicks"], "x": [x_D[int(name[1:])] for name in row["doc_ids"]]} for row in rows_of(truth)
+    ]
+    url = write_log(str(folder / "data"), made)
+    clicks, good = str(folder / "clicks"), str(folder / "good")
+    ClicksJob.model_validate({"out": clicks, "log": {"data": url}, "query": "meta_query"}).run()
+    parts = {name: {"data": url, "periods": p} for name, p in zip(("train", "validation", "test"), "abc", strict=True)}
+    FeatureJob.model_validate({"out": good, "splits": parts, "order": {"feature": "x"}}).run()
+    tested = [i for i, row in enumerate(made) if row["period"] == "c"]
+    pairs = truth.sessions.pairs_SP[tested]
+    discount = np.where(np.arange(10) < 5, 1 / np.log2(np.arange(10) + 2), 0.0)
+    relevance = truth.relevance_D[pairs]
+    rank = np.argsort(np.argsort(-x_D[pairs], axis=1), axis=1)
+    shares = {"good": discount[rank], AS_SHOWN: np.broadcast_to(discount, rank.shape)}
+    known = {name: float((relevance * each).sum() / relevance.sum()) for name, each in shares.items()}
+    return Log(truth, url, clicks, good, known)
+
+
+def test_the_good_ranker_is_ahead_once_clicks_are_corrected_and_behind_before(log: Log, tmp_path: Path) -> None:
+    job = EvaluateJob(out=str(tmp_path / "out"), evaluate=log.config())
+    job.run(show=False)
+    found = Evaluation.read(job.out)
+    assert found.corrected is not None
+    raw = found.methods[0].slices["all"].comparisons["ndcg@5"]
+    assert raw.high is not None
+    assert raw.high < 0
+    of_good, of_shown = found.corrected.methods
+    assert [of_good.name, of_shown.name] == ["good", AS_SHOWN]
+    difference = of_good.comparisons[5]
+    assert difference.low is not None
+    assert difference.low > 0
+    assert of_shown.comparisons == {}
+    for method in found.corrected.methods:
+        figure = method.corrected[5]
+        assert figure.low is not None
+        assert figure.high is not None
+        assert figure.low <= log.shares[method.name] <= figure.high
+        plain = method.plain[5]
+        assert plain.low is not None
+        assert not plain.low <= log.shares[method.name] <= (plain.high or 0)
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "*Corrected for positions*" in text
+    shares = [number(method.corrected[5].mean) for method in found.corrected.methods]
+    assert text.index("No method ranks better than what was shown") < text.index(
+        "Corrected for positions, good is best"
+    )
+    assert re.search(rf"good is best: share@5 {re.escape(shares[0])} .*, what was shown {re.escape(shares[1])}\.", text)
+    assert f"The effective sample is {found.corrected.effective:,.0f} documents" in text
+    assert 0 < found.corrected.effective < found.corrected.relevant
+    assert found.corrected.unknown == 0
+    assert "relevant documents are left out" not in text
+
+
+def test_the_figures_do_not_depend_on_batches_and_another_look_makes_them_anew(log: Log, tmp_path: Path) -> None:
+    one, other = (
+        evaluate(log.config(docs_per_batch=n), str(tmp_path / str(n)), made_by={}, report=lambda _: None)
+        for n in (70, 100_000)
+    )
+    assert one.corrected is not None
+    assert other.corrected is not None
+    assert one.corrected.methods == other.corrected.methods
+    job = EvaluateJob(out=str(tmp_path / "out"), evaluate=log.config())
+    before = job.inputs()
+    assert log.clicks in before
+
+
+def test_what_cannot_be_corrected_is_an_error_with_the_remedy(log: Log, tmp_path: Path) -> None:
+    def refused(config: EvaluateConfig) -> str:
+        with pytest.raises(InputError) as error:
+            evaluate(config, str(tmp_path / "bad"), made_by={}, report=lambda _: None)
+        assert not (tmp_path / "bad").exists()
+        return str(error.value)
+
+    assert "jobs.clicks" in refused(log.config(propensities={"clicks": log.url}))
+    fixed = position_based(0, queries=60, impressions=3, jitter=0.0, skill=0.0)
+    rows = [{**row, "labels": row["clicks"]} for row in rows_of(fixed)]
+    apart, clicks = write_log(str(tmp_path / "apart"), rows), str(tmp_path / "clicks")
+    ClicksJob.model_validate({"out": clicks, "log": {"data": apart}, "query": "meta_query"}).run()
+    said = refused(log.config(propensities={"clicks": clicks}))
+    assert "has none by `harvested`: positions do not overlap" in said
+    assert "set way to ratio" in said
+    evaluate(
+        log.config(propensities={"clicks": clicks, "way": "ratio"}),
+        str(tmp_path / "ratio"),
+        made_by={},
+        report=lambda _: None,
+    )
+    bare = write_log(str(tmp_path / "bare"), [{**row, "positions": None, "x": [0.0] * 10} for row in rows])
+    parts = {n: {"data": bare, "periods": p} for n, p in zip(("train", "validation", "test"), "abc", strict=True)}
+    assert "evaluate.propensities: " in refused(log.config(splits=parts, baseline=None))
+
+
+def test_counts_add_up() -> None:
+    one, other = WeightCounts(3, 1, 1, 4.0, 10.0), WeightCounts(2, 0, 1, 1.0, 1.0)
+    assert one.plus(other) == WeightCounts(5, 1, 2, 5.0, 11.0)
+    assert WeightCounts().effective == 0
+
+
+def test_the_page_says_which_trainings_corrected_for_positions_and_what_that_did(log: Log, tmp_path: Path) -> None:
+    models, splits = {}, log.config().splits
+    for name, unbiased in (("plain", False), ("unbiased", True)):
+        models[name] = [str(tmp_path / name)]
+        trees = LightGBMConfig(num_trees=5, num_threads=1, seed=len(models), unbiased=unbiased)
+        train_gbdt(trees, splits, models[name][0], made_by={}, report=lambda _: None)
+    out = tmp_path / "both"
+    both = evaluate(log.config(models=models), str(out), made_by={}, report=lambda _: None)
+    assert [method.debiased for method in both.methods] == [(None,), ("unbiased",), (None,)]
+    assert both.corrected is not None
+    plain, unbiased_ = (method.slices["all"].summaries["ndcg@5"].mean or 0 for method in both.methods[:2])
+    of_plain, of_unbiased = (method.corrected[5].mean or 0 for method in both.corrected.methods[:2])
+    text = (out / "report.md").read_text()
+    assert "Trained with a correction for positions: unbiased (unbiased); without: plain." in text
+    figures = f"NDCG@5 {unbiased_ - plain:+.4f}, share@5 corrected {of_unbiased - of_plain:+.4f}"
+    assert f"unbiased has the settings of plain, and the correction: {figures}." in text
+    alone = evaluate(log.config(models={"plain": models["plain"]}), str(tmp_path / "one"), made_by={}, report=print)
+    assert [method.debiased for method in alone.methods] == [(None,), (None,)]
+    assert "No training corrected for positions" in (tmp_path / "one" / "report.md").read_text()
+    evaluate(
+        log.config(models={"plain": models["plain"]}, as_shown=False, baseline=None),
+        str(tmp_path / "none"),
+        made_by={},
+        report=lambda _: None,
+    )
+    assert "corrected for positions:" not in (tmp_path / "none" / "report.md").read_text()
+
+
+def test_a_network_that_learnt_with_dla_is_the_twin_of_one_without() -> None:
+    dla, plain = (
+        FinetuneConfig.model_validate({"loss": {"kind": "softmax"}, "debias": debias, "seed": seed})
+        for seed, debias in enumerate(({"kind": "dla"}, None))
+    )
+    of_dla, of_plain = (config.model_dump(mode="json") for config in (dla, plain))
+    assert (debiased(of_dla), debiased(of_plain)) == ("dla", None)
+    assert otherwise(of_dla) == otherwise(of_plain)
+    other = plain.replace(relevant_only=True).model_dump(mode="json")
+    lines = stated(
+        [
+            Trained("a", ("dla",), ("x",), {"NDCG@5": 0.5}),
+            Trained("b", (None,), ("x",), {"NDCG@5": 0.4}),
+            Trained("c", (None,), ("y",), {"NDCG@5": 0.3}),
+        ],
+        shown=True,
+    )
+    assert otherwise(other) != otherwise(of_plain)
+    assert lines[0] == "Trained with a correction for positions: a (dla); without: b, c."
+    assert len(lines) == 2
+    assert "a has the settings of b, and the correction: NDCG@5 +0.1000." in lines[1]

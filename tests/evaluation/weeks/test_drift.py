@@ -1,0 +1,285 @@
+"""Drift of a small log against a slow oracle that looks at one value at a time, and the curve and correlation of it."""
+
+import itertools
+import json
+import math
+import shutil
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from linear_teacher import linear_teacher
+from reference import drift as oracle
+from scipy.stats import spearmanr
+from weekly_log import Row, write_log
+
+from ltrscale import storage
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.settings import EvaluateConfig
+from ltrscale.evaluation.weeks.decay import Decay, DriftCorrelation, DriftJob, document, rank_correlation, trained_until
+from ltrscale.evaluation.weeks.drift import Drift, DriftSettings, FeatureDrift, PeriodDrift, measure_drift
+from ltrscale.evaluation.weeks.histograms import Codes, Numbers, psi
+from ltrscale.reports.document import Table
+from ltrscale.reports.markdown import markdown, table
+
+FEATURES = [Feature(name="x"), Feature(name="steps"), Feature(name="never"), Feature(name="c", kind="categorical")]
+WEIGHTS = [1.0, -0.5, 0.0, 0.0]
+TRAIN, VALIDATION, TEST = ("a", "b"), ("c",), ("d", "e", "f", "g", "h")
+
+
+def documents(rng: np.random.Generator, n: int, week: int) -> list[list[float]]:
+    """Values that move from week to week, with new codes and more missing values."""
+    x = rng.normal(0.3 * week, 1 + 0.1 * week, n) * rng.choice([1e-3, 1.0, 1e4], n)
+    steps = np.where(rng.random(n) < 0.02 * week, np.nan, rng.integers(-1, 3, n))
+    never = np.full(n, np.nan if week < 4 else 1.0)
+    return np.stack([x, steps, never, rng.geometric(0.1, n) + week // 3], axis=1).astype(np.float32).tolist()
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    rng, found = np.random.default_rng(3), []
+    for week, period in enumerate((*TRAIN, *VALIDATION, *TEST)):
+        for i in range(30):
+            n = int(rng.integers(1, 8 + week))
+            labels = rng.integers(0, 3, n).astype(float).tolist() if i % 3 else None
+            found.append(Row(period, documents(rng, n, week), labels))
+    return found
+
+
+def evaluation(data: str, model: str, **keys: Any) -> EvaluateConfig:
+    periods = (("train", TRAIN), ("validation", VALIDATION), ("test", TEST))
+    splits = {name: {"data": data, "periods": list(of)} for name, of in periods}
+    keys = {"outliers": {"gap": None}, "resamples": 100, "slice_by": ["period"], **keys}
+    return EvaluateConfig(models={"linear": (model,)}, baseline=None, splits=splits, **keys)
+
+
+@pytest.fixture(scope="module")
+def config(rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> EvaluateConfig:
+    folder = tmp_path_factory.mktemp("drift")
+    data = write_log(str(folder / "data"), rows, FEATURES, row_group=4)
+    return evaluation(data, teacher(str(folder / "model"), rows, folder))
+
+
+def teacher(url: str, rows: list[Row], folder: Path) -> str:
+    """A linear scorer of x and steps, whose data lack the other features."""
+    data = write_log(str(folder / "two"), [two(row) for row in rows[:2]], FEATURES[:2], row_group=4)
+    return linear_teacher(url, data, WEIGHTS[:2])
+
+
+def two(row: Row) -> Row:
+    return Row(row.period, [document[:2] for document in row.documents], row.labels)
+
+
+@pytest.fixture(scope="module")
+def measured(config: EvaluateConfig) -> Drift:
+    return measure_drift(config, DriftSettings(documents=None))
+
+
+def column(rows: list[Row], f: int) -> list[float]:
+    return [document[f] for row in rows for document in row.documents]
+
+
+def test_equals_a_slow_oracle(rows: list[Row], config: EvaluateConfig, measured: Drift) -> None:
+    """Of scores only: here all features are read, as if there were no bundle."""
+    everything = measure_drift(config.replace(models={}, scores={"s": "unused"}), DriftSettings(documents=None))
+    train = [row for row in rows if row.period in TRAIN]
+    assert list(everything.periods) == list(TEST)
+    for period, found in everything.periods.items():
+        now = [row for row in rows if row.period == period]
+        lengths, before = ([float(len(row.documents)) for row in of] for of in (now, train))
+        assert found.length == pytest.approx(statistics.mean(lengths))
+        assert found.length_psi == pytest.approx(numbers_psi(before, lengths))
+        for f, feature in enumerate(FEATURES):
+            one, other = column(train, f), column(now, f)
+            expected = codes_psi(one, other) if feature.kind == "categorical" else numbers_psi(one, other)
+            assert found.features[feature.name].psi == pytest.approx(expected, abs=1e-12)
+            assert found.features[feature.name].missing == pytest.approx(np.isnan(other).mean())
+        assert found.features["c"].unknown == pytest.approx(
+            np.mean([x not in column(train, 3) for x in column(now, 3)])
+        )
+        labelled = [row for row in now if row.labels is not None]
+        assert found.labels is not None
+        assert found.labels.groups == len(labelled)
+        assert found.labels.documents == pytest.approx(np.mean([y >= 1 for r in labelled for y in r.labels or ()]))
+        assert found.labels.relevant == pytest.approx(np.mean([max(r.labels or [0]) >= 1 for r in labelled]))
+    assert list(measured.periods["d"].features) == ["x", "steps"], "those that the bundle reads"
+    assert everything.periods["h"].features["x"] == measured.periods["h"].features["x"]
+
+
+def numbers_psi(one: list[float], other: list[float]) -> float:
+    starts = oracle.number_bins(one)
+    return oracle.psi(*([oracle.number_bin(x, starts) for x in of] for of in (one, other)))
+
+
+def codes_psi(one: list[float], other: list[float]) -> float:
+    return oracle.psi(*([oracle.code_bin(x, one) for x in of] for of in (one, other)))
+
+
+def test_scores_are_compared_by_their_spread_within_a_list(rows: list[Row], measured: Drift) -> None:
+    def spreads(period: str) -> list[float]:
+        """Missing values count as 0 in the transform of the bundle."""
+        lists = [row.documents for row in rows if row.period == period and len(row.documents) > 1]
+        scores = [[sum(w * (0 if math.isnan(x) else x) for w, x in zip(WEIGHTS, d, strict=True)) for d in of]
+                  for of in ([[*d[:2], 0, 0] for d in one] for one in lists)]  # fmt: skip
+        return [statistics.pstdev(of) for of in scores]
+
+    before = spreads("c")
+    assert measured.train.spreads["linear"].psi == 0
+    assert measured.train.spreads["linear"].mean == pytest.approx(statistics.mean(before), rel=1e-4)
+    for period in TEST:
+        found = measured.periods[period].spreads["linear"]
+        assert found.mean == pytest.approx(statistics.mean(spreads(period)), rel=1e-4)
+        assert found.psi == pytest.approx(numbers_psi(before, spreads(period)), rel=1e-6)
+
+
+def test_does_not_depend_on_the_order_of_rows_nor_on_files(
+    rows: list[Row], config: EvaluateConfig, measured: Drift, tmp_path: Path
+) -> None:
+    shuffled = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
+    turned = [Row(r.period, r.documents[::-1], r.labels and r.labels[::-1]) for r in shuffled]
+    data = write_log(str(tmp_path / "data"), turned, FEATURES, row_group=3, file=11)
+    other = measure_drift(evaluation(data, config.bundles[0]), DriftSettings(documents=None, docs_per_batch=13))
+    assert approximately(other) == approximately(measured)
+
+
+def approximately(drift: Drift) -> Any:
+    """Means of scores differ by rounding; counts do not."""
+    means = {name: round(p.spreads["linear"].mean or 0, 2) for name, p in drift.periods.items()}
+    return means, [without_means(period) for period in (drift.train, *drift.periods.values())]
+
+
+def without_means(period: PeriodDrift) -> PeriodDrift:
+    return period.replace(spreads={name: spread.replace(mean=None) for name, spread in period.spreads.items()})
+
+
+def test_the_same_data_do_not_drift(rows: list[Row], config: EvaluateConfig, tmp_path: Path) -> None:
+    copies = [Row(period, row.documents, row.labels) for row in rows if row.period == "a" for period in "abcdefgh"]
+    data = write_log(str(tmp_path / "data"), copies, FEATURES, row_group=5)
+    only_a = evaluation(data, config.bundles[0])
+    only_a = only_a.replace(splits={**only_a.splits.model_dump(), "train": {"data": data, "periods": ["a"]}})
+    found = measure_drift(only_a, DriftSettings(documents=None))
+    for period in found.periods.values():
+        assert {feature.psi for feature in period.features.values()} == {0.0}
+        assert (period.length_psi, period.spreads["linear"].psi, period.drifted) == (0.0, 0.0, [])
+
+
+def test_a_sample_of_documents_is_near_the_whole(config: EvaluateConfig, measured: Drift) -> None:
+    some = measure_drift(config, DriftSettings(documents=60))
+    assert 60 <= some.train.documents < measured.train.documents
+    assert all(0 < some.periods[p].documents < measured.periods[p].documents for p in TEST)
+
+
+def test_features_have_drifted_by_what_their_index_is_beyond_chance(measured: Drift) -> None:
+    (name, *_), period = list(measured.periods["h"].features), measured.periods["h"]
+    for psi_, chance, drifted in ((0.3, 0.0, [name]), (0.3, 0.1, []), (0.6, 0.1, [name])):
+        feature = FeatureDrift(psi=psi_, missing=0.0, chance=chance)
+        assert period.replace(features={name: feature}).drifted == drifted
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cells_rise_with_the_value_and_bins_hold_tenths(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values_N = (rng.normal(size=5000) * 10.0 ** rng.integers(-30, 30, 5000)).astype(np.float32)
+    numbers = Numbers(1)
+    numbers.add(values_N[:, None])
+    (bins,) = numbers.binned(numbers.bins())
+    assert bins[0] == bins[-2] == bins[-1] == 0
+    assert all(400 < count < 600 for count in bins[1:-2])
+    later = Numbers(1)
+    later.add(np.array([[np.finfo(np.float32).max], [-np.finfo(np.float32).max], [0.0], [-0.0]], np.float32))
+    assert [int(n) for n in later.binned(numbers.bins())[0][[0, -2]]] == [1, 1]
+
+
+def test_psi_is_a_symmetric_divergence() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        one, other = rng.integers(0, 50, (2, 12))
+        assert psi(one, other) == pytest.approx(psi(other, one))
+        assert psi(one, other) > 0
+        assert psi(one, one) == 0
+    far = psi(np.array([0, 10**9]), np.array([10**9, 0]))
+    assert math.isfinite(far)
+
+
+def test_more_categories_than_bins_are_one_bin() -> None:
+    train, later = Codes(), Codes()
+    train.add(np.repeat(np.arange(40, dtype=np.float32), np.arange(40, 0, -1)))
+    later.add(np.array([0, 8, 9, 39, 40, np.nan], np.float32))
+    assert later.binned(train).tolist() == [1, *[0] * 7, 1, 2, 1, 1]
+
+
+@pytest.mark.parametrize("n", [5, 6, 40])
+def test_rank_correlation_is_spearmans(n: int) -> None:
+    rng = np.random.default_rng(n)
+    one_P = rng.integers(0, 6, n).astype(float)
+    other_P = one_P + rng.normal(size=n)
+    found, p = rank_correlation(one_P, other_P)
+    assert found == pytest.approx(spearmanr(one_P, other_P).statistic)
+    assert p is not None
+    if n < 8:
+        orders = [spearmanr(one_P[list(order)], other_P).statistic for order in itertools.permutations(range(n))]
+        assert p == pytest.approx(np.mean(np.abs(orders) >= abs(found or 0) - 1e-9))
+    else:
+        assert p == pytest.approx(spearmanr(one_P, other_P).pvalue, abs=0.01)
+
+
+@pytest.mark.parametrize("values", [[1.0, 2, 3, 4], [1.0] * 9])
+def test_too_few_or_equal_periods_are_not_judged(values: list[float]) -> None:
+    assert rank_correlation(np.array(values), np.arange(len(values), dtype=float)) == (None, None)
+
+
+@pytest.fixture(scope="module")
+def report(config: EvaluateConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple[Decay, Path]:
+    folder = tmp_path_factory.mktemp("report")
+    EvaluateJob(out=str(folder / "evaluation"), evaluate=config).run(show=False)
+    DriftJob(out=str(folder / "drift"), evaluation=str(folder / "evaluation"), documents=None).run(show=False)
+    return Decay.read(str(folder / "drift")), folder
+
+
+def test_the_curve_counts_periods_from_the_end_of_training(report: tuple[Decay, Path], measured: Drift) -> None:
+    found, folder = report
+    (curve,) = found.curves.values()
+    assert curve.trained_until == "b", "that of the split, as the bundle states none"
+    assert [(point.period, point.since) for point in curve.points] == list(zip(TEST, range(2, 7), strict=True))
+    assert found.drift == measured
+    losses = [-(point.scope.summaries["ndcg@5"].mean or 0) for point in curve.points]
+    for one, drifts in zip(found.foretold, ("features", "scores"), strict=True):
+        values = [p.median_psi if drifts == "features" else p.spreads["linear"].psi for p in measured.periods.values()]
+        correlation, p = rank_correlation(np.array(values), np.array(losses))
+        assert one == DriftCorrelation(measure=drifts, method="linear", periods=5, correlation=correlation, p=p)
+    text = (folder / "drift" / "report.md").read_text()
+    shown = [block for block in document(found, "").opening if isinstance(block, Table)]
+    assert [table(block.header, block.rows) in text for block in shown] == [True, True]
+    assert (folder / "drift" / "decay.png").stat().st_size > 1000
+
+
+def test_a_bundle_that_states_its_periods_is_believed(config: EvaluateConfig, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(config.bundles[0], bundle)
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["made_by"] = {"config": {"splits": [{"data": ["gone"], "periods": ["a", "a..c"]}, {"data": ["gone"]}]}}
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    assert trained_until(str(bundle), config) == "c"
+
+
+def test_few_periods_are_said_to_be_few(report: tuple[Decay, Path]) -> None:
+    found, _ = report
+    few = found.replace(
+        foretold=(DriftCorrelation(measure="features", method="m", periods=4, correlation=None, p=None),)
+    )
+    assert "Cannot judge: 4 periods" in markdown(document(few, "e"))
+    assert "Cannot judge" not in markdown(document(found, "e"))
+
+
+def test_an_evaluation_without_periods_is_refused(config: EvaluateConfig, tmp_path: Path) -> None:
+    unsliced = str(tmp_path / "unsliced")
+    EvaluateJob(out=unsliced, evaluate=config.replace(slice_by=())).run(show=False)
+    with pytest.raises(InputError, match=r"evaluate.slice_by=\[period\]"):
+        DriftJob(out=str(tmp_path / "drift"), evaluation=unsliced).run(show=False)
+    with pytest.raises(InputError, match=r"not made by jobs\.evaluate"):
+        DriftJob(out=str(tmp_path / "drift"), evaluation=config.bundles[0]).run(show=False)
+    assert storage.read_manifest(str(tmp_path / "drift")) is None

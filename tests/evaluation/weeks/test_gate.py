@@ -1,0 +1,404 @@
+"""The gate: each bound alone, on one real evaluation of a candidate that is worse on a slice; exit statuses."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from command_lines import run_here
+from linear_teacher import linear_teacher
+from weekly_log import Row, write_log
+
+from jobs import cli, gate
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.errors import InputError, Refused
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.statistics.blocks import Blocks
+from ltrscale.evaluation.statistics.summarise import Comparison, Scope, scopes
+from ltrscale.evaluation.weeks.decay import Decay
+from ltrscale.evaluation.weeks.gate import GateJob
+from ltrscale.evaluation.weeks.power import Power, foreseen
+from ltrscale.evaluation.weeks.verdict import CANDIDATE, Bounds, Verdict, judge
+
+ROOT = Path(__file__).resolve().parents[3]
+PERIODS = {"train": ["a"], "validation": ["b"], "test": ["c", "d"]}
+LOOSE: dict[str, Any] = {
+    "margin": 0.9,
+    "slice_margin": 0.9,
+    "groups": 20,
+    "drifted": None,
+    "expected": ["x"],
+    "score_psi": None,
+    "drift_groups": 20,
+}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Lists that x orders well; y is noise, and 0 but on a television. In period d x is larger than it ever was."""
+    folder, rng = tmp_path_factory.mktemp("gate"), np.random.default_rng(0)
+    rows = []
+    for period in "abcd":
+        for i in range(150):
+            labels = (rng.random(8) < 0.2).astype(float)
+            x = labels + rng.normal(0, 0.5, 8) + (9 if period == "d" else 0)
+            y = rng.normal(size=8) if i % 5 == 0 else np.zeros(8)
+            rows.append(Row(period, np.stack([x, y], 1).tolist(), labels.tolist(), "tv" if i % 5 == 0 else "web"))
+    data = write_log(str(folder / "data"), rows, [Feature(name="x"), Feature(name="y")], row_group=50)
+    weights = {"good": [1.0, 0.0], "worse on tv": [1.0, -2.0], "swapped": [0.0, 1.0]}
+    bundles = {name: linear_teacher(str(folder / name), data, of) for name, of in weights.items()}
+    return {**bundles, "data": data, "out": str(folder / "gate")}
+
+
+def config(places: dict[str, str], candidate: str, bounds: dict[str, Any], out: str) -> dict[str, Any]:
+    return {
+        "out": out,
+        "production": places["good"],
+        "candidate": places[candidate],
+        "splits": {name: {"data": places["data"], "periods": of} for name, of in PERIODS.items()},
+        "evaluate": {"slices": {"tv": "meta_device == 'tv'"}, "resamples": 200, "outliers": {"gap": None}},
+        "bounds": {**LOOSE, **bounds},
+    }
+
+
+@pytest.fixture(scope="module")
+def found(places: dict[str, str]) -> tuple[Evaluation, Decay]:
+    GateJob.model_validate(config(places, "worse on tv", {}, places["out"])).run()
+    return tuple(of.read(f"{places['out']}/{name}") for of, name in ((Evaluation, "evaluation"), (Decay, "drift")))  # type: ignore[return-value]
+
+
+def broken(found: tuple[Evaluation, Decay], **bounds: Any) -> list[tuple[str, str]]:
+    verdict = judge(*found, Bounds(**{**LOOSE, **bounds}))
+    assert verdict.passed == (not verdict.reasons)
+    return [(check.bound, check.where) for check in verdict.checks if not check.holds]
+
+
+def test_each_bound_catches_what_no_other_does(found: tuple[Evaluation, Decay]) -> None:
+    assert broken(found) == []
+    assert broken(found, margin=0) == [("margin", "all")]
+    assert broken(found, slice_margin=0.1) == [("slice_margin", "tv")]
+    assert broken(found, groups=10_000) == [("groups", "all")]
+    assert broken(found, drifted=0.4) == [("drifted", "d")]
+    assert broken(found, score_psi=0.0) == [("score_psi", "c")], "in d the index is below what chance gives"
+
+
+def on_tv(found: tuple[Evaluation, Decay]) -> Comparison:
+    (candidate,) = (method for method in found[0].methods if method.name == CANDIDATE)
+    return candidate.slices["tv"].comparisons["ndcg@5"]
+
+
+@pytest.mark.parametrize(("by", "end"), [("mean", "difference"), ("excluded", "low")])
+def test_a_slice_is_judged_by_the_end_that_the_config_names(found: tuple[Evaluation, Decay], by: str, end: str) -> None:
+    limit = -getattr(on_tv(found), end)
+    assert 0 < limit < 0.9
+    assert broken(found, slices_by=by, slice_margin=limit - 1e-6) == [("slice_margin", "tv")]
+    assert broken(found, slices_by=by, slice_margin=limit + 1e-6) == []
+
+
+def test_one_slice_is_broken_where_the_upper_end_lies_below_the_margin(found: tuple[Evaluation, Decay]) -> None:
+    """The other slices, both periods, are too small to be judged; with all three the p value is adjusted."""
+    alone = with_slices(found, {"tv": on_tv(found)}, groups=100)
+    limit = -(on_tv(found).high or 0)
+    assert 0 < limit < 0.9
+    assert broken(alone, slice_margin=limit - 1e-6) == [("slice_margin", "tv")]
+    assert broken(alone, slice_margin=limit + 1e-6) == []
+    assert broken(found, slice_margin=limit - 1e-6) == [], "of three slices"
+
+
+def with_slices(
+    found: tuple[Evaluation, Decay], slices: Mapping[str, Comparison], *, groups: int
+) -> tuple[Evaluation, Decay]:
+    """The evaluation with other slices, of so many groups each."""
+    evaluation, decay = found
+    production, candidate = evaluation.methods
+    everything = candidate.slices["all"]
+    summaries = {name: summary.replace(groups=groups) for name, summary in everything.summaries.items()}
+    made = {name: Scope(summaries=summaries, comparisons={evaluation.primary: of}) for name, of in slices.items()}
+    changed = candidate.replace(slices={"all": everything, **made})
+    return evaluation.replace(methods=(production, changed)), decay
+
+
+def refused(
+    found: tuple[Evaluation, Decay], harm_S: Sequence[float], *, repetitions: int = 200, groups: int = 100
+) -> list[list[str]]:
+    """The slices at which each of many gates refuses a candidate that loses so much on each slice.
+
+    NDCG of half of the groups is equal; that of the others differs with a deviation of .42, that is .3 over all.
+    """
+    rng, n = np.random.default_rng(0), len(harm_S) * repetitions
+    names = [str(i) for i in range(n)]
+    difference_QM = np.where(rng.random((groups, n)) < 0.5, 0.0, rng.normal(0, 0.42, (groups, n)))
+    values = [np.zeros((groups, 1, n)), (difference_QM - np.tile(harm_S, repetitions))[:, None]]
+    _, scope = scopes([Blocks.of(of) for of in values], names, baseline=0, samples=400, seed=0)
+    compared = [scope.comparisons[name] for name in names]
+    gates = []
+    for first in range(0, n, len(harm_S)):
+        slices = {f"s{i}": of for i, of in enumerate(compared[first : first + len(harm_S)])}
+        gates.append([where for _, where in broken(with_slices(found, slices, groups=groups), slice_margin=0.01)])
+    return gates
+
+
+@pytest.mark.parametrize("slices", [10, 20, 50])
+def test_equal_rankers_are_seldom_refused_however_many_slices(found: tuple[Evaluation, Decay], slices: int) -> None:
+    gates = refused(found, [0.0] * slices)
+    assert np.mean([bool(gate) for gate in gates]) <= 0.05
+
+
+def test_a_harmed_slice_is_found_among_fifty_and_the_harmless_ones_pass(found: tuple[Evaluation, Decay]) -> None:
+    gates = refused(found, [0.2, *[0.0] * 49])
+    assert np.mean(["s0" in gate for gate in gates]) >= 0.9
+    assert np.mean([bool(set(gate) - {"s0"}) for gate in gates]) <= 0.05
+
+
+def test_at_the_margin_itself_all_slices_together_are_refused_once_in_twenty(found: tuple[Evaluation, Decay]) -> None:
+    gates = refused(found, [0.01] * 20)
+    assert np.mean([bool(gate) for gate in gates]) <= 0.05
+
+
+@pytest.mark.parametrize("groups", [1_000, 5_000])
+@pytest.mark.parametrize("harm", [0.0, 0.005, 0.02])
+def test_the_burden_of_proof_decides_how_often_a_gate_errs(
+    found: tuple[Evaluation, Decay], groups: int, harm: float
+) -> None:
+    """Of many candidates that are worse by `harm`; the shares are those of docs/weeks.md."""
+    rng, n = np.random.default_rng(2), 300
+    values = [np.zeros((groups, 1, n)), rng.normal(-harm, 0.25, (groups, 1, n))]
+    _, scope = scopes([Blocks.of(of) for of in values], [str(i) for i in range(n)], baseline=0, samples=400, seed=0)
+    alone = [with_slices(found, {"all": of}, groups=groups) for of in scope.comparisons.values()]
+    shares = {mode: np.mean([bool(broken(one, margin=0.005, refuse=mode)) for one in alone]) for mode in REFUSED}
+    for mode, by_groups in REFUSED.items():
+        assert shares[mode] == pytest.approx(by_groups[groups][harm], abs=0.08), mode
+    for one in alone:
+        if not broken(one, margin=0.005, refuse="unproven"):
+            assert not broken(one, margin=0.005, refuse="worse"), "what is proven is not worse"
+
+
+REFUSED = {
+    "unproven": {1_000: {0.0: 0.91, 0.005: 0.97, 0.02: 1.0}, 5_000: {0.0: 0.71, 0.005: 0.97, 0.02: 1.0}},
+    "worse": {1_000: {0.0: 0.02, 0.005: 0.09, 0.02: 0.72}, 5_000: {0.0: 0.02, 0.005: 0.29, 0.02: 1.0}},
+}
+"""Share of refused candidates by mode, groups and true loss."""
+
+
+def test_a_small_loss_within_the_margin_is_no_reason_where_groups_are_many(found: tuple[Evaluation, Decay]) -> None:
+    """Worse by .002 to .004 is shown, and worse by .005 excluded; only a smaller margin refuses it."""
+    small = on_tv(found).replace(difference=-0.003, low=-0.004, high=-0.002)
+    one = with_slices(found, {"all": small}, groups=10**6)
+    assert broken(one, refuse="worse", margin=0.005) == []
+    assert broken(one, refuse="worse", margin=0.003) == [("margin", "all")]
+
+
+def test_the_verdict_says_how_many_groups_are_lacking(found: tuple[Evaluation, Decay]) -> None:
+    verdict = judge(*found, Bounds(**{**LOOSE, "margin": 0.005}))
+    assert verdict.power is not None
+    assert verdict.power.more == (verdict.power.needed or 0) - verdict.power.groups > 0
+    assert f"the gate needs {verdict.power.more:,} more groups" in verdict.power.stated
+    (reason,) = verdict.reasons
+    assert f"needs {verdict.power.more:,} more groups" in reason
+    lenient = judge(*found, Bounds(**{**LOOSE, "margin": 0.005, "refuse": "worse"})).power
+    assert lenient is not None
+    assert lenient.replace(refuse="unproven") == verdict.power, "the same number says how often a loss is found"
+    assert lenient.stated.startswith("A candidate worse than production by bounds.margin 0.005 is refused with")
+    enough = Power.of(0.005, 0.249, 20_000)
+    assert (enough.more, "needs no more groups" in enough.stated) == (0, True)
+    assert "no number of groups" in Power.of(0.0, 0.249, 20_000).stated
+
+
+def test_one_broken_feature_is_enough_where_the_config_says_so(found: tuple[Evaluation, Decay]) -> None:
+    x, y = (found[1].drift.periods["d"].features[name].psi for name in "xy")
+    assert x > 5 > y, "x has moved by 18 standard deviations"
+    assert broken(found, feature_psi=5) == [("feature_psi", "d")]
+    assert broken(found, feature_psi=x) == []
+    assert broken(found, feature_psi=5, drifted=0.4, moving=["x"]) == [], "x is expected to move"
+    with pytest.raises(InputError, match=r"bounds.moving: no feature matches 'z'; the nearest is"):
+        broken(found, feature_psi=5, moving=["z"])
+
+
+@pytest.mark.parametrize(("groups", "margin"), [(1_000, 0.005), (3_000, 0.005), (1_000, 0.005 * 10**0.5)])
+def test_a_plan_says_how_often_an_equal_candidate_passes(
+    found: tuple[Evaluation, Decay], groups: int, margin: float
+) -> None:
+    """The last one is that of 10,000 groups and .005: margin and error are larger by the same factor."""
+    rng, n = np.random.default_rng(1), 400
+    one = rng.normal(0, 0.249, (groups, 1, n))
+    blocks = [Blocks.of(np.zeros((groups, 1, n))), Blocks.of(one)]
+    _, scope = scopes(blocks, [str(i) for i in range(n)], baseline=0, samples=1000, seed=0)
+    passed = [(c.low or 0) > -margin for c in scope.comparisons.values()]
+    assert np.mean(passed) == pytest.approx(Power.of(margin, 0.249, groups).passes, abs=0.06)
+    (stated,) = foreseen(with_all(found, next(iter(scope.comparisons.values())), groups), margin).values()
+    assert stated.deviation == pytest.approx(0.249, rel=0.15)
+
+
+def with_all(found: tuple[Evaluation, Decay], compared: Comparison, groups: int) -> Evaluation:
+    evaluation, _ = with_slices(found, {"all": compared}, groups=groups)
+    return evaluation
+
+
+def test_the_number_of_groups_that_a_plan_asks_for_gives_the_power() -> None:
+    needed = Power.of(0.005, 0.249, 1).needed
+    assert needed is not None
+    assert Power.of(0.005, 0.249, needed).passes == pytest.approx(0.8, abs=1e-4)
+    assert Power.of(0.005, 0.249, needed - 1).passes < 0.8
+    better = Power.of(0.0, 0.249, 10**6)
+    assert (better.passes, better.needed) == (pytest.approx(0.025), None)
+    assert [Power.of(margin, 0.0, 9).passes for margin in (0.0, 0.1)] == [0.0, 1.0]
+
+
+def test_the_verdict_states_the_number_of_groups(found: tuple[Evaluation, Decay], places: dict[str, str]) -> None:
+    power = judge(*found, Bounds(**{**LOOSE, "margin": 0.005})).power
+    assert power is not None
+    assert power.needed is not None
+    assert power == foreseen(found[0], 0.005)["candidate against production"]
+    assert power.needed > power.groups
+    own = Verdict.read(places["out"]).power
+    assert own is not None
+    assert own.stated in (Path(places["out"]) / "report.md").read_text()
+
+
+def test_a_plan_needs_no_candidate(
+    places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By production alone, at several correlations; and by an evaluation that is there."""
+    values = config(places, "good", {"margin": 0.005}, str(tmp_path / "gate"))
+    del values["candidate"]
+    path = tmp_path / "gate.yaml"
+    path.write_text(yaml.safe_dump(values))
+    command = ["gate", "--config", str(path), "--plan"]
+    monkeypatch.setattr(sys, "argv", command)
+    cli.main(gate.COMMAND)
+    alone = Evaluation.read(str(tmp_path / "gate" / "plan"))
+    assert [method.name for method in alone.methods] == ["production"]
+    rows = foreseen(alone, 0.005)
+    mean = alone.methods[0].slices["all"].summaries["ndcg@5"]
+    table = pq.read_table(tmp_path / "gate" / "plan" / "groups.parquet").to_pandas()["ndcg@5"].dropna()
+    assert mean.groups == len(table)
+    for r in (0.5, 0.95):
+        assert rows[f"a correlation of {r:g}"].deviation == pytest.approx(table.std() * (2 * (1 - r)) ** 0.5, rel=0.15)
+    printed = capsys.readouterr().out
+    assert all(f"{power.needed:,}" in printed for power in rows.values())
+    monkeypatch.setattr(sys, "argv", [*command, "--set", f"plan_from={places['out']}/evaluation"])
+    cli.main(gate.COMMAND)
+    assert "candidate against production" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="ask for a plan with --plan"):
+        GateJob.model_validate(values)
+    with pytest.raises(ValueError, match="is read with --plan only"):
+        GateJob.model_validate({**values, "candidate": places["good"], "plan_from": "x"})
+
+
+def test_all_groups_are_judged_by_the_lower_end(found: tuple[Evaluation, Decay]) -> None:
+    (candidate,) = (method for method in found[0].methods if method.name == CANDIDATE)
+    low = candidate.slices["all"].comparisons["ndcg@5"].low
+    assert low is not None
+    assert broken(found, margin=-low - 1e-6) == [("margin", "all")]
+    assert broken(found, margin=-low + 1e-6) == []
+
+
+def test_what_is_not_known_is_said(found: tuple[Evaluation, Decay], places: dict[str, str]) -> None:
+    compared = on_tv(found)
+    assert compared.high is not None
+    verdict = judge(*found, Bounds(**{**LOOSE, "slice_margin": -compared.high + 1e-6}))
+    assert verdict.not_excluded == ("tv",)
+    assert verdict.not_judged == ("outliers",), "no group has an outlier value"
+    strict = judge(*found, Bounds(**{**LOOSE, "groups": 60}))
+    assert strict.not_judged == ("outliers", "tv")
+    written = Verdict.read(places["out"])
+    leaks = [check for check in written.checks if check.bound == "expected"]
+    assert [check.where for check in leaks] == ["x"]
+    assert written == judge(*found, Bounds(**LOOSE), leaks)
+    assert "# Gate: passed" in (Path(places["out"]) / "report.md").read_text()
+
+
+def test_a_bundle_passes_against_itself(
+    places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lower end of a difference of 0 is 0, which is not better, but not worse either."""
+    path = tmp_path / "gate.yaml"
+    bounds = {"margin": 0.005, "slice_margin": 0.0, "slices_by": "excluded"}
+    path.write_text(yaml.safe_dump(config(places, "good", bounds, str(tmp_path / "gate"))))
+    monkeypatch.setattr(sys, "argv", ["gate", "--config", str(path)])
+    cli.main(gate.COMMAND)
+    assert "broken" not in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["gate", "--config", str(path), "--set", "bounds.margin=0"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main(gate.COMMAND)
+    assert ended.value.code == Refused.status == 3
+
+
+@pytest.mark.slow
+def test_a_damaged_bundle_is_refused_by_the_command(places: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "gate.yaml"
+    out = str(tmp_path / "gate")
+    path.write_text(yaml.safe_dump(config(places, "swapped", {"margin": 0.005, "slice_margin": 0.01}, out)))
+    done = run_here("gate", "--config", str(path))
+    assert done.returncode == 3, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("refused: ")]
+    assert [line.split(":")[1].split("NDCG")[0].strip() for line in lines] == [
+        "all groups",
+        "slice tv",
+        "slice period=c",
+        "slice period=d",
+    ]
+    assert "Traceback" not in done.stderr
+    verdict = Verdict.read(out)
+    assert (verdict.passed, [f"refused: {reason}" for reason in verdict.reasons]) == (False, lines)
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluation, Decay]:
+    """Ten features of documents and ten of lists that never drift, in periods of 200 lists, but for the last two.
+
+    One of these has 40 lists. In the other all features have moved, and deviate twice as much.
+    """
+    folder, rng = tmp_path_factory.mktemp("steady"), np.random.default_rng(0)
+    sizes = {"a": 300, "b": 200} | {f"c{i:02}": 200 for i in range(15)} | {"few": 40, "moved": 200}
+    rows = []
+    for period, size in sizes.items():
+        for _ in range(size):
+            x = np.hstack([rng.normal(size=(8, 10)), np.tile(rng.normal(size=10), (8, 1))])
+            x = 2 * x + 1 if period == "moved" else x
+            rows.append(Row(period, x.tolist(), (x[:, 0] > 1).astype(float).tolist()))
+    features = [Feature(name=f"f{i}") for i in range(20)]
+    data = write_log(str(folder / "data"), rows, features, row_group=50)
+    model = linear_teacher(str(folder / "model"), data, [1.0] * 20)
+    names = {"train": ["a"], "validation": ["b"], "test": [period for period in sizes if period not in ("a", "b")]}
+    splits = {name: {"data": data, "periods": of} for name, of in names.items()}
+    out = str(folder / "gate")
+    evaluate = {"resamples": 100, "outliers": {"gap": None}}
+    job = {"out": out, "production": model, "candidate": model, "splits": splits, "evaluate": evaluate}
+    with pytest.raises(Refused):
+        GateJob.model_validate(job).run()
+    return Evaluation.read(f"{out}/evaluation"), Decay.read(f"{out}/drift")
+
+
+def test_what_does_not_drift_is_not_refused_and_what_drifts_is(steady: tuple[Evaluation, Decay]) -> None:
+    verdict = judge(*steady, Bounds())
+    refused = [(check.bound, check.where) for check in verdict.checks if not check.holds]
+    assert refused == [("drifted", "moved"), ("score_psi", "moved")]
+    assert verdict.drift_not_judged == ("few",)
+    periods = steady[1].drift.periods
+    assert periods["few"].spreads[CANDIDATE].psi > 0.25, "that is what chance alone does"
+    judged = [check.where for check in verdict.checks if check.bound in ("drifted", "score_psi")]
+    assert sorted(judged) == sorted(2 * [period for period in periods if period != "few"])
+
+
+def test_chance_is_what_the_index_is_without_drift(steady: tuple[Evaluation, Decay]) -> None:
+    """Of features that are equal in a list, and of scores; documents that are independent leave less to chance."""
+    never = [period for name, period in steady[1].drift.periods.items() if name.startswith("c")]
+    of_lists = [period.features[f"f{i}"] for period in never for i in range(10, 20)]
+    assert np.mean([f.psi - f.chance for f in of_lists]) == pytest.approx(0.0, abs=0.03)
+    assert np.mean([f.chance for f in of_lists]) > 0.07
+    of_documents = [period.features[f"f{i}"] for period in never for i in range(10)]
+    assert all(f.psi < f.chance for f in of_documents)
+    scores = [period.spreads[CANDIDATE] for period in never]
+    assert np.mean([s.psi - s.chance for s in scores]) == pytest.approx(0.0, abs=0.06)
+
+
+def test_a_baseline_is_refused(places: dict[str, str]) -> None:
+    values = config(places, "good", {}, "out")
+    values["evaluate"]["baseline"] = "gbdt"
+    with pytest.raises(ValueError, match=r"evaluate.baseline: leave it out"):
+        GateJob.model_validate(values)

@@ -1,0 +1,258 @@
+"""`jobs.init`: from a log as it lies to configs that run."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pytest
+from command_lines import run_here
+from shopping_log import shopping_log
+
+from ltrscale import bundle
+from ltrscale.config import load
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.errors import InputError
+from ltrscale.experiments.first.init import InitConfig, init
+from ltrscale.experiments.methods.neural import NeuralMethod
+from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.refit import RefitSettings
+from ltrscale.experiments.study import StudyConfig
+from ltrscale.ingest.prepare import PrepareJob
+
+
+def start(path: Path, **settings: Any) -> PrepareJob:
+    """The config that `jobs.init` writes for a file, with paths below the file's folder."""
+    out = path.parent / "out"
+    init(InitConfig(file=str(path), out=str(out), **settings))
+    return load(PrepareJob, str(out / "prepare.yaml"))
+
+
+def test_a_log_gives_configs_that_run(tmp_path: Path) -> None:
+    log = shopping_log()
+    log.to_csv(tmp_path / "shop.csv", index=False)
+    job = start(tmp_path / "shop.csv")
+    columns = job.prepare.source.columns.model_dump(exclude_defaults=True)  # type: ignore[union-attr]
+    assert columns == {
+        "query": "search_id",
+        "item": "product_id",
+        "label": "event",
+        "grades": {"view": 0, "add_to_cart": 1, "purchase": 2},
+        "time": "searched_at",
+        "time_format": ("%d.%m.%Y %H:%M", "iso"),
+        "positions": "position",
+        "clicks": "clicked",
+        "gain": "revenue",
+        "meta": ("user_id",),
+        "features": ("price", "in_stock"),
+        "categorical": ("brand",),
+        "dates": {"listed_on": ("days_before",)},
+    }
+    text = (tmp_path / "out" / "prepare.yaml").read_text()
+    for name, reason in {
+        "shop": "the same value in every row",
+        "title": "text",
+    }.items():
+        assert f"# not used: {name}, {reason}" in text
+    assert (job.prepare.sort, job.prepare.duplicates) == (True, "max_label")
+    job.run()
+    manifest = open_dataset(job.out).manifest
+    assert manifest.accounting.rows_rejected == 0
+    grades = log["event"].map({"view": 0, "add_to_cart": 1, "purchase": 2})
+    best = grades.groupby([log["search_id"], log["product_id"]]).max()
+    assert manifest.label_counts == {f"{y:g}": n for y, n in best.value_counts().sort_index().items()}
+    pipeline = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"))
+    assert pipeline.data == job.out
+    periods = [pipeline.splits.train.periods, pipeline.splits.validation.periods, pipeline.splits.test.periods]
+    assert periods == [("2026-W02..2026-W09",), ("2026-W10",), ("2026-W11",)]
+    without = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"), ["methods.pretrained=null"])
+    assert [*without.methods] == ["trees", "scratch"]
+    scratch, pretrained = (pipeline.methods[name] for name in ("scratch", "pretrained"))
+    assert isinstance(scratch, NeuralMethod)
+    assert isinstance(pretrained, NeuralMethod)
+    assert pretrained.pretrain is not None
+    assert scratch.finetune.network == pretrained.pretrain.network, "only pretraining makes the difference"
+    final = tmp_path / "final.yaml"
+    final.write_text((tmp_path / "out" / "pipeline.yaml").read_text().replace("# refit:", "refit:"))
+    assert load(PipelineConfig, str(final)).refit == RefitSettings(methods=("trees",))
+
+
+@pytest.mark.parametrize(("searches", "study"), [(400, True), (60, False)])
+def test_how_long_the_runs_take_and_what_a_study_sees_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, searches: int, study: bool
+) -> None:
+    caplog.set_level("INFO")
+    log = shopping_log(searches)
+    log.to_csv(tmp_path / "shop.csv", index=False)
+    start(tmp_path / "shop.csv")
+    written = {path.stem: path.read_text() for path in (tmp_path / "out").iterdir()}
+    assert ("pipeline" in written, "study" in written) == (True, study)
+    differ = int((log.groupby("search_id")["event"].nunique() > 1).sum())
+    takes = "pipeline.yaml: About 1 minute on two cores (trees 0.0, "
+    assert any(message.startswith(f"init: {takes}") for message in caplog.messages)
+    lists = re.search(r"tested on about ([\d,]+) lists", written.get("study", ""))
+    sees = "init: study.yaml: 10 draws see " if study else f"init: no study.yaml: {differ} queries whose labels differ"
+    assert any(message.startswith(sees) for message in caplog.messages)
+    assert (lists is not None) == study
+    assert not any("next: python -m jobs.study" in message for message in caplog.messages), "it is no step of the way"
+    if lists is not None:
+        config = load(StudyConfig, str(tmp_path / "out" / "study.yaml"))
+        assert config.grid[0].labelled == (100,)
+        assert int(lists[1]) == pytest.approx(differ / 10, abs=1)
+        assert (config.data, config.splits.test.periods) == (str(tmp_path / "out" / "data"), ("2026-W11",))
+
+
+@pytest.mark.slow
+def test_the_pipeline_that_is_written_runs_on_numbers_of_any_scale(tmp_path: Path) -> None:
+    log = shopping_log()
+    log["views"] = np.random.default_rng(0).lognormal(0, 8, len(log))
+    log["margin"] = np.where(log["in_stock"] == "true", -999.0, log["price"] * 1e9)
+    log.to_csv(tmp_path / "shop.csv", index=False)
+    job = start(tmp_path / "shop.csv")
+    assert {"views", "margin"} <= {*job.prepare.source.columns.features}  # type: ignore[union-attr]
+    job.run()
+    few = [
+        "methods.pretrained.pretrain.epochs=1",
+        "methods.pretrained.finetune.epochs=1",
+        "methods.scratch.finetune.epochs=1",
+        "methods.trees.gbdt.num_trees=5",
+    ]
+    load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"), few).run()
+    report = (tmp_path / "out" / "models" / "evaluation" / "report.md").read_text()
+    assert all(f"\n| {name} " in report for name in ("trees", "scratch", "pretrained"))
+
+
+@pytest.mark.slow
+def test_a_search_engine_s_score_is_the_baseline_and_the_stack_rises_with_it(tmp_path: Path) -> None:
+    rng, log = np.random.default_rng(0), shopping_log()
+    log["bm25 (title)"] = rng.gamma(2, 3, len(log)).round(4)
+    log["BM25"] = (log["bm25 (title)"] + 4 * log["clicked"] + rng.gamma(2, 3, len(log))).round(4)
+    log.to_csv(tmp_path / "shop.csv", index=False)
+    start(tmp_path / "shop.csv").run()
+    few = [f"methods.{name}.finetune.epochs=2" for name in ("scratch", "pretrained")]
+    few += ["methods.trees.gbdt.num_trees=5", "methods.stack.stack.gbdt.num_trees=20", "evaluate.resamples=200"]
+    few += ["methods.pretrained.pretrain.epochs=1", "methods.stack.stack.folds=2"]
+    pipeline = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"), few)
+    assert pipeline.evaluate.baseline == "engine"
+    pipeline.run()
+    models = {name: bundle.load(f"{pipeline.out}/seed-0/{name}/model") for name in ("engine", "stack")}
+    assert [feature.name for feature in models["engine"].features] == ["BM25"]
+    trees = lightgbm.Booster(model_str=models["stack"].content.decode())
+    columns_NC = rng.normal(size=(500, trees.num_feature())) * 5
+    assert trees.num_feature() == 3
+    before_N = trees.predict(columns_NC)
+    assert before_N.std() > 0
+    for column in range(3):
+        after_N = trees.predict(columns_NC + 2.0 * (np.arange(3) == column))
+        assert (after_N >= before_N).all()
+        assert (after_N > before_N).any()
+
+
+def test_without_a_search_engine_s_score_trees_are_the_baseline(tmp_path: Path) -> None:
+    shopping_log().to_csv(tmp_path / "shop.csv", index=False)
+    start(tmp_path / "shop.csv")
+    pipeline = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"))
+    assert pipeline.evaluate.baseline == "trees"
+    assert [*pipeline.methods] == ["trees", "scratch", "pretrained"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("shop.csv", {"sep": ";", "decimal": ",", "encoding": "cp1252"}),
+        ("shop.csv", {"sep": "|", "encoding": "utf-16"}),
+        ("shop.tsv.gz", {"sep": "\t"}),
+        ("shop.jsonl", None),
+        ("shop.parquet", None),
+    ],
+)
+def test_the_guess_is_the_same_however_the_log_is_written(
+    tmp_path: Path, name: str, options: dict[str, str] | None
+) -> None:
+    log = shopping_log()
+    path = tmp_path / name
+    if options is not None:
+        log.to_csv(path, index=False, **options)  # type: ignore[call-overload]
+    elif path.suffix == ".parquet":
+        log.to_parquet(path, index=False)
+    else:
+        log.to_json(path, orient="records", lines=True)
+    job = start(path)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    log.to_csv(plain / "shop.csv", index=False)
+    found, expected = (
+        one.prepare.source.columns.model_dump(exclude={"delimiter", "decimal", "encoding"})  # type: ignore[union-attr]
+        for one in (job, start(plain / "shop.csv"))
+    )
+    extra = {"features": (*found.pop("features"),), "categorical": (*found.pop("categorical"),)}
+    # the words true and false are a category where the format says that they are text
+    assert {*extra["features"], *extra["categorical"]} == {*expected.pop("features"), *expected.pop("categorical")}
+    assert found == expected
+    job.run()
+    assert open_dataset(job.out).manifest.accounting.rows_rejected == 0
+
+
+def test_a_single_day_is_no_range_and_no_date_of_yaml(tmp_path: Path) -> None:
+    log = shopping_log(60)
+    days = {f"{1 + i % 3:02}.02.2026": i for i in range(3)}
+    queries = log["search_id"].str.removeprefix("s").astype(int) % 3
+    log["searched_at"] = queries.map(dict(zip(days.values(), days, strict=True))) + " 12:00"
+    log.drop(columns="listed_on").to_csv(tmp_path / "shop.csv", index=False)
+    start(tmp_path / "shop.csv")
+    splits = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml")).splits
+    assert splits.test is not None
+    periods = [split.periods for split in (splits.train, splits.validation, splits.test)]
+    assert periods == [("2026-02-01",), ("2026-02-02",), ("2026-02-03",)]
+
+
+def test_columns_that_are_named_are_not_guessed(tmp_path: Path) -> None:
+    shopping_log().to_csv(tmp_path / "shop.csv", index=False)
+    job = start(tmp_path / "shop.csv", label="revenue", time="listed_on")
+    columns = job.prepare.source.columns
+    assert (columns.label, columns.time) == ("revenue", "listed_on")  # type: ignore[union-attr]
+    cuts = columns.grades  # type: ignore[union-attr]
+    assert isinstance(cuts, tuple)
+    assert 0 < cuts[0] < cuts[-1] < shopping_log()["revenue"].max()
+
+
+@pytest.mark.parametrize("name", ["prepare", "pipeline"])
+def test_configs_that_are_there_are_named_before_anything_is_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / "out").mkdir()
+    there = tmp_path / "out" / f"{name}.yaml"
+    there.write_text("# edited\n")
+    with pytest.raises(InputError, match=rf"{name}\.yaml: it is there already; go on with it, or remove it"):
+        start(tmp_path / "no such log.csv")
+    assert there.read_text() == "# edited\n"
+    assert [*(tmp_path / "out").iterdir()] == [there]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"query": "serch_id"}, "query: no column 'serch_id' is left; did you mean 'search_id'"),
+        ({"label": "purchased"}, r"label: no column 'purchased' is left; the columns are product_id, .* and 4 more$"),
+        ({"file": "none.csv"}, "no file there"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, settings: dict[str, str], message: str) -> None:
+    shopping_log(20).to_csv(tmp_path / "shop.csv", index=False)
+    with pytest.raises(InputError, match=message):
+        init(InitConfig(**{"file": str(tmp_path / "shop.csv"), "out": str(tmp_path / "out"), **settings}))
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_label_or_times_only_the_data_set_is_planned(tmp_path: Path) -> None:
+    log = shopping_log(20).drop(columns=["event", "clicked", "revenue", "searched_at", "listed_on"])
+    log.to_csv(tmp_path / "shop.csv", index=False)
+    job = start(tmp_path / "shop.csv")
+    assert not (tmp_path / "out" / "pipeline.yaml").exists()
+    job.run()
+    assert open_dataset(job.out).manifest.counts().labelled == 0
+
+
+def test_the_file_stands_alone_on_the_command_line(tmp_path: Path) -> None:
+    shopping_log(20).to_csv(tmp_path / "shop.csv", index=False)
+    done = run_here("init", "shop.csv", "--print-config", cwd=tmp_path)
+    assert "file: shop.csv" in done.stdout

@@ -1,0 +1,214 @@
+"""The sizes of the first pipeline and study of a log: they end in time, and what the configs say of them is so."""
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from shopping_log import shopping_log
+
+from ltrscale.config import load
+from ltrscale.evaluation.statistics.crossed import Spread
+from ltrscale.experiments.first.pipeline import FirstPlan, divided, pipeline_text
+from ltrscale.experiments.first.prepare import told_apart
+from ltrscale.experiments.first.sizes import FINETUNED, PRETRAINED, SMALL, STUDIED, LogSize, first_sizes
+from ltrscale.experiments.first.study import OVER_DRAWS, OVER_LISTS, StudySize, seen_before, study_size, study_text
+from ltrscale.experiments.methods.gbdt import GBDTMethod
+from ltrscale.experiments.methods.neural import NeuralMethod
+from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.study import StudyConfig
+
+MINUTES = 15
+WEEKS = FirstPlan("week", tuple(f"2026-W{i:02}" for i in range(1, 12)), ("iso",))
+DOCUMENTS = (0, 900, 40_000, 99_999, 100_000, 680_000, 3_000_000, 50_000_000, 900_000_000)
+SIZES = [
+    LogSize(n, round(share * n), features)
+    for n, share, features in itertools.product(DOCUMENTS, (0.01, 0.35, 1.0), (1, 20, 700))
+]
+
+
+def written(folder: Path, size: LogSize, score: str | None = None) -> tuple[PipelineConfig, str, str]:
+    """The config of a first pipeline, its text, and the sentence on its time."""
+    text, said = pipeline_text("shop", WEEKS, score, size)
+    (folder / "pipeline.yaml").write_text(text)
+    return load(PipelineConfig, str(folder / "pipeline.yaml")), text, said
+
+
+@pytest.mark.parametrize("models", [2, 6])
+def test_every_log_that_the_fewest_epochs_can_serve_ends_in_time(models: int) -> None:
+    for size in SIZES:
+        sizes = first_sizes(size, models=models)
+        assert (sizes.total <= MINUTES) or sizes.share < 1, size
+        assert 1 <= sizes.pretraining_epochs <= STUDIED["pretraining"]
+        assert 1 <= sizes.patience <= sizes.epochs <= STUDIED["finetuning"]
+        assert sizes.docs_per_batch == (256 if size.told_apart < SMALL else 1024)
+        assert sizes.pretraining_docs_per_batch == (1024 if size.documents < SMALL else 4096)
+        epoch_s = size.documents / PRETRAINED[sizes.pretraining_docs_per_batch]
+        assert sizes.minutes["pretraining"] == pytest.approx(sizes.pretraining_epochs * epoch_s / 60, rel=0.9)
+        fits = size.part(sizes.share)
+        assert first_sizes(fits, models=models).total <= MINUTES + 0.1, "so large a part does end in time"
+
+
+def test_more_to_learn_from_never_takes_more_epochs_and_is_never_cut_without_need() -> None:
+    for one, other in itertools.pairwise(DOCUMENTS[3:]):
+        few, many = (first_sizes(LogSize(n, n, 20)) for n in (one, other))
+        assert many.epochs <= few.epochs or many.docs_per_batch > few.docs_per_batch
+        assert many.pretraining_epochs <= few.pretraining_epochs or few.pretraining_docs_per_batch == 1024
+        assert many.trees <= few.trees
+    for size in SIZES:
+        sizes = first_sizes(size)
+        for stage, count in (("pretraining", sizes.pretraining_epochs), ("finetuning", sizes.epochs)):
+            one_more = sizes.minutes[stage] * (count + 1) / count
+            assert sizes.is_full(stage) or one_more > 4.9, "another epoch would have fitted"
+
+
+def test_other_cores_grow_trees_and_wider_data_take_longer() -> None:
+    size = LogSize(5_000_000, 5_000_000, 100)
+    assert first_sizes(size, cores=16).trees > first_sizes(size, cores=2).trees
+    assert (
+        first_sizes(size._replace(features=700)).minutes["finetuning"] > 1.5 * first_sizes(size).minutes["finetuning"]
+    )
+
+
+@pytest.mark.parametrize("score", [None, "bm25"])
+@pytest.mark.parametrize("size", [s for s in SIZES if s.features == 20], ids=str)
+def test_the_pipeline_that_is_written_has_these_sizes_and_says_so(
+    tmp_path: Path, size: LogSize, score: str | None
+) -> None:
+    config, text, said = written(tmp_path, size, score)
+    train = config.splits.train.periods
+    first, last = (int(end[-2:]) for end in (train[0].split("..")[0], train[0].split("..")[-1]))
+    sizes = first_sizes(size.part((last - first + 1) / len(WEEKS.names)), models=2 if score is None else 6)
+    trees, scratch, pretrained = (config.methods[name] for name in ("trees", "scratch", "pretrained"))
+    assert isinstance(trees, GBDTMethod)
+    assert isinstance(scratch, NeuralMethod)
+    assert isinstance(pretrained, NeuralMethod)
+    assert pretrained.pretrain is not None
+    assert trees.gbdt.num_trees * trees.gbdt.learning_rate == pytest.approx(20)
+    assert (trees.gbdt.num_trees, scratch.finetune.epochs) == (sizes.trees, sizes.epochs)
+    assert (scratch.finetune.patience, scratch.finetune.stream.docs_per_batch) == (sizes.patience, sizes.docs_per_batch)
+    of_pretraining = (sizes.pretraining_epochs, sizes.pretraining_docs_per_batch)
+    assert (pretrained.pretrain.epochs, pretrained.pretrain.stream.docs_per_batch) == of_pretraining
+    plural = "s" * (round(sizes.total) > 1)
+    trees_took = f"(trees {sizes.minutes['trees']:.1f}, "
+    assert said.startswith(f"About {sizes.total:.0f} minute{plural} on two cores {trees_took}")
+    assert said in re.sub(r"\n# ", " ", text)
+    full = all(map(sizes.is_full, STUDIED))
+    assert ("Nothing is cut short" in said) == full
+    assert full or f"it takes about {sizes.in_full:.0f};" in said
+    for stage in ("pretraining", "finetuning"):
+        counts = f"the study had {STUDIED[stage]}, here {sizes.full[stage]:.0f} minutes"
+        assert sizes.is_full(stage) or counts in text
+    assert last == 9
+    assert (first == 1) or f"{train[0]}}} # of 2026-W01..2026-W09, so that it ends in time" in text
+    assert sizes.total <= MINUTES or first == last == 9, "only a single period may take longer"
+
+
+@pytest.mark.parametrize(("told", "batch", "other"), [(99_999, 256, 1024), (100_001, 1024, 256)])
+def test_comments_name_the_other_size_of_a_batch_where_it_begins_and_how_fast_it_is(
+    tmp_path: Path, told: int, batch: int, other: int
+) -> None:
+    _, text, _ = written(tmp_path, LogSize(round(told * 11 / 9), round(told * 11 / 9), 20))
+    (line,) = [line for line in text.splitlines() if f"{{docs_per_batch: {batch}}}" in line]
+    assert str(other) in line.replace(",", "")
+    assert f"{SMALL:,}" in line
+    assert f"{FINETUNED[1024] / FINETUNED[256]:.0f} times as fast" in line
+
+
+def test_a_study_says_what_its_own_deviations_let_it_see(tmp_path: Path) -> None:
+    size = LogSize(680_000, 230_000, 20)
+    study = study_size(size, 20_000, WEEKS)
+    assert study is not None
+    assert (study.numbers, study.test_lists) == ((100, 300, 1000, 3000), round(20_000 / 11))
+    assert 5 <= study.draws <= 10
+    text, said = study_text("shop", WEEKS, size, study)
+    (tmp_path / "study.yaml").write_text(text)
+    config = load(StudyConfig, str(tmp_path / "study.yaml"))
+    assert config.grid[0].labelled == study.numbers
+    assert config.grid[0].draws == study.draws
+    assert config.trained == ("trees_tuned", "scratch", "pretrained")
+    assert config.controls == {"pretrained": "scratch"}
+    assert said in re.sub(r"\n# ", " ", text)
+    assert f"{study.minutes:.0f} minutes on two cores" in text
+    spread = Spread(OVER_DRAWS**2 / 100, OVER_LISTS**2 / study.test_lists, study.test_lists)
+    assert said.startswith(f"{study.draws} draws see {spread.detectable(study.draws):.3f} at 100".replace("0.", "."))
+    draws = re.search(r"\.010 takes (\d+) draws of 100", said)
+    assert draws is not None
+    assert spread.detectable(int(draws[1])) <= 0.01 < spread.detectable(int(draws[1]) - 1)
+    labels = re.search(rf"or {study.draws} of ([\d,]+)\.", said)
+    assert labels is not None
+    enough = int(labels[1].replace(",", ""))
+    seen = [
+        Spread(OVER_DRAWS**2 / n, spread.groups, study.test_lists).detectable(study.draws)
+        for n in (enough, 0.98 * enough)
+    ]
+    assert seen[0] <= 0.01 < seen[1]
+
+
+def test_where_test_lists_are_too_few_a_study_says_how_many_it_takes() -> None:
+    study = study_size(LogSize(30_000, 20_000, 20), 3000, WEEKS)
+    assert study is not None
+    assert study.numbers == (100, 300, 1000)
+    _, said = study_text("shop", WEEKS, LogSize(30_000, 20_000, 20), study)
+    lists = re.search(r"more than ([\d,]+) test lists, whatever the draws and labels: there are 273\.", said)
+    assert lists is not None
+    enough = int(lists[1].replace(",", ""))
+    assert Spread(0.0, OVER_LISTS**2 / enough, enough).detectable(1000) == pytest.approx(0.01, rel=0.01)
+
+
+def test_a_study_takes_an_hour_at_most_or_the_fewest_draws_and_none_is_made_of_too_few_lists() -> None:
+    for size in SIZES:
+        lists = size.told_apart // 10
+        study = study_size(size, lists, WEEKS) if lists else None
+        if study is None:
+            assert lists * 9 / 11 / 2 < 100
+            continue
+        assert study.minutes <= 60 or study.draws == 5
+        assert max(study.numbers) <= lists * 9 / 11 / 2
+        assert study.draws < 10 or study.minutes <= 60
+
+
+def test_queries_whose_labels_differ_are_those_that_a_slow_count_finds() -> None:
+    log = shopping_log()
+    codes: dict[str, Any] = {
+        name: log[name].astype("category").cat.codes.to_numpy(np.int64) for name in ("search_id", "event")
+    }
+    n = log["search_id"].nunique()
+    expected = log.groupby("search_id", sort=True)["event"].nunique().to_numpy() > 1
+    assert 0 < expected.sum() < n
+    assert np.array_equal(told_apart(codes["search_id"], codes["event"]), expected)
+
+
+def test_the_table_in_the_docs_is_computed() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "own-data.md").read_text()
+    rows = re.findall(r"^\| (\d[\d,]*) \| ([\d,]+) \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) == 5
+    for documents, told, figures in rows:
+        z = first_sizes(LogSize(int(documents.replace(",", "")), int(told.replace(",", "")), 20))
+        batches = (f"{z.docs_per_batch:,}", f"{z.pretraining_docs_per_batch:,}")
+        expected = [
+            f"{z.epochs}",
+            batches[0],
+            f"{z.pretraining_epochs}",
+            batches[1],
+            f"{z.total:.0f}",
+            f"{z.in_full:.0f}",
+        ]
+        assert figures.split(" | ") == expected
+
+
+def test_the_study_in_the_docs_sees_what_it_says() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "study.md").read_text()
+    lists = re.search(r"tested on about ([\d,]+) lists", page)
+    assert lists is not None
+    study = StudySize((100, 300, 1000, 3000), 10, 0, int(lists[1].replace(",", "")), 0.0)
+    assert seen_before(study) in page.replace("\n# ", " ")
+
+
+def test_the_last_periods_are_held_out() -> None:
+    train, validation, test = divided(WEEKS.names)
+    assert (*train, *validation, *test) == WEEKS.names
+    assert (len(validation), len(test)) == (1, 1)
+    assert [len(part) for part in divided(list("abcdefghijkl"))] == [8, 2, 2]

@@ -1,0 +1,425 @@
+"""The report of real, small models on a log with hostile names: its figures, its escaping, what is left out, a browser.
+
+One fixture trains trees and two networks, one of them pretrained, evaluates them and makes the page.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import altair
+import jsonschema
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from headless import opened
+from nightly import nightly
+
+from ltrscale import storage
+from ltrscale.config import validate
+from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.opening import best_of, opening
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateConfig
+from ltrscale.evaluation.measure.slices import ALL
+from ltrscale.evaluation.pages import number
+from ltrscale.evaluation.weeks.decay import DriftJob
+from ltrscale.evaluation.weeks.verdict import Check, Verdict
+from ltrscale.experiments.report import groups
+from ltrscale.experiments.report.make import ReportJob, make_document
+from ltrscale.experiments.report.models import curves_of
+from ltrscale.experiments.report.sources import Sources
+from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.markdown import escape
+from ltrscale.reports.document import Chart, Charts, Document, LeftOut, Points, Table
+from ltrscale.reports.findings import write_report
+from ltrscale.stages.stage import Stage
+from ltrscale.training.finetune import FinetuneJob
+from ltrscale.training.pretrain import PretrainJob
+from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.tuning.history import Begun, History, Result
+
+pytestmark = pytest.mark.slow
+SCRIPT, COMMENT, MARKUP = "<script>alert(1)</script>", "</script><!--", "<b onclick>&amp;</b>"
+FEATURES = ["x", f"y{COMMENT}", "z"]
+COLOURS = [MARKUP, "red", "a name of more than 64 characters, of which a table does not show the end at all"]
+METHODS = ["gbdt", f"scratch {MARKUP}", "`pretrained`|*b*"]
+PERIODS = {"train": ["a", "b"], "validation": ["c"], "test": ["d", "e"]}
+NETWORK = {"encoder": {"width": 8, "blocks": 1}}
+SHORT = {"docs_per_batch": 200, "streams": 1}
+
+
+def write_log(path: Path) -> str:
+    """A log with one item a row: labels follow x with noise, z is sometimes missing and once extreme."""
+    rng, rows = np.random.default_rng(0), []
+    for p, period in enumerate([*PERIODS["train"], *PERIODS["validation"], *PERIODS["test"]]):
+        for q in range(40):
+            for i in range(int(rng.integers(3, 9))):
+                x, y, z = rng.normal(size=3) + 0.2 * p
+                z = 1000.0 if (q, i) == (1, 0) else z if rng.random() < 0.9 else np.nan
+                label = 0.0 if q % 4 == 0 else float(np.clip(round(x + rng.normal()), 0, 2))
+                colour = COLOURS[(q + i) % 3] if i else None
+                ids = {"colour": colour, "query": f"{period} {q} {SCRIPT}", "item": f"{COMMENT}{i}", "period": period}
+                rows.append({**ids, "label": label, **dict(zip(FEATURES, (x, y, z), strict=True))})
+    rows.append({**rows[-1], "query": "bad", "label": np.inf})
+    pd.DataFrame(rows).to_parquet(path)
+    return str(path)
+
+
+def run(stage: type[Stage], out: Path, **settings: Any) -> str:
+    validate(stage, {"out": str(out), **settings}, "test").run()
+    return str(out)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """The directories of data, evaluation, drift report and page."""
+    folder = tmp_path_factory.mktemp("report")
+    columns: dict[str, Any] = {
+        "query": "query",
+        "item": "item",
+        "label": "label",
+        "period_column": "period",
+        "features": FEATURES,
+    }
+    columns["categorical"] = ["colour"]
+    prepare = {
+        "inputs": [write_log(folder / "log.parquet")],
+        "source": {"kind": "items", "columns": columns},
+        "max_rejected": 0.1,
+    }
+    data = run(PrepareJob, folder / "data", prepare=prepare)
+    splits = {name: {"data": data, "periods": of} for name, of in PERIODS.items()}
+    pretrained = run(
+        PretrainJob, folder / "pre", train=splits["train"], pretrain={"network": NETWORK, "epochs": 1, "stream": SHORT}
+    )
+    finetune = {"head_epochs": 1, "epochs": 1, "stream": SHORT}
+    scratch = run(FinetuneJob, folder / "scratch", splits=splits, finetune={**finetune, "network": NETWORK})
+    tuned = run(FinetuneJob, folder / "tuned", splits=splits, finetune=finetune, pretrained=pretrained)
+    trees = run(GBDTJob, folder / "gbdt", splits=splits, gbdt={"num_trees": 5, "num_threads": 1, "min_data_in_leaf": 5})
+    evaluate = {
+        "models": dict(zip(METHODS, (trees, scratch, tuned), strict=True)),
+        "splits": splits,
+        "slices": {MARKUP: "n_documents > 5", "[a](javascript:b)": "any(z is null)", "red": "any(colour == 'red')"},
+        "slice_by": ["period"],
+        "resamples": 200,
+    }
+    evaluation = run(EvaluateJob, folder / "evaluation", evaluate=evaluate)
+    drift = run(DriftJob, folder / "drift", evaluation=evaluation)
+    page = run(ReportJob, folder / "page", evaluation=evaluation, drift=drift, documents=60, agreement_groups=30)
+    return {"data": data, "evaluation": evaluation, "drift": drift, "page": page, "pre": pretrained, "gbdt": trees}
+
+
+@pytest.fixture(scope="module")
+def html(places: Mapping[str, str]) -> str:
+    return Path(places["page"], "report.html").read_text()
+
+
+class Read(HTMLParser):
+    """The tags, texts and table cells of a page, as a browser reads them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.handlers: list[str] = []
+        self.cells: list[str] = []
+        self.inside: list[str] = []
+        self.data: dict[str, Any] = {}
+        self.identifier = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+        if tag in ("td", "script"):
+            self.inside.append(tag)
+            self.identifier = dict(attrs).get("id") or ""
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.inside and self.inside[-1] == tag:
+            self.inside.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == ["td"]:
+            self.cells[-1] += data
+        elif self.inside == ["script"] and self.identifier:
+            self.data[self.identifier] = json.loads(data)
+
+
+@pytest.fixture(scope="module")
+def page(html: str) -> Read:
+    return Read(html)
+
+
+def test_figures_equal_the_evaluation(places: Mapping[str, str], page: Read) -> None:
+    evaluation = Evaluation.read(places["evaluation"])
+    assert [method.name for method in evaluation.methods] == METHODS
+    leaders = page.data["specifications"][0]["data"]["values"]
+    for method, row in zip(evaluation.methods, leaders, strict=True):
+        summary = method.slices[ALL].summaries[evaluation.primary]
+        assert (row["name"], row["mean"], row["low"]) == (method.name, summary.mean, summary.low)
+        at = page.cells.index(method.name)
+        assert number(method.slices[ALL].summaries["ndcg@1"].mean) == page.cells[at + 1]
+        assert number(summary.mean) == page.cells[at + 2]
+        if c := method.slices[ALL].comparisons.get(evaluation.primary):
+            assert f"{c.difference:+.4f} [{c.low:+.4f}, {c.high:+.4f}]" in page.cells[at : at + 8]
+    differences = page.data["specifications"][1]["data"]["values"]
+    hostile = next(row for row in differences if (row["name"], row["series"]) == (MARKUP, METHODS[1]))
+    assert hostile["mean"] == evaluation.methods[1].slices[MARKUP].comparisons[evaluation.primary].difference
+
+
+def test_the_page_opens_with_what_was_found_by_the_same_figures(places: Mapping[str, str], html: str) -> None:
+    evaluation = Evaluation.read(places["evaluation"])
+    best = best_of(evaluation)
+    assert best is not None
+    assert set(evaluation.leads) == {*METHODS} - {best.name}
+    for method in evaluation.methods:
+        mean, own = (m.slices[ALL].summaries[evaluation.primary].mean for m in (best, method))
+        assert mean is not None
+        if method is not best:
+            assert evaluation.leads[method.name].difference == pytest.approx(own - mean)
+        elif (c := method.slices[ALL].comparisons.get(evaluation.primary)) is not None:
+            lead = evaluation.leads[METHODS[0]]
+            assert (lead.difference, lead.low, lead.high) == pytest.approx((-c.difference, -c.high, -c.low))
+    opened = html[html.index('<p class="opening">') : html.index("</header>")]
+    assert f"ranks best: NDCG@5 {number(best.slices[ALL].summaries[evaluation.primary].mean)} [" in opened
+    assert "features is at most" in opened
+    assert "Next: " in opened
+    of_evaluation = Path(places["evaluation"], "report.md").read_text()
+    assert escape(opening(evaluation)[0]) in of_evaluation
+    assert escape(opening(evaluation)[0]) in Path(places["page"], "report.md").read_text()
+
+
+def test_a_single_period_is_a_table(places: Mapping[str, str], tmp_path: Path) -> None:
+    config = EvaluateConfig.recorded(places["evaluation"])
+    one = config.splits.replace(test=config.splits.test.replace(periods=("d",)))
+    evaluation = run(EvaluateJob, tmp_path / "one", evaluate=config.replace(splits=one).model_dump())
+    drift = run(DriftJob, tmp_path / "drift", evaluation=evaluation)
+    for settings in ({"evaluation": evaluation}, {"evaluation": evaluation, "drift": drift}):
+        (section,) = [s for s in document(places, **settings).sections if s.name == "Periods"]
+        assert not [block for block in section.blocks if isinstance(block, Chart)]
+        table = next(block for block in section.blocks if isinstance(block, Table))
+        assert not table.folded
+        assert len(table.rows) == len(METHODS)
+        mean = number(Evaluation.read(evaluation).methods[0].slices["period=d"].summaries["ndcg@5"].mean)
+        assert mean in table.rows[0]
+
+
+def test_specifications_follow_the_schema(page: Read) -> None:
+    for spec in page.data["specifications"]:
+        altair.Chart.from_dict({**spec, "config": page.data["themes"]["dark"]})
+    with pytest.raises(jsonschema.ValidationError):
+        altair.Chart.from_dict({**page.data["specifications"][0], "hight": 1})
+
+
+def test_names_are_text(html: str, page: Read) -> None:
+    assert page.handlers == []
+    assert "b" not in page.tags
+    assert page.tags.count("script") == 4  # the drawing library, two of data, the lines that draw
+    assert any(COMMENT in cell for cell in page.cells), "documents"
+    assert MARKUP in page.cells
+    assert f"y{COMMENT}" in json.dumps(page.data["specifications"]) or f"y{COMMENT}" in page.cells
+    queries = re.findall(r"query .{1,9}&lt;script&gt;alert\(1\)&lt;/script&gt;", html)
+    assert len(queries) == 6
+    assert "<!--" not in html
+    assert SCRIPT not in html
+    assert not re.search(
+        r"(src|href)=[\"']?(https?:)?//", html.replace(html[html.index("<script>") : html.rindex("</script>")], "")
+    )
+
+
+def test_markdown_has_the_same_figures_and_escapes_too(places: Mapping[str, str], page: Read) -> None:
+    folder = Path(places["page"])
+    text = (folder / "report.md").read_text()
+    assert SCRIPT not in text
+    assert MARKUP not in text
+    assert "\\`pretrained\\`" in text
+    pictures = re.findall(r"\]\(([\w-]+\.png)\)", text)
+    assert len(pictures) == len(page.data["specifications"]) == len(set(pictures))
+    for name in pictures:
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    figures = {cell for cell in page.cells if re.fullmatch(r"\d\.\d{4}", cell)}
+    assert len(figures) > 10
+    assert all(figure in text for figure in figures)
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), nightly(1400, True), nightly(400, False), (400, True)])
+def test_opens_in_a_browser(places: Mapping[str, str], page: Read, tmp_path: Path, width: int, dark: bool) -> None:
+    found = opened(Path(places["page"], "report.html"), tmp_path, width=width, dark=dark)
+    assert found.problems == []
+    assert len(found.charts) == len(page.data["specifications"]) > 10
+    assert all(50 < w <= width and h > 50 for w, h in found.charts), found.charts
+    assert found.marks > 150
+    assert (found.width, found.overflow, found.dark) == (width, 0, dark)
+    assert found.ground == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
+    assert SCRIPT in found.text
+
+
+def test_the_browser_sees_problems(tmp_path: Path) -> None:
+    page = tmp_path / "bad.html"
+    page.write_text("<html><head></head><body><p style='width:900px'>x</p><script>missing()</script></body></html>")
+    found = opened(page, tmp_path, width=400, dark=False)
+    assert found.problems == ["error: Uncaught ReferenceError: missing is not defined"]
+    assert found.overflow > 400
+
+
+def document(places: Mapping[str, str], **settings: Any) -> Document:
+    settings = {"evaluation": places["evaluation"], "documents": 60, "agreement_groups": 30, **settings}
+    return make_document(ReportJob(out="page", **settings))
+
+
+def left_out(found: Document) -> dict[str, list[str]]:
+    """The lines of what is left out, by section; those of whole sections stand in the last one."""
+    lines = {s.name: [block.why for block in s.blocks if isinstance(block, LeftOut)] for s in found.sections}
+    if found.sections[-1].name == "Not shown":
+        (points,) = found.sections[-1].blocks
+        assert isinstance(points, Points)
+        for name, _, why in (text.partition(": ") for text in points.texts):
+            assert name not in [s.name for s in found.sections]
+            lines[name] = [*lines.get(name, []), why]
+    return {name: why for name, why in lines.items() if why}
+
+
+def test_what_is_not_named_is_left_out_with_a_line(places: Mapping[str, str]) -> None:
+    found = left_out(document(places))
+    assert set(found) == {"Periods", "Gate", "Study", "Search"}
+    for name, job in {"Periods": "drift", "Gate": "gate", "Study": "study", "Search": "tune"}.items():
+        (line,) = found[name]
+        assert f"jobs.{job}" in line
+
+
+def test_what_cannot_be_reached_is_left_out_with_a_line(places: Mapping[str, str], tmp_path: Path) -> None:
+    """The data and the pretrained bundle are gone, and the trees have lost their run record."""
+    moved = []
+    for place in (Path(places["data"]), Path(places["pre"]), Path(places["gbdt"], "run")):
+        kept = tmp_path / f"{len(moved)}"
+        shutil.move(place, kept)
+        moved.append((kept, place))
+    try:
+        found = left_out(document(places, gate=str(tmp_path / "none")))
+    finally:
+        for kept, place in moved:
+            shutil.move(kept, place)
+    assert set(found) >= {
+        "Learning curves",
+        "Features",
+        "Outliers",
+        "Embeddings",
+        "Agreement",
+        "Differences",
+        "Quarantine",
+    }
+    assert all(places["data"] in found[name][-1] for name in ("Outliers", "Agreement", "Differences", "Quarantine"))
+    assert found["Learning curves"][0].startswith("gbdt: ")
+    assert "metrics.jsonl" in found["Learning curves"][0]
+    assert "jobs.gate" in found["Gate"][0]
+
+
+def test_embeddings_are_of_the_groups_stated_and_the_same_again(places: Mapping[str, str]) -> None:
+    sources = Sources.open(places["evaluation"])
+    table = pq.read_table(Path(places["evaluation"], "groups.parquet")).to_pandas()
+    defined = table[(table.method == "gbdt") & table[sources.primary].notna()]
+    batches = [part.groups for part in groups.read_groups_scored(sources, groups.sampled(sources, 60, 3))]
+    gids = [int(gid) for batch in batches for gid in batch.ids_Q]  # type: ignore[union-attr]
+    assert set(gids) <= set(defined.gid)
+    assert len(set(gids)) == len(gids) > 5
+    expected = defined[defined.gid.isin(gids)].documents.sum()
+    both = [list(groups.embeddings(sources, {}, documents=60, seed=3)) for _ in range(2)]
+    shown = [next(block for block in blocks if isinstance(block, Charts)) for blocks in both]
+    assert shown[0] == shown[1]
+    assert [chart.spec["title"] for chart in shown[0].charts] == [
+        f"{METHODS[1]}, supervised",
+        f"{METHODS[2]}, pretrained",
+    ]
+    labels = sorted(float(y) for batch in batches for y in batch.labels_N)  # type: ignore[union-attr]
+    for chart in shown[0].charts:
+        assert len(chart.spec["data"]["values"]) == expected
+        assert [row["label"] for row in chart.spec["data"]["values"]] == labels
+
+
+def test_lists_are_those_that_differ_most(places: Mapping[str, str]) -> None:
+    """Ranks, against pandas, and the metric of the groups, against `groups.parquet`."""
+    sources = Sources.open(places["evaluation"], (METHODS[0], METHODS[2]))
+    wide = pq.read_table(Path(places["evaluation"], "groups.parquet")).to_pandas()
+    lead = wide.pivot(index="gid", columns="method", values=sources.primary)
+    lead = (lead[METHODS[2]] - lead[METHODS[0]]).dropna()
+    tables = [block for block in groups.differing(sources, 2) if isinstance(block, Table)]
+    shown = [re.findall(r" (\d\.\d{4}) by", table.caption) for table in tables]
+    found = [float(one) - float(other) for one, other in shown]
+    assert found == pytest.approx([*lead.nlargest(2), *lead.nsmallest(2)], abs=2e-4)
+    for table in tables:
+        ranks = [int(row[1]) for row in table.rows]
+        assert ranks == sorted(ranks)
+        assert sorted(int(row[2]) for row in table.rows) == ranks == list(range(1, len(ranks) + 1))
+        highest = max(float(row[0]) for row in table.rows)
+        assert [shade > 0 for shade in table.shades] == [float(row[0]) > 0 for row in table.rows]
+        assert highest > 0
+
+
+def test_categories_have_their_names(places: Mapping[str, str]) -> None:
+    sources = Sources.open(places["evaluation"])
+    tables = [block for block in groups.differing(sources, 3) if isinstance(block, Table)]
+    shown = {row[table.header.index("colour")] for table in tables for row in table.rows}
+    long = "a name of more than 64 characters, of which a table does not sh…"
+    assert shown == {MARKUP, "red", long, "-"}
+    assert len(long) == 64
+    log = pd.read_parquet(Path(places["data"]).parent / "log.parquet")
+    tested = log[log.period.isin(PERIODS["test"]) & (log["query"] != "bad")]
+    reds = tested[tested.colour == "red"]["query"].nunique()
+    assert 0 < reds < tested["query"].nunique()
+    assert sources.evaluation.test.slices["red"] == reds
+
+
+def test_a_gate_and_a_search_join(places: Mapping[str, str], tmp_path: Path) -> None:
+    """The verdict with every bound, and the trials, the best first, of a search with a failed one."""
+    reason = f"all groups: {MARKUP}"
+    check = Check(bound="margin", where="all", holds=False, reason=reason)
+    verdict = Verdict(passed=False, primary="ndcg@5", checks=(check,), not_judged=("tv",), not_excluded=())
+    with storage.Commit(str(tmp_path / "gate")) as commit:
+        write_report(commit, verdict, Document("Gate", ()))
+        commit.finish({"made_by": {}})
+    history = History(str(tmp_path / "search"))
+    history.open({})
+    for number_, value in enumerate((0.3, None, 0.5)):
+        history.begin(Begun(number=number_, params={} if number_ == 0 else {MARKUP: 0.125}))
+        state = "complete" if value else "failed"
+        history.end(number_, Result(state=state, value=value))
+    found = document(places, gate=str(tmp_path / "gate"), search=history.url)
+    assert set(left_out(found)) == {"Periods", "Study"}
+    tables = {s.name: [block for block in s.blocks if isinstance(block, Table)] for s in found.sections}
+    assert tables["Gate"][0].rows == [["margin", "all", "broken", reason]]
+    assert tables["Search"][0].header == ["trial", "metric", MARKUP]
+    assert tables["Search"][0].rows == [["2", "0.5000", "0.125"], ["0", "0.3000", "as given"]]
+
+
+def test_curves_continue_over_phases_and_forget_steps_that_were_run_again() -> None:
+    head = [{"phase": "head", "step": step, "loss": 3.0} for step in (1, 2, 3, 2, 3)]
+    full = [{"phase": "full", "step": step, "loss": 1.0} for step in (1, 2)]
+    ends = [{"phase": "head", "epoch": 1, "validation_map": 0.4}, {"phase": "full", "epoch": 1, "validation_map": 0.5}]
+    found = curves_of([*head, ends[0], *full, ends[1]])
+    assert found["loss"] == [(1, 3.0), (2, 3.0), (3, 3.0), (4, 1.0), (5, 1.0)]
+    assert found["validation_map"] == [(3, 0.4), (5, 0.5)]
+    anew = [{"phase": "head", "step": step, "loss": 2.0} for step in (1, 2)]
+    assert curves_of([*head, ends[0], *full, ends[1], *anew]) == {"loss": [(1, 2.0), (2, 2.0)]}
+    assert curves_of([*head, ends[0], *full, ends[1], *anew, ends[0], *full, ends[1]]) == {
+        "loss": [(1, 2.0), (2, 2.0), (3, 1.0), (4, 1.0)],
+        "validation_map": [(2, 0.4), (4, 0.5)],
+    }
+    trees = [{"tree": tree, "validation_map": value} for value, trees in ((0.5, 9), (0.6, 4)) for tree in range(trees)]
+    assert curves_of(trees) == {"validation_map": [(tree, 0.6) for tree in range(4)]}
+
+
+def test_the_same_again_is_up_to_date_and_another_method_is_refused(places: Mapping[str, str]) -> None:
+    settings = {"evaluation": places["evaluation"], "drift": places["drift"], "documents": 60, "agreement_groups": 30}
+    assert not ReportJob(out=places["page"], **settings).run()
+    with pytest.raises(InputError, match="compare: the evaluation has no method 'other'; it has gbdt, "):
+        ReportJob(out=places["page"], **settings, compare=("gbdt", "other")).run()
+    assert storage.read_manifest(places["page"]) is not None

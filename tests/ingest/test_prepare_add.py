@@ -1,0 +1,302 @@
+"""Adding periods to a data set gives the same as one run over all periods; counts add up, and no old data is lost."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ltrscale import storage
+from ltrscale.config import validate
+from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
+from ltrscale.errors import InputError
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import PrepareJob, prepare
+
+COLUMNS = {"query": "q", "item": "d", "label": "y", "features": ["f*"], "time": "day", "period": "day"}
+SOURCE = {"kind": "items", "columns": COLUMNS}
+
+
+def config(*paths: str | Path | Mapping[str, Any], add: bool = False, **settings: Any) -> PrepareConfig:
+    inputs = [path if isinstance(path, Mapping) else {"path": str(path)} for path in paths]
+    values = {"inputs": inputs, "source": SOURCE, "max_rejected": 0.9, "add": add, **settings}
+    return PrepareConfig.model_validate(values)
+
+
+def write_days(folder: Path, days: Sequence[int], *, first_query: int = 0, broken: int = 2) -> Path:
+    """A file of items with 40 groups a day; a few rows break rules."""
+    rng = np.random.default_rng(days[0])
+    rows = []
+    for day in days:
+        for query in range(first_query + 100 * day, first_query + 100 * day + 40):
+            for i in range(int(rng.integers(1, 8))):
+                values = {
+                    "f1": float(round(rng.normal(day))),
+                    "f2": None if rng.random() < 0.2 else float(rng.lognormal()),
+                }
+                rows.append({"q": f"q{query}", "d": f"d{i}", "y": float(i % 3), "day": f"2026-03-{day:02}", **values})
+    for i in range(broken):
+        rows[7 * i]["y"] = -1.0
+        rows[7 * i + 1]["day"] = "some day"
+    path = folder / f"days-{'-'.join(map(str, days))}.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def rows_of(dataset: Dataset) -> list[dict[str, Any]]:
+    """All groups with their period, by gid; features are text, because NaN does not equal itself."""
+    rows = [
+        {**row, "features": str(row["features"]), "period": file.period}
+        for file in dataset.manifest.files
+        for row in pq.ParquetFile(storage.join(dataset.url, file.path)).read().to_pylist()
+    ]
+    return sorted(rows, key=lambda row: int(row["gid"]))
+
+
+def test_what_is_added_is_as_if_made_at_once(tmp_path: Path) -> None:
+    parts = [write_days(tmp_path, days) for days in ([3, 4], [5], [1, 2])]
+    out = str(tmp_path / "out")
+    for path in parts:
+        added = prepare(config(path, add=True), out)
+    whole = prepare(config(*parts), str(tmp_path / "whole"))
+    assert added == open_dataset(out)
+    assert rows_of(added) == rows_of(whole)
+    assert added.manifest.periods == [f"2026-03-0{day}" for day in (1, 2, 3, 4, 5)]
+    for name in ("features", "accounting", "label_counts", "longest", "grouped"):
+        assert getattr(added.manifest, name) == getattr(whole.manifest, name)
+    assert added.manifest.accounting.rows_rejected == 12
+    for ours, theirs in zip(added.manifest.summaries, whole.manifest.summaries, strict=True):
+        assert ours.unique_in_group == theirs.unique_in_group
+        exclude = {"unique_in_group"}
+        assert ours.model_dump(exclude=exclude) == pytest.approx(theirs.model_dump(exclude=exclude), rel=1e-9)
+    assert any(summary.unique_in_group for summary in whole.manifest.summaries)
+    found = [row for name in added.manifest.quarantine for row in pq.read_table(f"{out}/{name}").to_pylist()]
+    assert sum(row["rows"] for row in found) == 12
+    assert len(list((tmp_path / "out" / "quarantine").iterdir())) == 3
+
+
+def test_the_order_of_the_columns_of_the_inputs_does_not_matter(tmp_path: Path) -> None:
+    parts = [write_days(tmp_path, [day]) for day in (1, 2, 3)]
+    for folder, backwards in (("one", (False,) * 3), ("two", (True,) * 3), ("three", (False, True, False))):
+        (tmp_path / folder).mkdir()
+        for path, back in zip(parts, backwards, strict=True):
+            table = pq.read_table(path)
+            table = table.select(table.schema.names[:: -1 if back else 1])
+            pq.write_table(table, tmp_path / folder / f"{path.name}")
+    made = {name: prepare(config(tmp_path / name), str(tmp_path / f"of-{name}")) for name in ("one", "two", "three")}
+    assert [feature.name for feature in made["one"].manifest.features] == ["f1", "f2"]
+    assert len({dataset.manifest.hash for dataset in made.values()}) == 1
+    assert rows_of(made["one"]) == rows_of(made["three"])
+    lacking = tmp_path / "one" / "days-4.parquet"
+    pq.write_table(pq.read_table(parts[0]).drop_columns("f2"), lacking)
+    with pytest.raises(InputError, match=r"days-4\.parquet: column 'f2' is missing, which \S+days-1\.parquet has"):
+        prepare(config(tmp_path / "one"), str(tmp_path / "none"))
+
+
+def test_what_is_added_gets_the_order_of_the_data_set(tmp_path: Path) -> None:
+    parts = [write_days(tmp_path, [day], broken=0) for day in (1, 2)]
+    backwards = {"kind": "items", "columns": {**COLUMNS, "features": ["f2", "f1"]}}
+    prepare(config(parts[0], source=backwards), str(tmp_path / "out"))
+    added = prepare(config(parts[1], add=True), str(tmp_path / "out"))
+    assert rows_of(added) == rows_of(prepare(config(*parts, source=backwards), str(tmp_path / "whole")))
+    assert [feature.name for feature in added.manifest.features] == ["f2", "f1"]
+
+
+def test_the_same_command_again_does_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = {"out": str(tmp_path / "out"), "prepare": config(write_days(tmp_path, [1])).model_dump()}
+    more = {**job, "prepare": config(write_days(tmp_path, [2]), add=True).model_dump()}
+    last = {**job, "prepare": config(write_days(tmp_path, [3]), add=True).model_dump()}
+    for values in (job, more, last):
+        validate(PrepareJob, values, "test").run()
+    manifest = tmp_path / "out" / "manifest.json"
+    before = manifest.read_bytes()
+    caplog.set_level("INFO", "ltrscale")
+    for values in (job, more, last):
+        caplog.clear()
+        validate(PrepareJob, values, "test").run()
+        assert "up to date, nothing to do" in caplog.text
+    assert manifest.read_bytes() == before
+    assert open_dataset(job["out"]).manifest.periods == ["2026-03-01", "2026-03-02", "2026-03-03"]
+
+
+def test_what_was_added_is_not_replaced_unasked(tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    prepare(config(write_days(tmp_path, [1])), out)
+    prepare(config(write_days(tmp_path, [1]), compression="none"), out)
+    before = prepare(config(write_days(tmp_path, [2]), add=True), out)
+    with pytest.raises(InputError, match=r"out: 1 additions are there, which .* would delete; set prepare\.add to add"):
+        prepare(config(tmp_path / "days-1.parquet"), out)
+    assert open_dataset(out) == before
+
+
+def make_old_period(folder: Path) -> PrepareConfig:
+    return config(write_days(folder, [2, 1], first_query=5000), add=True)
+
+
+def write_with_features(folder: Path, *names: str) -> Path:
+    columns = {"q": ["a"], "d": ["d"], "y": [1.0], "day": ["2026-03-09"], **{name: [1.0] for name in names}}
+    pq.write_table(pa.table(columns), folder / "other.parquet")
+    return folder / "other.parquet"
+
+
+def make_other_feature(folder: Path) -> PrepareConfig:
+    return config(write_with_features(folder, "f1", "f3"), add=True)
+
+
+def make_fewer_features(folder: Path) -> PrepareConfig:
+    return config(write_with_features(folder, "f1"), add=True)
+
+
+def make_other_columns(folder: Path) -> PrepareConfig:
+    source = {"kind": "items", "columns": {**COLUMNS, "meta": ["d"]}}
+    return config(write_days(folder, [9]), source=source, add=True)
+
+
+def make_too_many_rejected(folder: Path) -> PrepareConfig:
+    return config(write_days(folder, [9]), max_rejected=0, add=True)
+
+
+def make_unexpected(folder: Path) -> PrepareConfig:
+    return config(write_days(folder, [9]), expect={"2026-03-09": {"groups": 7}}, add=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (make_old_period, r"days-2-1\.parquet: period '2026-03-01' is in \S+out already, and only new periods"),
+        (make_other_feature, r"out: feature 2 of the inputs is 'f3' \(numeric\) where the data set has 'f2'"),
+        (make_fewer_features, r"out: feature 2 of the inputs is missing where the data set has 'f2' \(numeric\)"),
+        (make_other_columns, r"days-9\.parquet: column 'meta_d' of its groups is string where it is missing in"),
+        (make_too_many_rejected, r"4 of \d+ rows rejected .* max_rejected is 0\.00%"),
+        (make_unexpected, r"period '2026-03-09': expected 7 groups, found 40"),
+    ],
+)
+def test_what_does_not_fit_is_one_line_and_changes_nothing(
+    tmp_path: Path, make: Callable[[Path], PrepareConfig], message: str
+) -> None:
+    before = prepare(config(write_days(tmp_path, [1])), str(tmp_path / "out"))
+    rows = rows_of(before)
+    with pytest.raises(InputError, match=message):
+        prepare(make(tmp_path), before.url)
+    assert open_dataset(before.url) == before
+    assert rows_of(before) == rows
+    assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*") if path.name != "quarantine") == [
+        *("manifest.json", "period=2026-03-01")
+    ]
+
+
+def test_only_what_prepare_made_is_added_to(tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    prepare(config(write_days(tmp_path, [1])), out)
+    manifest = storage.read_manifest(out)
+    assert manifest is not None
+    with storage.Commit(out) as commit:
+        commit.finish({**manifest, "made_by": {"stage": "relabel"}})
+    with pytest.raises(InputError, match=r"out: made by relabel; periods can be added to a data set of prepare only"):
+        prepare(config(write_days(tmp_path, [2]), add=True), out)
+
+
+def test_query_ids_return_from_before_where_neither_has_a_fixed_period(tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    old = write_days(tmp_path, [1], broken=0)
+    prepare(config(old, {"path": str(old), "period": "train"}), out)
+    table = pq.read_table(old)
+    same_ids = table.set_column(table.schema.get_field_index("day"), "day", pa.array(["2026-03-02"] * len(table)))
+    pq.write_table(pa.concat_tables([same_ids, pq.read_table(write_days(tmp_path, [3], broken=0))]), tmp_path / "new")
+    (tmp_path / "new").rename(tmp_path / "new.parquet")
+    added = prepare(config(tmp_path / "new.parquet", add=True), out)
+    assert added.manifest.accounting.rules == {"returning_query": len(table)}
+    assert added.manifest.accounting.groups_rejected == 40
+    assert added.manifest.periods == ["2026-03-01", "2026-03-03", "train"]
+    test = prepare(config({"path": str(old), "period": "test"}, add=True), out)
+    assert test.manifest.accounting.rules == added.manifest.accounting.rules
+    assert [row["gid"] for row in rows_of(test)] == list(range(160))
+
+
+class Crash(BaseException):
+    """The machine crashes: no clean-up runs."""
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_a_crash_anywhere_leaves_the_old_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """The crash happens before the file with this number is placed, or before the manifest is written."""
+    old = prepare(config(write_days(tmp_path, [1])), str(tmp_path / "out"))
+    rows = rows_of(old)
+    addition = config(write_days(tmp_path, [2, 3, 4]), add=True)
+    calls = iter(range(100))
+
+    def crash(*_: Any, **__: Any) -> None:
+        if next(calls) == at:
+            raise Crash
+        put(*_, **__)
+
+    with monkeypatch.context() as patch:
+        put = storage.files.put
+        patch.setattr(storage.files, "put", crash)
+        patch.setattr(storage.Commit, "__exit__", lambda *_: None)
+        patch.setattr(storage.files, "write_bytes", crash)
+        with pytest.raises(Crash):
+            prepare(addition, old.url)
+    assert open_dataset(old.url) == old
+    assert rows_of(old) == rows
+    added = prepare(addition, old.url)
+    assert added.manifest.periods == [f"2026-03-0{day}" for day in (1, 2, 3, 4)]
+    assert rows_of(added)[: len(rows)] == rows
+
+
+def test_an_accounting_adds_up_after_every_addition(tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    sums: list[Accounting] = []
+    for day in (1, 2, 3):
+        sums.append(prepare(config(write_days(tmp_path, [day], broken=day), add=True), out).manifest.accounting)
+    for day, total in enumerate(sums, 1):
+        assert total.rows_in == total.rows_kept + total.rows_rejected
+        assert total.groups_in == total.groups_kept + total.groups_rejected
+        assert total.rules == {"bad_label": day * (day + 1) // 2, "unparsable": day * (day + 1) // 2}
+
+
+def test_rows_that_are_rejected_twice_are_twice_in_the_quarantine(tmp_path: Path) -> None:
+    (tmp_path / "a-bad.txt").write_text("nothing\n" * 3)
+    for name in ("b", "c"):
+        (tmp_path / f"{name}.txt").write_text(f"1 qid:{name} 1:1\n" * 30)
+        part = [{"path": str(tmp_path / file), "period": name} for file in ("a-bad.txt", f"{name}.txt")]
+        made = prepare(config(*part, source={"kind": "letor"}, unit_mb=1e-6, add=True), str(tmp_path / "out"))
+    found = [row for name in made.manifest.quarantine for row in pq.read_table(f"{made.url}/{name}").to_pylist()]
+    assert len(set(made.manifest.quarantine)) == 2
+    assert len(found) == made.manifest.accounting.rows_rejected == 6
+
+
+def test_more_labels_than_are_counted_stay_uncounted(tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    for k, labels in enumerate((range(40), range(40, 70), range(2))):
+        rows = [f"{label} qid:{k}-{label} 1:1\n" for label in labels]
+        (tmp_path / f"{k}.txt").write_text("".join(rows))
+        part = {"path": str(tmp_path / f"{k}.txt"), "period": f"p{k}"}
+        manifest = prepare(config(part, source={"kind": "letor"}, add=True), out).manifest
+        assert len(manifest.label_counts) == (40 if k == 0 else 0)
+
+
+def test_the_texts_of_categories_are_those_of_all_periods_until_they_are_too_many(tmp_path: Path) -> None:
+    columns = {**COLUMNS, "features": ["f"], "categorical": ["city", "c"]}
+
+    def day(number: int, cities: Sequence[str]) -> Path:
+        path = tmp_path / f"{number}.parquet"
+        rows = {"q": f"q{number}", "y": 1.0, "f": 0.5, "day": f"2026-03-0{number}"}
+        items = [{**rows, "d": f"d{i}", "city": city, "c": f"c{i % 3}"} for i, city in enumerate(cities)]
+        pq.write_table(pa.Table.from_pylist(items), path)
+        return path
+
+    def texts(path: Path, *, add: bool) -> dict[str, dict[str, int]]:
+        source = {"kind": "items", "columns": columns}
+        return dict(prepare(config(path, add=add, source=source), str(tmp_path / "out")).manifest.categories)
+
+    first = texts(day(1, ["rome", "7", "berlin"]), add=False)
+    assert list(first["city"]) == ["berlin", "rome"]
+    assert first["city"]["berlin"] == 6113811
+    second = texts(day(2, ["paris", "berlin"]), add=True)
+    assert list(second["city"]) == ["berlin", "paris", "rome"]
+    third = texts(day(3, [f"city {i}" for i in range(5000)]), add=True)
+    assert third == {"c": second["c"]}
