@@ -6,7 +6,7 @@ config below the job. Nothing else needs to be written for its content to be par
 
 import inspect
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, NamedTuple
 
 from pydantic.fields import FieldInfo
@@ -17,28 +17,30 @@ from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, Texts
 from ltrscale.stages.origins import bundle_hashes, content_of, dataset_hashes
 
 
-class _Kind(NamedTuple):
+class _Place(NamedTuple):
     """The mark of a field that holds the place of an input."""
 
-    kind: str
+    content: Callable[[str], str]
+    """The content hash of what is there."""
 
 
-_DATA, _BUNDLE, _OUTPUT = _Kind("data set"), _Kind("bundle"), _Kind("output")
+_DATA = _Place(lambda url: open_dataset(url).manifest.hash)
+_BUNDLE = _Place(lambda url: bundle_hashes([url])[url])
 DataUrl = Annotated[str, _DATA]
 """The directory of a data set, all of which is read."""
 BundleUrl = Annotated[str, _BUNDLE]
 """The directory of a bundle."""
 BundleUrls = Annotated[Texts, _BUNDLE]
 """The directories of bundles; one alone needs no list."""
-OutputUrl = Annotated[str, _OUTPUT]
+OutputUrl = Annotated[str, _Place(content_of)]
 """The directory of another committed output, such as an evaluation."""
 
 
 class Input(NamedTuple):
-    """A split that is read, or the place of an input with its kind."""
+    """A split that is read, or the place of an input with its mark."""
 
-    kind: _Kind | None
     what: Split | str
+    place: _Place | None = None
 
 
 def read_of(field: FieldInfo, value: Any) -> tuple[Split, ...]:
@@ -58,7 +60,7 @@ def read_of(field: FieldInfo, value: Any) -> tuple[Split, ...]:
 
 def is_input(field: FieldInfo) -> bool:
     """Whether a field holds nothing but places of inputs or splits."""
-    return any(isinstance(mark, _Kind) for mark in field.metadata) or _is_input(field.annotation)
+    return any(isinstance(mark, _Place) for mark in field.metadata) or _is_input(field.annotation)
 
 
 def _is_input(declared: Any) -> bool:
@@ -68,7 +70,7 @@ def _is_input(declared: Any) -> bool:
         return True
     inner = typing.get_args(declared)
     if typing.get_origin(declared) is Annotated:
-        return any(isinstance(mark, _Kind) for mark in inner[1:])
+        return any(isinstance(mark, _Place) for mark in inner[1:])
     if typing.get_origin(declared) is dict:
         inner = inner[1:]  # the keys are names
     return bool(inner) and all(map(_is_input, inner))
@@ -93,21 +95,21 @@ def _inputs_in(field: FieldInfo, value: Any) -> Iterator[Input]:
     """The inputs in the value of a field, or in an item of it."""
     match value:
         case Split() | Splits():
-            yield from (Input(None, split) for split in read_of(field, value))
+            yield from map(Input, read_of(field, value))
         case Config():
             yield from inputs_in(value)
         case str():
-            marks = [mark for mark in field.metadata if isinstance(mark, _Kind)]
-            yield from (Input(mark, value) for mark in (*marks, *_marks(field.annotation)))
+            marks = [mark for mark in field.metadata if isinstance(mark, _Place)]
+            yield from (Input(value, mark) for mark in (*marks, *_marks(field.annotation)))
         case tuple():
             yield from (found for item in value for found in _inputs_in(field, item))
         case dict():
             yield from (found for item in value.values() for found in _inputs_in(field, item))
 
 
-def _marks(declared: Any) -> Iterator[_Kind]:
-    """The kinds of input that a type mentions, at any depth."""
-    yield from (mark for mark in getattr(declared, "__metadata__", ()) if isinstance(mark, _Kind))
+def _marks(declared: Any) -> Iterator[_Place]:
+    """The marks that a type mentions, at any depth."""
+    yield from (mark for mark in getattr(declared, "__metadata__", ()) if isinstance(mark, _Place))
     for inner in typing.get_args(declared):
         yield from _marks(inner)
 
@@ -118,15 +120,6 @@ def hashes_of(config: Config, *further: Split) -> dict[str, str]:
     Raises:
         InputError: an input is not there.
     """
-    found = list(inputs_in(config))
-    hashes = dataset_hashes([*(each.what for each in found if isinstance(each.what, Split)), *further])
-    for kind, what in found:
-        if isinstance(what, str):
-            hashes |= {what: _hash_of(kind, what)}
-    return hashes
-
-
-def _hash_of(kind: _Kind | None, url: str) -> str:
-    if kind == _DATA:
-        return open_dataset(url).manifest.hash
-    return bundle_hashes([url])[url] if kind == _BUNDLE else content_of(url)
+    inputs = list(inputs_in(config))
+    hashes = dataset_hashes([*(each.what for each in inputs if isinstance(each.what, Split)), *further])
+    return hashes | {what: place.content(what) for what, place in inputs if isinstance(what, str) and place}
