@@ -218,8 +218,10 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
-def settings_of(config: Config) -> dict[str, Any]:
+def settings_of(config: Config | Mapping[str, Any]) -> dict[str, Any]:
     """What the result depends on, as plain data: operational keys have their defaults, and those without, as `out`, go.
+
+    Plain data stay as they are.
 
     Example:
         >>> class Job(Config):
@@ -228,6 +230,8 @@ def settings_of(config: Config) -> dict[str, Any]:
         >>> settings_of(Job(out="runs/a", seed=1))
         {'seed': 1}
     """
+    if not isinstance(config, Config):
+        return dict(config)
     without_default = {
         name for name, field in type(config).model_fields.items() if is_operational(field) and field.is_required()
     }
@@ -236,8 +240,7 @@ def settings_of(config: Config) -> dict[str, Any]:
 
 def made_by(stage: str, settings: Config | Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str, Any]:
     """The origin that a committed directory records: stage, what the result depends on, and hashes of inputs."""
-    plain = settings_of(settings) if isinstance(settings, Config) else dict(settings)
-    return recordable({"stage": stage, "config": plain, "inputs": dict(inputs)})
+    return recordable({"stage": stage, "config": settings_of(settings), "inputs": dict(inputs)})
 
 
 def recordable(values: dict[str, Any]) -> dict[str, Any]:

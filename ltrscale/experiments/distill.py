@@ -46,7 +46,7 @@ from ltrscale.reports.markdown import REPORT
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.serving.export import ExportJob
 from ltrscale.serving.parity import ParityConfig
-from ltrscale.stages.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
+from ltrscale.stages.origins import bundle_hashes, check_unseen, content_of, scored_by
 from ltrscale.stages.runs import recorded
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import join
@@ -54,7 +54,7 @@ from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.settings import OptimizerConfig
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.trees.students import LambdaRankStudent, RegressionStudent, SoftmaxStudent
+from ltrscale.trees.students import TreesStudent
 
 
 class MLPStudent(Config):
@@ -85,9 +85,7 @@ class MLPStudent(Config):
         return FinetuneJob(out=out, splits=splits, finetune=self.finetune, workers=workers)
 
 
-StudentConfig = Annotated[
-    RegressionStudent | LambdaRankStudent | SoftmaxStudent | MLPStudent, Field(discriminator="kind")
-]
+StudentConfig = Annotated[TreesStudent | MLPStudent, Field(discriminator="kind")]
 
 
 DIRECT = "direct"
@@ -303,10 +301,6 @@ class AgreementStage(Stage):
 
     stage: ClassVar = "agreement"
     agreement: AgreementConfig
-
-    def inputs(self) -> dict[str, str]:
-        """Content of the data set, the teacher's scores and the bundles."""
-        return dataset_hashes([self.agreement.test]) | bundle_hashes(self.agreement.models.values())
 
     def work(self, origin: Origin, report: Report) -> None:
         """Compare, and commit the agreement."""

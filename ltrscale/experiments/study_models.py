@@ -23,7 +23,7 @@ from ltrscale.experiments.study_grid import MOST_STUDY_DRAWS, Cell
 from ltrscale.launch.workers import ONE
 from ltrscale.progress import Report
 from ltrscale.stages.inputs import BundleUrl, OutputUrl
-from ltrscale.stages.origins import Settings, bundle_hashes, check_unseen, content_of, dataset_hashes, with_splits
+from ltrscale.stages.origins import Settings, bundle_hashes, check_unseen, dataset_hashes, with_splits
 from ltrscale.stages.runs import heard_by
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import join
@@ -70,7 +70,7 @@ class Measurement(Stage):
             "metrics": [*metrics_of(self.evaluate)],
             **self.evaluate.model_dump(mode="json", include={"relevant_from", "leave_out_constant"}),
         }
-        return {"config": metrics, "splits": with_splits(Config(), self.splits.test)["splits"]}
+        return with_splits(metrics, self.splits.test)
 
     def inputs(self) -> dict[str, str]:
         """Content of the data sets and the bundle."""
@@ -94,10 +94,6 @@ class StudySummary(Stage):
     stage: ClassVar = "study"
     test: OutputUrl
     summarised: Summarised
-
-    def inputs(self) -> dict[str, str]:
-        """Content of the measurements."""
-        return {url: content_of(url) for url in [self.test, *(model.url for model in self.summarised.models)]}
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Summarise, and commit the report."""

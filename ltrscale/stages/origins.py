@@ -19,8 +19,8 @@ Settings = dict[str, Any]
 """What an output depends on besides the content of its inputs, as plain data."""
 
 
-def with_splits(config: Config, *splits: Split) -> Settings:
-    """The settings of a config, and splits that name all their periods: periods added later do not belong to them."""
+def with_splits(config: Config | Settings, *splits: Split) -> Settings:
+    """The settings, and splits that name all their periods: periods added later do not belong to them."""
     named = [with_periods_named(split).model_dump(mode="json") for split in splits]
     return {"config": settings_of(config), "splits": named}
 

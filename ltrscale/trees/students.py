@@ -4,9 +4,9 @@ BUYL23, section 7, grows a GBDT of 2,000 trees on the scores of a RankFormer. A 
 training split names the scores, all its groups count as labelled, and validation keeps its true labels.
 """
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from ltrscale.config import Config
 from ltrscale.data.dataset.split import Splits
@@ -75,4 +75,4 @@ class SoftmaxStudent(LearningTrees):
     trees: LightGBMConfig = LightGBMConfig(objective="softmax", num_trees=_STUDENT_TREES, early_stopping_rounds=None)
 
 
-TreesStudent = Annotated[RegressionStudent | LambdaRankStudent | SoftmaxStudent, Field(discriminator="kind")]
+TreesStudent = RegressionStudent | LambdaRankStudent | SoftmaxStudent

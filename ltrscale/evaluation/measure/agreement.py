@@ -29,6 +29,7 @@ from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Summary, scopes
 from ltrscale.progress import Report, progress
 from ltrscale.reports.findings import Findings
+from ltrscale.stages.inputs import BundleUrl
 
 TAU = "tau"
 _PAIRS = 1 << 21
@@ -119,7 +120,7 @@ def _chances(scores_ML: Tensor, mask_ML: Tensor, k: int) -> Tensor:
 class AgreementConfig(Config):
     """The bundles to compare, the reference scores, and the groups."""
 
-    models: dict[str, str] = Field(min_length=1)
+    models: dict[str, BundleUrl] = Field(min_length=1)
     """Bundles, by name."""
     scores: str
     """Directory of the reference scores, made by jobs.score."""

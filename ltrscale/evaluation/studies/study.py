@@ -20,6 +20,7 @@ from ltrscale.evaluation.measure.report import EvaluatedData
 from ltrscale.evaluation.statistics.curves import Crossover, Drawn, MeanEstimate, crossovers, estimate
 from ltrscale.evaluation.studies.group_metrics import Measured, TestedOn, read_outliers, read_values
 from ltrscale.reports.findings import Findings
+from ltrscale.stages.inputs import OutputUrl
 
 ScopeName = Literal["all", "outliers"]
 SCOPES: tuple[ScopeName, ...] = ("all", "outliers")
@@ -151,7 +152,7 @@ class Model(Config):
     draw: int
     seed: int
     method: str
-    url: str
+    url: OutputUrl
     """Directory of its metrics."""
     seconds: float | None
     """Time of its training."""

@@ -39,7 +39,6 @@ from ltrscale.stages.stage import Origin, Stage
 FEWEST_PERIODS = 5
 """With fewer periods no order of them has a probability below 5%."""
 _EXACT, _PERMUTATIONS = 7, 10_000
-_PICTURE = "decay.png"
 _FEATURES_SHOWN = 10
 _NAMED, _DRAWN = 5, 3
 _SINCE = "periods since the end of training"

@@ -10,7 +10,7 @@ from ltrscale.ranking.pointwise import SquaredErrorConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.ranking import RankingConfig
 from ltrscale.training.settings import OptimizerConfig
-from ltrscale.trees.students import LambdaRankStudent, RegressionStudent, SoftmaxStudent
+from ltrscale.trees.students import TreesStudent
 
 
 class NetworkStudent(RankingConfig):
@@ -38,6 +38,4 @@ class NetworkStudent(RankingConfig):
         return FinetuneConfig.model_validate({**parts, **self.model_dump(exclude={"kind"}), "head_epochs": 0})
 
 
-Student = Annotated[
-    NetworkStudent | RegressionStudent | LambdaRankStudent | SoftmaxStudent, Field(discriminator="kind")
-]
+Student = Annotated[NetworkStudent | TreesStudent, Field(discriminator="kind")]
