@@ -56,7 +56,9 @@ def test_pages_open_in_a_browser(site: Path, tmp_path: Path, page: str, width: i
     with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(copy))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         at = f"http://127.0.0.1:{server.server_port}"
-        found = opened(copy / f"{page}.html", copy, width=width, dark=False, served_at=at)
-        server.shutdown()
+        try:
+            found = opened(copy / f"{page}.html", copy, width=width, dark=False, served_at=at)
+        finally:  # also where there is no browser: the thread would go on with the sockets of later servers
+            server.shutdown()
     assert not found.problems
     assert found.overflow == 0
