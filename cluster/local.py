@@ -33,8 +33,8 @@ from processes import (
     write_private,
 )
 
-from ltrscale.engine import loopback
 from ltrscale.errors import InputError
+from ltrscale.runtime.engine import loopback
 
 _DASHBOARD = 8265  # the default of Ray's tools
 _READY_S = 90.0

@@ -194,7 +194,7 @@ def main(command: Command) -> None:
 
 def _run(command: Command, options: argparse.Namespace) -> None:
     """Run the job as `main` says."""
-    from ltrscale.launch import under_torchrun  # imports torch
+    from ltrscale.runtime import under_torchrun  # imports torch
 
     if getattr(options, "if_running", None):
         os.environ[storage.WHEN_BUSY] = options.if_running  # Ray's processes inherit the environment

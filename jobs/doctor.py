@@ -19,7 +19,7 @@ from jobs.commands import command
 
 
 def _job() -> Job:
-    from ltrscale.operating.doctor import DoctorConfig, doctor
+    from ltrscale.runtime.doctor import DoctorConfig, doctor
 
     return DoctorConfig, lambda config: sys.exit(doctor(config, lambda name: command(name).config))
 

@@ -25,13 +25,13 @@ from jobs.cli import Command, Job, main, read
 from jobs.commands import command
 
 if TYPE_CHECKING:
-    from ltrscale.operating.submission import SubmitConfig
+    from ltrscale.runtime.submission import SubmitConfig
 
 
 def run(config: "SubmitConfig") -> None:
     """Submit, with the job's own config checked and hashed."""
     from ltrscale.config import digest
-    from ltrscale.operating.submission import relative_places, submission, submit
+    from ltrscale.runtime.submission import relative_places, submission, submit
 
     settings = "\n".join(config.command)
     files: list[str] = []
@@ -43,7 +43,7 @@ def run(config: "SubmitConfig") -> None:
 
 
 def _job() -> Job:
-    from ltrscale.operating.submission import SubmitConfig
+    from ltrscale.runtime.submission import SubmitConfig
 
     return SubmitConfig, run
 

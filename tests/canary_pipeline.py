@@ -11,8 +11,8 @@ import ray
 
 from ltrscale import config as configs
 from ltrscale.config import validate
-from ltrscale.engine import ray_cluster
 from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.runtime.engine import ray_cluster
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.tuning.tune import TuneJob
 

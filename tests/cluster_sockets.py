@@ -14,8 +14,8 @@ import ray
 import torch
 import torch.distributed as dist
 
-from ltrscale.launch.start import launch
-from ltrscale.launch.workers import Context, WorkersConfig
+from ltrscale.runtime.launch import launch
+from ltrscale.runtime.workers import Context, WorkersConfig
 
 
 def listening_sockets(root: int) -> list[tuple[str, int, str]]:

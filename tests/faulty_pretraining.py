@@ -27,9 +27,9 @@ from small_trainers import pretrain
 
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.launch import start
-from ltrscale.launch.workers import ONE, Context, Work, WorkersConfig, rank_and_world
 from ltrscale.progress import Report
+from ltrscale.runtime import launch as launching
+from ltrscale.runtime.workers import ONE, Context, Work, WorkersConfig, rank_and_world
 from ltrscale.training import pretrain as pretraining
 from ltrscale.training.checkpoint import list_checkpoints
 from ltrscale.training.feed import Fed
@@ -69,7 +69,7 @@ class FaultyPretraining:
             work(context)
 
     @contextmanager
-    def installed(self, launch: Callable[..., None] = start.launch) -> Iterator[None]:
+    def installed(self, launch: Callable[..., None] = launching.launch) -> Iterator[None]:
         """Within the block, the workers of `pretrain` record their steps and fail, however they are launched."""
 
         def launch_watched(work: Pretraining, **others: Any) -> None:
@@ -171,7 +171,7 @@ def run_pretraining(
 ) -> None:
     """Pretrain with these faults, launched by the package or by a launcher of the tests."""
     Path(watched.folder).mkdir(parents=True, exist_ok=True)
-    with watched.installed(launch or start.launch):
+    with watched.installed(launch or launching.launch):
         pretrain(config or small_config(), Split(data=(data,)), out, origin={}, report=report, workers=workers)
 
 

@@ -11,9 +11,9 @@ from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import GroupStream
-from ltrscale.launch.workers import ONE, WorkersConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.progress import Report
+from ltrscale.runtime.workers import ONE, WorkersConfig
 from ltrscale.training.combine import CombineConfig, CombineJob
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.loop import StepResult, Trainer

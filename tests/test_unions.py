@@ -17,7 +17,7 @@ AGREED = {
     "ltrscale/experiments/methods/gbdt.py": "a preset reads settings before they are validated; HOU24's grid is of one",
     "ltrscale/experiments/methods/neural.py": "a network has students of its own settings, trees have others",
     "ltrscale/experiments/report/make.py": "a report that lacks a part says so in a section of its own",
-    "ltrscale/launch/under_ray.py": "messages are data that cross processes, and the driver alone acts on them",
+    "ltrscale/runtime/under_ray.py": "messages are data that cross processes, and the driver alone acts on them",
     "ltrscale/ranking/libraries.py": "rules of other programs are known for a few metrics, and differ between these",
     "ltrscale/reports/markdown.py": "blocks are data; Markdown and the terminal each write every block",
     "ltrscale/training/combine.py": "rankers that are combined already have no single architecture",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ltrscale.launch.workers import Context
+from ltrscale.runtime.workers import Context
 from ltrscale.trees.gbdt import TreeGrowing
 
 

@@ -16,8 +16,7 @@ from ltrscale import storage
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
-from ltrscale.data.stream.readers import RowGroupReader, read_direct, read_with_ray
-from ltrscale.engine import ray_cluster
+from ltrscale.data.stream.readers import RowGroupReader, read_direct
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.pretext.augment import ZeroingConfig
@@ -25,6 +24,8 @@ from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.pretext.simsiam import SimSiamConfig
+from ltrscale.runtime.engine import ray_cluster
+from ltrscale.runtime.on_ray import read_with_ray
 from ltrscale.training.loop import Trainer
 from ltrscale.training.settings import OptimizerConfig
 

@@ -18,8 +18,9 @@ from ltrscale.data.dataset.selection import RowGroup, Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.plan import canonical_streams
-from ltrscale.data.stream.readers import read_direct, read_with_ray
-from ltrscale.engine import ray_cluster
+from ltrscale.data.stream.readers import read_direct
+from ltrscale.runtime.engine import ray_cluster
+from ltrscale.runtime.on_ray import read_with_ray
 
 GOAL = 0.9
 _GROUPS = 4400  # with 136 features about 300 MB

@@ -14,9 +14,9 @@ from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.reading import ReadingMethod
 from ltrscale.experiments.methods.semi import SemiMethod
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.launch.workers import Workers
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.ranking.choices import MetricName
+from ltrscale.runtime.workers import Workers
 from ltrscale.trees.configs import GBDTConfig
 
 P = ParamSpec("P")

@@ -12,9 +12,9 @@ from ltrscale.config import Config, validate
 from ltrscale.data.dataset.split import LabelColumn
 from ltrscale.evaluation.studies.folds import Crossval, document, summarise_folds
 from ltrscale.experiments.pipeline import PipelineConfig, evaluation_on
-from ltrscale.launch.start import cluster_for
 from ltrscale.progress import Report, log
 from ltrscale.reports.findings import print_report
+from ltrscale.runtime.launch import cluster_for
 from ltrscale.stages.inputs import OutputUrl
 from ltrscale.stages.origins import Settings
 from ltrscale.stages.runs import recorded

@@ -32,9 +32,9 @@ from ltrscale.experiments.next_steps import command, predict_command, rank_comma
 from ltrscale.experiments.refit import RefitJob, RefitSettings
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.launch.start import cluster_for
-from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import log
+from ltrscale.runtime.launch import cluster_for
+from ltrscale.runtime.workers import ONE, Workers
 from ltrscale.simulate.synthetic import SyntheticLogConfig
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join

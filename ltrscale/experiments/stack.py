@@ -11,8 +11,8 @@ from ltrscale.data.dataset.split import Splits
 from ltrscale.experiments.methods.base import SeedRun
 from ltrscale.experiments.methods.choices import Member, MethodName, check_methods
 from ltrscale.experiments.methods.stack import train_stacked
-from ltrscale.launch.start import cluster_for
-from ltrscale.launch.workers import ONE, Workers
+from ltrscale.runtime.launch import cluster_for
+from ltrscale.runtime.workers import ONE, Workers
 from ltrscale.storage import join
 from ltrscale.trees.stacking import StackConfig, check_ready
 

@@ -33,9 +33,9 @@ from ltrscale.evaluation.studies.study_page import document
 from ltrscale.experiments.methods.choices import Method, MethodName, check_methods, with_foundations
 from ltrscale.experiments.study_grid import Cell, GridConfig, shared_encoders
 from ltrscale.experiments.study_models import Spent, StudyParts, StudySummary, Summarised
-from ltrscale.launch.workers import ONE
 from ltrscale.progress import log, progress
 from ltrscale.reports.findings import print_report
+from ltrscale.runtime.workers import ONE
 from ltrscale.stages.runs import recorded
 from ltrscale.stages.tasks import Costs, Task, TaskWorkers, TaskWorkersConfig, run_all
 from ltrscale.storage import join

@@ -20,8 +20,8 @@ from ltrscale.evaluation.studies.study import Design, Model, study_of
 from ltrscale.evaluation.studies.study_page import write_study
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.study_grid import MOST_STUDY_DRAWS, Cell
-from ltrscale.launch.workers import ONE
 from ltrscale.progress import Report
+from ltrscale.runtime.workers import ONE
 from ltrscale.stages.inputs import BundleUrl, OutputUrl
 from ltrscale.stages.origins import Settings, bundle_hashes, check_unseen, dataset_hashes, with_splits
 from ltrscale.stages.runs import heard_by

@@ -42,8 +42,8 @@ from ltrscale.experiments.service import SERVICE, InService, Week, folder_of
 from ltrscale.experiments.week import check_new, check_newest, published, unseen_periods
 from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.launch.start import cluster_for
 from ltrscale.progress import log
+from ltrscale.runtime.launch import cluster_for
 from ltrscale.serving.choices import FormatName
 from ltrscale.serving.export import ExportJob
 from ltrscale.serving.register import Registry

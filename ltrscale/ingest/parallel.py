@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.data.ids import QueryIds
-from ltrscale.engine import plain_errors, ray_cluster
 from ltrscale.ingest.assembly import Survey, Written, silent, survey_unit, write_unit
 from ltrscale.ingest.inputs import Unit, UnitSettings, UnitStart
 from ltrscale.progress import Advance
+from ltrscale.runtime.engine import plain_errors, ray_cluster
 
 _PATIENCE_S = 30.0
 _TASKS_A_CPU = 2

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ltrscale import ray_internals, storage
-from ltrscale.engine import plain_errors, ray_cluster
+from ltrscale import storage
 from ltrscale.errors import InputError
 from ltrscale.progress import Advance
+from ltrscale.runtime import ray_internals
+from ltrscale.runtime.engine import plain_errors, ray_cluster
 from ltrscale.scoring.files import Done, FileScorer
 from ltrscale.scoring.plan import Plan
 

@@ -21,10 +21,10 @@ from pydantic import BeforeValidator, Field
 
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.engine import plain_errors, ray_cluster
 from ltrscale.errors import InputError, Stopped
-from ltrscale.launch.workers import or_number
 from ltrscale.progress import log
+from ltrscale.runtime.engine import plain_errors, ray_cluster
+from ltrscale.runtime.workers import or_number
 from ltrscale.signals import ending_on_signal, stop_on_signal
 
 _RETRIES = 2
@@ -158,7 +158,7 @@ class _Queue:
 def _run_with_ray(queue: _Queue, workers: TaskWorkersConfig, stopping: Callable[[], bool]) -> None:
     import ray  # imported late: many processes never use Ray
 
-    from ltrscale.launch.mailbox import open_mailbox
+    from ltrscale.runtime.mailbox import open_mailbox
 
     mailbox = open_mailbox()
     remote = ray.remote(_in_worker).options(num_cpus=workers.cpus, num_gpus=workers.gpus, max_retries=_RETRIES)

@@ -19,7 +19,7 @@ from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.readers import RowGroupReader
 from ltrscale.data.stream.windows import Decoder, group_ids
 from ltrscale.draws import splitmix64
-from ltrscale.launch.workers import rank_and_world
+from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.reduce import sum_over_workers
 
 

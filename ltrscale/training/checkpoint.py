@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from ltrscale import storage
 from ltrscale.config import Config, is_made_by, validate
 from ltrscale.errors import InputError, Stopped, UnavailableError
-from ltrscale.launch.workers import rank_and_world
 from ltrscale.progress import log
+from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.reduce import from_rank_0
 from ltrscale.training.snapshot import Buffers, Progress, Snapshot, take

@@ -12,11 +12,11 @@ from ltrscale import bundle
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.stream.batches import check_batches
 from ltrscale.errors import InputError
-from ltrscale.launch.start import launch
-from ltrscale.launch.workers import ONE, Context
 from ltrscale.models.combine import AnyRanker, How, combine_rankers
 from ltrscale.models.ranker import Ranker
 from ltrscale.progress import Report
+from ltrscale.runtime.launch import launch
+from ltrscale.runtime.workers import ONE, Context
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.training.phases import Phase, Training

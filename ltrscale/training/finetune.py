@@ -21,8 +21,6 @@ from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.stream.batches import check_batches
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
-from ltrscale.launch.start import cluster_for, launch, run_for
-from ltrscale.launch.workers import Context
 from ltrscale.models.choices import ContextConfig, NetworkConfig
 from ltrscale.models.combine import MeanRanker
 from ltrscale.models.features import FeatureTransform
@@ -31,6 +29,8 @@ from ltrscale.models.layers import depths
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import metric_label
+from ltrscale.runtime.launch import cluster_for, launch, run_for
+from ltrscale.runtime.workers import Context
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.origins import bundle_hashes
 from ltrscale.stages.stage import LabelledStage, Origin

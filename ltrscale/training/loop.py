@@ -23,7 +23,7 @@ from ltrscale.data.stream.batches import GroupStream, Position
 from ltrscale.data.stream.plan import step_seed
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
-from ltrscale.launch.workers import rank_and_world
+from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.account import Account
 from ltrscale.training.auxiliary import Auxiliary
 from ltrscale.training.feed import Fed, read_ahead

@@ -19,9 +19,9 @@ from torch import nn
 
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import GroupStream
-from ltrscale.launch.workers import Context, rank_and_world
 from ltrscale.progress import log, progress
 from ltrscale.ranking.choices import metric_label
+from ltrscale.runtime.workers import Context, rank_and_world
 from ltrscale.storage import join
 from ltrscale.training.account import Account, listed
 from ltrscale.training.auxiliary import Auxiliary, AuxiliaryObjective

@@ -16,8 +16,6 @@ from ltrscale.data.dataset.periods import chosen_files
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import StreamConfig, check_batches
-from ltrscale.launch.start import cluster_for, launch, run_for
-from ltrscale.launch.workers import Context, rank_and_world
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform
 from ltrscale.pretext.augment import AugmentConfig, SwapInGroupConfig
@@ -27,6 +25,8 @@ from ltrscale.pretext.mask import MaskConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.pretext.watch import Geometry, Sums, warning_of
 from ltrscale.progress import Report, log
+from ltrscale.runtime.launch import cluster_for, launch, run_for
+from ltrscale.runtime.workers import Context, rank_and_world
 from ltrscale.stages.origins import dataset_hashes
 from ltrscale.stages.stage import Origin
 from ltrscale.storage import join

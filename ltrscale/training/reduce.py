@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ltrscale.launch.workers import rank_and_world
 from ltrscale.models.layers import MicroBatchNorm
+from ltrscale.runtime.workers import rank_and_world
 
 T = TypeVar("T")
 

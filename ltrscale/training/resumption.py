@@ -8,9 +8,9 @@ from ltrscale.config import Operational, is_made_by
 from ltrscale.data.dataset.preflight import Preflight, PreflightConfig, checked, contents_of_read, difference, read_by
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
-from ltrscale.launch import under_torchrun
-from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report
+from ltrscale.runtime import under_torchrun
+from ltrscale.runtime.workers import ONE, Workers
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import children, join, read_manifest, withdraw
 from ltrscale.training import checkpoint as checkpoints

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ltrscale.data.stream.batches import GroupStream, Position
-from ltrscale.launch.workers import rank_and_world
+from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.account import Account
 from ltrscale.training.loop import State, Trainer
 from ltrscale.training.reduce import sum_over_workers

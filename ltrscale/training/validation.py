@@ -18,11 +18,11 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.memory import Memory, memory_for
 from ltrscale.data.stream.weighing import warn_of_weights
 from ltrscale.errors import InputError
-from ltrscale.launch.workers import rank_and_world
 from ltrscale.models.combine import AnyRanker
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.progress import log
 from ltrscale.ranking.choices import metric_label, metric_named
+from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.network import state_on_cpu
 from ltrscale.training.ranking import RankingConfig
 from ltrscale.training.reduce import set_running_statistics, sum_over_workers

@@ -4,7 +4,7 @@ import numpy as np
 
 from ltrscale.arrays import Doubles
 from ltrscale.errors import InputError
-from ltrscale.launch.workers import rank_and_world
+from ltrscale.runtime.workers import rank_and_world
 from ltrscale.trees.configs import GBDTConfig
 from ltrscale.trees.data import Labelled
 from ltrscale.trees.library import HIGHEST_EXPONENTIAL

@@ -21,9 +21,9 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.data.stream.weighing import warn_of_weights
 from ltrscale.errors import InputError
-from ltrscale.launch.start import launch
-from ltrscale.launch.workers import ONE, Context, Workers, WorkersConfig, rank_and_world
 from ltrscale.progress import Report, log
+from ltrscale.runtime.launch import launch
+from ltrscale.runtime.workers import ONE, Context, Workers, WorkersConfig, rank_and_world
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.trees.checks import check_labels, check_positions, check_validation

@@ -24,10 +24,10 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.errors import InputError
-from ltrscale.launch.start import launch
-from ltrscale.launch.workers import ONE, Context
 from ltrscale.moments import Moments
 from ltrscale.progress import Report, log, progress
+from ltrscale.runtime.launch import launch
+from ltrscale.runtime.workers import ONE, Context
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.trees.checks import check_alone, check_validation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig

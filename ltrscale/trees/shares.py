@@ -17,7 +17,7 @@ from ltrscale.arrays import Doubles
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import plan
 from ltrscale.errors import InputError
-from ltrscale.launch.workers import Context, rank_and_world
+from ltrscale.runtime.workers import Context, rank_and_world
 from ltrscale.trees.data import BinCodes, Labelled
 from ltrscale.trees.targets import TargetsConfig, make_targets
 

@@ -20,9 +20,9 @@ from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits, Texts
 from ltrscale.data.stream.scored import DocumentScores, score_selection
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.launch.start import launch
-from ltrscale.launch.workers import ONE, Context
 from ltrscale.progress import Report, log
+from ltrscale.runtime.launch import launch
+from ltrscale.runtime.workers import ONE, Context
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.origins import check_unseen
 from ltrscale.stages.stage import LabelledStage, Origin

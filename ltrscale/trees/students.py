@@ -11,7 +11,7 @@ from pydantic import model_validator
 from ltrscale.config import Config
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import StreamConfig
-from ltrscale.launch.workers import WorkersConfig
+from ltrscale.runtime.workers import WorkersConfig
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.trees.targets import QuantisedConfig, StandardisedConfig

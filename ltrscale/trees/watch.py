@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale.errors import Stopped
-from ltrscale.launch.workers import Context
 from ltrscale.progress import Advance, progress
+from ltrscale.runtime.workers import Context
 from ltrscale.trees.data import Labelled
 from ltrscale.trees.shares import all_workers
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale.arrays import Doubles
-from ltrscale.launch.workers import rank_and_world
 from ltrscale.progress import log
+from ltrscale.runtime.workers import rank_and_world
 from ltrscale.trees.data import BinCodes, Labelled
 from ltrscale.trees.shares import meeting_points
 from ltrscale.trees.watch import StoppingWatch

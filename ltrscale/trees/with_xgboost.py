@@ -15,7 +15,7 @@ from xgboost.collective import CommunicatorContext
 from xgboost.tracker import RabitTracker
 
 from ltrscale.arrays import Doubles
-from ltrscale.launch.workers import rank_and_world
+from ltrscale.runtime.workers import rank_and_world
 from ltrscale.trees.data import BinCodes, Labelled
 from ltrscale.trees.shares import all_workers, own_address
 from ltrscale.trees.watch import StoppingWatch

@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ltrscale import ray_internals, storage
-from ltrscale.engine import ray_cluster
+from ltrscale import storage
 from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import Report, log, progress
+from ltrscale.runtime import ray_internals
+from ltrscale.runtime.engine import ray_cluster
 from ltrscale.tuning.history import History, Result, TrialRecord, best, ended
 from ltrscale.tuning.space import STEP, VALUE, AshaConfig, Params, SearchConfig
 

@@ -16,7 +16,7 @@ from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.periods import with_periods_named
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
-from ltrscale.launch.workers import ONE, Workers
+from ltrscale.runtime.workers import ONE, Workers
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.runs import heard_by
 from ltrscale.stages.stage import Stage

@@ -88,7 +88,7 @@ def test_uploads_hold_the_jobs_and_little_else(tmp_path: Path) -> None:
     create_package(str(ROOT), package, include_gitignore=True, excludes=[".git", ".venv", "venv", "__pycache__"])
     with zipfile.ZipFile(package) as archive:
         names = archive.namelist()
-    for needed in ("jobs/pretrain.py", "jobs/configs/start/distributed-dev.yaml", "ltrscale/launch/workers.py"):
+    for needed in ("jobs/pretrain.py", "jobs/configs/start/distributed-dev.yaml", "ltrscale/runtime/workers.py"):
         assert needed in names
     unwanted = ("runs/*", ".venv/*", ".git/*", "data/*", "tests/*", "docs/*", ".*_cache/*", "*.pyc")
     assert [name for name in names if any(fnmatch(name, pattern) for pattern in unwanted)] == []

@@ -23,11 +23,11 @@ from cluster_sockets import listening_sockets
 from jobs.submit import run
 from ltrscale import bundle, storage
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.engine import with_environment
 from ltrscale.errors import InputError
-from ltrscale.operating.dashboard import ADDRESS, connected
-from ltrscale.operating.submission import SubmitConfig
 from ltrscale.progress import log
+from ltrscale.runtime.dashboard import ADDRESS, connected
+from ltrscale.runtime.engine import with_environment
+from ltrscale.runtime.submission import SubmitConfig
 
 pytestmark = [
     pytest.mark.slow,

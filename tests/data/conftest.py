@@ -3,7 +3,8 @@
 import pytest
 from known_datasets import make_dataset
 
-from ltrscale.data.stream.readers import RowGroupReader, read_direct, read_with_ray
+from ltrscale.data.stream.readers import RowGroupReader, read_direct
+from ltrscale.runtime.on_ray import read_with_ray
 
 __all__ = ["make_dataset"]
 

@@ -18,8 +18,8 @@ from ltrscale.experiments.methods.ensemble import EnsembleMethod
 from ltrscale.experiments.methods.gbdt import GBDTMethod
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.tuned import TunedMethod
-from ltrscale.launch.workers import ONE
 from ltrscale.ranking.choices import metric_named
+from ltrscale.runtime.workers import ONE
 from ltrscale.trees.ensemble import AverageJob
 from ltrscale.tuning.history import History
 

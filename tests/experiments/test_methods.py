@@ -12,7 +12,7 @@ from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.choices import Method, check_methods
-from ltrscale.launch.workers import ONE
+from ltrscale.runtime.workers import ONE
 
 SMALL: dict[str, dict[str, Any]] = {
     "gbdt": {"gbdt": {"num_trees": 10, "feature_fraction": 0.5}},

@@ -23,7 +23,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau
 from ltrscale.experiments.methods.base import SeedRun
 from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.launch.workers import ONE
+from ltrscale.runtime.workers import ONE
 from ltrscale.stages.origins import check_unseen
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]

@@ -13,7 +13,7 @@ from ltrscale.experiments.methods.choices import Method, check_methods
 from ltrscale.experiments.methods.gbdt import GBDTMethod
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.tuned import TunedMethod
-from ltrscale.launch.workers import ONE
+from ltrscale.runtime.workers import ONE
 from ltrscale.tuning import tune
 from ltrscale.tuning.history import History, TrialRecord, best
 from ltrscale.tuning.tune import TuneJob

@@ -21,7 +21,7 @@ from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 from waiting import wait_until
 
-from ltrscale.launch.workers import WorkersConfig
+from ltrscale.runtime.workers import WorkersConfig
 
 pytestmark = [
     pytest.mark.slow,

@@ -21,9 +21,9 @@ from faulty_pretraining import (
     run_pretraining,
 )
 
-from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError, Stopped, UnavailableError
-from ltrscale.launch.workers import WorkersConfig
+from ltrscale.runtime.engine import ray_cluster
+from ltrscale.runtime.workers import WorkersConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 TWO = WorkersConfig(number=2, max_failures=1)

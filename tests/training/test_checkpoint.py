@@ -15,7 +15,7 @@ from small_trainers import make_trainer, run_epochs
 
 from ltrscale import storage
 from ltrscale.errors import InputError, Stopped
-from ltrscale.launch.workers import rank_and_world
+from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training import checkpoint
 from ltrscale.training.checkpoint import Checkpoints, list_checkpoints
 from ltrscale.training.loop import StepResult, Trainer

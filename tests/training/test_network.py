@@ -16,12 +16,13 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here, run_with_ray
+from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here
 from ltrscale.draws import splitmix64
 from ltrscale.errors import InputError
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig, fit_transform, make_transform
 from ltrscale.models.fitting import FeatureStatistics
+from ltrscale.runtime.on_ray import run_with_ray
 from ltrscale.training import network
 from ltrscale.training.network import fit, fitted, sample_inputs
 

@@ -14,8 +14,8 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.launch.workers import WorkersConfig
 from ltrscale.ranking.metrics import ndcg
+from ltrscale.runtime.workers import WorkersConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.pretrain import PretrainConfig
 

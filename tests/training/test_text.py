@@ -20,13 +20,13 @@ from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.errors import InputError
-from ltrscale.launch.workers import ONE, WorkersConfig
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.cross_encoder import CrossEncoder, CrossEncoderConfig
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.pretext.masked_language import MaskedLanguageConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.ranking.negatives import with_negatives
+from ltrscale.runtime.workers import ONE, WorkersConfig
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.checkpoint import Checkpoints
 from ltrscale.training.finetune import FinetuneConfig

@@ -18,7 +18,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError, Stopped
-from ltrscale.launch.workers import Context
+from ltrscale.runtime.workers import Context
 from ltrscale.trees.configs import CatBoostConfig
 from ltrscale.trees.data import BinCodes, Labelled, read_labelled
 from ltrscale.trees.gbdt import train_gbdt

@@ -18,10 +18,10 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import RowGroup, Selection, select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
-from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError
-from ltrscale.launch.start import launch
-from ltrscale.launch.workers import ONE, WorkersConfig
+from ltrscale.runtime.engine import ray_cluster
+from ltrscale.runtime.launch import launch
+from ltrscale.runtime.workers import ONE, WorkersConfig
 from ltrscale.trees import gbdt
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.gbdt import TreeGrowing, train_gbdt

@@ -25,7 +25,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.launch.workers import Context
+from ltrscale.runtime.workers import Context
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.data import read_labelled
 from ltrscale.trees.gbdt import train_gbdt

@@ -16,7 +16,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.launch.workers import Context
+from ltrscale.runtime.workers import Context
 from ltrscale.trees import data as tree_data
 from ltrscale.trees.checks import check_labels
 from ltrscale.trees.configs import XGBoostConfig

@@ -18,8 +18,8 @@ from ray.tune.schedulers import ASHAScheduler
 
 from ltrscale import config as configs
 from ltrscale.draws import mix
-from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError, Stopped
+from ltrscale.runtime.engine import ray_cluster
 from ltrscale.tuning.history import Begun, History, Result, TrialRecord
 from ltrscale.tuning.search import TrialFunction, _Curve, attempt, check_any_complete, run_search
 from ltrscale.tuning.space import AshaConfig, Params, SearchConfig

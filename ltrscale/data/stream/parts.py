@@ -5,16 +5,13 @@ their order. Statistics that are computed part by part and merged in that order 
 processes.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from ltrscale.data.dataset.selection import Selection
-from ltrscale.engine import plain_errors
 
 _VALUES = 1 << 24
-_DEEP = 2
 
 T = TypeVar("T")
 
@@ -62,46 +59,3 @@ def spread(selection: Selection, *, documents: int) -> Selection:
 def run_here(function: Callable[[Part], T], parts: Sequence[Part]) -> Iterator[T]:
     """Run a function on each part in the calling thread, lazily: each when the caller asks for its result."""
     return map(function, parts)
-
-
-def run_with_ray(
-    function: Callable[[Part], T], parts: Sequence[Part], *, read_on: Mapping[str, float] | None = None
-) -> Iterator[T]:
-    """Run a function on each part in tasks of the Ray cluster that this process is connected to, one CPU each.
-
-    Twice as many tasks as the cluster has CPUs are started ahead of the results taken, so memory does not grow with
-    the number of parts. A task that is lost with its node is run again.
-
-    Args:
-        function: the function to run.
-        parts: the parts to run it on.
-        read_on: custom resources of the nodes that read, and the amount that a task takes, such as `{"reader": 1}`.
-
-    Raises:
-        InputError: the function raised it.
-    """
-    import ray  # imported late: many processes never use Ray
-
-    task = ray.remote(_call).options(
-        num_cpus=1,
-        resources=dict(read_on or {}),
-        scheduling_strategy="DEFAULT",  # on any node, even if this process is in a placement group, such as a trial's
-    )
-    shared = ray.put(function)  # once for all tasks: it may hold a large model
-    ahead = _DEEP * max(1, int(ray.cluster_resources().get("CPU", 1)))
-    waiting: deque[Any] = deque()
-    try:
-        with plain_errors():
-            for part in parts:
-                waiting.append(task.remote(shared, part))
-                if len(waiting) >= ahead:
-                    yield ray.get(waiting.popleft())
-            while waiting:
-                yield ray.get(waiting.popleft())
-    finally:
-        for result in waiting:
-            ray.cancel(result)
-
-
-def _call(function: Callable[[Part], T], part: Part) -> T:
-    return function(part)

@@ -1,48 +1,42 @@
 """Readers: from a plan of row groups to their tables, in the plan's order, one table per row group.
 
-`read_direct` reads with pyarrow in this process; `read_with_ray` reads on the CPUs of a Ray cluster. Both yield the
-same tables; a column that a file lacks is left out. Page checksums are verified: a flipped bit is an error.
+`read_direct` reads with pyarrow in this process; `runtime.on_ray.read_with_ray` reads the same tables on the CPUs of a
+Ray cluster. A column that a file lacks is left out. Page checksums are verified: a flipped bit is an error.
 
 The column `scores` comes from the file of scores that a row group names; its query groups must be the same.
 """
 
 import errno
 import functools
-import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import dataset as arrow_dataset
 from pyarrow import fs as arrow_fs
 
-from ltrscale import ray_internals, storage
+from ltrscale import storage
 from ltrscale.data.dataset import scores
 from ltrscale.data.dataset.scores import SCORES
 from ltrscale.data.dataset.selection import FileSource, RowGroup
-from ltrscale.engine import plain_errors
 from ltrscale.errors import InputError
 
 RowGroupReader = Callable[[Sequence[RowGroup], Sequence[str]], Iterator[pa.Table]]
 """Takes row groups and column names (`scores` only together with `gid`); yields one table per row group, in order."""
 
-_OPEN_FILES = 64
+OPEN_FILES = 64
 _READ_AHEAD = 4
-_ROW_GROUPS_A_TASK = 32
-_TASKS_AT_ONCE = 4
-_BLOCK_BYTES = 16 << 20
-_WAITING_BYTES = 256 << 20
 _GONE = re.compile("^FileNotFoundError|NO_SUCH_KEY|RESOURCE_NOT_FOUND|HTTP status 404")
 
 
-class _Planned(NamedTuple):
+class PlannedRead(NamedTuple):
     """A row group to read, its number of query groups by the manifest, and the file of its scores or "".
 
     `dataset` is the data set that listed the file when it was chosen, or ""; `sha256` and `bytes` are the file's.
@@ -57,7 +51,7 @@ class _Planned(NamedTuple):
     bytes: int
 
 
-class _File(NamedTuple):
+class ParquetReads(NamedTuple):
     """A Parquet file: size, metadata, and a function from a row group's number and column names to its table."""
 
     bytes: int
@@ -72,90 +66,18 @@ def read_direct(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Itera
         InputError: a file is missing, damaged or not the one that its manifest lists.
     """
     # a cache, because a shuffled plan returns to each file again and again
-    return _read(_plan(row_groups), columns, functools.lru_cache(_OPEN_FILES)(_open))
+    return read_planned(plan_reads(row_groups), columns, functools.lru_cache(OPEN_FILES)(open_parquet))
 
 
-def read_with_ray(
-    row_groups: Sequence[RowGroup], columns: Sequence[str], *, read_on: Mapping[str, float] | None = None
-) -> Generator[pa.Table]:
-    """Read row groups in tasks of the Ray cluster that this process is connected to, streaming, with back-pressure.
-
-    A task reads several row groups, which share the cost of its start, and yields them in blocks of about 16 MB. A few
-    tasks run at once: enough to feed one reader, and few enough for several readers to share a cluster. Closing the
-    iterator ends them.
-
-    Args:
-        row_groups: the row groups to read, in order.
-        columns: names of the columns.
-        read_on: custom resources of the nodes that read, and the amount that a task takes, such as `{"reader": 1}`.
-
-    Raises:
-        InputError: as `read_direct`.
-    """
-    import ray.data  # imported late: many processes never use Ray
-
-    if not row_groups:
-        return
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the errors that it logs are raised too
-    plan = [item._asdict() for item in _plan(row_groups)]
-    tasks = max(-(-len(plan) // _ROW_GROUPS_A_TASK), min(len(plan), _TASKS_AT_ONCE))
-    dataset = ray.data.from_items(plan, override_num_blocks=tasks).map_batches(
-        _read_batch,
-        fn_args=(list(columns),),
-        batch_size=None,
-        batch_format="numpy",
-        concurrency=min(tasks, _TASKS_AT_ONCE),
-        resources=dict(read_on or {}),
-    )
-    options = dataset.context.execution_options
-    options.preserve_order = True
-    options.resource_limits = ray.data.ExecutionResources.for_limits(object_store_memory=_WAITING_BYTES)
-    dataset.context.enable_progress_bars = False
-    dataset.context.target_max_block_size = _BLOCK_BYTES
-    dataset.context.memory_usage_poll_interval_s = None  # each poll walks all pages of a worker, which takes time
-    with plain_errors():
-        yield from _recut(_fetch(dataset), [row_group.groups for row_group in row_groups])
-
-
-def _plan(row_groups: Sequence[RowGroup]) -> list[_Planned]:
+def plan_reads(row_groups: Sequence[RowGroup]) -> list[PlannedRead]:
+    """What a process must know of each row group to read it, without the rest of its selection."""
     none = FileSource("", "", 0)
-    return [_Planned(r.url, r.index, r.groups, r.scores or "", *(r.source or none)) for r in row_groups]
+    return [PlannedRead(r.url, r.index, r.groups, r.scores or "", *(r.source or none)) for r in row_groups]
 
 
-def _read_batch(batch: Mapping[str, Any], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """The tables of a Ray task's share of the plan."""
-    values = (batch[name].tolist() for name in _Planned._fields)
-    yield from _read([_Planned(*item) for item in zip(*values, strict=True)], columns, _open_in_worker)
-
-
-def _fetch(dataset: Any) -> Iterator[pa.Table]:
-    """The blocks of a Ray data set; each travels to this node while the caller uses the one before.
-
-    `Dataset.iter_batches` does the same in three threads, one of which outlives an iterator that is closed early.
-    """
-    import ray
-
-    blocks = ray_internals.ready_blocks(dataset)
-    block = next(blocks, None)
-    while block is not None:
-        following = next(blocks, None)
-        if following is not None:
-            ray.wait([following], timeout=0)  # starts the transfer, and does not wait for it
-        yield ray.get(block)
-        block = following
-
-
-def _recut(blocks: Iterator[pa.Table], rows: Sequence[int]) -> Iterator[pa.Table]:
-    """Cut blocks, which Ray merges and splits at will, back into the tables that were read."""
-    table = next(blocks)
-    for n in rows:
-        while table.num_rows < n:
-            table = pa.concat_tables([table, next(blocks)])
-        yield table.slice(0, n)
-        table = table.slice(n)
-
-
-def _read(plan: Sequence[_Planned], columns: Sequence[str], open_file: Callable[[str], _File]) -> Iterator[pa.Table]:
+def read_planned(
+    plan: Sequence[PlannedRead], columns: Sequence[str], open_file: Callable[[str], ParquetReads]
+) -> Iterator[pa.Table]:
     """The tables of a plan; those on remote storage are read some row groups ahead."""
     read = functools.partial(_read_item, columns=columns, open_file=open_file)
     if all(storage.is_local(url) for item in plan for url in (item.url, item.scores)):
@@ -163,7 +85,7 @@ def _read(plan: Sequence[_Planned], columns: Sequence[str], open_file: Callable[
     return _ahead(read, plan)
 
 
-def _ahead(read: Callable[[_Planned], pa.Table], plan: Sequence[_Planned]) -> Generator[pa.Table]:
+def _ahead(read: Callable[[PlannedRead], pa.Table], plan: Sequence[PlannedRead]) -> Generator[pa.Table]:
     """`map(read, plan)` in threads that run up to `_READ_AHEAD` row groups ahead; closing it ends them."""
     waiting: deque[Future[pa.Table]] = deque()
     pool = ThreadPoolExecutor(_READ_AHEAD, thread_name_prefix="read")
@@ -178,7 +100,7 @@ def _ahead(read: Callable[[_Planned], pa.Table], plan: Sequence[_Planned]) -> Ge
         pool.shutdown(cancel_futures=True)
 
 
-def _read_item(item: _Planned, columns: Sequence[str], open_file: Callable[[str], _File]) -> pa.Table:
+def _read_item(item: PlannedRead, columns: Sequence[str], open_file: Callable[[str], ParquetReads]) -> pa.Table:
     """The table of a row group, with the scores of its documents if they are requested and exist."""
     try:
         table = _read_row_group(item.url, item, [name for name in columns if name != SCORES], open_file, PREPARE_AGAIN)
@@ -194,7 +116,7 @@ def _read_item(item: _Planned, columns: Sequence[str], open_file: Callable[[str]
     return table.append_column(SCORES, of_scores.column(SCORES))
 
 
-def _check_listed(item: _Planned, error: InputError) -> None:
+def _check_listed(item: PlannedRead, error: InputError) -> None:
     """Check that the data set still lists a file that could not be read, with the content that was chosen.
 
     Raises:
@@ -214,7 +136,7 @@ def _check_listed(item: _Planned, error: InputError) -> None:
 
 
 def _read_row_group(
-    url: str, item: _Planned, columns: Sequence[str], open_file: Callable[[str], _File], remedy: str
+    url: str, item: PlannedRead, columns: Sequence[str], open_file: Callable[[str], ParquetReads], remedy: str
 ) -> pa.Table:
     """Columns of a row group of one file."""
     number = item.number
@@ -230,17 +152,14 @@ def _read_row_group(
         return storage.patiently(functools.partial(file.read, number, columns))
 
 
-def _open(url: str) -> _File:
+def open_parquet(url: str) -> ParquetReads:
+    """Open a Parquet file on any storage."""
     filesystem, path = storage.arrow_filesystem(url)
     open_it = _open_local if storage.is_local(url) else _open_remote
     return storage.patiently(functools.partial(open_it, path, filesystem))
 
 
-_open_in_worker = functools.lru_cache(_OPEN_FILES)(_open)
-"""`_open` with a cache that survives from task to task in a worker of Ray: each footer costs two requests."""
-
-
-def _open_local(path: str, filesystem: arrow_fs.FileSystem) -> _File:
+def _open_local(path: str, filesystem: arrow_fs.FileSystem) -> ParquetReads:
     file = pq.ParquetFile(path, filesystem=filesystem, page_checksum_verification=True)
     one_at_a_time = threading.Lock()  # several threads read a local file if its scores are remote
 
@@ -248,10 +167,10 @@ def _open_local(path: str, filesystem: arrow_fs.FileSystem) -> _File:
         with one_at_a_time:
             return file.read_row_group(number, columns=list(columns), use_threads=False)
 
-    return _File(Path(path).stat().st_size, file.metadata, read)
+    return ParquetReads(Path(path).stat().st_size, file.metadata, read)
 
 
-def _open_remote(path: str, filesystem: arrow_fs.FileSystem) -> _File:
+def _open_remote(path: str, filesystem: arrow_fs.FileSystem) -> ParquetReads:
     """A file whose row groups can be read at the same time, each with as few requests as possible."""
     info = filesystem.get_file_info(path)
     if not info.is_file:
@@ -264,7 +183,7 @@ def _open_remote(path: str, filesystem: arrow_fs.FileSystem) -> _File:
         there = [name for name in columns if name in file.physical_schema.names]
         return file.subset(row_group_ids=[number]).to_table(columns=there, use_threads=False)
 
-    return _File(info.size, file.metadata, read)
+    return ParquetReads(info.size, file.metadata, read)
 
 
 PREPARE_AGAIN = "prepare the data set again"

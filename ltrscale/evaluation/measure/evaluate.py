@@ -14,8 +14,7 @@ from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import Run, run_here, run_with_ray
-from ltrscale.engine import ray_cluster
+from ltrscale.data.stream.parts import Run, run_here
 from ltrscale.evaluation.measure.corrected import Correction
 from ltrscale.evaluation.measure.figures import Tallies, figures
 from ltrscale.evaluation.measure.group_file import GROUPS, GroupFile
@@ -33,6 +32,8 @@ from ltrscale.evaluation.measure.trials import MethodTrial, trials_of
 from ltrscale.evaluation.statistics.blocks import Tally
 from ltrscale.progress import Report
 from ltrscale.reports.findings import print_report, write_report
+from ltrscale.runtime.engine import ray_cluster
+from ltrscale.runtime.on_ray import run_with_ray
 from ltrscale.stages.inputs import hashes_of
 from ltrscale.stages.origins import check_unseen, content_of, scored_by
 from ltrscale.stages.stage import Origin, Stage

@@ -12,7 +12,7 @@ from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.draws import mix
 from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.students import Student
-from ltrscale.launch.workers import WorkersConfig
+from ltrscale.runtime.workers import WorkersConfig
 from ltrscale.storage import join
 from ltrscale.training.presets import Preset
 from ltrscale.tuning.searched import Searched

@@ -16,7 +16,7 @@ from ltrscale.experiments.methods.self_trained import SelfTrainedMethod
 from ltrscale.experiments.methods.semi import SemiMethod
 from ltrscale.experiments.methods.stack import StackMethod
 from ltrscale.experiments.methods.tuned import TunedMethod
-from ltrscale.launch.workers import WorkersConfig
+from ltrscale.runtime.workers import WorkersConfig
 from ltrscale.training.presets import Preset
 
 MethodName = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]

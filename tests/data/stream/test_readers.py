@@ -17,8 +17,9 @@ from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream import readers
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
-from ltrscale.data.stream.readers import RowGroupReader, read_direct, read_with_ray
+from ltrscale.data.stream.readers import RowGroupReader, read_direct
 from ltrscale.errors import InputError
+from ltrscale.runtime.on_ray import read_with_ray
 
 Make = Callable[..., Any]
 pytestmark = pytest.mark.filterwarnings(
@@ -142,8 +143,8 @@ def test_a_bad_file_is_one_line_that_names_it(make_dataset: Make, read: RowGroup
 
 def test_files_are_opened_once(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    real = readers._open
-    monkeypatch.setattr(readers, "_open", lambda url: opened.append(url) or real(url))
+    real = readers.open_parquet
+    monkeypatch.setattr(readers, "open_parquet", lambda url: opened.append(url) or real(url))
     row_groups = choose(made).row_groups
     list(read_direct([*row_groups[::2], *row_groups[1::2]], COLUMNS))
     assert len(opened) == len(set(opened)) == 3

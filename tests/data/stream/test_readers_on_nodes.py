@@ -13,7 +13,8 @@ from ray.cluster_utils import Cluster
 
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.readers import read_direct, read_with_ray
+from ltrscale.data.stream.readers import read_direct
+from ltrscale.runtime.on_ray import read_with_ray
 
 Make = Callable[..., Any]
 _FIND_THE_DEAD_SOON = {"health_check_period_ms": 1000, "health_check_failure_threshold": 4}

@@ -15,7 +15,7 @@ from linear_teacher import linear_teacher
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Counts, DataFile, Feature, Manifest
-from ltrscale.data.stream.parts import Part, run_with_ray
+from ltrscale.data.stream.parts import Part
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure import parts
 from ltrscale.evaluation.measure.evaluate import evaluate
@@ -25,6 +25,7 @@ from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.statistics import blocks
 from ltrscale.evaluation.statistics.resampling import holm
 from ltrscale.evaluation.statistics.summarise import PATTERNS
+from ltrscale.runtime.on_ray import run_with_ray
 from ltrscale.scoring.score import ScoreJob
 
 FEATURES = [Feature(name="x"), Feature(name="the price")]

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from ltrscale.engine import with_environment
 from ltrscale.errors import InputError, UnavailableError
+from ltrscale.runtime.engine import with_environment
 
 ADDRESS = "RAY_API_SERVER_ADDRESS"
 """The environment variable with the address, as in Ray's own tools."""

@@ -12,11 +12,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from ltrscale import storage
-from ltrscale.data.stream.parts import Run, run_here, run_with_ray
-from ltrscale.engine import ray_cluster
-from ltrscale.launch import under_torchrun
-from ltrscale.launch.workers import Context, Work, WorkersConfig
+from ltrscale.data.stream.parts import Run, run_here
 from ltrscale.progress import Report
+from ltrscale.runtime import under_torchrun
+from ltrscale.runtime.engine import ray_cluster
+from ltrscale.runtime.on_ray import run_with_ray
+from ltrscale.runtime.workers import Context, Work, WorkersConfig
 from ltrscale.signals import stop_on_signal
 
 
@@ -67,7 +68,7 @@ def launch(work: Work, *, workers: WorkersConfig, report: Report) -> None:
     if under_torchrun.is_running():
         under_torchrun.lead(work, report, workers.hang_s)
     elif _needs_ray(workers):
-        from ltrscale.launch import under_ray  # not at the top: importing Ray takes seconds
+        from ltrscale.runtime import under_ray  # not at the top: importing Ray takes seconds
 
         with cluster_for(workers):
             under_ray.train(work, workers, report)

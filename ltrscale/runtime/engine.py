@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ltrscale import ray_internals, storage
+from ltrscale import storage
 from ltrscale.errors import InputError, Stopped
+from ltrscale.runtime import ray_internals
 from ltrscale.signals import handling
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

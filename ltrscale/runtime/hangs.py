@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ltrscale.data.dataset.selection import RowGroup
 from ltrscale.data.stream.readers import RowGroupReader
-from ltrscale.launch.workers import Context
+from ltrscale.runtime.workers import Context
 
 _EVERY_S = 1.0
 _SILENT_S = 15.0

@@ -8,8 +8,8 @@ import pytest
 from ray.job_submission import JobStatus
 
 from ltrscale.errors import UnavailableError
-from ltrscale.operating import following
-from ltrscale.operating.following import attempt_details, follow
+from ltrscale.runtime import following
+from ltrscale.runtime.following import attempt_details, follow
 
 WHOLE = "one\ntwo\nthree\n"
 

@@ -13,15 +13,15 @@ from pydantic import Field
 from rich.console import Console
 from rich.text import Text
 
-from ltrscale import ray_internals, storage
+from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError, without_credentials
-from ltrscale.operating import checks
-from ltrscale.operating.checks import CheckResult
-from ltrscale.operating.dashboard import ADDRESS, check_answers
-from ltrscale.operating.ports import PORTS, open_dashboard, open_ports
-from ltrscale.operating.submission import SubmitConfig, job_log
+from ltrscale.runtime import checks, ray_internals
+from ltrscale.runtime.checks import CheckResult
+from ltrscale.runtime.dashboard import ADDRESS, check_answers
+from ltrscale.runtime.engine import ray_cluster
+from ltrscale.runtime.ports import PORTS, open_dashboard, open_ports
+from ltrscale.runtime.submission import SubmitConfig, job_log
 
 _HERE = "this machine"
 _COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}

@@ -18,12 +18,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ltrscale import ray_internals
 from ltrscale.config import Config
 from ltrscale.errors import InputError, without_credentials
-from ltrscale.operating.dashboard import address_of, connected
-from ltrscale.operating.following import attempt_details, follow, state
 from ltrscale.progress import log
+from ltrscale.runtime import ray_internals
+from ltrscale.runtime.dashboard import address_of, connected
+from ltrscale.runtime.following import attempt_details, follow, state
 
 _POLL_S = 1.0
 _PATIENCE_S = 60.0

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 from waiting import wait_until
 
-from ltrscale.launch import hangs
-from ltrscale.launch.hangs import HangWatch, Pulse, WorkerProgress
-from ltrscale.launch.workers import Context
+from ltrscale.runtime import hangs
+from ltrscale.runtime.hangs import HangWatch, Pulse, WorkerProgress
+from ltrscale.runtime.workers import Context
 
 
 class Clock:

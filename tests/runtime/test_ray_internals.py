@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import ray
 
-from ltrscale import ray_internals
+from ltrscale.runtime import ray_internals
 
-ROOT = Path(__file__).parents[1]
-ADAPTERS = {"ltrscale/ray_internals.py", "ltrscale/launch/rendezvous.py"}
+ROOT = Path(__file__).parents[2]
+ADAPTERS = {"ltrscale/runtime/ray_internals.py", "ltrscale/runtime/rendezvous.py"}
 
 
 def test_the_pinned_version_of_ray_is_the_one_that_its_inside_was_looked_at_with() -> None:
     pins = dict(line.split("==") for line in (ROOT / "cluster" / "constraints.txt").read_text().split())
     remedy = (
-        f"ltrscale/ray_internals.py, ltrscale/launch/rendezvous.py and cluster/local.py use the inside of Ray "
+        f"ltrscale/runtime/ray_internals.py, ltrscale/runtime/rendezvous.py and cluster/local.py use the inside of Ray "
         f"{ray_internals.VERSION}: look at each in the new version, run the tests marked ray, then change VERSION"
     )
     assert pins["ray"] == ray_internals.VERSION, remedy

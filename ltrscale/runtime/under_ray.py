@@ -23,10 +23,10 @@ from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, 
 from ray.train.torch import TorchTrainer
 
 from ltrscale import storage
-from ltrscale.data.stream.readers import read_with_ray
 from ltrscale.errors import InputError, Stopped, UnavailableError
-from ltrscale.launch.hangs import HangWatch, Pulse
-from ltrscale.launch.mailbox import (
+from ltrscale.progress import Report, log
+from ltrscale.runtime.hangs import HangWatch, Pulse
+from ltrscale.runtime.mailbox import (
     AttemptEnded,
     Beat,
     Left,
@@ -39,9 +39,9 @@ from ltrscale.launch.mailbox import (
     forwarded_logs,
     open_mailbox,
 )
-from ltrscale.launch.rendezvous import OnItsNode
-from ltrscale.launch.workers import Context, Work, WorkersConfig
-from ltrscale.progress import Report, log
+from ltrscale.runtime.on_ray import read_with_ray
+from ltrscale.runtime.rendezvous import OnItsNode
+from ltrscale.runtime.workers import Context, Work, WorkersConfig
 from ltrscale.signals import stop_on_signal
 
 _POLL_S = 0.2

@@ -22,9 +22,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ltrscale.errors import InputError, Stopped
-from ltrscale.launch.hangs import HangWatch, Pulse, WorkerProgress
-from ltrscale.launch.workers import Context, Work
 from ltrscale.progress import Report, log
+from ltrscale.runtime.hangs import HangWatch, Pulse, WorkerProgress
+from ltrscale.runtime.workers import Context, Work
 from ltrscale.signals import stop_on_signal
 
 _LONG = timedelta(days=7)  # followers wait for rank 0, which may prepare data for hours

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from ltrscale.operating.checks import CheckResult
+from ltrscale.runtime.checks import CheckResult
 
 PORTS = (6379, 8265, 10001)
 """The usual ports of Ray's store of cluster state (GCS), of its dashboard, and of Ray Client."""

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from ltrscale.launch.hangs import WorkerProgress
 from ltrscale.progress import log
+from ltrscale.runtime.hangs import WorkerProgress
 
 _UNANSWERED = 64  # bounds the memory of posts under way when the launching process is slow
 

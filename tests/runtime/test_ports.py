@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from ltrscale.operating import ports
-from ltrscale.operating.ports import listening, open_dashboard, open_ports
+from ltrscale.runtime import ports
+from ltrscale.runtime.ports import listening, open_dashboard, open_ports
 
 ANYWHERE = "0.0.0.0"
 

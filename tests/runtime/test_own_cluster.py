@@ -81,7 +81,7 @@ def test_its_files_are_their_owners_and_go_after_a_kill(
 
 _STOPPED_IN_A_FORK = """
 import logging, os, signal
-from ltrscale.engine import ray_cluster
+from ltrscale.runtime.engine import ray_cluster
 from ltrscale.errors import Stopped
 
 def stop(number, frame):
@@ -108,7 +108,7 @@ import os, signal, threading, time
 import ray
 from jobs.cli import Command, main
 from ltrscale.config import Config
-from ltrscale.engine import ray_cluster
+from ltrscale.runtime.engine import ray_cluster
 
 class Call(Config):
     call: str
@@ -135,7 +135,7 @@ def test_a_request_to_stop_that_comes_while_ray_waits_is_heard_at_once(call: str
 _NODE_DIES = """
 import os, signal, sys, threading, time
 import ray
-from ltrscale.engine import ray_cluster
+from ltrscale.runtime.engine import ray_cluster
 from ltrscale.errors import InputError
 
 @ray.remote

@@ -7,8 +7,8 @@ import pytest
 
 from jobs.commands import command
 from ltrscale.config import Config
-from ltrscale.operating import checks, doctor
-from ltrscale.operating.doctor import DoctorConfig
+from ltrscale.runtime import checks, doctor
+from ltrscale.runtime.doctor import DoctorConfig
 
 
 def config_of(name: str) -> type[Config]:

@@ -9,8 +9,8 @@ from jobs.commands import command
 from jobs.submit import run
 from ltrscale import config as configs
 from ltrscale.errors import InputError
-from ltrscale.operating import dashboard
-from ltrscale.operating.submission import SubmitConfig, _check_folder, _started, relative_places, submission, submit
+from ltrscale.runtime import dashboard
+from ltrscale.runtime.submission import SubmitConfig, _check_folder, _started, relative_places, submission, submit
 from ltrscale.scoring.score import ScoreJob
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,7 @@ def test_a_job_and_a_way_to_find_it_are_needed() -> None:
 
 def test_the_id_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr("ltrscale.operating.submission.submit", lambda _, job: seen.append(job) or 0)
+    monkeypatch.setattr("ltrscale.runtime.submission.submit", lambda _, job: seen.append(job) or 0)
     path = "jobs/configs/data/prepare-mq2008.yaml"
     monkeypatch.chdir(ROOT)
     for words in (

@@ -1,7 +1,8 @@
 """The rendezvous of the workers of Ray Train: torch's store, listening only on the address of its node.
 
 By default the store listens on every interface of its machine and requires no token. Ray Train has no public way to
-choose the interface. This module uses its internals, which are checked with each version, see `ltrscale.ray_internals`.
+choose the interface. This module uses its internals, which
+are checked with each version, see `ltrscale.runtime.ray_internals`.
 """
 
 import socket

@@ -14,10 +14,10 @@ from small_trainers import pretrain
 from ltrscale import bundle
 from ltrscale.config import Config
 from ltrscale.data.dataset.split import Split
-from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError, Stopped, UnavailableError
-from ltrscale.launch.under_ray import _cause
-from ltrscale.launch.workers import ONE, Workers, WorkersConfig
+from ltrscale.runtime.engine import ray_cluster
+from ltrscale.runtime.under_ray import _cause
+from ltrscale.runtime.workers import ONE, Workers, WorkersConfig
 from ltrscale.signals import ending_on_signal, stop_on_signal
 from ltrscale.training.pretrain import PretrainConfig
 

@@ -15,7 +15,7 @@ import torch
 from jobs.commands import command
 from jobs.s3 import environment
 from ltrscale import storage
-from ltrscale.operating import checks
+from ltrscale.runtime import checks
 from ltrscale.storage import conditions
 from ltrscale.storage.files import below
 

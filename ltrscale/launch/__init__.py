@@ -1,1 +1,0 @@
-"""Running a function here, in the processes of torchrun, or on the workers of Ray Train."""

@@ -1,0 +1,148 @@
+"""Reading row groups, and running a function on each part of a selection, in tasks of a Ray cluster.
+
+Both yield what `read_direct` and `run_here` yield in one process, in the same order.
+"""
+
+import functools
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from ltrscale.data.dataset.selection import RowGroup
+from ltrscale.data.stream.parts import Part
+from ltrscale.data.stream.readers import OPEN_FILES, PlannedRead, open_parquet, plan_reads, read_planned
+from ltrscale.runtime import ray_internals
+from ltrscale.runtime.engine import plain_errors
+
+_ROW_GROUPS_A_TASK = 32
+_TASKS_AT_ONCE = 4
+_BLOCK_BYTES = 16 << 20
+_WAITING_BYTES = 256 << 20
+_DEEP = 2
+
+T = TypeVar("T")
+
+
+def read_with_ray(
+    row_groups: Sequence[RowGroup], columns: Sequence[str], *, read_on: Mapping[str, float] | None = None
+) -> Generator[pa.Table]:
+    """Read row groups in tasks of the Ray cluster that this process is connected to, streaming, with back-pressure.
+
+    A task reads several row groups, which share the cost of its start, and yields them in blocks of about 16 MB. A few
+    tasks run at once: enough to feed one reader, and few enough for several readers to share a cluster. Closing the
+    iterator ends them.
+
+    Args:
+        row_groups: the row groups to read, in order.
+        columns: names of the columns.
+        read_on: custom resources of the nodes that read, and the amount that a task takes, such as `{"reader": 1}`.
+
+    Raises:
+        InputError: as `read_direct`.
+    """
+    import ray.data  # imported late: many processes never use Ray
+
+    if not row_groups:
+        return
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the errors that it logs are raised too
+    plan = [item._asdict() for item in plan_reads(row_groups)]
+    tasks = max(-(-len(plan) // _ROW_GROUPS_A_TASK), min(len(plan), _TASKS_AT_ONCE))
+    dataset = ray.data.from_items(plan, override_num_blocks=tasks).map_batches(
+        _read_batch,
+        fn_args=(list(columns),),
+        batch_size=None,
+        batch_format="numpy",
+        concurrency=min(tasks, _TASKS_AT_ONCE),
+        resources=dict(read_on or {}),
+    )
+    options = dataset.context.execution_options
+    options.preserve_order = True
+    options.resource_limits = ray.data.ExecutionResources.for_limits(object_store_memory=_WAITING_BYTES)
+    dataset.context.enable_progress_bars = False
+    dataset.context.target_max_block_size = _BLOCK_BYTES
+    dataset.context.memory_usage_poll_interval_s = None  # each poll walks all pages of a worker, which takes time
+    with plain_errors():
+        yield from _recut(_fetch(dataset), [row_group.groups for row_group in row_groups])
+
+
+_open_in_worker = functools.lru_cache(OPEN_FILES)(open_parquet)
+"""With a cache that survives from task to task in a worker of Ray: each footer costs two requests."""
+
+
+def _read_batch(batch: Mapping[str, Any], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """The tables of a Ray task's share of the plan."""
+    values = (batch[name].tolist() for name in PlannedRead._fields)
+    yield from read_planned([PlannedRead(*item) for item in zip(*values, strict=True)], columns, _open_in_worker)
+
+
+def _fetch(dataset: Any) -> Iterator[pa.Table]:
+    """The blocks of a Ray data set; each travels to this node while the caller uses the one before.
+
+    `Dataset.iter_batches` does the same in three threads, one of which outlives an iterator that is closed early.
+    """
+    import ray
+
+    blocks = ray_internals.ready_blocks(dataset)
+    block = next(blocks, None)
+    while block is not None:
+        following = next(blocks, None)
+        if following is not None:
+            ray.wait([following], timeout=0)  # starts the transfer, and does not wait for it
+        yield ray.get(block)
+        block = following
+
+
+def _recut(blocks: Iterator[pa.Table], rows: Sequence[int]) -> Iterator[pa.Table]:
+    """Cut blocks, which Ray merges and splits at will, back into the tables that were read."""
+    table = next(blocks)
+    for n in rows:
+        while table.num_rows < n:
+            table = pa.concat_tables([table, next(blocks)])
+        yield table.slice(0, n)
+        table = table.slice(n)
+
+
+def run_with_ray(
+    function: Callable[[Part], T], parts: Sequence[Part], *, read_on: Mapping[str, float] | None = None
+) -> Iterator[T]:
+    """Run a function on each part in tasks of the Ray cluster that this process is connected to, one CPU each.
+
+    Twice as many tasks as the cluster has CPUs are started ahead of the results taken, so memory does not grow with
+    the number of parts. A task that is lost with its node is run again.
+
+    Args:
+        function: the function to run.
+        parts: the parts to run it on.
+        read_on: custom resources of the nodes that read, and the amount that a task takes, such as `{"reader": 1}`.
+
+    Raises:
+        InputError: the function raised it.
+    """
+    import ray  # imported late: many processes never use Ray
+
+    task = ray.remote(_call).options(
+        num_cpus=1,
+        resources=dict(read_on or {}),
+        scheduling_strategy="DEFAULT",  # on any node, even if this process is in a placement group, such as a trial's
+    )
+    shared = ray.put(function)  # once for all tasks: it may hold a large model
+    ahead = _DEEP * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    waiting: deque[Any] = deque()
+    try:
+        with plain_errors():
+            for part in parts:
+                waiting.append(task.remote(shared, part))
+                if len(waiting) >= ahead:
+                    yield ray.get(waiting.popleft())
+            while waiting:
+                yield ray.get(waiting.popleft())
+    finally:
+        for result in waiting:
+            ray.cancel(result)
+
+
+def _call(function: Callable[[Part], T], part: Part) -> T:
+    return function(part)
