@@ -309,7 +309,9 @@ def test_weights_do_not_depend_on_what_is_kept_in_memory(
     synthetic_dataset: str, pretrained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr(readers, "_open", lambda url, real=readers._open: (opened.append(url), real(url))[1])
+    monkeypatch.setattr(
+        readers, "open_parquet", lambda url, real=readers.open_parquet: (opened.append(url), real(url))[1]
+    )
     counts = {}
     for name, gigabytes in (("kept", 1.0), ("anew", 0.0)):
         opened.clear()
