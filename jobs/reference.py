@@ -12,15 +12,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from jobs.commands import commands
-from jobs.help import choices
-from jobs.keys import FILE, Description, Field, Table, shown, summary, table_of
+from jobs.cli import commands
+from jobs.help import FILE, Description, Field, Table, choices, shown, summary, table_of
 from ltrscale.config import kind_of, members
 from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.ranking.choices import LetorMetricConfig, LossConfig, MetricConfig
 from ltrscale.ranking.loss import Loss
-from ltrscale.ranking.metrics import Metric
+from ltrscale.ranking.metric import Metric
 
 _ABOVE = """# Reference
 

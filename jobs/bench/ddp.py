@@ -23,7 +23,7 @@ from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
-from ltrscale.pretext.simsiam import SimSiamConfig
+from ltrscale.pretext.siamese import SimSiamConfig
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.on_ray import read_with_ray
 from ltrscale.training.loop import Trainer

@@ -42,11 +42,6 @@ class IdentityConfig(EncoderSettings):
 class Identity(Encoder):
     """The features themselves; with a head of one layer, RankSVM's linear model.
 
-    Args:
-        config: sizes.
-        numeric_F: True where a feature is numeric.
-        cardinalities: rows of each categorical feature's embedding.
-
     Example:
         >>> import torch
         >>> encoder = Identity(IdentityConfig(), torch.tensor([True, True]), [])
@@ -93,11 +88,6 @@ class MLPConfig(EncoderSettings):
 
 class MLP(Encoder):
     """Multilayer perceptron without its last linear layer.
-
-    Args:
-        config: sizes.
-        numeric_F: True where a feature is numeric.
-        cardinalities: rows of each categorical feature's embedding.
 
     Example:
         >>> import torch
@@ -157,11 +147,6 @@ class IndustrialMLP(Encoder):
 
     `x = drop(norm(features))`, then `x = drop(relu(norm(linear(x))))` four times. The paper names featurizers without
     details; here they are the feature transform for numeric features and an embedding for each categorical one.
-
-    Args:
-        config: sizes.
-        numeric_F: True where a feature is numeric.
-        cardinalities: rows of each categorical feature's embedding.
 
     Example:
         >>> import torch
@@ -243,11 +228,6 @@ class ResNetBlock(nn.Module):
 
 class ResNet(Encoder):
     """Tabular ResNet: embedding of categories, linear layer, residual blocks, norm, activation.
-
-    Args:
-        config: sizes.
-        numeric_F: True where a feature is numeric.
-        cardinalities: rows of each categorical feature's embedding.
 
     Example:
         >>> import torch

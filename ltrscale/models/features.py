@@ -141,7 +141,8 @@ class FeatureTransform(nn.Module):
         config = self.config
         if config.numeric == "quantile_normal":
             return _to_normal(x_NF, self.quantiles_FK)
-        x_NF = _before_standard(x_NF, config)
+        if config.numeric in ("log1p", "log1p_standard"):
+            x_NF = signed_log1p(x_NF)
         x_NF = torch.where(x_NF.isnan(), self.mean_F, x_NF)
         if config.numeric in ("standard", "log1p_standard"):
             x_NF = ((x_NF - self.mean_F) / self.scale_F).clamp(-config.clip, config.clip)
@@ -205,10 +206,6 @@ def fit_transform(batches: Iterable[Tensor], kinds: Sequence[FeatureKind], confi
     for features_NF in batches:
         statistics.add(statistics.documents, features_NF.float().numpy())
     return make_transform(statistics, config)
-
-
-def _before_standard(x_NF: Tensor, config: TransformConfig) -> Tensor:
-    return signed_log1p(x_NF) if config.numeric in ("log1p", "log1p_standard") else x_NF
 
 
 def _to_normal(x_NF: Tensor, quantiles_FK: Tensor) -> Tensor:

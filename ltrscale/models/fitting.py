@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ltrscale.arrays import Moments
 from ltrscale.draws import splitmix64
-from ltrscale.moments import Moments
 
 _GLANCE = 1 << 10  # values of a column to look at before counting all of them
 _HIGHEST = 2**64 - 1

@@ -72,11 +72,6 @@ class DeepFM(Encoder):
     reads the fields' vectors; that of a numeric field is its value times the learned vector. Initial vectors are so
     small that the second-order term has a deviation of about 1 on standardised features.
 
-    Args:
-        config: sizes.
-        numeric_F: True where a feature is numeric.
-        cardinalities: rows of each categorical feature's embedding.
-
     Example:
         >>> encoder = DeepFM(DeepFMConfig(hidden=(16, 4)), torch.tensor([True, True, False]), [5])
         >>> encoder(torch.tensor([[0.5, -1.0, 4.0]])).shape
@@ -192,11 +187,6 @@ class DCNv2(Encoder):
 
     The input x_0 is the numeric features followed by the embeddings of the categories. The embedding is the MLP's last
     hidden layer (`stacked`), or `[cross layers' output, last hidden layer]` (`parallel`).
-
-    Args:
-        config: sizes.
-        numeric_F: True where a feature is numeric.
-        cardinalities: rows of each categorical feature's embedding.
 
     Example:
         >>> config = DCNv2Config(hidden=(16, 4), structure="parallel")

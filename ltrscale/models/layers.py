@@ -27,7 +27,11 @@ class TokenFields(NamedTuple):
 
 
 class Encoder(nn.Module):
-    """The base of encoders, which map transformed features [N, F] to embeddings [N, width], document by document."""
+    """The base of encoders, which map transformed features [N, F] to embeddings [N, width], document by document.
+
+    An encoder is made of its config, the mask `numeric_F` of the numeric features, and the rows of each categorical
+    feature's embedding.
+    """
 
     config: Config
     width: int

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ltrscale.batch import length_chunks
-from ltrscale.models.heads import Projector, ProjectorConfig
+from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext.augment import MIXUPS, Augmentation, Draw, MarginalConfig, Mixup, MixupConfig
 from ltrscale.pretext.objective import Parts, Pretrainer
 from ltrscale.pretext.siamese import Siamese
@@ -238,7 +238,7 @@ class DaclConfig(Contrastive):
     """DACL+: SimCLR between two mixtures of a document with other documents.
 
     Source: Verma et al. 2021; HOU24.
-    Proof: `tests/pretext/test_mixup.py`.
+    Proof: `tests/pretext/test_augment.py`.
     """
 
     kind: Literal["dacl"] = "dacl"

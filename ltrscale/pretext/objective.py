@@ -15,9 +15,8 @@ from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, kind_of
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform
-from ltrscale.models.heads import Projector
 from ltrscale.models.layers import Encoder, EncoderSettings, refuse_batch_norm
-from ltrscale.models.ranker import Architecture
+from ltrscale.models.ranker import Architecture, Projector
 from ltrscale.pretext.augment import Augmentation, Draw
 from ltrscale.pretext.watch import CollapseWatch
 

@@ -5,8 +5,9 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, ValidationError
 
 from ltrscale.config import by_kind, kind_of
-from ltrscale.ranking.graded import ClickNDCGConfig, DCGConfig, ERRConfig, GainNDCGConfig
-from ltrscale.ranking.letor import LetorMAPConfig, LetorMeanNDCGConfig, LetorNDCGConfig, LetorPrecisionConfig
+from ltrscale.ranking.graded import ClickNDCGConfig, DCGConfig, ERRConfig, GainNDCGConfig, RBPConfig
+from ltrscale.ranking.libraries import LetorMAPConfig, LetorMeanNDCGConfig, LetorNDCGConfig, LetorPrecisionConfig
+from ltrscale.ranking.loss import SigmoidConfig, SquaredErrorConfig
 from ltrscale.ranking.losses import (
     ApproxNDCGConfig,
     AttentionAllocationConfig,
@@ -15,19 +16,9 @@ from ltrscale.ranking.losses import (
     ListNetConfig,
     SoftmaxConfig,
 )
-from ltrscale.ranking.metrics import (
-    MAPConfig,
-    Metric,
-    MRRConfig,
-    NDCGConfig,
-    PrecisionConfig,
-    RecallConfig,
-    SuccessConfig,
-)
-from ltrscale.ranking.names import Name
+from ltrscale.ranking.metric import Metric, Name
+from ltrscale.ranking.metrics import MAPConfig, MRRConfig, NDCGConfig, PrecisionConfig, RecallConfig, SuccessConfig
 from ltrscale.ranking.pairwise import HingeConfig, LambdaRankConfig, RankNetConfig, SoftmaxNegativesConfig
-from ltrscale.ranking.pointwise import SigmoidConfig, SquaredErrorConfig
-from ltrscale.ranking.rank_biased import RBPConfig
 from ltrscale.ranking.sorting import GumbelNeuralSortNDCGConfig, NeuralSortNDCGConfig, PiRankConfig
 
 LossConfig = Annotated[

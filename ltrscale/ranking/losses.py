@@ -23,7 +23,7 @@ from ltrscale.batch import (
     sum_by_group,
     to_offsets,
 )
-from ltrscale.ranking.loss import Loss, Scored, has_pairs, has_relevance
+from ltrscale.ranking.loss import Loss, Scored, has_pairs
 from ltrscale.ranking.pairwise import RankedLists, over_ideal, over_lists, row_blocks
 
 SLOTS_PER_CHUNK = 1 << 16
@@ -40,14 +40,11 @@ class SoftmaxConfig(Loss):
     kind: Literal["softmax"] = "softmax"
     weighted: ClassVar[bool] = True
     dual: ClassVar[bool] = True
+    needs_relevance: ClassVar[bool] = True
 
     def of(self, scored: Scored) -> Tensor:
         """See `softmax`."""
-        return softmax(scored.scores_N, scored.labels_N, scored.offsets_Q1, weights_N=scored.weights_N)
-
-    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """Groups with a relevant document."""
-        return has_relevance(labels_N, offsets_Q1)
+        return softmax(*scored.lists, weights_N=scored.weights_N)
 
 
 def softmax(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, weights_N: Tensor | None = None) -> Tensor:
@@ -83,7 +80,7 @@ class AttentionAllocationConfig(Loss):
 
     def of(self, scored: Scored) -> Tensor:
         """See `attention_allocation`."""
-        return attention_allocation(scored.scores_N, scored.labels_N, scored.offsets_Q1, weights_N=scored.weights_N)
+        return attention_allocation(*scored.lists, weights_N=scored.weights_N)
 
 
 def attention_allocation(
@@ -139,7 +136,7 @@ class ListNetConfig(Loss):
     def of(self, scored: Scored) -> Tensor:
         """See `list_net`."""
         settings = self.model_dump(exclude={"kind"})
-        return list_net(scored.scores_N, scored.labels_N, scored.offsets_Q1, **settings)
+        return list_net(*scored.lists, **settings)
 
 
 def list_net(
@@ -189,7 +186,7 @@ class ListMLEConfig(Loss):
 
     def of(self, scored: Scored) -> Tensor:
         """See `list_mle`."""
-        return list_mle(scored.scores_N, scored.labels_N, scored.offsets_Q1)
+        return list_mle(*scored.lists)
 
 
 def list_mle(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
@@ -228,16 +225,13 @@ class ApproxNDCGConfig(Loss):
     """
 
     kind: Literal["approx_ndcg"] = "approx_ndcg"
+    needs_relevance: ClassVar[bool] = True
     temperature: float = Field(0.1, gt=0)
     """Temperature of the sigmoids, in units of the scores."""
 
     def of(self, scored: Scored) -> Tensor:
         """See `approx_ndcg`."""
-        return approx_ndcg(scored.scores_N, scored.labels_N, scored.offsets_Q1, temperature=self.temperature)
-
-    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """Groups with a relevant document."""
-        return has_relevance(labels_N, offsets_Q1)
+        return approx_ndcg(*scored.lists, temperature=self.temperature)
 
 
 def approx_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, temperature: float = 0.1) -> Tensor:
@@ -277,6 +271,7 @@ class GumbelApproxNDCGConfig(Loss):
     """
 
     kind: Literal["gumbel_approx_ndcg"] = "gumbel_approx_ndcg"
+    needs_relevance: ClassVar[bool] = True
     temperature: float = Field(0.1, gt=0)
     """Temperature of the sigmoids, in units of the scores."""
     samples: int = Field(8, ge=1)
@@ -287,18 +282,12 @@ class GumbelApproxNDCGConfig(Loss):
     def of(self, scored: Scored) -> Tensor:
         """See `gumbel_approx_ndcg`."""
         return gumbel_approx_ndcg(
-            scored.scores_N,
-            scored.labels_N,
-            scored.offsets_Q1,
+            *scored.lists,
             temperature=self.temperature,
             samples=self.samples,
             scale=self.scale,
             generator=scored.generator,
         )
-
-    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """Groups with a relevant document."""
-        return has_relevance(labels_N, offsets_Q1)
 
 
 def gumbel_approx_ndcg(

@@ -8,110 +8,17 @@ may be infinite but not NaN, and labels are finite and not negative.
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group and the first K ranks.
 """
 
-from collections.abc import Callable, Iterable
-from typing import ClassVar, Literal, Self
+from collections.abc import Callable
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ltrscale.batch import QueryGroups, sum_by_group
-from ltrscale.config import Config
-from ltrscale.ranking.names import Name
+from ltrscale.batch import sum_by_group
+from ltrscale.ranking.metric import Metric
 from ltrscale.ranking.ranked import hazard, rankings, undefined
-from ltrscale.ranking.rules import Rules
-
-_SET_FOR_ALL = ("kind", "k", "threshold", "grades", "gains")
-"""Keys that an evaluation sets for every metric that has them."""
-
-
-class Metric(Config):
-    """A metric as a config selects it.
-
-    It may have a cut-off `k`, a `threshold`, the lowest relevant label, and keys of its own, which its name states.
-    """
-
-    kind: str
-    label: ClassVar[str] = ""
-    """The name in tables, without the cut-off; the kind in capitals by default."""
-    definition: ClassVar[str] = ""
-    """One sentence that defines the metric in reports, without the policy that all metrics share."""
-    normalised: ClassVar[bool] = True
-    """Whether the best order has value 1 whatever the labels."""
-    cut_as_precision: ClassVar[bool] = False
-    """Whether an evaluation takes it at the cut-offs of precision, not at those of NDCG."""
-    rules: ClassVar[Rules] = Rules()
-    """The choices that the metric's formula leaves open."""
-    ruled_by: ClassVar[tuple[str, ...]] = ()
-    """The rules that matter to it, besides those for ties, undefined groups and, if it has a threshold, relevance."""
-
-    @classmethod
-    def made(
-        cls, *, k: int | None = None, threshold: float = 1.0, grades: int = 4, own: Iterable[tuple[str, str]] = ()
-    ) -> Self:
-        """Creates the metric; a value that it has no field for is ignored, but for keys of its own."""
-        values = {"k": k, "threshold": threshold, "grades": grades}
-        taken = {name: value for name, value in values.items() if name in cls.model_fields and value is not None}
-        return cls.model_validate(taken | dict(own))
-
-    @classmethod
-    def needs_cutoff(cls) -> bool:
-        """Whether the metric is always cut off, as `ndcg@5` is."""
-        return "k" in cls.model_fields and cls.model_fields["k"].default is not None
-
-    @classmethod
-    def own_keys(cls) -> tuple[str, ...]:
-        """The keys that the name of the metric states: those that an evaluation does not set for all metrics."""
-        return tuple(key for key in cls.model_fields if key not in _SET_FOR_ALL)
-
-    @property
-    def name(self) -> str:
-        """The kind, with the keys of its own that differ from their defaults, and the cut-off if the metric has one.
-
-        Example:
-            >>> NDCGConfig(k=10).name, MRRConfig().name
-            ('ndcg@10', 'mrr')
-        """
-        values = self.model_dump()
-        changed = {key: values[key] for key in self.own_keys() if values[key] != type(self).model_fields[key].default}
-        keys = tuple((key, str(value).removesuffix(".0")) for key, value in changed.items())
-        return str(Name(self.kind, keys, values.get("k")))
-
-    @classmethod
-    def affected_by(cls) -> tuple[str, ...]:
-        """The rules that matter to the metric."""
-        relevant = ("relevant",) if "threshold" in cls.model_fields else ()
-        return ("scores", "ties", *relevant, *cls.ruled_by, "undefined")
-
-    @property
-    def policy(self) -> str:
-        """What the formula leaves open, in one line; it stands beside every figure that is stored.
-
-        Example:
-            >>> MRRConfig().policy
-            'ties by expectation; relevant from label 1 on; groups without relevance left out'
-        """
-        values = self.model_dump()
-        own = [f"{key} {values[key]}" for key in self.own_keys()]
-        return "; ".join([*own, self.rules.text(self.affected_by(), threshold=values.get("threshold", 1.0))])
-
-    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The value of each group, shape [Q]; NaN where it is undefined."""
-        raise NotImplementedError
-
-    def of_groups(self, scores_N: Tensor, groups: QueryGroups) -> Tensor:
-        """As `of`, for labelled groups; a metric may read more than their labels."""
-        assert groups.labels_N is not None
-        return self.of(scores_N, groups.labels_N, groups.offsets_Q1)
-
-    def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The part of the formula by which all relevant documents of a group divide, shape [Q]; 0 if there is none.
-
-        It is 1 for a metric that counts no relevant document but those that it meets. `Judged` exchanges that of a list
-        for that of all judged documents.
-        """
-        return (~self.of(labels_N, labels_N, offsets_Q1).isnan()).double()
 
 
 class NDCGConfig(Metric):

@@ -39,8 +39,7 @@ class LambdaRankConfig(Loss):
 
     def of(self, scored: Scored) -> Tensor:
         """See `lambdarank`."""
-        lists = scored.scores_N, scored.labels_N, scored.offsets_Q1
-        return lambdarank(*lists, sigma=self.sigma, truncation=self.truncation, normalise=self.normalise)
+        return lambdarank(*scored.lists, sigma=self.sigma, truncation=self.truncation, normalise=self.normalise)
 
 
 def lambdarank(
@@ -102,7 +101,7 @@ class RankNetConfig(Loss):
 
     def of(self, scored: Scored) -> Tensor:
         """See `ranknet`."""
-        return ranknet(scored.scores_N, scored.labels_N, scored.offsets_Q1, sigma=self.sigma)
+        return ranknet(*scored.lists, sigma=self.sigma)
 
 
 def ranknet(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, sigma: float = 1.0) -> Tensor:
@@ -136,7 +135,7 @@ class HingeConfig(Loss):
 
     def of(self, scored: Scored) -> Tensor:
         """See `hinge`."""
-        return hinge(scored.scores_N, scored.labels_N, scored.offsets_Q1)
+        return hinge(*scored.lists)
 
 
 def hinge(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
@@ -175,9 +174,7 @@ class SoftmaxNegativesConfig(Loss):
     def of(self, scored: Scored) -> Tensor:
         """See `softmax_negatives`."""
         return softmax_negatives(
-            scored.scores_N,
-            scored.labels_N,
-            scored.offsets_Q1,
+            *scored.lists,
             negatives=self.negatives,
             threshold=self.threshold,
             weights_N=scored.weights_N,

@@ -5,14 +5,14 @@ sort, J runs joined from them, T entries. An entry is a score with its gain: `en
 """
 
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import at_least_float32, group_index, length_chunks, rows_of, sum_by_group, to_offsets
-from ltrscale.ranking.loss import Loss, Scored, has_relevance
+from ltrscale.ranking.loss import Loss, Scored
 from ltrscale.ranking.losses import mean_under_noise
 from ltrscale.ranking.metrics import rank_discounts
 from ltrscale.ranking.neuralsort import Mode, check_sort, kept_offsets, sort_entries
@@ -27,6 +27,7 @@ class NeuralSortNDCGConfig(Loss):
     """
 
     kind: Literal["neural_sort_ndcg"] = "neural_sort_ndcg"
+    needs_relevance: ClassVar[bool] = True
     temperature: float = Field(1.0, gt=0)
     """Temperature of the relaxed sort, in units of the scores."""
     k: int | None = Field(None, ge=1)
@@ -34,12 +35,7 @@ class NeuralSortNDCGConfig(Loss):
 
     def of(self, scored: Scored) -> Tensor:
         """See `neural_sort_ndcg`."""
-        lists = scored.scores_N, scored.labels_N, scored.offsets_Q1
-        return neural_sort_ndcg(*lists, temperature=self.temperature, k=self.k)
-
-    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """Groups with a relevant document."""
-        return has_relevance(labels_N, offsets_Q1)
+        return neural_sort_ndcg(*scored.lists, temperature=self.temperature, k=self.k)
 
 
 def neural_sort_ndcg(
@@ -78,6 +74,7 @@ class GumbelNeuralSortNDCGConfig(Loss):
     """
 
     kind: Literal["gumbel_neural_sort_ndcg"] = "gumbel_neural_sort_ndcg"
+    needs_relevance: ClassVar[bool] = True
     temperature: float = Field(1.0, gt=0)
     """Temperature of the relaxed sort, in units of the scores."""
     k: int | None = Field(None, ge=1)
@@ -90,19 +87,13 @@ class GumbelNeuralSortNDCGConfig(Loss):
     def of(self, scored: Scored) -> Tensor:
         """See `gumbel_neural_sort_ndcg`."""
         return gumbel_neural_sort_ndcg(
-            scored.scores_N,
-            scored.labels_N,
-            scored.offsets_Q1,
+            *scored.lists,
             temperature=self.temperature,
             k=self.k,
             samples=self.samples,
             scale=self.scale,
             generator=scored.generator,
         )
-
-    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """Groups with a relevant document."""
-        return has_relevance(labels_N, offsets_Q1)
 
 
 def gumbel_neural_sort_ndcg(
@@ -152,6 +143,7 @@ class PiRankConfig(Loss):
     """
 
     kind: Literal["pirank"] = "pirank"
+    needs_relevance: ClassVar[bool] = True
     temperature: float = Field(1.0, gt=0)
     """Temperature of the relaxed sort, in units of the scores."""
     k: int | None = Field(None, ge=1)
@@ -163,12 +155,7 @@ class PiRankConfig(Loss):
 
     def of(self, scored: Scored) -> Tensor:
         """See `pirank`."""
-        lists = scored.scores_N, scored.labels_N, scored.offsets_Q1
-        return pirank(*lists, temperature=self.temperature, k=self.k, depth=self.depth, mode=self.mode)
-
-    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """Groups with a relevant document."""
-        return has_relevance(labels_N, offsets_Q1)
+        return pirank(*scored.lists, temperature=self.temperature, k=self.k, depth=self.depth, mode=self.mode)
 
 
 def pirank(

@@ -17,10 +17,9 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.runtime import checks, ray_internals
-from ltrscale.runtime.checks import CheckResult
+from ltrscale.runtime.checks import PORTS, CheckResult, open_dashboard, open_ports
 from ltrscale.runtime.dashboard import ADDRESS, check_answers
 from ltrscale.runtime.engine import ray_cluster
-from ltrscale.runtime.ports import PORTS, open_dashboard, open_ports
 from ltrscale.runtime.submission import SubmitConfig, job_log
 
 _HERE = "this machine"
@@ -98,7 +97,7 @@ def _findings(config: DoctorConfig, config_of: Callable[[str], type[Config]]) ->
     try:
         yield from _of_dashboard(address, config) if "://" in address else _of_nodes(address, config)
     except InputError as error:
-        yield Diagnosis("cluster", checks.told(error))
+        yield Diagnosis("cluster", checks.from_error(error))
 
 
 @dataclass(frozen=True)
@@ -237,12 +236,12 @@ class _Page:
         self._counts[line.level] += 1
         width = min(max(self._console.width, 60), 120)
         texts = [line.what, *([f"-> {line.remedy}"] if line.remedy else [])]
-        told = "\n".join(
+        text = "\n".join(
             textwrap.fill(text, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
             for text in map(without_credentials, texts)
         )
         level = Text(f"  {line.level:9}", style=_COLOURS[line.level])
-        self._console.print(level.append(told[len(margin) :], style="default"))
+        self._console.print(level.append(text[len(margin) :], style="default"))
 
     def end(self) -> None:
         """Print how many findings there are of each level."""

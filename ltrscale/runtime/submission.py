@@ -22,8 +22,7 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.progress import log
 from ltrscale.runtime import ray_internals
-from ltrscale.runtime.dashboard import address_of, connected
-from ltrscale.runtime.following import attempt_details, follow, state
+from ltrscale.runtime.dashboard import address_of, attempt_details, connected, follow, state
 
 _POLL_S = 1.0
 _PATIENCE_S = 60.0

@@ -4,11 +4,10 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 
+from ltrscale.data.dataset.labelled import labelled_queries
 from ltrscale.data.dataset.origin import origins
-from ltrscale.data.dataset.periods import SplitPart, resolve_periods, with_periods_named
-from ltrscale.data.dataset.relevant import labelled_queries
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.data.dataset.split import Split, SplitPart, Splits, resolve_periods, with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 

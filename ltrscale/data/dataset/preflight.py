@@ -15,8 +15,7 @@ from ltrscale import storage
 from ltrscale.config import Config, is_current, made_by, validate
 from ltrscale.data.dataset.integrity import CheckLevel, ColumnTypes, Reason, examine
 from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, ListedPath
-from ltrscale.data.dataset.periods import chosen_files
-from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.split import Split, chosen_files
 from ltrscale.errors import InputError
 from ltrscale.progress import Advance, Report, log, progress
 

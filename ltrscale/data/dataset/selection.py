@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.config import digest
+from ltrscale.data.dataset.labelled import keep_fold, none_relevant, order_of, to_reach, with_relevant
 from ltrscale.data.dataset.manifest import Feature, matching, places
 from ltrscale.data.dataset.origin import read_as
-from ltrscale.data.dataset.periods import SplitPart, resolve_periods
-from ltrscale.data.dataset.relevant import none_relevant, with_relevant
-from ltrscale.data.dataset.sample import keep_fold, order_of, to_reach
 from ltrscale.data.dataset.scores import find_scores
-from ltrscale.data.dataset.split import LabelColumn, Split
+from ltrscale.data.dataset.split import LabelColumn, Split, SplitPart, resolve_periods
 from ltrscale.data.dataset.tokens import Owner, TokenField, Vocabulary, shared
 from ltrscale.errors import InputError, suggestion
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ltrscale.arrays import Moments
 from ltrscale.batch import length_chunks
 from ltrscale.data.dataset.manifest import Feature, FeatureSummary
-from ltrscale.moments import Moments
 
 _LABELS = 64
 _VALUES = 1 << 16

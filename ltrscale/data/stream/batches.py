@@ -28,10 +28,9 @@ from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.selection import RowGroup, Selection
 from ltrscale.data.stream import plan
-from ltrscale.data.stream.memory import Memory
+from ltrscale.data.stream.decoder import Decoder, Memory, Repeat, mean_repeats, survey_repeats
 from ltrscale.data.stream.readers import RowGroupReader, read_direct
-from ltrscale.data.stream.repeats import Repeat, mean_repeats, survey_repeats
-from ltrscale.data.stream.windows import Cut, Decoder, Window, assemble, regroup
+from ltrscale.data.stream.windows import Cut, Window, assemble, regroup
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 
