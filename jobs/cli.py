@@ -31,6 +31,8 @@ from ltrscale.signals import ending_on_signal
 
 Job = tuple[type[Any], Callable[[Any], object]]
 """The class of a job's config, and the function that is called with one."""
+_SWITCHES = ("fresh", "ray", "plan", "measure", "dry_run")
+"""Keys that have an option without a value wherever a job has them."""
 
 
 @dataclass(frozen=True)
@@ -165,11 +167,7 @@ def _parser(command: Command) -> argparse.ArgumentParser:
         )
     if "workers" in fields:
         options.add_argument("--workers", type=int, metavar="N", help="short for --set workers=N")
-    if "fresh" in fields:
-        options.add_argument("--fresh", action="store_true", help="short for --set fresh=true")
-    if "ray" in fields:
-        options.add_argument("--ray", action="store_true", help="short for --set ray=true")
-    for switch in ("plan", "measure", "dry_run"):
+    for switch in _SWITCHES:
         if switch in fields:
             option = f"--{switch.replace('_', '-')}"
             options.add_argument(option, action="store_true", help=f"short for --set {switch}=true")
@@ -239,8 +237,7 @@ def _overrides(command: Command, options: argparse.Namespace) -> list[str]:
     overrides += [f"{key}={value}" for key in command.flags.split() if (value := getattr(options, key)) is not None]
     if getattr(options, "argument", None):
         overrides.append(f"{command.argument}={json.dumps(options.argument)}")
-    switches = ("fresh", "ray", "plan", "measure", "dry_run")
-    return overrides + [f"{switch}=true" for switch in switches if getattr(options, switch, False)]
+    return overrides + [f"{switch}=true" for switch in _SWITCHES if getattr(options, switch, False)]
 
 
 def read(command: Command, words: Sequence[str]) -> tuple[Config, list[str]]:

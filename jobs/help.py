@@ -214,15 +214,7 @@ def keys_of(table: Table, job: str) -> Iterator[Key]:
 def _keys(
     table: Table, config: str, prefix: str, defaults: Mapping[str, Any], within: tuple[Key, ...]
 ) -> Iterator[Key]:
-    """Every key of a config.
-
-    Args:
-        table: all configs.
-        config: the name of the config.
-        prefix: the dotted prefix of its keys.
-        defaults: the values of omitted keys, where they differ from the defaults of its class.
-        within: the kinds that contain the config, and the kind that it is itself.
-    """
+    """Every key of a config."""
     own = table.configs[config]
     for field in own.fields:
         # the line of the kind itself already shows this key

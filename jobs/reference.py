@@ -71,12 +71,12 @@ def reference(table: Table) -> str:
 def _kind(cls: type[BaseModel]) -> str:
     """The row of a kind, with source and proof from its docstring."""
     doc = inspect.cleandoc(cls.__doc__ or "")
-    said = {
+    notes = {
         name: " ".join(text.split())
         for name, text in re.findall(r"^(Source|Proof): (.+(?:\n +.+)*)", doc, re.MULTILINE)
     }
     weighted = "; takes document weights" if issubclass(cls, Loss) and cls.weighted else ""
-    cells = [summary(cls).removesuffix(".") + weighted, said.get("Source", ""), said.get("Proof", "the laws.")]
+    cells = [summary(cls).removesuffix(".") + weighted, notes.get("Source", ""), notes.get("Proof", "the laws.")]
     name = _code(kind_of(cls))
     link = name if issubclass(cls, Metric) else f"[{name}](#{cls.__name__.lower()})"  # no job has a metric's config
     return f"| {link} | {' | '.join(cell.removesuffix('.').replace('|', chr(92) + '|') for cell in cells)} |"

@@ -155,8 +155,8 @@ def instants(column: pa.Array, clock: Clock = UTC_CLOCK) -> tuple[NDArray[np.int
         return (clock.utc(seconds_N) if column.type.tz is None else seconds_N), missing_N
     if clock.formats != (ISO,):
         encoded = texts(column)[0].dictionary_encode()  # each distinct value is read once
-        known = _each(encoded.dictionary, clock)
-        return _or_bad(known.take(encoded.indices))
+        seconds = _each(encoded.dictionary, clock)
+        return _or_bad(seconds.take(encoded.indices))
     if not is_text(column.type):
         return _epochs(column)
     text, _ = texts(column)
@@ -183,14 +183,14 @@ def _or_bad(seconds_N: pa.Int64Array) -> tuple[NDArray[np.int64], NDArray[np.boo
 def _by_format(text: str, clock: Clock) -> int | None:
     for form in clock.formats:
         if form == ISO:
-            found = _iso(text, clock)
+            seconds = _iso(text, clock)
         else:
             try:
-                found = _seconds(datetime.strptime(text.strip(), form), clock)
+                seconds = _seconds(datetime.strptime(text.strip(), form), clock)
             except (ValueError, OverflowError):
-                found = None
-        if found is not None:
-            return found
+                seconds = None
+        if seconds is not None:
+            return seconds
     return None
 
 

@@ -32,14 +32,6 @@ class Attention(nn.Module):
 
     Keys have no bias: it would shift all scores of a query equally, which does not change their softmax.
 
-    Args:
-        inputs: size of the inputs.
-        width: size of the output.
-        heads: number of heads.
-        head_width: size of a head's queries, keys and values.
-        dropout: dropout of attention weights, in training.
-        bias: whether queries and values have a bias.
-
     Example:
         >>> attention = Attention(4, 6, heads=2, head_width=8)
         >>> x_MLD, mask_ML = torch.zeros(1, 3, 4), torch.tensor([[True, True, False]])
@@ -83,7 +75,6 @@ class DASALCConfig(ContextSettings):
     """
 
     kind: Literal["dasalc"] = "dasalc"
-    """The kind of list context."""
     width: int = Field(256, ge=1)
     """Size of the attention's output and, as in the paper, of each head."""
     heads: int = Field(2, ge=1)
@@ -157,7 +148,6 @@ class RankFormerConfig(ContextSettings):
     """
 
     kind: Literal["rankformer"] = "rankformer"
-    """The kind of list context."""
     embeds_lists: ClassVar[bool] = True
     width: int | None = Field(None, ge=1)
     """Size of the Transformer; the encoder's width by default, as in the paper for the `identity` encoder."""
@@ -263,7 +253,6 @@ class SetRankConfig(ContextSettings):
     """
 
     kind: Literal["setrank"] = "setrank"
-    """The kind of list context."""
     width: int = Field(256, ge=1)
     """Size of the blocks."""
     heads: int = Field(8, ge=1)

@@ -68,11 +68,7 @@ class _Bucket(NamedTuple):
 
 @dataclass(frozen=True)
 class Sequences:
-    """Where the sequences of a batch begin and end, and how attention cuts them into buckets, once for all layers.
-
-    Args:
-        offsets_S1: int64, from 0 to T, never falling.
-    """
+    """Where the sequences of a batch begin and end, and how attention cuts them into buckets, once for all layers."""
 
     offsets_S1: Tensor
 
@@ -176,10 +172,6 @@ class Bert(Stack):
     A sequence's output depends on that sequence only. All layers but the attention work on tokens, so their cost does
     not depend on how lengths differ.
 
-    Args:
-        config: sizes.
-        vocabulary: rows of the token embedding.
-
     Example:
         >>> bert = Bert(BertConfig(layers=1, width=8, heads=2), vocabulary=30)
         >>> ids_T, types_T = torch.tensor([2, 7, 3, 2, 3]), torch.zeros(5, dtype=torch.int64)
@@ -270,12 +262,6 @@ def bert_config(
 ) -> tuple[BertConfig, int]:
     """The sizes of a `config.json`, with a dropout and a pooler of one's own, and the size of its vocabulary.
 
-    Args:
-        values: its content.
-        where: its path, for messages.
-        dropout: as in `BertConfig`.
-        pooler: as in `BertConfig`.
-
     Raises:
         InputError: it is no BERT, or one of another architecture, or a size is missing.
 
@@ -285,9 +271,9 @@ def bert_config(
         ltrscale.errors.InputError: config.json: model_type is 'roberta', and only 'bert' can be read; name another ...
     """
     for key, allowed in _EXPECTED.items():
-        if (found := values.get(key)) not in allowed:
+        if (value := values.get(key)) not in allowed:
             raise InputError(
-                f"{where}: {key} is {found!r}, and only {allowed[0]!r} can be read; name another directory"
+                f"{where}: {key} is {value!r}, and only {allowed[0]!r} can be read; name another directory"
             )
     for key in (*_SIZES.values(), "vocab_size"):
         if not isinstance(values.get(key), int | float):
@@ -302,12 +288,6 @@ def bert_weights(
     """The state of a `Bert` from the tensors of a `model.safetensors`, in float32.
 
     The bias of the keys is left out: it changes no output.
-
-    Args:
-        tensors: by name, with or without the prefix `bert.`.
-        config: sizes, as `bert_config` gives them.
-        vocabulary: rows of the token embedding.
-        where: the file, for messages.
 
     Raises:
         InputError: a tensor is missing, unexpected or of another shape; names it.

@@ -30,7 +30,6 @@ class IdentityConfig(EncoderSettings):
     """
 
     kind: Literal["identity"] = "identity"
-    """The kind of encoder."""
     embedding: int = Field(8, ge=1)
     """Dimensions of the embedding of each categorical feature."""
 
@@ -69,7 +68,6 @@ class MLPConfig(EncoderSettings):
     """
 
     kind: Literal["mlp"] = "mlp"
-    """The kind of encoder."""
     hidden: Sizes = (512, 256, 128)
     """Sizes of the hidden layers; the last is the size of the embedding. BUYL23 has 512, 256, 128."""
     activation: Activation = "relu"
@@ -123,7 +121,6 @@ class IndustrialMLPConfig(EncoderSettings):
     """
 
     kind: Literal["industrial_mlp"] = "industrial_mlp"
-    """The kind of encoder."""
     width: int = Field(136, ge=1)
     """Size of the hidden layers and of the embedding; HOU24 does not state it."""
     layers: int = Field(4, ge=1, le=1000)
@@ -184,7 +181,6 @@ class ResNetConfig(EncoderSettings):
     """
 
     kind: Literal["resnet"] = "resnet"
-    """The kind of encoder."""
     width: int = Field(136, ge=1)
     """Size of the embedding, and of every block's input and output."""
     blocks: int = Field(3, ge=1, le=1000)

@@ -174,8 +174,8 @@ def make_transform(statistics: FeatureStatistics, config: TransformConfig) -> Fe
     """
     if statistics.documents == 0:
         raise InputError("feature transform: no document to fit it on; check the periods of the training split")
-    found = {column: v.codes(config.max_vocabulary) for column, v in statistics.vocabularies.items()}
-    vocabularies = {column: torch.from_numpy(codes_V) for column, codes_V in found.items() if codes_V is not None}
+    codes = {column: v.codes(config.max_vocabulary) for column, v in statistics.vocabularies.items()}
+    vocabularies = {column: torch.from_numpy(codes_V) for column, codes_V in codes.items() if codes_V is not None}
     n_features = len(statistics.wanted.numeric)
     kinds: list[FeatureKind] = ["categorical" if i in vocabularies else "numeric" for i in range(n_features)]
     transform = FeatureTransform(config, kinds, [len(codes_V) + 1 for codes_V in vocabularies.values()])
@@ -193,11 +193,6 @@ def fit_transform(batches: Iterable[Tensor], kinds: Sequence[FeatureKind], confi
     """Fit a transform in one pass over the training documents.
 
     The result depends on the documents and their order, not on how they are batched (beyond rounding in float64).
-
-    Args:
-        batches: features [N, F] in any number of parts; NaN is missing.
-        kinds: kind of each feature in the data.
-        config: the transform.
 
     Raises:
         InputError: the batches contain no document.

@@ -23,7 +23,6 @@ class DeepFMConfig(EncoderSettings):
     """
 
     kind: Literal["deepfm"] = "deepfm"
-    """The kind of encoder."""
     hidden: Sizes = (400, 400, 400)
     """Sizes of the MLP's hidden layers, by default those of Guo et al."""
     activation: Activation = "relu"
@@ -48,11 +47,6 @@ def factorization(x_NP: Tensor, vectors_PE: Tensor, embedded_NCE: Tensor) -> Ten
 
     Guo et al. 2017, equation 2 (Rendle 2010), as `((sum_i v_i x_i)^2 - sum_i (v_i x_i)^2) / 2` summed over dimensions,
     which is linear in the number of fields. A field is a numeric feature, or a categorical one with x = 1.
-
-    Args:
-        x_NP: numeric values.
-        vectors_PE: a vector for each numeric feature.
-        embedded_NCE: the vectors of the categories.
 
     Example:
         >>> x_NP, vectors_PE = torch.tensor([[3.0]]), torch.tensor([[1.0, 2.0]])
@@ -136,7 +130,6 @@ class DCNv2Config(EncoderSettings):
     """
 
     kind: Literal["dcnv2"] = "dcnv2"
-    """The kind of encoder."""
     cross_layers: int = Field(3, ge=1, le=1000)
     """Cross layers (HOU24: 2, 3 or 4); n layers give products of up to n + 1 features."""
     rank: int | None = Field(None, ge=1)
@@ -161,10 +154,6 @@ class DCNv2Config(EncoderSettings):
 
 class CrossLayer(nn.Module):
     """`x_0 * (W x + b) + x` elementwise (Wang et al. 2021, equation 1), or with W = U V^T of a low rank (equation 2).
-
-    Args:
-        width: size of the input.
-        rank: rank of W; None for a full matrix.
 
     Example:
         >>> CrossLayer(6, rank=2)(torch.ones(3, 6), torch.zeros(3, 6)).shape

@@ -37,12 +37,7 @@ class Encoder(nn.Module):
     width: int
 
     def embed(self, x_NF: Tensor, groups: QueryGroups) -> Tensor:  # noqa: ARG002
-        """Embeddings [N, width] of a batch's documents.
-
-        Args:
-            x_NF: the transformed features.
-            groups: the same documents; an encoder of text reads their tokens.
-        """
+        """Embeddings [N, width] of a batch's documents."""
         h_ND: Tensor = self(x_NF)
         return h_ND
 
@@ -62,12 +57,7 @@ class EncoderSettings(Config):
         return TokenFields()
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
-        """An encoder with fresh weights.
-
-        Args:
-            numeric_F: True where a feature is numeric.
-            cardinalities: rows of each categorical feature's embedding.
-        """
+        """An encoder with fresh weights."""
         raise NotImplementedError
 
 
@@ -200,9 +190,6 @@ class Dropout(nn.Module):
 
     On a CPU the probability is rounded to a multiple of 1/256, and outputs are scaled by the rounded rate. Randomness
     comes from torch's default generator.
-
-    Args:
-        probability: chance of each entry to become 0.
     """
 
     def __init__(self, probability: float) -> None:

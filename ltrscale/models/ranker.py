@@ -76,10 +76,6 @@ class ProjectorConfig(Config):
 class Projector(nn.Module):
     """Linear layers, by default without bias, ReLU after the hidden ones, optional BatchNorm (HOU24, A.2.5).
 
-    Args:
-        width: size of the embedding.
-        config: sizes and norm.
-
     Example:
         >>> import torch
         >>> Projector(136, ProjectorConfig(output=64))(torch.zeros(3, 136)).shape
@@ -145,10 +141,6 @@ class Ranker(nn.Module):
     """Scores documents: transform, encoder, inner layers of a projector, list context, head.
 
     Without a context, a score at inference depends only on its document.
-
-    Args:
-        architecture: configs of all parts; weights are fresh.
-        transform: fitted on the training data.
 
     Raises:
         ValueError: the architecture has no head, a list head without a context that makes list embeddings, or a part

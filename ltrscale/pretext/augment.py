@@ -72,10 +72,6 @@ class Augmentation(Config):
         augmentations treat them like any value. Swaps and mixup leave a document unchanged if it is alone in its group
         or batch.
 
-        Args:
-            x_NF: normalised features, as FeatureTransform returns them.
-            draw: the other inputs of the view.
-
         Raises:
             ValueError: the augmentation draws from the training marginals, but `draw` has none.
 
@@ -408,11 +404,6 @@ class MaskConfig(Config):
     ) -> list[float]:
         """The rate of each feature.
 
-        Args:
-            kinds: kind of each feature for the network.
-            names: of the features.
-            identifying: names of the categorical features that identify a document.
-
         Raises:
             InputError: `columns` names a feature or pattern that does not occur; names the nearest feature.
 
@@ -423,13 +414,13 @@ class MaskConfig(Config):
             [0.5, 0.1, 0.2, 0.0, 0.8]
         """
         matches = {key: [name for name in names if fnmatchcase(name, key)] for key in self.columns if key not in names}
-        for key, found in matches.items():
-            if not found:
+        for key, matching in matches.items():
+            if not matching:
                 near = nearest(key, names)
                 raise InputError(f"pretrain.mask.columns: no feature is or matches {key!r}; the nearest is {near!r}")
         rates = []
         for kind, name in zip(kinds, names, strict=True):
-            patterns = [self.columns[key] for key, found in matches.items() if name in found]
+            patterns = [self.columns[key] for key, matching in matches.items() if name in matching]
             of_kind = self.numbers if kind == "numeric" else self.categories
             if kind == "categorical" and name in identifying:
                 of_kind = max(of_kind, self.identifying)

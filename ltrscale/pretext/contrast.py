@@ -152,11 +152,6 @@ def simclr(z0_ND: Tensor, z1_ND: Tensor, *, temperature: float) -> Tensor:
     computed as SimCLR-Rank with all documents in one group: time is O(N^2), memory O(N D), and the matrix of all
     similarities never exists.
 
-    Args:
-        z0_ND: projections of the first view, not normalised. A zero vector has cosine 0 to everything.
-        z1_ND: projections of the second view.
-        temperature: tau > 0.
-
     Raises:
         ValueError: the temperature is not positive.
 
@@ -212,11 +207,6 @@ def scarf(z_ND: Tensor, corrupted_ND: Tensor, *, temperature: float) -> Tensor:
 
     Time is O(N^2), memory O(N D): similarities are computed in tiles, and again for the gradient. They are float32 (or
     float64) even for half precision input and under autocast.
-
-    Args:
-        z_ND: projections of the documents, not normalised. A zero vector has cosine 0 to everything.
-        corrupted_ND: projections of their corrupted views.
-        temperature: tau > 0; SCARF has 1.
 
     Raises:
         ValueError: the temperature is not positive.

@@ -52,13 +52,7 @@ class Objective(Config):
         return False
 
     def parts(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:
-        """The parts that it adds to an encoder, with fresh weights.
-
-        Args:
-            width: size of the encoder's embedding.
-            numeric_F: True where a feature is numeric.
-            cardinalities: rows of each categorical feature's embedding.
-        """
+        """The parts that it adds to an encoder, with fresh weights."""
         raise NotImplementedError
 
     def parts_on(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:
@@ -77,13 +71,7 @@ class Objective(Config):
             raise ValueError(f"method {kind} learns from {what}, and encoder {encoder.kind} does not; take {remedy}")
 
     def losses(self, net: "Pretrainer", x_NF: Tensor, draw: Draw) -> Tensor:
-        """The loss of each document of a micro-batch, shape [N], or of each hidden token.
-
-        Args:
-            net: encoder and parts.
-            x_NF: transformed features.
-            draw: the other inputs of the views.
-        """
+        """The loss of each document of a micro-batch, shape [N], or of each hidden token."""
         raise NotImplementedError
 
 

@@ -76,12 +76,6 @@ class FeatureDecoder(nn.Module):
 
     `feature_errors` reads its outputs.
 
-    Args:
-        config: depth and width.
-        width: size of the embedding.
-        numeric_F: True where a feature is numeric.
-        cardinalities: rows of each categorical feature's embedding.
-
     Example:
         >>> decoder = FeatureDecoder(DecoderConfig(), 16, torch.tensor([True, True, False]), [5])
         >>> decoder(torch.zeros(3, 16)).shape
@@ -105,11 +99,6 @@ def vime_corrupt(x_NF: Tensor, *, rate: float, generator: torch.Generator) -> tu
     `x~ = m * x_bar + (1 - m) * x` with m ~ Bernoulli(rate) for each entry and x_bar the columns of the batch, each in
     its own random order. The label of the mask is 1 where `x~ != x`, not where m is 1, because the drawn value may
     equal the old one (Yoon et al. 2020, section 4.1 and their code).
-
-    Args:
-        x_NF: normalised features.
-        rate: share of the entries that are replaced.
-        generator: source of randomness, on the device of x_NF.
 
     Example:
         >>> x = torch.tensor([[1.0, 7.0], [2.0, 7.0]])
@@ -138,15 +127,6 @@ def vime(
     document's features (Yoon et al. 2020, section 4.1; their code has alpha 2). Reconstructed numbers are not
     squashed by a sigmoid, since normalised features do not lie in [0, 1].
 
-    Args:
-        decoded_NO: reconstruction from the corrupted document, see `feature_errors`.
-        mask_logits_NF: logits of the mask.
-        x_NF: the document before corruption.
-        changed_NF: the mask's label, from `vime_corrupt`.
-        numeric_F: True where a feature is numeric.
-        cardinalities: rows of each categorical feature's embedding.
-        alpha: weight of the reconstruction.
-
     Example:
         >>> x, numeric = torch.tensor([[1.0, 2.0]]), torch.tensor([True, True])
         >>> vime(x + 1, torch.zeros(1, 2), x, torch.tensor([[True, False]]), numeric, [], alpha=2.0)
@@ -159,12 +139,6 @@ def vime(
 
 class VimeDecoder(nn.Module):
     """VIME's two estimators on one embedding: of the features, and of the mask of corrupted features.
-
-    Args:
-        config: depth and width of both.
-        width: size of the embedding.
-        numeric_F: True where a feature is numeric.
-        cardinalities: rows of each categorical feature's embedding.
 
     Example:
         >>> decoder = VimeDecoder(DecoderConfig(), 16, torch.tensor([True, True, False]), [5])

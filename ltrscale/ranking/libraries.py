@@ -16,7 +16,7 @@ LETOR's script has functions of its own, for comparison with published figures o
 
 Gains are 2^y - 1. Rules: `Eval-Score-4.0.pl` of Jun Xu and Tie-Yan Liu (Qin and Liu, Introducing LETOR 4.0 Datasets,
 2013). LETOR 3.0's script gives the same values on lists of k documents or more. Values are float64 whatever the type of
-the scores; scores may be infinite but not NaN.
+the scores; scores may be infinite. As in `metrics`, a score that is NaN, and k below 1, is a ValueError.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group.
 """
@@ -25,12 +25,11 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import group_index, length_chunks, sum_by_group
 from ltrscale.ranking.graded import gain_dcg
-from ltrscale.ranking.metric import Metric, Rules
+from ltrscale.ranking.metric import FirstRanks, Metric, Rules, Threshold
 from ltrscale.ranking.metrics import NDCGConfig, exponential_gain, rank_discounts
 from ltrscale.ranking.ranked import SLOTS_PER_CHUNK
 
@@ -228,8 +227,7 @@ class LetorNDCGConfig(Metric):
     label: ClassVar[str] = "LETOR NDCG"
     rules: ClassVar[Rules] = LETOR
     ruled_by: ClassVar[tuple[str, ...]] = ("gain", "discount", "ideal", "short")
-    k: int = Field(5, ge=1)
-    """Cut-off: the first ranks that count."""
+    k: FirstRanks = 5
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `letor_ndcg`."""
@@ -241,9 +239,6 @@ def letor_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int
 
     `DCG@k = sum over ranks r <= k of (2^y - 1) / log2(max(2, r))` divided by the DCG@k of the best order (`NDCG` and
     `DCG` in the script); 0 where the group has no relevant document or fewer than k documents.
-
-    Raises:
-        ValueError: k is below 1, or a score is NaN.
 
     Example:
         >>> scores, labels = torch.tensor([3.0, 1.0, 2.0, 5.0]), torch.tensor([2.0, 1.0, 0.0, 1.0])
@@ -278,9 +273,6 @@ class LetorMeanNDCGConfig(Metric):
 def letor_mean_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     """MeanNDCG of LETOR's script, shape [Q]: the mean of NDCG@1 to NDCG@n, where n is the group's document count.
 
-    Raises:
-        ValueError: a score is NaN.
-
     Example:
         >>> letor_mean_ndcg(torch.tensor([3.0, 2.0]), torch.tensor([0.0, 1.0]), torch.tensor([0, 2]))  # (0 + 1) / 2
         tensor([0.5000], dtype=torch.float64)
@@ -301,8 +293,7 @@ class LetorMAPConfig(Metric):
     kind: Literal["letor_map"] = "letor_map"
     label: ClassVar[str] = "LETOR MAP"
     rules: ClassVar[Rules] = LETOR
-    threshold: float = Field(1.0, gt=0)
-    """Documents are relevant from this label on."""
+    threshold: Threshold = 1.0
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `letor_average_precision`."""
@@ -316,9 +307,6 @@ def letor_average_precision(
 
     The mean precision at the ranks of the documents with label >= threshold; 0 where no document is relevant. In the
     script of LETOR 3.0 and 4.0, labels from 1 on are relevant; in that of MSLR-WEB, labels from 2 on.
-
-    Raises:
-        ValueError: a score is NaN.
 
     Example:
         >>> letor_average_precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 3]))
@@ -344,10 +332,8 @@ class LetorPrecisionConfig(Metric):
     cut_as_precision: ClassVar[bool] = True
     rules: ClassVar[Rules] = LETOR.replace(short="padded")
     ruled_by: ClassVar[tuple[str, ...]] = ("short",)
-    k: int = Field(5, ge=1)
-    """Cut-off: the first ranks that count."""
-    threshold: float = Field(1.0, gt=0)
-    """Documents are relevant from this label on."""
+    k: FirstRanks = 5
+    threshold: Threshold = 1.0
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `letor_precision`."""
@@ -360,9 +346,6 @@ def letor_precision(
     """P@k of LETOR's script, shape [Q]: documents with label >= threshold among the first k ranks, divided by k.
 
     Ranks past the end of a list count as not relevant. `threshold` is as in `letor_average_precision`.
-
-    Raises:
-        ValueError: k is below 1, or a score is NaN.
 
     Example:
         >>> letor_precision(torch.tensor([3.0, 2.0]), torch.tensor([1.0, 1.0]), torch.tensor([0, 2]), k=4)

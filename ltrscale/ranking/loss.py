@@ -1,6 +1,8 @@
 """The base class of ranking losses, the tests for groups that have something to rank, and the pointwise losses.
 
-A loss gives one value per ragged group, which the training loop reduces.
+A loss gives one value per ragged group, which the training loop reduces. All losses take finite scores, labels that are
+finite and not negative unless they say so, and offsets of the groups. Half precision is computed, and returned, in
+float32. `weights_N` are factors of the documents' terms, such as inverse propensities; None means 1.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
@@ -110,12 +112,7 @@ def sigmoid_cross_entropy(
     grows without bound. If `highest_label` is the highest grade, the best score is the logit of the expected label
     divided by that grade.
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance, not negative.
-        offsets_Q1: offsets of the groups. An empty group has loss 0.
-        highest_label: the label that counts as certain relevance.
-        weights_N: factors of the documents' terms, such as inverse propensities; None means 1.
+    An empty group has loss 0.
 
     Example:
         >>> import torch
@@ -163,12 +160,7 @@ def squared_error(
     `t = (y - mean of y) / deviation of y`. Standardise the scores of a listwise teacher: they have no common zero or
     scale, because softmax losses do not change when all scores of a list shift together.
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite numbers, possibly negative, such as a teacher's scores.
-        offsets_Q1: offsets of the groups. An empty group has loss 0.
-        standardise: whether targets are standardised; those of a group of equal labels are 0.
-        weights_N: factors of the documents' terms, such as inverse propensities; None means 1.
+    Labels may be negative. Standardised targets of a group of equal labels are 0; an empty group has loss 0.
 
     Example:
         >>> import torch

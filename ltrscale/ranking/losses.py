@@ -1,4 +1,4 @@
-"""Listwise ranking losses over ragged groups: one value per group, which the training loop reduces.
+"""Listwise ranking losses over ragged groups; `ltrscale.ranking.loss` says what all of them take and give.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, C grades above the lowest, S samples; in a chunk of M groups, L
 slots a group, and a block of R rows compared with all L slots.
@@ -53,11 +53,7 @@ def softmax(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, weights_N
     `-sum over documents of w_i y_i log(exp(s_i) / sum over j of exp(s_j))` (Qin et al. 2021, B.2; Buyl et al. 2023,
     equation 1). Labels are not normalised: a list with much relevance weighs more than one with little.
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance, not negative.
-        offsets_Q1: offsets of the groups. A group without relevance, or of one document, has loss 0.
-        weights_N: factors of the documents' terms, such as inverse propensities; None means 1.
+    A group without relevance, or of one document, has loss 0.
 
     Example:
         >>> labels = torch.tensor([2.0, 0.0, 0.0])
@@ -98,11 +94,7 @@ def attention_allocation(
     Use `softmax` for labels that are targets already and sum to 1, such as clicks refined by a feature (Sun et al.
     2023, section 2.2); this loss would level them.
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance; 0 and below means irrelevant.
-        offsets_Q1: offsets of the groups.
-        weights_N: factors of the documents' terms, such as inverse propensities; None means 1.
+    Labels of 0 and below mean irrelevant.
 
     Example:
         >>> labels = torch.tensor([3.0, 3.0, 0.0])
@@ -149,12 +141,7 @@ def list_net(
     distribution over the list. A group whose labels are all equal asks for no order and has loss 0, as in
     `attention_allocation`.
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite numbers, possibly negative, such as a teacher's scores.
-        offsets_Q1: offsets of the groups.
-        temperature: T > 0, in units of the labels, or of their standard deviation with `standardise`.
-        standardise: whether labels are standardised per group first.
+    Labels may be negative. T is in units of the labels, or of their standard deviation with `standardise`.
 
     Raises:
         ValueError: the temperature is not positive.
@@ -199,10 +186,7 @@ def list_mle(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
 
     Time is O(sum of L log L).
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance; only its order matters.
-        offsets_Q1: offsets of the groups. A group with fewer than two different labels has loss 0.
+    Only the order of labels matters. A group with fewer than two different labels has loss 0.
 
     Example:
         >>> labels = torch.tensor([2.0, 1.0, 0.0, 1.0, 1.0])
@@ -243,11 +227,7 @@ def approx_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, tempe
 
     Time is O(sum over groups of L times relevant documents); matrices of pairs are freed block by block.
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance, not negative.
-        offsets_Q1: offsets of the groups. A group without relevance has loss 0.
-        temperature: T > 0, in units of the scores.
+    T is in units of the scores. A group without relevance has loss 0.
 
     Raises:
         ValueError: the temperature is not positive.
@@ -305,14 +285,7 @@ def gumbel_approx_ndcg(
     `mean over samples of ApproxNDCG(s + scale g)` with `g = -log(-log(u))`, u uniform (Bruch et al. 2020; Qin et al.
     2021, B.2). For scale 1 this estimates the expected loss of lists drawn from the Plackett-Luce model of the scores.
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance, not negative.
-        offsets_Q1: offsets of the groups. A group without relevance has loss 0.
-        generator: source of randomness, on the device of the scores.
-        temperature: T > 0 of the sigmoids.
-        samples: noisy copies of each list.
-        scale: factor of the noise; 0 gives ApproxNDCG.
+    Scale 0 gives ApproxNDCG. A group without relevance has loss 0.
 
     Raises:
         ValueError: the temperature is not positive, or samples is below 1.
@@ -339,15 +312,6 @@ def mean_under_noise(
     generator: torch.Generator,
 ) -> Tensor:
     """The mean loss of several copies of the lists, each with its own Gumbel noise on the scores, shape [Q].
-
-    Args:
-        loss: function of scores, labels and offsets.
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance.
-        offsets_Q1: offsets of the groups.
-        samples: noisy copies.
-        scale: factor of the noise.
-        generator: source of the noise, on the device of the scores.
 
     Raises:
         ValueError: samples is below 1.

@@ -9,9 +9,9 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 
 import re
 from collections.abc import Collection, Iterable
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
@@ -43,14 +43,14 @@ class Name(NamedTuple):
         Raises:
             ValueError: the text has not the form of a name, or states a key twice.
         """
-        found = _FORM.fullmatch(text)
-        if found is None:
+        match = _FORM.fullmatch(text)
+        if match is None:
             raise ValueError(f"{text!r} has not the form kind(key=value)@k")
-        keys = [key.strip().partition("=") for key in (found["keys"] or "").split(",") if key]
+        keys = [key.strip().partition("=") for key in (match["keys"] or "").split(",") if key]
         if len({key for key, _, _ in keys}) < len(keys):
             raise ValueError(f"{text!r} states a key twice")
-        cutoff = None if found["k"] is None else int(found["k"])
-        return cls(found["kind"], tuple((key, value) for key, _, value in keys), cutoff)
+        cutoff = None if match["k"] is None else int(match["k"])
+        return cls(match["kind"], tuple((key, value) for key, _, value in keys), cutoff)
 
     def __str__(self) -> str:
         """The name."""
@@ -99,8 +99,8 @@ class Rules(Config):
 
     def text(self, names: Collection[str], *, threshold: float = 1.0) -> str:
         """The rules with these names in one line; `threshold` is the lowest label of a relevant document."""
-        said = [_TEXTS[name][value] for name, value in self if name in names]
-        return "; ".join(text.format(threshold=threshold) for text in said if text)
+        texts = [_TEXTS[name][value] for name, value in self if name in names]
+        return "; ".join(text.format(threshold=threshold) for text in texts if text)
 
 
 _TEXTS: dict[str, dict[str, str]] = {
@@ -138,6 +138,8 @@ _TEXTS: dict[str, dict[str, str]] = {
 """Each value of each rule in a few words; empty for what goes without saying."""
 
 
+FirstRanks = Annotated[int, Field(ge=1, description="Cut-off: the first ranks that count.")]
+Threshold = Annotated[float, Field(gt=0, description="Documents are relevant from this label on.")]
 _SET_FOR_ALL = ("kind", "k", "threshold", "grades", "gains")
 """Keys that an evaluation sets for every metric that has them."""
 

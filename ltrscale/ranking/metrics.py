@@ -3,7 +3,7 @@
 One policy holds for all metrics. Documents with equal scores come in random order, and the value is the expectation
 over that order, so it never depends on the order of the input. A group without a relevant document has no defined
 value. A list shorter than k is evaluated at its length. Values are float64 whatever the type of the scores; scores
-may be infinite but not NaN, and labels are finite and not negative.
+may be infinite, labels are finite and not negative; a score that is NaN, and k below 1, is a ValueError.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group and the first K ranks.
 """
@@ -13,11 +13,10 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import sum_by_group
-from ltrscale.ranking.metric import Metric
+from ltrscale.ranking.metric import FirstRanks, Metric, Threshold
 from ltrscale.ranking.ranked import hazard, rankings, undefined
 
 
@@ -31,8 +30,7 @@ class NDCGConfig(Metric):
     kind: Literal["ndcg"] = "ndcg"
     definition: ClassVar[str] = "NDCG is the discounted gain of the first k ranks, divided by that of the best order."
     ruled_by: ClassVar[tuple[str, ...]] = ("gain", "discount", "ideal", "short")
-    k: int = Field(5, ge=1)
-    """Cut-off: the first ranks that count."""
+    k: FirstRanks = 5
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `ndcg`."""
@@ -49,9 +47,6 @@ def ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> T
     `DCG@k = sum over ranks r <= k of (2^y - 1) / log2(1 + r)`, divided by the DCG@k of the best order of the whole
     list (Järvelin and Kekäläinen 2002, with the exponential gain of Burges et al. 2005).
 
-    Raises:
-        ValueError: k is below 1, or a score is NaN.
-
     Example:
         >>> scores, labels = torch.tensor([3.0, 1.0, 1.0, 5.0]), torch.tensor([2.0, 1.0, 0.0, 0.0])
         >>> ndcg(scores, labels, torch.tensor([0, 3, 4]), k=2)  # a tie at rank 2; a group without relevance
@@ -62,15 +57,6 @@ def ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> T
 
 def gain_ndcg(scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
     """NDCG of the first k ranks for given gains, shape [Q]; NaN where no gain is above 0.
-
-    Args:
-        scores_N: not NaN.
-        gains_N: finite, not negative: what a document at rank 1 is worth.
-        offsets_Q1: offsets of the groups.
-        k: cut-off.
-
-    Raises:
-        ValueError: k is below 1, or a score is NaN.
 
     Example:
         >>> gain_ndcg(torch.tensor([2.0, 1.0]), torch.tensor([5.0, 20.0]), torch.tensor([0, 2]), k=1)
@@ -115,8 +101,7 @@ class MRRConfig(Metric):
     """
 
     kind: Literal["mrr"] = "mrr"
-    threshold: float = Field(1.0, gt=0)
-    """Documents are relevant from this label on."""
+    threshold: Threshold = 1.0
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `mrr`."""
@@ -128,9 +113,6 @@ def mrr(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, threshold: fl
 
     Among tied documents, the chance that rank p holds the first relevant one follows from drawing without replacement:
     `h_p = r / (documents of the block not yet drawn)`, r of them relevant, given that no relevant one came before.
-
-    Raises:
-        ValueError: a score is NaN.
 
     Example:
         >>> mrr(torch.tensor([3.0, 1.0, 1.0]), torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0, 3]))  # (1/2 + 1/3) / 2
@@ -153,8 +135,7 @@ class MAPConfig(Metric):
     """
 
     kind: Literal["map"] = "map"
-    threshold: float = Field(1.0, gt=0)
-    """Documents are relevant from this label on."""
+    threshold: Threshold = 1.0
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `average_precision`."""
@@ -172,9 +153,6 @@ def average_precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *,
     R of them relevant. Rank p of the block holds a relevant document with probability r / e. If it does, the expected
     number of relevant documents up to p is `R + 1 + (p - 1 - b) (r - 1) / (e - 1)`, by the mean of a hypergeometric
     draw.
-
-    Raises:
-        ValueError: a score is NaN.
 
     Example:
         >>> average_precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 3]))
@@ -202,10 +180,8 @@ class PrecisionConfig(Metric):
     label: ClassVar[str] = "P"
     cut_as_precision: ClassVar[bool] = True
     ruled_by: ClassVar[tuple[str, ...]] = ("short",)
-    k: int = Field(5, ge=1)
-    """Cut-off: the first ranks that count."""
-    threshold: float = Field(1.0, gt=0)
-    """Documents are relevant from this label on."""
+    k: FirstRanks = 5
+    threshold: Threshold = 1.0
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `precision`."""
@@ -214,9 +190,6 @@ class PrecisionConfig(Metric):
 
 def precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, threshold: float = 1.0) -> Tensor:
     """Share of documents with label >= threshold among the first min(k, length) ranks, shape [Q].
-
-    Raises:
-        ValueError: k is below 1, or a score is NaN.
 
     Example:
         >>> precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 3]), k=2)
@@ -240,10 +213,8 @@ class RecallConfig(Metric):
     label: ClassVar[str] = "Recall"
     definition: ClassVar[str] = "Recall@k is the share of a group's relevant documents that the first k ranks have."
     normalised: ClassVar[bool] = False
-    k: int = Field(5, ge=1)
-    """Cut-off: the first ranks that count."""
-    threshold: float = Field(1.0, gt=0)
-    """Documents are relevant from this label on."""
+    k: FirstRanks = 5
+    threshold: Threshold = 1.0
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `recall`."""
@@ -258,9 +229,6 @@ def recall(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, th
     """Share of the documents with label >= threshold that are among the first k ranks, shape [Q].
 
     A group with more than k of them stays below 1 in every order.
-
-    Raises:
-        ValueError: k is below 1, or a score is NaN.
 
     Example:
         >>> recall(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 3]), k=2)
@@ -283,10 +251,8 @@ class SuccessConfig(Metric):
     kind: Literal["success"] = "success"
     label: ClassVar[str] = "Success"
     definition: ClassVar[str] = "Success@k is 1 if a relevant document is among the first k ranks, else 0."
-    k: int = Field(5, ge=1)
-    """Cut-off: the first ranks that count."""
-    threshold: float = Field(1.0, gt=0)
-    """Documents are relevant from this label on."""
+    k: FirstRanks = 5
+    threshold: Threshold = 1.0
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `success`."""
@@ -298,9 +264,6 @@ def success(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, t
 
     With ties, the chance of it: of a block of e documents, r of them relevant, m enter the first k ranks, and none of
     these m is relevant with probability `C(e - r, m) / C(e, m)`.
-
-    Raises:
-        ValueError: k is below 1, or a score is NaN.
 
     Example:
         >>> success(torch.zeros(3), torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 3]), k=2)  # 1 - C(2, 2) / C(3, 2)

@@ -114,9 +114,9 @@ def gpus(declared: float = 0) -> CheckResult:
         try:
             torch.ones(2, device=f"cuda:{i}").sum().item()
         except RuntimeError as error:
-            said = str(error).splitlines()[0]
+            reason = str(error).splitlines()[0]
             return CheckResult(
-                "error", f"GPU {i} cannot compute ({said})", "see nvidia-smi; restart the node if it is faulty"
+                "error", f"GPU {i} cannot compute ({reason})", "see nvidia-smi; restart the node if it is faulty"
             )
     name, memory = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory
     what = f"{seen} x {name} ({memory / 1e9:.0f} GB), CUDA {torch.version.cuda}"
@@ -179,8 +179,8 @@ def _gb(bytes_: float) -> str:
 
 def from_error(error: InputError) -> CheckResult:
     """The line of an error, whose message has what was found and the remedy."""
-    found, _, remedy = str(error).rpartition("; ")
-    return CheckResult("error", found or remedy, remedy if found else "")
+    what, _, remedy = str(error).rpartition("; ")
+    return CheckResult("error", what or remedy, remedy if what else "")
 
 
 def _reporting_errors(check: Callable[[str], CheckResult]) -> Callable[[str], CheckResult]:
@@ -299,10 +299,12 @@ def open_ports(ports: Collection[int]) -> CheckResult:
     """
     if not _TABLES[0].exists():
         return CheckResult("ok", "listening ports are not known on this system")
-    found = {(host, port): answer(host, port) for host, port in listening() if port in ports and not _is_loopback(host)}
+    answers = {
+        (host, port): answer(host, port) for host, port in listening() if port in ports and not _is_loopback(host)
+    }
 
     def on(kind: Answer) -> str:
-        return ", ".join(sorted(_place(*place) for place, its in found.items() if its == kind))
+        return ", ".join(sorted(_place(*place) for place, its in answers.items() if its == kind))
 
     if on("open"):
         return CheckResult(

@@ -62,10 +62,6 @@ class Diagnosis:
 def doctor(config: DoctorConfig, config_of: Callable[[str], type[Config]]) -> int:
     """Run all checks, and print what they find.
 
-    Args:
-        config: what is looked at.
-        config_of: the config of a job, by its name.
-
     Returns:
         The exit status: 1 with an error, otherwise 0.
     """
@@ -148,9 +144,11 @@ def _of_nodes(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
         waiting = {}
         for node in (node for node in ray.nodes() if node["Alive"]):
             has = node["Resources"]
-            there = replace(here, object_store=has.get("object_store_memory"), gpus=has.get("GPU", 0), on_node=True)
+            look_there = replace(
+                here, object_store=has.get("object_store_memory"), gpus=has.get("GPU", 0), on_node=True
+            )
             task = look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
-            waiting[task.remote(there)] = f"{node['NodeManagerHostname']} ({node['NodeID'][:6]})"
+            waiting[task.remote(look_there)] = f"{node['NodeManagerHostname']} ({node['NodeID'][:6]})"
         yield from _answers(ray, waiting)
 
 
@@ -166,9 +164,9 @@ def _answers(ray: Any, waiting: dict[Any, str]) -> Iterator[Diagnosis]:
         try:
             lines, then = ray.get(done[0])
         except ray.exceptions.RayError as error:
-            said = " ".join(str(error).split())
+            reason = " ".join(str(error).split())
             yield Diagnosis(
-                where, CheckResult("error", f"the checks failed there ({said[-300:]})", "see Ray's log of that node")
+                where, CheckResult("error", f"the checks failed there ({reason[-300:]})", "see Ray's log of that node")
             )
             continue
         ahead_s[where] = then - now
@@ -205,14 +203,14 @@ def _of_dashboard(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
     words = [word for key, value in asked.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     job = SubmitConfig(command=("doctor", *words), address=address, working_dir=config.working_dir)
     log = job_log(job)
-    found = [_finding(line) for line in log.splitlines() if line.startswith('{"where": ')]
-    if not any(finding.where != _HERE for finding in found):
+    findings = [_finding(line) for line in log.splitlines() if line.startswith('{"where": ')]
+    if not any(finding.where != _HERE for finding in findings):
         last = next(iter(log.strip().splitlines()[-1:]), "it has no log")
         yield Diagnosis(
             "cluster", CheckResult("error", f"the checks did not run there ({last})", "see the job in the dashboard")
         )
     # the submitted process is on a node, at which its own task looked as well
-    yield from (finding for finding in found if finding.where != _HERE)
+    yield from (finding for finding in findings if finding.where != _HERE)
 
 
 def _finding(text: str) -> Diagnosis:

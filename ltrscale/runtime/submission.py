@@ -100,14 +100,14 @@ def relative_places(config: Config) -> dict[str, str]:
 
     A text without a slash is a path only under a key of places: a column may be called `docs`, too.
     """
-    found = {}
+    places = {}
     for key, text in _texts(config.model_dump(mode="json")):
         name = next((part for part in reversed(key.split(".")) if not part.isdigit()), "")
         if "://" in text or Path(text).is_absolute() or not ("/" in text or name in _PLACES):
             continue
         if key == "out" or _is_here(text):
-            found[key] = text
-    return found
+            places[key] = text
+    return places
 
 
 def _is_here(text: str) -> bool:
@@ -192,11 +192,7 @@ def job_log(config: SubmitConfig) -> str:
 
 
 def _refuse_credentials(environment: Mapping[str, str], command: Sequence[str]) -> None:
-    """Refuse to hand credentials to Ray, whose dashboard, logs and client show them.
-
-    Raises:
-        InputError: a variable or a word of the command looks like one.
-    """
+    """Refuse to hand credentials to Ray, whose dashboard, logs and client show them."""
     remedy = (
         "everybody who sees the dashboard can read it; give the nodes a role or an instance profile, or mount a "
         "secret into them (cluster/kuberay-rayjob.yaml, envFrom)"
@@ -212,8 +208,8 @@ def _refuse_credentials(environment: Mapping[str, str], command: Sequence[str]) 
 def _attempts(client: Any, name: str | None) -> list[Any]:
     """The attempts of a submission, or all submissions, oldest first."""
     own = re.compile(rf"{re.escape(name)}(?:-\d+)?" if name else ".*")
-    known = [job for job in client.list_jobs() if job.submission_id and own.fullmatch(job.submission_id)]
-    return sorted(known, key=lambda job: (job.start_time or 0, job.submission_id))
+    attempts = [job for job in client.list_jobs() if job.submission_id and own.fullmatch(job.submission_id)]
+    return sorted(attempts, key=lambda job: (job.start_time or 0, job.submission_id))
 
 
 def _started(client: Any, attempts: Sequence[Any], job: Submission | None, config: SubmitConfig, address: str) -> str:
@@ -256,11 +252,7 @@ def _number(attempt: Any, name: str) -> int:
 
 
 def _check_folder(folder: str, job: Submission) -> None:
-    """Check that the directory that is sent has the job and its configs.
-
-    Raises:
-        InputError: the cluster would not find one of them.
-    """
+    """Check that the directory that is sent has the job and its configs."""
     if "://" in folder:  # an archive that Ray fetches
         return
     if not Path(folder).is_dir():
@@ -285,11 +277,7 @@ def _check_folder(folder: str, job: Submission) -> None:
 
 
 def _check_places(job: Submission, sent: Collection[str], why: str) -> None:
-    """Check that no relative path of the settings is there on this machine alone.
-
-    Raises:
-        InputError: the cluster would not find one, or write it where nobody finds it.
-    """
+    """Check that no relative path of the settings is there on this machine alone."""
     for key, text in job.places.items():
         name = os.path.normpath(text)
         if key != "out" and any(file == name or file.startswith(f"{name}/") for file in sent):

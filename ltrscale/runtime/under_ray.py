@@ -93,7 +93,10 @@ def _trainer(work: Work, workers: WorkersConfig, mailbox: Any, scratch: str) -> 
             num_workers=workers.number, use_gpu=workers.gpus > 0, resources_per_worker=_resources(workers)
         ),
         # the watch must find a worker that hangs before the others' collectives time out
-        torch_config=OnItsNode(backend=_backend(workers), timeout_s=max(_COLLECTIVE_S, math.ceil(2 * workers.hang_s))),
+        torch_config=OnItsNode(
+            backend="cpu:gloo,cuda:nccl" if workers.gpus >= 1 else "gloo",  # NCCL refuses workers that share a GPU
+            timeout_s=max(_COLLECTIVE_S, math.ceil(2 * workers.hang_s)),
+        ),
         run_config=RunConfig(
             storage_path=scratch,
             name="train",
@@ -106,11 +109,6 @@ def _trainer(work: Work, workers: WorkersConfig, mailbox: Any, scratch: str) -> 
 
 def _resources(workers: WorkersConfig) -> dict[str, float]:
     return {"CPU": workers.cpus, **({"GPU": workers.gpus} if workers.gpus else {})}
-
-
-def _backend(workers: WorkersConfig) -> str:
-    """NCCL for tensors on GPUs, gloo for those on the CPU; gloo alone where workers share a GPU, which NCCL refuses."""
-    return "cpu:gloo,cuda:nccl" if workers.gpus >= 1 else "gloo"
 
 
 def _attend(
@@ -167,12 +165,7 @@ def _free() -> dict[str, float]:
 
 
 class _Overseer(UserCallback):  # type: ignore[misc]
-    """Decides, in the controller of Ray Train, whether failed workers restart: they do unless it raises.
-
-    Args:
-        mailbox: of the run.
-        max_failures: number in a row, without a new checkpoint, after which workers still restart.
-    """
+    """Decides, in the controller of Ray Train, whether failed workers restart: they do unless it raises."""
 
     def __init__(self, mailbox: Any, max_failures: int) -> None:
         self._mailbox, self._max_failures = mailbox, max_failures

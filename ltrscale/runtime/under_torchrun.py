@@ -156,11 +156,11 @@ class _Watchers:
         self._beats += 1  # so that each entry differs from the one before: equal ones would look like silence
         self._store.set(f"beat-{self._rank}", json.dumps([self._beats, *counts]))
         for key, number in self._ranks.items():
-            if not self._store.check([key]) or (said := self._store.get(key).decode()) == self._heard.get(key):
+            if not self._store.check([key]) or (entry := self._store.get(key).decode()) == self._heard.get(key):
                 continue
-            self._heard[key] = said
-            if said:
-                self._watch.heard(number, WorkerProgress(*json.loads(said)[1:]))
+            self._heard[key] = entry
+            if entry:
+                self._watch.heard(number, WorkerProgress(*json.loads(entry)[1:]))
             else:
                 self._watch.left(number)
         if hung := self._watch.hung():
@@ -187,8 +187,8 @@ def _ending_together(group: _Group) -> Iterator[None]:
     except Exception as error:
         kind = next(name for name, cls in _KINDS.items() if isinstance(error, cls) or name == "defect")
         status = error.status if isinstance(error, Stopped) else None
-        said = json.dumps({"rank": group.rank, "kind": kind, "message": str(error), "status": status})
-        first = json.loads(group.store.compare_set(_FAILURE, "", said))  # atomic: the first failure stays
+        failure = json.dumps({"rank": group.rank, "kind": kind, "message": str(error), "status": status})
+        first = json.loads(group.store.compare_set(_FAILURE, "", failure))  # atomic: the first failure stays
         if first["rank"] == group.rank:
             raise
         if first["kind"] == "stopped":

@@ -73,13 +73,9 @@ def describes(url: str, bytes_: int, digest: str) -> bool:
     return head is not None and (head["ContentLength"], head["Metadata"].get(DIGEST)) == (bytes_, digest)
 
 
-def warn(store: str, what: str) -> None:
-    """Warn once per store that nothing keeps two writers apart there."""
-    _warn(store, what)
-
-
 @functools.cache
-def _warn(_store: str, what: str) -> None:
+def warn(store: str, what: str) -> None:  # noqa: ARG001 - once per store
+    """Warn that nothing keeps two writers apart there."""
     logging.getLogger("ltrscale").warning("%s: run one writer of a directory at a time", what)
 
 

@@ -97,13 +97,9 @@ _COPY = re.compile(r"#\d+$")
 
 
 def with_relevant(files: Sequence[tuple[str, str]], column: str) -> list[list[NDArray[np.bool_]]]:
-    """Which labelled groups of some data files have a label above 0: shape [Q] for each row group of each file.
+    """Which labelled groups of files (URL, content hash) have a label above 0: shape [Q] for each row group of each.
 
     It reads the labels alone, once a process for each file.
-
-    Args:
-        files: URL and content hash of each file.
-        column: the column whose values are the labels; a group is labelled if `labels` has a value.
 
     Raises:
         InputError: a file cannot be read, or lacks the column.

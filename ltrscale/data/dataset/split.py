@@ -56,14 +56,14 @@ class Relative(NamedTuple):
         """
         if not re.search(r"\s", text):
             return None
-        found = re.fullmatch(r"last +(\d+)( +but +(\d+))?|all +but +last +(\d+)", text)
-        number, but = (int(group or 0) for group in (found[1], found[3] or found[4])) if found else (0, 0)
-        if not found or not (but if found[4] else number):
+        match = re.fullmatch(r"last +(\d+)( +but +(\d+))?|all +but +last +(\d+)", text)
+        number, but = (int(group or 0) for group in (match[1], match[3] or match[4])) if match else (0, 0)
+        if not match or not (but if match[4] else number):
             raise ValueError(
                 f"{text!r} names no period; write `last N`, `last N but M` or `all but last N` with numbers above 0, a "
                 "period, or a range A..B"
             )
-        return cls(None if found[4] else number, but)
+        return cls(None if match[4] else number, but)
 
     def among(self, known: Sequence[str]) -> Sequence[str]:
         """Those of the sorted periods; empty if there are too few.
@@ -287,10 +287,6 @@ def resolve_periods(split: Split, key: str = "") -> list[SplitPart]:
 
 def chosen_files(split: Split, key: str = "") -> list[tuple[Dataset, list[DataFile]]]:
     """The data sets of a split, each with the files that the split reads, in the order of the manifest.
-
-    Args:
-        split: data sets and periods.
-        key: the split's key in the config of the job, for errors.
 
     Raises:
         InputError: as `select`, before files are opened.

@@ -144,10 +144,10 @@ class Decoder:
             array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
             buffers.append(_values(row_group, "features", array))
             bounds.append(array.offsets.to_numpy())  # of a slice they do not begin with 0
-            found = int(bounds[-1][-1]) - int(bounds[-1][0])
-            if found != row_group.documents * n_features:
+            values = int(bounds[-1][-1]) - int(bounds[-1][0])
+            if values != row_group.documents * n_features:
                 listed = f"{row_group.documents} documents of {n_features} features"
-                raise mismatch(row_group, f"it has {found} feature values where the manifest lists {listed}")
+                raise mismatch(row_group, f"it has {values} feature values where the manifest lists {listed}")
         starts_Q = np.concatenate([b[:-1] for b in bounds])[rows_Q]
         stops_Q = np.concatenate([b[1:] for b in bounds])[rows_Q]
         owners_Q = np.repeat(np.arange(len(tables)), [len(table) for table in tables])[rows_Q]
@@ -253,17 +253,7 @@ def _values(row_group: RowGroup, name: str, lists: pa.ListArray) -> NDArray[np.f
 def _decoded_tokens(
     field: TokenField, columns: Sequence[pa.ListArray], rows_Q: NDArray[np.int64], lengths_Q: NDArray[np.int64]
 ) -> TokenRows:
-    """The token lists of some groups, or of their documents, from the columns of a field.
-
-    Args:
-        field: of queries or of documents.
-        columns: those that `field.columns` names, for all rows of some tables.
-        rows_Q: the rows to decode, in order; a row may repeat.
-        lengths_Q: documents of these rows' groups.
-
-    Raises:
-        ValueError: the columns are not those of a token field with such documents; says why.
-    """
+    """The token lists of some groups, or of their documents, from the columns of a field."""
     if any(column.type != LISTS or column.null_count or column.values.null_count for column in columns):
         raise ValueError("it must have a list of int32 in every row")
     ids, starts_R1 = columns[0], columns[0].offsets.to_numpy().astype(np.int64)
@@ -285,11 +275,7 @@ def _decoded_tokens(
 
 
 def _check_ids(rows: TokenRows, size: int) -> None:
-    """Check that all tokens are in a vocabulary of this size; of tokens that no row has it checks some, too.
-
-    Raises:
-        ValueError: one is not; names it.
-    """
+    """Check that all tokens are in a vocabulary of this size; of tokens that no row has it checks some, too."""
     if len(rows.ids_T) and (int(rows.ids_T.min()) < 0 or int(rows.ids_T.max()) >= size):
         bad = rows.ids_T[(rows.ids_T < 0) | (rows.ids_T >= size)][0]
         raise ValueError(f"token {bad} is not in the vocabulary of {size:,}")
@@ -300,9 +286,6 @@ class Memory:
 
     It holds copies of these groups alone. The order of an epoch, its batches and its account are the same with and
     without it. One worker fills it, in any order; all epochs and phases of a run may share it.
-
-    Args:
-        selection: the selection whose groups it holds.
     """
 
     def __init__(self, selection: Selection) -> None:

@@ -125,8 +125,8 @@ class Window:
 
 def _concatenated(parts: Sequence[NDArray[Scalar] | None]) -> NDArray[Scalar] | None:
     """The parts as one array; None if one of them is."""
-    there = [part for part in parts if part is not None]
-    return np.concatenate(there) if len(there) == len(parts) else None
+    present = [part for part in parts if part is not None]
+    return np.concatenate(present) if len(present) == len(parts) else None
 
 
 class Cut(NamedTuple):
