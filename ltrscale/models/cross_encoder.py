@@ -128,7 +128,7 @@ def pairs_of(groups: QueryGroups, config: CrossEncoderConfig) -> Pairs:
     pool, size = [torch.tensor([config.vocabulary.cls, config.vocabulary.sep], device=device)], 2
     pieces, types, text = [(zeros_N, ones_N)], [0], [False]  # the place in the pool and the length of each piece
     for of_query, name in [*((True, name) for name in config.query), *((False, name) for name in config.document)]:
-        tokens = _field(groups, name, of_query=of_query)
+        tokens = _tokens_of(groups, name, of_query=of_query)
         starts_N, lengths_N = tokens.offsets_R1[:-1], tokens.lengths_R
         if of_query:
             starts_N, lengths_N = starts_N[group_N], lengths_N[group_N]
@@ -148,7 +148,7 @@ def pairs_of(groups: QueryGroups, config: CrossEncoderConfig) -> Pairs:
     return Pairs(torch.cat(pool)[places_T], spread(types), spread(text), to_offsets(lengths_NK.sum(1)))
 
 
-def _field(groups: QueryGroups, name: str, *, of_query: bool) -> Tokens:
+def _tokens_of(groups: QueryGroups, name: str, *, of_query: bool) -> Tokens:
     fields = groups.query_tokens if of_query else groups.document_tokens
     if name not in fields:
         raise InputError(

@@ -136,7 +136,7 @@ def under(
     if rules.ties not in ("expected", "block"):
         scores_N = _ordered(rules, scores_N, labels_N, offsets_Q1, names_N)
     if isinstance(metric, NDCGConfig):
-        values_Q = _ndcg(rules, metric.k, scores_N, labels_N, offsets_Q1)
+        values_Q = _ndcg_under(rules, metric.k, scores_N, labels_N, offsets_Q1)
     else:
         relevant_N = _relevant(rules, metric, labels_N, offsets_Q1).double()
         if metric.kind == "map" and rules.ties == "block":
@@ -183,7 +183,7 @@ def _relevant(rules: Rules, metric: Metric, labels_N: Tensor, offsets_Q1: Tensor
     return (labels_N > 0) & (labels_N == best_Q[group_index(offsets_Q1)])
 
 
-def _ndcg(rules: Rules, k: int, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+def _ndcg_under(rules: Rules, k: int, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     """NDCG at k, with the gain, the discount and the ideal of the rules."""
     discounts = rank_discounts if rules.discount == "log2" else _letor_discounts
     gains_N = exponential_gain(labels_N) if rules.gain == "exponential" else labels_N.double()

@@ -220,7 +220,7 @@ def _started(client: Any, attempts: Sequence[Any], job: Submission | None, confi
         return str(last.submission_id)
     if job is None:
         raise InputError(f"{config.id}: no such submission at {address}; give the job after --")
-    chosen = job.name if last is None else f"{job.name}-{1 + max(_number(each, job.name) for each in attempts)}"
+    chosen = job.name if last is None else f"{job.name}-{1 + max(_attempt_number(each, job.name) for each in attempts)}"
     runtime: dict[str, Any] = {"env_vars": {**config.environment, _STOP_WAIT: str(config.stop_seconds)}}
     if config.working_dir is None:
         _check_places(job, (), "the nodes have the jobs, not this directory")
@@ -247,7 +247,7 @@ def _started(client: Any, attempts: Sequence[Any], job: Submission | None, confi
     return chosen
 
 
-def _number(attempt: Any, name: str) -> int:
+def _attempt_number(attempt: Any, name: str) -> int:
     return int(attempt.submission_id.removeprefix(name).lstrip("-") or 1)
 
 

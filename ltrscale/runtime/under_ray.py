@@ -154,12 +154,12 @@ def _attend(
             waiting_since = time.monotonic()
             log.warning(
                 "waiting for room for %d workers with %s each; free in the cluster: %s",
-                workers.least, _resources(workers), _free(),
+                workers.least, _resources(workers), _free_resources(),
             )  # fmt: skip
         run.join(_POLL_S)
 
 
-def _free() -> dict[str, float]:
+def _free_resources() -> dict[str, float]:
     free = ray.available_resources()
     return {name: free.get(name, 0.0) for name in ("CPU", "GPU")}
 

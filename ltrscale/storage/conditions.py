@@ -59,7 +59,7 @@ def stamp(url: str) -> str | None:
     """The ETag of an object on S3, None where there is none; elsewhere always None."""
     if not url.startswith("s3://"):
         return None
-    head = _head(url)
+    head = _head_object(url)
     return None if head is None else str(head["ETag"])
 
 
@@ -69,7 +69,7 @@ def describes(url: str, bytes_: int, digest: str) -> bool:
         fs, path = filesystem(url)
         with named_errors(url):
             return bool(fs.exists(path)) and int(fs.size(path)) == bytes_
-    head = _head(url)
+    head = _head_object(url)
     return head is not None and (head["ContentLength"], head["Metadata"].get(DIGEST)) == (bytes_, digest)
 
 
@@ -85,12 +85,12 @@ def clock_ahead_s(url: str) -> float:
     Args:
         url: an object that is there.
     """
-    head = _head(url)
+    head = _head_object(url)
     date = head["ResponseMetadata"]["HTTPHeaders"].get("date") if head else None
     return parsedate_to_datetime(date).timestamp() - time.time() if date else 0.0
 
 
-def _head(url: str) -> dict[str, Any] | None:
+def _head_object(url: str) -> dict[str, Any] | None:
     fs, path = filesystem(url)
     bucket, key, _ = fs.split_path(path)
     with named_errors(url):

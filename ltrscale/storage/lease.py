@@ -52,7 +52,7 @@ class Lease:
         Raises:
             LeaseLost: another job has taken over.
         """
-        current = _parse(files.read_if_there(join(self.url, LEASE)))
+        current = _lease_in(files.read_if_there(join(self.url, LEASE)))
         if current.get("token") != self.token:
             who = f"{_who(current)} has taken over" if current else "it was removed"
             raise LeaseLost(
@@ -131,7 +131,7 @@ class _Holder:
             if current != watched or now - looked > 3 * _LOOK_S:
                 watched, since = current or b"", now
             looked = now
-            other = _parse(current)
+            other = _lease_in(current)
             if current is None or _is_dead(other) or now - since > _LAPSE_S:
                 self._before = () if current is None else _tokens(other)
                 if self._write(current):
@@ -180,7 +180,7 @@ def _place(url: str) -> str:
     return str(Path(absolute(url)).resolve()) if is_local(url) else url.rstrip("/")
 
 
-def _parse(data: bytes | None) -> dict[str, Any]:
+def _lease_in(data: bytes | None) -> dict[str, Any]:
     """The content of a lease's file; empty for none, or for one that cannot be read."""
     with contextlib.suppress(ValueError):
         lease = json.loads(data or b"")

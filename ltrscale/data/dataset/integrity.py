@@ -142,7 +142,7 @@ def _examine_footer(source: pa.NativeFile, file: DataFile) -> ColumnTypes | Faul
         columns = {field.name: _type_name(field.type) for field in metadata.schema.to_arrow_schema()}
         return _rows_fault(metadata, file) or columns
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # parsed from memory: no fault of the storage
-        return Fault("bad footer", _one_line(error))
+        return Fault("bad footer", _printable(error))
 
 
 def _read_footer(source: pa.NativeFile) -> bytes | Fault:
@@ -205,6 +205,6 @@ def _schema_fault(wanted: ColumnTypes, found: ColumnTypes) -> Fault | None:
     return None
 
 
-def _one_line(error: Exception) -> str:
+def _printable(error: Exception) -> str:
     """The text of an error in one printable line: it may quote bytes of the file."""
     return " ".join(str(error).split()).rstrip(".").encode("unicode_escape").decode()

@@ -185,7 +185,7 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
         n = sum(row_group.labelled for row_group in row_groups)
         if n == 0 and not scored:
             raise InputError(f"{name}: no group has labels; name periods that have some, or pretrain on these")
-        kept = _kept(n, split, row_groups, name)
+        kept = _kept_groups(n, split, row_groups, name)
         identity |= _labels_identity(split, parts)
     column: Literal[LabelColumn, "scores"] = "scores" if scored else split.labels
     raw = read_as(parts[0].dataset) if parts else {}
@@ -290,7 +290,7 @@ def _kept_features(features: tuple[Feature, ...], split: Split) -> tuple[Feature
     return tuple(feature for feature in features if feature not in left_out)
 
 
-def _kept(n: int, split: Split, row_groups: Sequence[RowGroup], where: str) -> NDArray[np.bool_] | None:
+def _kept_groups(n: int, split: Split, row_groups: Sequence[RowGroup], where: str) -> NDArray[np.bool_] | None:
     """Which of n labelled groups are served, shape [n], or None for all."""
     kept = np.ones(n, dtype=np.bool_)
     if split.size:

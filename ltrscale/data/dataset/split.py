@@ -363,7 +363,7 @@ def _whose(split: Split) -> str:
 
 def _there(period: str, known: Sequence[str]) -> str:
     """What to say of a period that data sets do not have: the range of theirs, and the nearest to a misspelt one."""
-    is_misspelt = not {_form(period)} & {_form(other) for other in known}
+    is_misspelt = not {_spelling(period)} & {_spelling(other) for other in known}
     near = nearest(period, known, alike=0.7) if is_misspelt else None  # every week is much like any other
     return f"{f'the nearest is {near!r}; ' if near else ''}{_has(known)}"
 
@@ -372,7 +372,7 @@ def _has(known: Sequence[str]) -> str:
     return f"it has {in_few_words(known)}" if known else "it is empty"
 
 
-def _form(period: str) -> str:
+def _spelling(period: str) -> str:
     return re.sub(r"\d", "0", period)
 
 
