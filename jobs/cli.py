@@ -1,9 +1,11 @@
-"""The command line that all jobs share: a config from YAML, overrides, one function to call."""
+"""The command line that all jobs share: a config from YAML, overrides, one function to call; and the jobs by name."""
 
 import argparse
+import importlib
 import json
 import logging
 import os
+import pkgutil
 import shutil
 import sys
 import tempfile
@@ -18,17 +20,19 @@ from typing import Any
 
 from rich.logging import RichHandler
 
-from jobs.help import Key, find, first_level, keys_of, show
-from jobs.keys import Table, committed, table_of
+import jobs
+from jobs.help import Key, Table, committed, find, first_level, keys_of, show, table_of
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.errors import InputError, Refused, Stopped, without_credentials
+from ltrscale.errors import InputError, Refused, Stopped, suggestion, without_credentials
 from ltrscale.progress import console, log
 from ltrscale.signals import ending_on_signal
 
 Job = tuple[type[Any], Callable[[Any], object]]
 """The class of a job's config, and the function that is called with one."""
+_SWITCHES = ("fresh", "ray", "plan", "measure", "dry_run")
+"""Keys that have an option without a value wherever a job has them."""
 
 
 @dataclass(frozen=True)
@@ -163,11 +167,7 @@ def _parser(command: Command) -> argparse.ArgumentParser:
         )
     if "workers" in fields:
         options.add_argument("--workers", type=int, metavar="N", help="short for --set workers=N")
-    if "fresh" in fields:
-        options.add_argument("--fresh", action="store_true", help="short for --set fresh=true")
-    if "ray" in fields:
-        options.add_argument("--ray", action="store_true", help="short for --set ray=true")
-    for switch in ("plan", "measure", "dry_run"):
+    for switch in _SWITCHES:
         if switch in fields:
             option = f"--{switch.replace('_', '-')}"
             options.add_argument(option, action="store_true", help=f"short for --set {switch}=true")
@@ -237,8 +237,7 @@ def _overrides(command: Command, options: argparse.Namespace) -> list[str]:
     overrides += [f"{key}={value}" for key in command.flags.split() if (value := getattr(options, key)) is not None]
     if getattr(options, "argument", None):
         overrides.append(f"{command.argument}={json.dumps(options.argument)}")
-    switches = ("fresh", "ray", "plan", "measure", "dry_run")
-    return overrides + [f"{switch}=true" for switch in switches if getattr(options, switch, False)]
+    return overrides + [f"{switch}=true" for switch in _SWITCHES if getattr(options, switch, False)]
 
 
 def read(command: Command, words: Sequence[str]) -> tuple[Config, list[str]]:
@@ -283,3 +282,37 @@ def _show_log(rank: int) -> None:
         handler.setFormatter(logging.Formatter(f"%(asctime)s {whose}%(message)s", "%Y-%m-%d %H:%M:%S"))
     log.addHandler(handler)
     log.setLevel(logging.WARNING if rank > 0 else logging.INFO)
+
+
+def commands() -> list[Command]:
+    """Every job, by name."""
+    return sorted(filter(None, map(_of_module, _modules())), key=lambda command: command.name)
+
+
+def command(name: str) -> Command:
+    """The job with a name; imports no other.
+
+    Raises:
+        InputError: there is no such job.
+
+    Example:
+        >>> command("pretrain").config.__name__
+        'PretrainJob'
+    """
+    job = _of_module(name) if name in _modules() else None
+    if job is None:
+        names = [each.name for each in commands()]
+        raise InputError(f"{name}: no such job; {suggestion(name, names, 'the jobs are')}")
+    return job
+
+
+def _modules() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(jobs.__path__)]
+
+
+def _of_module(name: str) -> Command | None:
+    """The job of a module or package; None if it is none, as this one."""
+    module = importlib.import_module(f"jobs.{name}")
+    if hasattr(module, "__path__"):
+        module = importlib.import_module(f"jobs.{name}.__main__")
+    return getattr(module, "COMMAND", None)

@@ -23,15 +23,11 @@ def _job() -> Job:
     return ClicksJob, ClicksJob.run
 
 
-COMMAND = Command(
-    "clicks",
-    _job,
-    __doc__,
-    keys="""
-    out log log.data log.periods held_out query depth sessions
-    pairs_per_link impressions_per_pair smoothing relevant_from ndcg_at
-    """,
-)
+_KEYS = """
+out log log.data log.periods held_out query depth sessions
+pairs_per_link impressions_per_pair smoothing relevant_from ndcg_at
+"""
+COMMAND = Command("clicks", _job, __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -15,20 +15,16 @@ def _job() -> Job:
     return CrossvalJob, CrossvalJob.run
 
 
-COMMAND = Command(
-    "crossval",
-    _job,
-    __doc__,
-    keys="""
-    out folds pipeline.prepare pipeline.data pipeline.relabel
-    pipeline.splits.train.periods pipeline.splits.train.labelled_fraction pipeline.splits.validation.periods
-    pipeline.splits.test.periods
-    pipeline.seeds pipeline.methods pipeline.methods.NAME.gbdt pipeline.methods.NAME.pretrain.method
-    pipeline.methods.NAME.pretrain.epochs pipeline.methods.NAME.finetune.loss
-    pipeline.methods.NAME.finetune.network.encoder pipeline.methods.NAME.finetune.epochs
-    pipeline.evaluate.baseline pipeline.evaluate.ndcg_at pipeline.evaluate_on pipeline.workers.number
-    """,
-)
+_KEYS = """
+out folds pipeline.prepare pipeline.data pipeline.relabel
+pipeline.splits.train.periods pipeline.splits.train.labelled_fraction pipeline.splits.validation.periods
+pipeline.splits.test.periods
+pipeline.seeds pipeline.methods pipeline.methods.NAME.gbdt pipeline.methods.NAME.pretrain.method
+pipeline.methods.NAME.pretrain.epochs pipeline.methods.NAME.finetune.loss
+pipeline.methods.NAME.finetune.network.encoder pipeline.methods.NAME.finetune.epochs
+pipeline.evaluate.baseline pipeline.evaluate.ndcg_at pipeline.evaluate_on pipeline.workers.number
+"""
+COMMAND = Command("crossval", _job, __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

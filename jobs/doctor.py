@@ -14,8 +14,7 @@ store is then tried from its nodes, with the keys that they have.
 
 import sys
 
-from jobs.cli import Command, Job, main
-from jobs.commands import command
+from jobs.cli import Command, Job, command, main
 
 
 def _job() -> Job:

@@ -26,19 +26,15 @@ def _job() -> Job:
     return EvaluateJob, EvaluateJob.run
 
 
-COMMAND = Command(
-    "evaluate",
-    _job,
-    __doc__,
-    keys="""
-    out evaluate.models evaluate.scores
-    evaluate.splits evaluate.splits.validation evaluate.splits.test evaluate.splits.test.data
-    evaluate.splits.test.periods evaluate.splits.test.labels
-    evaluate.baseline evaluate.ndcg_at evaluate.precision_at evaluate.primary_cutoff evaluate.relevant_from
-    evaluate.policy evaluate.clicks evaluate.slices evaluate.slice_by evaluate.outliers.gap evaluate.outliers.known
-    evaluate.resamples ray
-    """,
-)
+_KEYS = """
+out evaluate.models evaluate.scores
+evaluate.splits evaluate.splits.validation evaluate.splits.test evaluate.splits.test.data
+evaluate.splits.test.periods evaluate.splits.test.labels
+evaluate.baseline evaluate.ndcg_at evaluate.precision_at evaluate.primary_cutoff evaluate.relevant_from
+evaluate.policy evaluate.clicks evaluate.slices evaluate.slice_by evaluate.outliers.gap evaluate.outliers.known
+evaluate.resamples ray
+"""
+COMMAND = Command("evaluate", _job, __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

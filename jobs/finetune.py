@@ -17,19 +17,15 @@ def _job() -> Job:
     return FinetuneJob, FinetuneJob.run
 
 
-COMMAND = Command(
-    "finetune",
-    _job,
-    __doc__,
-    keys="""
-    out pretrained
-    splits.train splits.train.data splits.train.periods splits.train.labelled_fraction splits.validation splits.test
-    finetune.loss finetune.context finetune.debias finetune.network.encoder finetune.network.transform.numeric
-    finetune.head_epochs finetune.epochs finetune.patience finetune.validation_metric
-    finetune.stream.docs_per_batch finetune.optimizer.learning_rate finetune.optimizer.schedule
-    finetune.seed finetune.device workers.number workers.gpus fresh
-    """,
-)
+_KEYS = """
+out pretrained
+splits.train splits.train.data splits.train.periods splits.train.labelled_fraction splits.validation splits.test
+finetune.loss finetune.context finetune.debias finetune.network.encoder finetune.network.transform.numeric
+finetune.head_epochs finetune.epochs finetune.patience finetune.validation_metric
+finetune.stream.docs_per_batch finetune.optimizer.learning_rate finetune.optimizer.schedule
+finetune.seed finetune.device workers.number workers.gpus fresh
+"""
+COMMAND = Command("finetune", _job, __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -33,19 +33,15 @@ def _job() -> Job:
     return GateJob, GateJob.run
 
 
-COMMAND = Command(
-    "gate",
-    _job,
-    __doc__,
-    keys="""
-    out production candidate
-    splits splits.train splits.validation splits.test splits.test.data splits.test.periods
-    evaluate.slices evaluate.slice_by evaluate.primary_cutoff evaluate.outliers.gap
-    bounds.refuse bounds.margin bounds.slice_margin bounds.groups bounds.expected
-    bounds.drifted bounds.feature_psi bounds.moving bounds.score_psi
-    drift.documents plan_from ray
-    """,
-)
+_KEYS = """
+out production candidate
+splits splits.train splits.validation splits.test splits.test.data splits.test.periods
+evaluate.slices evaluate.slice_by evaluate.primary_cutoff evaluate.outliers.gap
+bounds.refuse bounds.margin bounds.slice_margin bounds.groups bounds.expected
+bounds.drifted bounds.feature_psi bounds.moving bounds.score_psi
+drift.documents plan_from ray
+"""
+COMMAND = Command("gate", _job, __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -17,15 +17,11 @@ def _job() -> Job:
     return InterleaveJob, InterleaveJob.run
 
 
-COMMAND = Command(
-    "interleave",
-    _job,
-    __doc__,
-    keys="""
-    out models scores test test.data test.periods test.labels
-    impressions user noise max_relevance depth eta metric power seed
-    """,
-)
+_KEYS = """
+out models scores test test.data test.periods test.labels
+impressions user noise max_relevance depth eta metric power seed
+"""
+COMMAND = Command("interleave", _job, __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

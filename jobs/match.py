@@ -15,15 +15,11 @@ def _job() -> Job:
     return MatchJob, MatchJob.run
 
 
-COMMAND = Command(
-    "match",
-    _job,
-    __doc__,
-    keys="""
-    out data match.query match.documents match.together match.periods match.statistics match.smoothing.k1
-    match.smoothing.b match.smoothing.jelinek_mercer match.smoothing.dirichlet match.smoothing.discount
-    """,
-)
+_KEYS = """
+out data match.query match.documents match.together match.periods match.statistics match.smoothing.k1
+match.smoothing.b match.smoothing.jelinek_mercer match.smoothing.dirichlet match.smoothing.discount
+"""
+COMMAND = Command("match", _job, __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -15,19 +15,15 @@ def _job() -> Job:
     return PipelineConfig, PipelineConfig.run
 
 
-COMMAND = Command(
-    "pipeline",
-    _job,
-    __doc__,
-    keys="""
-    out data prepare synthetic relabel
-    splits.train.periods splits.train.labelled_fraction splits.validation.periods splits.test.periods splits.gap
-    seeds methods methods.NAME.gbdt methods.NAME.pretrain.method methods.NAME.pretrain.augment
-    methods.NAME.pretrain.epochs methods.NAME.pretrained_as methods.NAME.finetune.loss
-    methods.NAME.finetune.network.encoder methods.NAME.finetune.epochs
-    evaluate.baseline evaluate.ndcg_at evaluate_on refit.methods workers.number
-    """,
-)
+_KEYS = """
+out data prepare synthetic relabel
+splits.train.periods splits.train.labelled_fraction splits.validation.periods splits.test.periods splits.gap
+seeds methods methods.NAME.gbdt methods.NAME.pretrain.method methods.NAME.pretrain.augment
+methods.NAME.pretrain.epochs methods.NAME.pretrained_as methods.NAME.finetune.loss
+methods.NAME.finetune.network.encoder methods.NAME.finetune.epochs
+evaluate.baseline evaluate.ndcg_at evaluate_on refit.methods workers.number
+"""
+COMMAND = Command("pipeline", _job, __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -18,13 +18,8 @@ def _job() -> Job:
     return PredictJob, PredictJob.run
 
 
-COMMAND = Command(
-    "predict",
-    _job,
-    __doc__,
-    keys="out bundle inputs inputs.0.path inputs.0.period source sort meta max_rejected refuse add ray workers",
-    flags="bundle inputs out",
-)
+_KEYS = "out bundle inputs inputs.0.path inputs.0.period source sort meta max_rejected refuse add ray workers"
+COMMAND = Command("predict", _job, __doc__, _KEYS, flags="bundle inputs out")
 
 if __name__ == "__main__":
     main(COMMAND)

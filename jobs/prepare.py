@@ -16,20 +16,16 @@ def _job() -> Job:
     return PrepareJob, PrepareJob.run
 
 
-COMMAND = Command(
-    "prepare",
-    _job,
-    __doc__,
-    keys="""
-    out prepare.inputs prepare.inputs.0.path prepare.inputs.0.period
-    prepare.source prepare.source.n_features prepare.source.columns.query prepare.source.columns.item
-    prepare.source.columns.label prepare.source.columns.time prepare.source.columns.period
-    prepare.source.columns.features prepare.source.columns.categorical prepare.source.columns.tokens
-    prepare.source.joins
-    prepare.sort prepare.add prepare.max_rejected prepare.expect
-    synthetic synthetic.weeks synthetic.groups_per_week ray
-    """,
-)
+_KEYS = """
+out prepare.inputs prepare.inputs.0.path prepare.inputs.0.period
+prepare.source prepare.source.n_features prepare.source.columns.query prepare.source.columns.item
+prepare.source.columns.label prepare.source.columns.time prepare.source.columns.period
+prepare.source.columns.features prepare.source.columns.categorical prepare.source.columns.tokens
+prepare.source.joins
+prepare.sort prepare.add prepare.max_rejected prepare.expect
+synthetic synthetic.weeks synthetic.groups_per_week ray
+"""
+COMMAND = Command("prepare", _job, __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

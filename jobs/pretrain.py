@@ -15,20 +15,16 @@ def _job() -> Job:
     return PretrainJob, PretrainJob.run
 
 
-COMMAND = Command(
-    "pretrain",
-    _job,
-    __doc__,
-    keys="""
-    out train.data train.periods
-    pretrain.method pretrain.augment pretrain.mask pretrain.preset
-    pretrain.network.encoder pretrain.network.transform.numeric
-    pretrain.epochs pretrain.stream.docs_per_batch pretrain.stream.streams
-    pretrain.optimizer.learning_rate pretrain.optimizer.weight_decay pretrain.optimizer.schedule
-    pretrain.seed pretrain.device pretrain.precision pretrain.keep_every
-    workers.number workers.gpus fresh
-    """,
-)
+_KEYS = """
+out train.data train.periods
+pretrain.method pretrain.augment pretrain.mask pretrain.preset
+pretrain.network.encoder pretrain.network.transform.numeric
+pretrain.epochs pretrain.stream.docs_per_batch pretrain.stream.streams
+pretrain.optimizer.learning_rate pretrain.optimizer.weight_decay pretrain.optimizer.schedule
+pretrain.seed pretrain.device pretrain.precision pretrain.keep_every
+workers.number workers.gpus fresh
+"""
+COMMAND = Command("pretrain", _job, __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

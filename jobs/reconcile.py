@@ -22,16 +22,12 @@ def _job() -> Job:
     return ReconcileJob, ReconcileJob.run
 
 
-COMMAND = Command(
-    "reconcile",
-    _job,
-    __doc__,
-    keys="""
-    out source source.path source.query source.item source.label source.score source.bundle source.scores
-    source.split source.split.data source.split.periods source.split.labels
-    metrics relevant_from programs groups_shown
-    """,
-)
+_KEYS = """
+out source source.path source.query source.item source.label source.score source.bundle source.scores
+source.split source.split.data source.split.periods source.split.labels
+metrics relevant_from programs groups_shown
+"""
+COMMAND = Command("reconcile", _job, __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -12,15 +12,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from jobs.commands import commands
-from jobs.help import choices
-from jobs.keys import FILE, Description, Field, Table, shown, summary, table_of
+from jobs.cli import commands
+from jobs.help import FILE, Description, Field, Table, choices, shown, summary, table_of
 from ltrscale.config import kind_of, members
 from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.ranking.choices import LetorMetricConfig, LossConfig, MetricConfig
 from ltrscale.ranking.loss import Loss
-from ltrscale.ranking.metrics import Metric
+from ltrscale.ranking.metric import Metric
 
 _ABOVE = """# Reference
 
@@ -72,12 +71,12 @@ def reference(table: Table) -> str:
 def _kind(cls: type[BaseModel]) -> str:
     """The row of a kind, with source and proof from its docstring."""
     doc = inspect.cleandoc(cls.__doc__ or "")
-    said = {
+    notes = {
         name: " ".join(text.split())
         for name, text in re.findall(r"^(Source|Proof): (.+(?:\n +.+)*)", doc, re.MULTILINE)
     }
     weighted = "; takes document weights" if issubclass(cls, Loss) and cls.weighted else ""
-    cells = [summary(cls).removesuffix(".") + weighted, said.get("Source", ""), said.get("Proof", "the laws.")]
+    cells = [summary(cls).removesuffix(".") + weighted, notes.get("Source", ""), notes.get("Proof", "the laws.")]
     name = _code(kind_of(cls))
     link = name if issubclass(cls, Metric) else f"[{name}](#{cls.__name__.lower()})"  # no job has a metric's config
     return f"| {link} | {' | '.join(cell.removesuffix('.').replace('|', chr(92) + '|') for cell in cells)} |"

@@ -16,12 +16,8 @@ def _job() -> Job:
     return RefitJob, RefitJob.run
 
 
-COMMAND = Command(
-    "refit",
-    _job,
-    __doc__,
-    keys="out bundle also also.data also.periods also.labels workers.number workers.gpus workers.cpus fresh",
-)
+_KEYS = "out bundle also also.data also.periods also.labels workers.number workers.gpus workers.cpus fresh"
+COMMAND = Command("refit", _job, __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -15,17 +15,13 @@ def _job() -> Job:
     return RelabelJob, RelabelJob.run
 
 
-COMMAND = Command(
-    "relabel",
-    _job,
-    __doc__,
-    keys="""
-    out data relabel.steps relabel.steps.0.periods relabel.steps.0.fraction
-    relabel.steps.0.tau relabel.steps.0.documents relabel.steps.0.copies relabel.steps.0.user relabel.steps.0.ranking
-    relabel.steps.0.jitter relabel.steps.0.depth relabel.steps.0.alpha relabel.steps.0.delta relabel.steps.0.extra
-    relabel.seed
-    """,
-)
+_KEYS = """
+out data relabel.steps relabel.steps.0.periods relabel.steps.0.fraction
+relabel.steps.0.tau relabel.steps.0.documents relabel.steps.0.copies relabel.steps.0.user relabel.steps.0.ranking
+relabel.steps.0.jitter relabel.steps.0.depth relabel.steps.0.alpha relabel.steps.0.delta relabel.steps.0.extra
+relabel.seed
+"""
+COMMAND = Command("relabel", _job, __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

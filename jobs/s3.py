@@ -81,9 +81,20 @@ class SeaweedFS:
             self._server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=self._folder, env=others)
 
     def make_bucket(self, name: str) -> None:
-        """Make a bucket as soon as the server is ready; the environment must name the server."""
+        """Make a bucket, unless it exists, as soon as the server is ready; the environment must name the server."""
         assert self._server is not None
-        make_bucket(name, self._ports[3], self._server)
+        deadline = time.monotonic() + _READY_S
+        while True:
+            assert self._server.poll() is None, "the S3 server ended"
+            try:
+                with socket.create_connection(("127.0.0.1", self._ports[3]), timeout=1):
+                    s3fs.S3FileSystem(skip_instance_cache=True).mkdir(name)
+                return
+            except FileExistsError:
+                return
+            except OSError:
+                assert time.monotonic() < deadline, "the S3 server does not answer"
+                time.sleep(0.2)
 
     def kill(self) -> None:
         """Kill the server, because a graceful shutdown takes half a minute."""
@@ -118,22 +129,6 @@ def free_ports(count: int) -> list[int]:
 
     candidates = (port for port in random.sample(_PORTS, 1_000) if free(port) and free(port + 10_000))
     return [next(candidates) for _ in range(count)]
-
-
-def make_bucket(name: str, port: int, server: subprocess.Popen[bytes]) -> None:
-    """Make a bucket as soon as the server is ready, unless it exists."""
-    deadline = time.monotonic() + _READY_S
-    while True:
-        assert server.poll() is None, "the S3 server ended"
-        try:
-            with socket.create_connection(("127.0.0.1", port), timeout=1):
-                s3fs.S3FileSystem(skip_instance_cache=True).mkdir(name)
-            return
-        except FileExistsError:
-            return
-        except OSError:
-            assert time.monotonic() < deadline, "the S3 server does not answer"
-            time.sleep(0.2)
 
 
 @contextmanager

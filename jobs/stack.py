@@ -18,18 +18,14 @@ def _job() -> Job:
     return StackJob, StackJob.run
 
 
-COMMAND = Command(
-    "stack",
-    _job,
-    __doc__,
-    keys="""
-    out members members.NAME.gbdt members.NAME.pretrain members.NAME.finetune bundles
-    splits.train splits.train.data splits.train.periods splits.train.labelled_fraction splits.validation splits.test
-    stack.features stack.standardise stack.folds
-    stack.gbdt stack.gbdt.num_trees stack.gbdt.learning_rate stack.gbdt.num_leaves stack.gbdt.min_data_in_leaf
-    seed workers.number
-    """,
-)
+_KEYS = """
+out members members.NAME.gbdt members.NAME.pretrain members.NAME.finetune bundles
+splits.train splits.train.data splits.train.periods splits.train.labelled_fraction splits.validation splits.test
+stack.features stack.standardise stack.folds
+stack.gbdt stack.gbdt.num_trees stack.gbdt.learning_rate stack.gbdt.num_leaves stack.gbdt.min_data_in_leaf
+seed workers.number
+"""
+COMMAND = Command("stack", _job, __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

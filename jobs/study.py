@@ -16,19 +16,15 @@ def _job() -> Job:
     return StudyConfig, StudyConfig.run
 
 
-COMMAND = Command(
-    "study",
-    _job,
-    __doc__,
-    keys="""
-    out data splits.train.periods splits.validation.periods splits.test.periods
-    grid grid.0.labelled grid.0.draws grid.0.seeds grid.0.methods
-    methods methods.NAME.gbdt methods.NAME.space methods.NAME.pretrain.method
-    methods.NAME.pretrain.augment methods.NAME.pretrain.epochs methods.NAME.pretrained_as methods.NAME.finetune.loss
-    methods.NAME.finetune.network.encoder methods.NAME.finetune.epochs
-    control evaluate.baseline evaluate.ndcg_at workers.number
-    """,
-)
+_KEYS = """
+out data splits.train.periods splits.validation.periods splits.test.periods
+grid grid.0.labelled grid.0.draws grid.0.seeds grid.0.methods
+methods methods.NAME.gbdt methods.NAME.space methods.NAME.pretrain.method
+methods.NAME.pretrain.augment methods.NAME.pretrain.epochs methods.NAME.pretrained_as methods.NAME.finetune.loss
+methods.NAME.finetune.network.encoder methods.NAME.finetune.epochs
+control evaluate.baseline evaluate.ndcg_at workers.number
+"""
+COMMAND = Command("study", _job, __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

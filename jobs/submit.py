@@ -21,8 +21,7 @@ them. docs/operating.md explains more.
 import sys
 from typing import TYPE_CHECKING
 
-from jobs.cli import Command, Job, main, read
-from jobs.commands import command
+from jobs.cli import Command, Job, command, main, read
 
 if TYPE_CHECKING:
     from ltrscale.runtime.submission import SubmitConfig

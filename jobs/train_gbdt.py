@@ -17,18 +17,14 @@ def _job() -> Job:
     return GBDTJob, GBDTJob.run
 
 
-COMMAND = Command(
-    "train_gbdt",
-    _job,
-    __doc__,
-    keys="""
-    out
-    splits.train splits.train.data splits.train.periods splits.train.labelled_fraction splits.validation splits.test
-    gbdt gbdt.objective gbdt.num_trees gbdt.learning_rate gbdt.num_leaves gbdt.min_data_in_leaf
-    gbdt.feature_fraction gbdt.bagging_fraction gbdt.early_stopping_rounds gbdt.stop_on gbdt.label_gain gbdt.targets
-    gbdt.seed gbdt.num_threads ensemble workers.number
-    """,
-)
+_KEYS = """
+out
+splits.train splits.train.data splits.train.periods splits.train.labelled_fraction splits.validation splits.test
+gbdt gbdt.objective gbdt.num_trees gbdt.learning_rate gbdt.num_leaves gbdt.min_data_in_leaf
+gbdt.feature_fraction gbdt.bagging_fraction gbdt.early_stopping_rounds gbdt.stop_on gbdt.label_gain gbdt.targets
+gbdt.seed gbdt.num_threads ensemble workers.number
+"""
+COMMAND = Command("train_gbdt", _job, __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -20,16 +20,12 @@ def _job() -> Job:
     return TuneJob, TuneJob.run
 
 
-COMMAND = Command(
-    "tune",
-    _job,
-    __doc__,
-    keys="""
-    out job job.splits job.gbdt job.pretrain job.finetune job.pretrained
-    space space.NAME.low space.NAME.high space.NAME.log space.NAME.integer space.NAME.choices space.NAME.when
-    trials concurrent search.kind search.seed search.startup asha cpus gpus fresh
-    """,
-)
+_KEYS = """
+out job job.splits job.gbdt job.pretrain job.finetune job.pretrained
+space space.NAME.low space.NAME.high space.NAME.log space.NAME.integer space.NAME.choices space.NAME.when
+trials concurrent search.kind search.seed search.startup asha cpus gpus fresh
+"""
+COMMAND = Command("tune", _job, __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

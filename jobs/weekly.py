@@ -19,17 +19,12 @@ def _job() -> Job:
     return WeeklyJob, WeeklyJob.run
 
 
-COMMAND = Command(
-    "weekly",
-    _job,
-    __doc__,
-    keys="""
-    out pipeline method inputs production splits.train.periods splits.validation.periods splits.test.periods
-    max_rejected bounds.refuse bounds.margin bounds.groups bounds.drifted bounds.feature_psi bounds.moving
-    bounds.expected bounds.score_psi refit export registry.name registry.store dry_run ray
-    """,
-    flags="inputs",
-)
+_KEYS = """
+out pipeline method inputs production splits.train.periods splits.validation.periods splits.test.periods
+max_rejected bounds.refuse bounds.margin bounds.groups bounds.drifted bounds.feature_psi bounds.moving
+bounds.expected bounds.score_psi refit export registry.name registry.store dry_run ray
+"""
+COMMAND = Command("weekly", _job, __doc__, _KEYS, flags="inputs")
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -361,23 +361,19 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Size and depth of a node with every alias in it written out; `known` caches them by the node's id.
-
-    Raises:
-        MarkedYAMLError: the node is too large or too deep, or contains itself.
-    """
-    if id(node) not in known:
-        known[id(node)] = None  # while its parts are measured: to meet this again means that the node contains itself
+def _measure(node: yaml.Node, cache: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
+    """Size and depth of a node with every alias in it written out; `known` caches them by the node's id."""
+    if id(node) not in cache:
+        cache[id(node)] = None  # while its parts are measured: to meet this again means that the node contains itself
         parts = node.value if isinstance(node, yaml.CollectionNode) else []
-        below = [_measure(n, known) for part in parts for n in (part if isinstance(part, tuple) else (part,))]
+        below = [_measure(n, cache) for part in parts for n in (part if isinstance(part, tuple) else (part,))]
         own = _OF_A_NODE + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
-        known[id(node)] = own + sum(size for size, _ in below), 1 + max((depth for _, depth in below), default=0)
-    found = known[id(node)]
-    if found is None or found[0] > _MOST_UNSHARED or found[1] > _MOST_DEPTH:
-        problem = "an alias inside its own value" if found is None else "too large or too deep for a config"
+        cache[id(node)] = own + sum(size for size, _ in below), 1 + max((depth for _, depth in below), default=0)
+    measured = cache[id(node)]
+    if measured is None or measured[0] > _MOST_UNSHARED or measured[1] > _MOST_DEPTH:
+        problem = "an alias inside its own value" if measured is None else "too large or too deep for a config"
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-    return found
+    return measured
 
 
 def _parse(text: str, where: str) -> Any:

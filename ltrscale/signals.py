@@ -79,7 +79,7 @@ class _Asked:
 
     def __init__(self) -> None:
         self.come: list[int] = []
-        self._told = False
+        self._logged = False
 
     @property
     def status(self) -> int:
@@ -93,8 +93,8 @@ class _Asked:
         self.come.append(number)
 
     def __call__(self) -> bool:
-        if self.come and not self._told:
-            self._told = True
+        if self.come and not self._logged:
+            self._logged = True
             again = "; Ctrl-C again ends at once" if signal.SIGINT in self.come else ""
             log.info("asked to stop: a checkpoint follows%s", again)
         return bool(self.come)

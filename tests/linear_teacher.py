@@ -9,8 +9,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.models.encoders import IdentityConfig
 from ltrscale.models.features import TransformConfig, fit_transform
-from ltrscale.models.heads import HeadConfig
-from ltrscale.models.ranker import Architecture, Ranker
+from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 
 
 def linear_teacher(url: str, data: str, weights: Sequence[float]) -> str:

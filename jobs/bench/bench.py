@@ -8,15 +8,13 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from jobs.bench.contrast import bench_contrast
 from jobs.bench.ddp import bench_ddp
 from jobs.bench.losses import bench_losses
 from jobs.bench.measure import Row
 from jobs.bench.metrics import bench_metrics
-from jobs.bench.networks import bench_networks
+from jobs.bench.networks import bench_contrast, bench_networks, bench_text
 from jobs.bench.prepare import bench_letor, bench_prepare_memory
 from jobs.bench.stream import bench_stream
-from jobs.bench.text import bench_text
 from jobs.bench.trees import bench_trees
 from ltrscale import storage
 from ltrscale.config import Config

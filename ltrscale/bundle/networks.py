@@ -15,9 +15,8 @@ from ltrscale.bundle.opened import Bundle, Scorer, fitting
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture, combine_rankers
 from ltrscale.models.features import FeatureTransform
-from ltrscale.models.heads import Projector, ProjectorConfig
 from ltrscale.models.layers import Encoder, EncoderSettings
-from ltrscale.models.ranker import Architecture, Ranker
+from ltrscale.models.ranker import Architecture, Projector, ProjectorConfig, Ranker
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,20 +71,20 @@ class SeenHashes:
     def add(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Add hashes; True for each that was in the set before, or occurs earlier in this call."""
         values, first = np.unique(hashes, return_index=True)
-        known = self.has(values)
+        old = self.has(values)
         seen = np.ones(len(hashes), dtype=bool)
-        seen[first] = known
-        if not known.all():
-            self._push(values[~known])
+        seen[first] = old
+        if not old.all():
+            self._push(values[~old])
         return seen
 
     def has(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Whether each hash is in the set."""
-        known = np.zeros(len(hashes), dtype=bool)
+        is_in = np.zeros(len(hashes), dtype=bool)
         for run in self._runs:
             at = np.searchsorted(run, hashes)
-            known |= run[np.minimum(at, len(run) - 1)] == hashes
-        return known
+            is_in |= run[np.minimum(at, len(run) - 1)] == hashes
+        return is_in
 
     def blocks(self) -> Iterator[NDArray[np.uint64]]:
         """All hashes, each once, a bounded number at a time."""

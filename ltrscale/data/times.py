@@ -155,10 +155,10 @@ def instants(column: pa.Array, clock: Clock = UTC_CLOCK) -> tuple[NDArray[np.int
         return (clock.utc(seconds_N) if column.type.tz is None else seconds_N), missing_N
     if clock.formats != (ISO,):
         encoded = texts(column)[0].dictionary_encode()  # each distinct value is read once
-        known = _each(encoded.dictionary, clock)
-        return _or_bad(known.take(encoded.indices))
+        seconds = _one_by_one(encoded.dictionary, clock)
+        return _or_bad(seconds.take(encoded.indices))
     if not is_text(column.type):
-        return _epochs(column)
+        return _numbers_since_1970(column)
     text, _ = texts(column)
     # the casts are fast, and fail where one value has another form: with a zone, without one, a number
     for target in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
@@ -168,10 +168,10 @@ def instants(column: pa.Array, clock: Clock = UTC_CLOCK) -> tuple[NDArray[np.int
             continue
         if (seconds_N >= _YEAR_1).all():  # Arrow reads a year 0, which the others cannot
             return seconds_N, missing_N
-    return _or_bad(_each(text, clock))
+    return _or_bad(_one_by_one(text, clock))
 
 
-def _each(column: pa.StringArray, clock: Clock) -> pa.Int64Array:
+def _one_by_one(column: pa.StringArray, clock: Clock) -> pa.Int64Array:
     """The seconds of values that are read one by one; null for one that cannot be read."""
     return pa.array([_by_format(text or "", clock) for text in column.to_pylist()], pa.int64())
 
@@ -183,18 +183,18 @@ def _or_bad(seconds_N: pa.Int64Array) -> tuple[NDArray[np.int64], NDArray[np.boo
 def _by_format(text: str, clock: Clock) -> int | None:
     for form in clock.formats:
         if form == ISO:
-            found = _iso(text, clock)
+            seconds = _iso(text, clock)
         else:
             try:
-                found = _seconds(datetime.strptime(text.strip(), form), clock)
+                seconds = _seconds(datetime.strptime(text.strip(), form), clock)
             except (ValueError, OverflowError):
-                found = None
-        if found is not None:
-            return found
+                seconds = None
+        if seconds is not None:
+            return seconds
     return None
 
 
-def _epochs(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _numbers_since_1970(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Numbers as seconds since 1970; float64 is exact enough, since a period lasts an hour at least."""
     values_N = column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
     for _ in _FINER:

@@ -7,7 +7,7 @@ from scipy.special import bdtrc
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.summarise import PATTERNS, Comparison, Scope
 from ltrscale.ranking.choices import metric_class, metric_label
-from ltrscale.ranking.names import Name
+from ltrscale.ranking.metric import Name
 from ltrscale.reports.document import Table
 
 TableCells = tuple[list[str], list[list[str]]]

@@ -22,9 +22,8 @@ from ltrscale.bundle import load, with_tokens_of
 from ltrscale.config import Config, is_current, made_by
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
+from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, with_relative_named
 from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError
@@ -36,9 +35,9 @@ from ltrscale.evaluation.studies.distillation import TEACHER, Distillation, Serv
 from ltrscale.experiments.methods.choices import MethodName
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
-from ltrscale.models.heads import HeadConfig
+from ltrscale.models.ranker import HeadConfig
 from ltrscale.progress import Report, log
-from ltrscale.ranking.pointwise import SquaredErrorConfig
+from ltrscale.ranking.loss import SquaredErrorConfig
 from ltrscale.reports.findings import print_report, write_report
 from ltrscale.reports.markdown import REPORT
 from ltrscale.runtime.launch import cluster_for

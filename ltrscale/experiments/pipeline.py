@@ -16,9 +16,8 @@ from ltrscale import bundle
 from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view, open_dataset
-from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.selection import check_relevant, select
-from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest
+from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest, with_relative_named
 from ltrscale.derive.matching.match import MatchConfig, MatchJob
 from ltrscale.derive.relabelling.relabel import RelabelConfig, RelabelJob
 from ltrscale.derive.rewrite import column_names

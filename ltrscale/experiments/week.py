@@ -8,8 +8,7 @@ from ltrscale.bundle import load as load_bundle
 from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.data.dataset.periods import in_few_words
-from ltrscale.data.dataset.split import Split, SplitsWithTest
+from ltrscale.data.dataset.split import Split, SplitsWithTest, in_few_words
 from ltrscale.errors import InputError
 from ltrscale.experiments.service import InService, Week
 from ltrscale.progress import log

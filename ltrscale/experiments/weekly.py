@@ -24,8 +24,7 @@ from ltrscale import storage
 from ltrscale.config import Config, Operational, digest, load, result_of, validate
 from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
 from ltrscale.data.dataset.origin import prepare_settings_of, read_as
-from ltrscale.data.dataset.periods import among, in_few_words
-from ltrscale.data.dataset.split import Split, SplitsWithTest
+from ltrscale.data.dataset.split import Split, SplitsWithTest, among, in_few_words
 from ltrscale.errors import InputError, Refused, suggestion
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings

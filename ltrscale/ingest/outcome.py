@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from ltrscale import storage
+from ltrscale.data.dataset.labelled import none_relevant
 from ltrscale.data.dataset.manifest import Accounting, Manifest
-from ltrscale.data.dataset.relevant import none_relevant
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import identifying
 from ltrscale.errors import InputError

@@ -5,13 +5,12 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config
-from ltrscale.models.attention import DASALCConfig, RankFormerConfig
+from ltrscale.models.attention import DASALCConfig, RankFormerConfig, SetRankConfig
 from ltrscale.models.cross_encoder import CrossEncoderConfig
 from ltrscale.models.encoders import IdentityConfig, IndustrialMLPConfig, MLPConfig, ResNetConfig
 from ltrscale.models.features import TransformConfig
 from ltrscale.models.interactions import DCNv2Config, DeepFMConfig
 from ltrscale.models.listwise import DLCMConfig, GSFConfig
-from ltrscale.models.setrank import SetRankConfig
 
 FeatureEncoderConfig = Annotated[
     ResNetConfig | IdentityConfig | MLPConfig | IndustrialMLPConfig | DeepFMConfig | DCNv2Config,

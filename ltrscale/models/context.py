@@ -36,13 +36,7 @@ class ListContext(nn.Module):
     list_width: int = 0
 
     def forward(self, x_NF: Tensor, h_ND: Tensor, groups: QueryGroups) -> Contextual:
-        """Map transformed features and the encoder's embeddings to embeddings in context.
-
-        Args:
-            x_NF: transformed features: numeric values, and vocabulary indices of categories.
-            h_ND: the encoder's embeddings of the same documents.
-            groups: offsets of the lists, raw features, and the positions at which documents were shown.
-        """
+        """Map transformed features and the encoder's embeddings to embeddings in context."""
         raise NotImplementedError
 
 
@@ -62,11 +56,6 @@ class ContextSettings(Config):
 
     def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
         """A list context with fresh weights.
-
-        Args:
-            width: size of the encoder's embedding.
-            numeric_F: True where a feature is numeric.
-            cardinalities: rows of each categorical feature's embedding.
 
         Raises:
             InputError: the config does not fit the features or the encoder.

@@ -52,7 +52,6 @@ class CrossEncoderConfig(EncoderSettings):
     """
 
     kind: Literal["cross_encoder"] = "cross_encoder"
-    """The kind of encoder."""
     bert: BertConfig = BertConfig()
     """Sizes of the transformer; those of `network.initial` replace them."""
     query: FieldNames = ("query",)
@@ -129,7 +128,7 @@ def pairs_of(groups: QueryGroups, config: CrossEncoderConfig) -> Pairs:
     pool, size = [torch.tensor([config.vocabulary.cls, config.vocabulary.sep], device=device)], 2
     pieces, types, text = [(zeros_N, ones_N)], [0], [False]  # the place in the pool and the length of each piece
     for of_query, name in [*((True, name) for name in config.query), *((False, name) for name in config.document)]:
-        tokens = _field(groups, name, of_query=of_query)
+        tokens = _tokens_of(groups, name, of_query=of_query)
         starts_N, lengths_N = tokens.offsets_R1[:-1], tokens.lengths_R
         if of_query:
             starts_N, lengths_N = starts_N[group_N], lengths_N[group_N]
@@ -149,14 +148,14 @@ def pairs_of(groups: QueryGroups, config: CrossEncoderConfig) -> Pairs:
     return Pairs(torch.cat(pool)[places_T], spread(types), spread(text), to_offsets(lengths_NK.sum(1)))
 
 
-def _field(groups: QueryGroups, name: str, *, of_query: bool) -> Tokens:
-    there = groups.query_tokens if of_query else groups.document_tokens
-    if name not in there:
+def _tokens_of(groups: QueryGroups, name: str, *, of_query: bool) -> Tokens:
+    fields = groups.query_tokens if of_query else groups.document_tokens
+    if name not in fields:
         raise InputError(
             f"the model reads the token field {name!r} of the {'query' if of_query else 'documents'}, and the data has "
-            f"{sorted(there) or 'none'}; prepare the data with it, or name others in network.encoder"
+            f"{sorted(fields) or 'none'}; prepare the data with it, or name others in network.encoder"
         )
-    return there[name]
+    return fields[name]
 
 
 class CrossEncoder(Encoder):
@@ -164,11 +163,6 @@ class CrossEncoder(Encoder):
 
     A document's embedding depends on the document and its query only. At inference documents are embedded in parts of
     at most `TOKENS_AT_ONCE` tokens.
-
-    Args:
-        config: sizes, fields and vocabulary.
-        numeric_F: True where a feature is numeric.
-        cardinalities: rows of each categorical feature's embedding.
 
     Raises:
         InputError: the config has no vocabulary.

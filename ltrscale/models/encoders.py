@@ -30,7 +30,6 @@ class IdentityConfig(EncoderSettings):
     """
 
     kind: Literal["identity"] = "identity"
-    """The kind of encoder."""
     embedding: int = Field(8, ge=1)
     """Dimensions of the embedding of each categorical feature."""
 
@@ -41,11 +40,6 @@ class IdentityConfig(EncoderSettings):
 
 class Identity(Encoder):
     """The features themselves; with a head of one layer, RankSVM's linear model.
-
-    Args:
-        config: sizes.
-        numeric_F: True where a feature is numeric.
-        cardinalities: rows of each categorical feature's embedding.
 
     Example:
         >>> import torch
@@ -74,7 +68,6 @@ class MLPConfig(EncoderSettings):
     """
 
     kind: Literal["mlp"] = "mlp"
-    """The kind of encoder."""
     hidden: Sizes = (512, 256, 128)
     """Sizes of the hidden layers; the last is the size of the embedding. BUYL23 has 512, 256, 128."""
     activation: Activation = "relu"
@@ -93,11 +86,6 @@ class MLPConfig(EncoderSettings):
 
 class MLP(Encoder):
     """Multilayer perceptron without its last linear layer.
-
-    Args:
-        config: sizes.
-        numeric_F: True where a feature is numeric.
-        cardinalities: rows of each categorical feature's embedding.
 
     Example:
         >>> import torch
@@ -133,7 +121,6 @@ class IndustrialMLPConfig(EncoderSettings):
     """
 
     kind: Literal["industrial_mlp"] = "industrial_mlp"
-    """The kind of encoder."""
     width: int = Field(136, ge=1)
     """Size of the hidden layers and of the embedding; HOU24 does not state it."""
     layers: int = Field(4, ge=1, le=1000)
@@ -157,11 +144,6 @@ class IndustrialMLP(Encoder):
 
     `x = drop(norm(features))`, then `x = drop(relu(norm(linear(x))))` four times. The paper names featurizers without
     details; here they are the feature transform for numeric features and an embedding for each categorical one.
-
-    Args:
-        config: sizes.
-        numeric_F: True where a feature is numeric.
-        cardinalities: rows of each categorical feature's embedding.
 
     Example:
         >>> import torch
@@ -199,7 +181,6 @@ class ResNetConfig(EncoderSettings):
     """
 
     kind: Literal["resnet"] = "resnet"
-    """The kind of encoder."""
     width: int = Field(136, ge=1)
     """Size of the embedding, and of every block's input and output."""
     blocks: int = Field(3, ge=1, le=1000)
@@ -243,11 +224,6 @@ class ResNetBlock(nn.Module):
 
 class ResNet(Encoder):
     """Tabular ResNet: embedding of categories, linear layer, residual blocks, norm, activation.
-
-    Args:
-        config: sizes.
-        numeric_F: True where a feature is numeric.
-        cardinalities: rows of each categorical feature's embedding.
 
     Example:
         >>> import torch

@@ -141,7 +141,8 @@ class FeatureTransform(nn.Module):
         config = self.config
         if config.numeric == "quantile_normal":
             return _to_normal(x_NF, self.quantiles_FK)
-        x_NF = _before_standard(x_NF, config)
+        if config.numeric in ("log1p", "log1p_standard"):
+            x_NF = signed_log1p(x_NF)
         x_NF = torch.where(x_NF.isnan(), self.mean_F, x_NF)
         if config.numeric in ("standard", "log1p_standard"):
             x_NF = ((x_NF - self.mean_F) / self.scale_F).clamp(-config.clip, config.clip)
@@ -173,8 +174,8 @@ def make_transform(statistics: FeatureStatistics, config: TransformConfig) -> Fe
     """
     if statistics.documents == 0:
         raise InputError("feature transform: no document to fit it on; check the periods of the training split")
-    found = {column: v.codes(config.max_vocabulary) for column, v in statistics.vocabularies.items()}
-    vocabularies = {column: torch.from_numpy(codes_V) for column, codes_V in found.items() if codes_V is not None}
+    codes = {column: v.codes(config.max_vocabulary) for column, v in statistics.vocabularies.items()}
+    vocabularies = {column: torch.from_numpy(codes_V) for column, codes_V in codes.items() if codes_V is not None}
     n_features = len(statistics.wanted.numeric)
     kinds: list[FeatureKind] = ["categorical" if i in vocabularies else "numeric" for i in range(n_features)]
     transform = FeatureTransform(config, kinds, [len(codes_V) + 1 for codes_V in vocabularies.values()])
@@ -193,11 +194,6 @@ def fit_transform(batches: Iterable[Tensor], kinds: Sequence[FeatureKind], confi
 
     The result depends on the documents and their order, not on how they are batched (beyond rounding in float64).
 
-    Args:
-        batches: features [N, F] in any number of parts; NaN is missing.
-        kinds: kind of each feature in the data.
-        config: the transform.
-
     Raises:
         InputError: the batches contain no document.
     """
@@ -205,10 +201,6 @@ def fit_transform(batches: Iterable[Tensor], kinds: Sequence[FeatureKind], confi
     for features_NF in batches:
         statistics.add(statistics.documents, features_NF.float().numpy())
     return make_transform(statistics, config)
-
-
-def _before_standard(x_NF: Tensor, config: TransformConfig) -> Tensor:
-    return signed_log1p(x_NF) if config.numeric in ("log1p", "log1p_standard") else x_NF
 
 
 def _to_normal(x_NF: Tensor, quantiles_FK: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ltrscale.arrays import Moments
 from ltrscale.draws import splitmix64
-from ltrscale.moments import Moments
 
 _GLANCE = 1 << 10  # values of a column to look at before counting all of them
 _HIGHEST = 2**64 - 1
@@ -50,15 +50,15 @@ class ValueCounts:
     def __init__(self, at_most: int | None = None) -> None:
         self._at_most = at_most
         self._over = False
-        self._known: Counted = _counted(np.zeros(0, np.float32))
+        self._known: Counted = _value_counts(np.zeros(0, np.float32))
         self._new: list[Counted] = []
 
     def add(self, values_N: NDArray[np.float32]) -> None:
         """Count one column of some documents."""
         if not self._over and self._at_most is not None:  # a few values show for most features that there are too many
-            self._over = len(_counted(values_N[:_GLANCE])[0]) > self._at_most
+            self._over = len(_value_counts(values_N[:_GLANCE])[0]) > self._at_most
         if not self._over:
-            self._take([_counted(values_N)])
+            self._take([_value_counts(values_N)])
 
     def merge(self, other: Self) -> None:
         """Add the counts of another vocabulary."""
@@ -92,10 +92,10 @@ class ValueCounts:
         first_V = np.flatnonzero(np.concatenate([np.ones(min(1, len(codes)), bool), codes[1:] != codes[:-1]]))
         self._over |= self._at_most is not None and len(first_V) > self._at_most
         self._new = []
-        self._known = _counted(codes[:0]) if self._over else (codes[first_V], np.add.reduceat(counts, first_V))
+        self._known = _value_counts(codes[:0]) if self._over else (codes[first_V], np.add.reduceat(counts, first_V))
 
 
-def _counted(values_N: NDArray[np.float32]) -> Counted:
+def _value_counts(values_N: NDArray[np.float32]) -> Counted:
     codes_V, counts_V = np.unique(values_N[~np.isnan(values_N)] + np.float32(0), return_counts=True)  # -0 + 0 is 0
     return codes_V, counts_V
 
@@ -128,12 +128,12 @@ class Sample:
 
     def chosen(self, numbers_N: NDArray[np.int64]) -> NDArray[np.bool_]:
         """True for the documents that may belong to the sample, by number, shape [N]."""
-        return _keys(numbers_N) <= np.uint64(self._below)
+        return _hashes(numbers_N) <= np.uint64(self._below)
 
     def add(self, numbers_N: NDArray[np.int64], rows_NF: NDArray[np.float32]) -> None:
         """Offer the documents with these numbers."""
         chosen_N = self.chosen(numbers_N)
-        self._take([(_keys(numbers_N[chosen_N]), rows_NF[chosen_N])])
+        self._take([(_hashes(numbers_N[chosen_N]), rows_NF[chosen_N])])
 
     def merge(self, other: Self) -> None:
         """Offer the documents kept by another sample, which has seen other documents."""
@@ -178,7 +178,7 @@ class Sample:
             self._below = int(keys_K[order_M[-1]])
 
 
-def _keys(numbers_N: NDArray[np.int64]) -> NDArray[np.uint64]:
+def _hashes(numbers_N: NDArray[np.int64]) -> NDArray[np.uint64]:
     return splitmix64(np.zeros(len(numbers_N), np.uint64), numbers_N.astype(np.uint64))
 
 

@@ -23,7 +23,6 @@ class DeepFMConfig(EncoderSettings):
     """
 
     kind: Literal["deepfm"] = "deepfm"
-    """The kind of encoder."""
     hidden: Sizes = (400, 400, 400)
     """Sizes of the MLP's hidden layers, by default those of Guo et al."""
     activation: Activation = "relu"
@@ -49,11 +48,6 @@ def factorization(x_NP: Tensor, vectors_PE: Tensor, embedded_NCE: Tensor) -> Ten
     Guo et al. 2017, equation 2 (Rendle 2010), as `((sum_i v_i x_i)^2 - sum_i (v_i x_i)^2) / 2` summed over dimensions,
     which is linear in the number of fields. A field is a numeric feature, or a categorical one with x = 1.
 
-    Args:
-        x_NP: numeric values.
-        vectors_PE: a vector for each numeric feature.
-        embedded_NCE: the vectors of the categories.
-
     Example:
         >>> x_NP, vectors_PE = torch.tensor([[3.0]]), torch.tensor([[1.0, 2.0]])
         >>> factorization(x_NP, vectors_PE, torch.tensor([[[1.0, 1.0], [0.0, 1.0]]])).tolist()
@@ -71,11 +65,6 @@ class DeepFM(Encoder):
     (1, 1, w) the score is the paper's `y_FM + y_DNN`. A head with learned weights may also weigh the terms. The MLP
     reads the fields' vectors; that of a numeric field is its value times the learned vector. Initial vectors are so
     small that the second-order term has a deviation of about 1 on standardised features.
-
-    Args:
-        config: sizes.
-        numeric_F: True where a feature is numeric.
-        cardinalities: rows of each categorical feature's embedding.
 
     Example:
         >>> encoder = DeepFM(DeepFMConfig(hidden=(16, 4)), torch.tensor([True, True, False]), [5])
@@ -141,7 +130,6 @@ class DCNv2Config(EncoderSettings):
     """
 
     kind: Literal["dcnv2"] = "dcnv2"
-    """The kind of encoder."""
     cross_layers: int = Field(3, ge=1, le=1000)
     """Cross layers (HOU24: 2, 3 or 4); n layers give products of up to n + 1 features."""
     rank: int | None = Field(None, ge=1)
@@ -167,10 +155,6 @@ class DCNv2Config(EncoderSettings):
 class CrossLayer(nn.Module):
     """`x_0 * (W x + b) + x` elementwise (Wang et al. 2021, equation 1), or with W = U V^T of a low rank (equation 2).
 
-    Args:
-        width: size of the input.
-        rank: rank of W; None for a full matrix.
-
     Example:
         >>> CrossLayer(6, rank=2)(torch.ones(3, 6), torch.zeros(3, 6)).shape
         torch.Size([3, 6])
@@ -192,11 +176,6 @@ class DCNv2(Encoder):
 
     The input x_0 is the numeric features followed by the embeddings of the categories. The embedding is the MLP's last
     hidden layer (`stacked`), or `[cross layers' output, last hidden layer]` (`parallel`).
-
-    Args:
-        config: sizes.
-        numeric_F: True where a feature is numeric.
-        cardinalities: rows of each categorical feature's embedding.
 
     Example:
         >>> config = DCNv2Config(hidden=(16, 4), structure="parallel")

@@ -27,18 +27,17 @@ class TokenFields(NamedTuple):
 
 
 class Encoder(nn.Module):
-    """The base of encoders, which map transformed features [N, F] to embeddings [N, width], document by document."""
+    """The base of encoders, which map transformed features [N, F] to embeddings [N, width], document by document.
+
+    An encoder is made of its config, the mask `numeric_F` of the numeric features, and the rows of each categorical
+    feature's embedding.
+    """
 
     config: Config
     width: int
 
     def embed(self, x_NF: Tensor, groups: QueryGroups) -> Tensor:  # noqa: ARG002
-        """Embeddings [N, width] of a batch's documents.
-
-        Args:
-            x_NF: the transformed features.
-            groups: the same documents; an encoder of text reads their tokens.
-        """
+        """Embeddings [N, width] of a batch's documents."""
         h_ND: Tensor = self(x_NF)
         return h_ND
 
@@ -58,12 +57,7 @@ class EncoderSettings(Config):
         return TokenFields()
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
-        """An encoder with fresh weights.
-
-        Args:
-            numeric_F: True where a feature is numeric.
-            cardinalities: rows of each categorical feature's embedding.
-        """
+        """An encoder with fresh weights."""
         raise NotImplementedError
 
 
@@ -196,9 +190,6 @@ class Dropout(nn.Module):
 
     On a CPU the probability is rounded to a multiple of 1/256, and outputs are scaled by the rounded rate. Randomness
     comes from torch's default generator.
-
-    Args:
-        probability: chance of each entry to become 0.
     """
 
     def __init__(self, probability: float) -> None:

@@ -40,7 +40,6 @@ class DLCMConfig(ContextSettings):
     """
 
     kind: Literal["dlcm"] = "dlcm"
-    """The kind of list context."""
     state: int = Field(136, ge=1)
     """Size of the network's state."""
     units: int = Field(3, ge=1)
@@ -129,7 +128,6 @@ class GSFConfig(ContextSettings):
     """
 
     kind: Literal["gsf"] = "gsf"
-    """The kind of list context."""
     beyond_graphs: ClassVar = "chooses groups by the length of a list and by hashes"
     size: int = Field(2, ge=1)
     """Documents that are scored together; 1 is a pointwise network."""

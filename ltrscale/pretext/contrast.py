@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ltrscale.batch import length_chunks
-from ltrscale.models.heads import Projector, ProjectorConfig
+from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext.augment import MIXUPS, Augmentation, Draw, MarginalConfig, Mixup, MixupConfig
 from ltrscale.pretext.objective import Parts, Pretrainer
 from ltrscale.pretext.siamese import Siamese
@@ -152,11 +152,6 @@ def simclr(z0_ND: Tensor, z1_ND: Tensor, *, temperature: float) -> Tensor:
     computed as SimCLR-Rank with all documents in one group: time is O(N^2), memory O(N D), and the matrix of all
     similarities never exists.
 
-    Args:
-        z0_ND: projections of the first view, not normalised. A zero vector has cosine 0 to everything.
-        z1_ND: projections of the second view.
-        temperature: tau > 0.
-
     Raises:
         ValueError: the temperature is not positive.
 
@@ -213,11 +208,6 @@ def scarf(z_ND: Tensor, corrupted_ND: Tensor, *, temperature: float) -> Tensor:
     Time is O(N^2), memory O(N D): similarities are computed in tiles, and again for the gradient. They are float32 (or
     float64) even for half precision input and under autocast.
 
-    Args:
-        z_ND: projections of the documents, not normalised. A zero vector has cosine 0 to everything.
-        corrupted_ND: projections of their corrupted views.
-        temperature: tau > 0; SCARF has 1.
-
     Raises:
         ValueError: the temperature is not positive.
 
@@ -238,7 +228,7 @@ class DaclConfig(Contrastive):
     """DACL+: SimCLR between two mixtures of a document with other documents.
 
     Source: Verma et al. 2021; HOU24.
-    Proof: `tests/pretext/test_mixup.py`.
+    Proof: `tests/pretext/test_augment.py`.
     """
 
     kind: Literal["dacl"] = "dacl"

@@ -49,12 +49,7 @@ class MaskedLanguageConfig(Objective):
 
 
 class TokenDecoder(nn.Module):
-    """BERT's head: `norm(gelu(linear(h)))` times the transposed token embedding, plus a bias for each token.
-
-    Args:
-        width: size of the embeddings, D.
-        vocabulary: number of tokens, V.
-    """
+    """BERT's head: `norm(gelu(linear(h)))` times the transposed token embedding, plus a bias for each token."""
 
     def __init__(self, width: int, vocabulary: int) -> None:
         super().__init__()
@@ -99,15 +94,7 @@ def hide(pairs: Pairs, vocabulary: TokenNumbers, generator: torch.Generator, *, 
 def masked_language(
     encoder: CrossEncoder, decoder: TokenDecoder, pairs: Pairs, generator: torch.Generator, *, rate: float
 ) -> Tensor:
-    """The cross entropy of each hidden token, shape [M] (Devlin et al. 2019, section 3.1).
-
-    Args:
-        encoder: its transformer reads the sequences; dense features play no part.
-        decoder: maps embeddings to tokens.
-        pairs: sequences of query and document.
-        generator: as in `hide`.
-        rate: as in `hide`.
-    """
+    """The cross entropy of each hidden token, shape [M] (Devlin et al. 2019, section 3.1)."""
     assert encoder.config.vocabulary is not None
     ids_T, rows_M = hide(pairs, encoder.config.vocabulary, generator, rate=rate)
     h_TD = encoder.bert(ids_T, pairs.types_T, pairs.offsets_N1)

@@ -15,9 +15,8 @@ from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, kind_of
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform
-from ltrscale.models.heads import Projector
 from ltrscale.models.layers import Encoder, EncoderSettings, refuse_batch_norm
-from ltrscale.models.ranker import Architecture
+from ltrscale.models.ranker import Architecture, Projector
 from ltrscale.pretext.augment import Augmentation, Draw
 from ltrscale.pretext.watch import CollapseWatch
 
@@ -53,13 +52,7 @@ class Objective(Config):
         return False
 
     def parts(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:
-        """The parts that it adds to an encoder, with fresh weights.
-
-        Args:
-            width: size of the encoder's embedding.
-            numeric_F: True where a feature is numeric.
-            cardinalities: rows of each categorical feature's embedding.
-        """
+        """The parts that it adds to an encoder, with fresh weights."""
         raise NotImplementedError
 
     def parts_on(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:
@@ -78,13 +71,7 @@ class Objective(Config):
             raise ValueError(f"method {kind} learns from {what}, and encoder {encoder.kind} does not; take {remedy}")
 
     def losses(self, net: "Pretrainer", x_NF: Tensor, draw: Draw) -> Tensor:
-        """The loss of each document of a micro-batch, shape [N], or of each hidden token.
-
-        Args:
-            net: encoder and parts.
-            x_NF: transformed features.
-            draw: the other inputs of the views.
-        """
+        """The loss of each document of a micro-batch, shape [N], or of each hidden token."""
         raise NotImplementedError
 
 

@@ -1,9 +1,10 @@
-"""Reconstruction of features, shared by VIME and SubTab: the decoder and its error.
+"""Reconstruction of features: the decoder and its error, and VIME-self, which also detects corrupted features.
 
 Shapes: N documents, F features, D embedding, O outputs (a value for each numeric feature, then class logits).
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 
 from ltrscale.batch import at_least_float32
 from ltrscale.config import Config
-from ltrscale.models.heads import HeadConfig, mlp_head
+from ltrscale.models.ranker import HeadConfig, mlp_head
+from ltrscale.pretext.augment import Draw, permute_columns, random_entries
+from ltrscale.pretext.objective import Objective, Parts, Pretrainer
 
 MAX_CLASSES = 256
 """Categories of one feature that reconstruction distinguishes; a larger vocabulary is folded."""
@@ -73,12 +76,6 @@ class FeatureDecoder(nn.Module):
 
     `feature_errors` reads its outputs.
 
-    Args:
-        config: depth and width.
-        width: size of the embedding.
-        numeric_F: True where a feature is numeric.
-        cardinalities: rows of each categorical feature's embedding.
-
     Example:
         >>> decoder = FeatureDecoder(DecoderConfig(), 16, torch.tensor([True, True, False]), [5])
         >>> decoder(torch.zeros(3, 16)).shape
@@ -94,3 +91,93 @@ class FeatureDecoder(nn.Module):
         """Embeddings [N, D] to reconstructions [N, O]."""
         decoded_NO: Tensor = self.layers(h_ND)
         return decoded_NO
+
+
+def vime_corrupt(x_NF: Tensor, *, rate: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """VIME's corrupted documents, and a mask of the changed entries: two tensors of shape [N, F].
+
+    `x~ = m * x_bar + (1 - m) * x` with m ~ Bernoulli(rate) for each entry and x_bar the columns of the batch, each in
+    its own random order. The label of the mask is 1 where `x~ != x`, not where m is 1, because the drawn value may
+    equal the old one (Yoon et al. 2020, section 4.1 and their code).
+
+    Example:
+        >>> x = torch.tensor([[1.0, 7.0], [2.0, 7.0]])
+        >>> vime_corrupt(x, rate=1.0, generator=torch.Generator().manual_seed(0))[1]
+        tensor([[ True, False],
+                [ True, False]])
+    """
+    hit_NF = random_entries(x_NF, rate, generator)
+    corrupted_NF = torch.where(hit_NF, permute_columns(x_NF, generator=generator), x_NF)
+    return corrupted_NF, corrupted_NF != x_NF
+
+
+def vime(
+    decoded_NO: Tensor,
+    mask_logits_NF: Tensor,
+    x_NF: Tensor,
+    changed_NF: Tensor,
+    numeric_F: Tensor,
+    cardinalities: Sequence[int],
+    *,
+    alpha: float,
+) -> Tensor:
+    """VIME-self: detect the corrupted features and restore all features, shape [N].
+
+    `l_m + alpha l_r`: the binary cross entropy of the mask and the error of the features, each a mean over the
+    document's features (Yoon et al. 2020, section 4.1; their code has alpha 2). Reconstructed numbers are not
+    squashed by a sigmoid, since normalised features do not lie in [0, 1].
+
+    Example:
+        >>> x, numeric = torch.tensor([[1.0, 2.0]]), torch.tensor([True, True])
+        >>> vime(x + 1, torch.zeros(1, 2), x, torch.tensor([[True, False]]), numeric, [], alpha=2.0)
+        tensor([2.6931])
+    """
+    logits_NF = at_least_float32(mask_logits_NF)
+    mask_NF = F.binary_cross_entropy_with_logits(logits_NF, changed_NF.to(logits_NF.dtype), reduction="none")
+    return mask_NF.mean(1) + alpha * feature_errors(decoded_NO, x_NF, numeric_F, cardinalities).mean(1)
+
+
+class VimeDecoder(nn.Module):
+    """VIME's two estimators on one embedding: of the features, and of the mask of corrupted features.
+
+    Example:
+        >>> decoder = VimeDecoder(DecoderConfig(), 16, torch.tensor([True, True, False]), [5])
+        >>> decoded_NO, mask_logits_NF = decoder(torch.zeros(3, 16))
+        >>> decoded_NO.shape, mask_logits_NF.shape
+        (torch.Size([3, 7]), torch.Size([3, 3]))
+    """
+
+    def __init__(self, config: DecoderConfig, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
+        super().__init__()
+        self.features = FeatureDecoder(config, width, numeric_F, cardinalities)
+        self.mask = mlp_head(HeadConfig(layers=config.layers, width=config.width), width, outputs=len(numeric_F))
+
+    def forward(self, h_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings [N, D] to reconstructions [N, O] and logits of the mask [N, F]."""
+        return self.features(h_ND), self.mask(h_ND)
+
+
+class VimeConfig(Objective):
+    """VIME-self: detect the corrupted features and restore them.
+
+    Source: Yoon et al. 2020; HOU24.
+    Proof: loop; the mask is 1 only where a value changed.
+    """
+
+    kind: Literal["vime"] = "vime"
+    rate: float = Field(0.3, ge=0, le=1)
+    """Share of the features that are corrupted; HOU24 tries .3, .5 and .7."""
+    alpha: float = Field(2.0, ge=0)
+    """Weight of the reconstruction, relative to the mask."""
+    decoder: DecoderConfig = DecoderConfig()
+
+    def parts(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:
+        """A decoder; no projector."""
+        return Parts(decoder=VimeDecoder(self.decoder, width, numeric_F, cardinalities))
+
+    def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
+        """See `vime`."""
+        corrupted_NF, changed_NF = vime_corrupt(x_NF, rate=self.rate, generator=draw.generator)
+        decoded_NO, mask_logits_NF = net.decoder(net.encoder(corrupted_NF))
+        cardinalities = net.transform.cardinalities
+        return vime(decoded_NO, mask_logits_NF, x_NF, changed_NF, draw.numeric_F, cardinalities, alpha=self.alpha)

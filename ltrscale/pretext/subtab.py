@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ltrscale.models.heads import Projector, ProjectorConfig
+from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext.augment import Draw, add_noise, permute_columns, random_entries
 from ltrscale.pretext.contrast import simclr_rank
 from ltrscale.pretext.objective import Objective, Parts, Pretrainer

@@ -87,26 +87,22 @@ class Geometry(NamedTuple):
         return cls(*(value if abs(value) < torch.inf else None for value in ratio.tolist()))
 
 
-def warning_of(found: Geometry, if_solved: str) -> str | None:
+def warning_of(epoch: Geometry, if_solved: str) -> str | None:
     """What is wrong with an epoch, with the remedy; None if nothing is.
-
-    Args:
-        found: figures of the epoch.
-        if_solved: what a solved contrast means for the objective.
 
     Example:
         >>> warning_of(Geometry(alignment=0.5, uniformity=-2.5, accuracy=0.6, loss_left=0.3), "") is None
         True
     """
-    if found.uniformity is not None and found.uniformity > _COLLAPSED:
+    if epoch.uniformity is not None and epoch.uniformity > _COLLAPSED:
         return (
-            f"the embeddings have collapsed (uniformity {found.uniformity:.3f}, alignment {found.alignment:.3f}): all "
+            f"the embeddings have collapsed (uniformity {epoch.uniformity:.3f}, alignment {epoch.alignment:.3f}): all "
             "documents look alike; lower optimizer.learning_rate, or set projector.batch_norm for simsiam"
         )
-    if found.accuracy is not None and found.accuracy > _SOLVED:
-        left = "" if found.loss_left is None else f", {found.loss_left:.0%} of the loss is left"
+    if epoch.accuracy is not None and epoch.accuracy > _SOLVED:
+        left = "" if epoch.loss_left is None else f", {epoch.loss_left:.0%} of the loss is left"
         return (
-            f"the contrast is solved (the other view is found for {found.accuracy:.0%} of documents{left}), {if_solved}"
+            f"the contrast is solved (the other view is found for {epoch.accuracy:.0%} of documents{left}), {if_solved}"
         )
     return None
 

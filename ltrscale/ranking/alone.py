@@ -138,14 +138,14 @@ def alone(
     labels_N = labels_N.float()
     group_N = group_index(offsets_Q1, len(labels_N))
     random, lists = _mean_ndcg(torch.zeros_like(labels_N), labels_N, offsets_Q1, k)
-    found = []
+    looked_at = []
     for name, codes, x_N in zip(names, categorical, features_NF.T.contiguous(), strict=True):
         orders = [_by_code(x_N, labels_N, group_N)] if codes else _both_ways(x_N)
         best = max((_mean_ndcg(scores_N, labels_N, offsets_Q1, k)[0] for scores_N in orders), default=random)
         there = max(_marked(x_N, labels_N >= relevant_from), key=lambda marked: marked.certain, default=None)
         values: dict[str, Any] = {"varies": _varies(x_N, offsets_Q1), "distinct": _distinct(x_N)}
-        found.append(Alone(name=name, k=k, ndcg=best, random=random, lists=lists, there=there, **values))
-    return found
+        looked_at.append(Alone(name=name, k=k, ndcg=best, random=random, lists=lists, there=there, **values))
+    return looked_at
 
 
 def _mean_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, k: int) -> tuple[float, int]:

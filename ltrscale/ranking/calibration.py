@@ -59,10 +59,6 @@ def calibration(tally_CB: Tensor, *, bins: int = 10) -> Calibration:
     fine bin stay together: a fine bin belongs where the middle of its documents lies. So ties never depend on the
     order of the input. Clicks are few, so that the error is above 0 where probabilities are right: see `reference`.
 
-    Args:
-        tally_CB: see `tally`.
-        bins: 10 as in the sources.
-
     Raises:
         ValueError: there is no document.
 
@@ -95,10 +91,6 @@ def _mean_deviation(counts_b: Tensor, probabilities_b: Tensor) -> Tensor:
     """The mean of `|X - n p|` of a binomial X, `2 v (1 - p) P(X = v)` with v = floor(n p) + 1 (De Moivre 1730).
 
     Diaconis and Zabell 1991. The documents of a bin differ little in their probabilities, and count as n of their mean.
-
-    Args:
-        counts_b: n of each bin; 0 gives 0.
-        probabilities_b: n p of each bin.
     """
     n_b = counts_b.clamp(min=1)
     p_b = (probabilities_b / n_b).clamp(0.0, 1.0)

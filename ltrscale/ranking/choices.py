@@ -5,8 +5,9 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, ValidationError
 
 from ltrscale.config import by_kind, kind_of
-from ltrscale.ranking.graded import ClickNDCGConfig, DCGConfig, ERRConfig, GainNDCGConfig
-from ltrscale.ranking.letor import LetorMAPConfig, LetorMeanNDCGConfig, LetorNDCGConfig, LetorPrecisionConfig
+from ltrscale.ranking.graded import ClickNDCGConfig, DCGConfig, ERRConfig, GainNDCGConfig, RBPConfig
+from ltrscale.ranking.libraries import LetorMAPConfig, LetorMeanNDCGConfig, LetorNDCGConfig, LetorPrecisionConfig
+from ltrscale.ranking.loss import SigmoidConfig, SquaredErrorConfig
 from ltrscale.ranking.losses import (
     ApproxNDCGConfig,
     AttentionAllocationConfig,
@@ -15,19 +16,9 @@ from ltrscale.ranking.losses import (
     ListNetConfig,
     SoftmaxConfig,
 )
-from ltrscale.ranking.metrics import (
-    MAPConfig,
-    Metric,
-    MRRConfig,
-    NDCGConfig,
-    PrecisionConfig,
-    RecallConfig,
-    SuccessConfig,
-)
-from ltrscale.ranking.names import Name
+from ltrscale.ranking.metric import Metric, Name
+from ltrscale.ranking.metrics import MAPConfig, MRRConfig, NDCGConfig, PrecisionConfig, RecallConfig, SuccessConfig
 from ltrscale.ranking.pairwise import HingeConfig, LambdaRankConfig, RankNetConfig, SoftmaxNegativesConfig
-from ltrscale.ranking.pointwise import SigmoidConfig, SquaredErrorConfig
-from ltrscale.ranking.rank_biased import RBPConfig
 from ltrscale.ranking.sorting import GumbelNeuralSortNDCGConfig, NeuralSortNDCGConfig, PiRankConfig
 
 LossConfig = Annotated[
@@ -66,18 +57,18 @@ LetorMetricConfig = Annotated[
 ]
 """Metrics under LETOR's policy."""
 
-_NAMED: dict[str, type[Metric]] = by_kind(MetricConfig)
-_CLASSES: dict[str, type[Metric]] = _NAMED | by_kind(LetorMetricConfig | GainNDCGConfig | ClickNDCGConfig)
+_BY_NAME: dict[str, type[Metric]] = by_kind(MetricConfig)
+_BY_KIND: dict[str, type[Metric]] = _BY_NAME | by_kind(LetorMetricConfig | GainNDCGConfig | ClickNDCGConfig)
 
 
-def _form(cls: type[Metric]) -> str:
+def _spelled(cls: type[Metric]) -> str:
     """How to write the name of a metric, with the defaults of its own keys."""
     keys = tuple((key, str(cls.model_fields[key].default)) for key in cls.own_keys())
     cutoff = "@K" if cls.needs_cutoff() else "[@K]" if "k" in cls.model_fields else ""
     return f"{Name(kind_of(cls), keys)}{cutoff}"
 
 
-_FORMS = [*map(_form, sorted(_NAMED.values(), key=lambda cls: not cls.needs_cutoff()))]
+_FORMS = [*map(_spelled, sorted(_BY_NAME.values(), key=lambda cls: not cls.needs_cutoff()))]
 METRICS = f"{', '.join(_FORMS[:-1])} or {_FORMS[-1]}"
 """The names of all metrics, for messages to the user."""
 
@@ -104,13 +95,13 @@ def metric_named(name: str, *, threshold: float = 1.0, grades: int = 4) -> Metri
     """
     try:
         parts = Name.parsed(name)
-        cls = _NAMED[parts.kind]
+        cls = _BY_NAME[parts.kind]
     except (ValueError, KeyError) as error:
         raise ValueError(f"{name!r} is no metric; take {METRICS}") from error
     if cls.needs_cutoff() if parts.k is None else "k" not in cls.model_fields:
         raise ValueError(f"{name!r} is no metric; take {METRICS}")
     if unknown := dict(parts.keys).keys() - cls.own_keys():
-        raise ValueError(f"{name!r}: {parts.kind} has no key {min(unknown)!r} in its name; write {_form(cls)}")
+        raise ValueError(f"{name!r}: {parts.kind} has no key {min(unknown)!r} in its name; write {_spelled(cls)}")
     try:
         return cls.made(k=parts.k, threshold=threshold, grades=grades, own=parts.keys)
     except ValidationError as error:
@@ -129,7 +120,7 @@ def metric_class(name: str) -> type[Metric]:
         >>> metric_class("letor_precision@5").__name__
         'LetorPrecisionConfig'
     """
-    return _CLASSES[Name.parsed(name).kind]
+    return _BY_KIND[Name.parsed(name).kind]
 
 
 def metric_label(name: str) -> str:

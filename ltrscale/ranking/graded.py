@@ -1,4 +1,4 @@
-"""Metrics of graded relevance besides NDCG: DCG, ERR, NDCG with gains of one's own. The policy is that of `metrics`.
+"""Further metrics: DCG, ERR, rank-biased precision, NDCG with gains of one's own. The policy is that of `metrics`.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group and the first K ranks.
 """
@@ -11,7 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
-from ltrscale.ranking.metrics import Metric, NDCGConfig, exponential_gain, gain_ndcg, ideal_dcg, ndcg, rank_discounts
+from ltrscale.ranking.metric import FirstRanks, Metric, Threshold
+from ltrscale.ranking.metrics import NDCGConfig, exponential_gain, gain_ndcg, ideal_dcg, ndcg, rank_discounts
 from ltrscale.ranking.ranked import rankings, survival, undefined
 
 Gains = Literal["column"] | Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]
@@ -29,8 +30,7 @@ class DCGConfig(Metric):
     definition: ClassVar[str] = "DCG is NDCG before the division by the ideal."
     normalised: ClassVar[bool] = False
     ruled_by: ClassVar[tuple[str, ...]] = ("gain", "discount")
-    k: int = Field(5, ge=1)
-    """Cut-off: the first ranks that count."""
+    k: FirstRanks = 5
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `dcg`."""
@@ -41,9 +41,6 @@ def dcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Te
     """Discounted cumulative gain of the first k ranks, shape [Q].
 
     `DCG@k = sum over ranks r <= k of (2^y - 1) / log2(1 + r)`.
-
-    Raises:
-        ValueError: k is below 1, or a score is NaN.
 
     Example:
         >>> dcg(torch.tensor([3.0, 1.0]), torch.tensor([2.0, 1.0]), torch.tensor([0, 2]), k=1)
@@ -61,16 +58,6 @@ def gain_dcg(
     discounts: Callable[[int], Tensor] = rank_discounts,
 ) -> Tensor:
     """DCG of the first k ranks for given gains, shape [Q]; NaN where no gain is above 0.
-
-    Args:
-        scores_N: not NaN.
-        gains_N: finite, not negative: what a document at rank 1 is worth.
-        offsets_Q1: offsets of the groups.
-        k: cut-off.
-        discounts: gives the factors of so many first ranks.
-
-    Raises:
-        ValueError: k is below 1, or a score is NaN.
 
     Example:
         >>> gain_dcg(torch.tensor([2.0, 1.0]), torch.tensor([5.0, 20.0]), torch.tensor([0, 2]), k=1)
@@ -109,8 +96,7 @@ class ERRConfig(Metric):
         "document with probability (2^y - 1) / 2^G, G being the highest grade."
     )
     normalised: ClassVar[bool] = False
-    k: int = Field(5, ge=1)
-    """Cut-off: the first ranks that count."""
+    k: FirstRanks = 5
     grades: int = Field(4, ge=1)
     """The highest grade, 4 as in the paper's five grades; higher labels count as this one."""
 
@@ -133,9 +119,6 @@ def err(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, grade
         k: cut-off.
         grades: the highest grade of the data set, not of the group, so that values of groups can be compared.
 
-    Raises:
-        ValueError: k is below 1, or a score is NaN.
-
     Example:
         >>> err(torch.tensor([3.0, 2.0]), torch.tensor([0.0, 1.0]), torch.tensor([0, 2]), k=2, grades=1)  # 1/2 * 1/2
         tensor([0.2500], dtype=torch.float64)
@@ -149,6 +132,57 @@ def err(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, grade
     return values_Q
 
 
+class RBPConfig(Metric):
+    """Rank-biased precision: the share of relevant documents among those that a user sees who may stop at each rank.
+
+    Source: Moffat and Zobel 2008.
+    Proof: laws; mean over all orders that ties allow.
+    """
+
+    kind: Literal["rbp"] = "rbp"
+    definition: ClassVar[str] = (
+        "RBP is the expected share of relevant documents among those seen by a user who goes from each rank to the "
+        "next with probability `persistence`."
+    )
+    normalised: ClassVar[bool] = False
+    k: int | None = Field(None, ge=1)
+    """Cut-off: the first ranks that count; empty takes the whole list."""
+    threshold: Threshold = 1.0
+    persistence: float = Field(0.8, gt=0, lt=1)
+    """The chance that a user goes on to the next rank: .95 if patient, .5 if not."""
+
+    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """See `rbp`."""
+        return rbp(scores_N, labels_N, offsets_Q1, k=self.k, persistence=self.persistence, threshold=self.threshold)
+
+
+def rbp(
+    scores_N: Tensor,
+    labels_N: Tensor,
+    offsets_Q1: Tensor,
+    *,
+    k: int | None = None,
+    persistence: float = 0.8,
+    threshold: float = 1.0,
+) -> Tensor:
+    """Rank-biased precision of the first k ranks, or of all, shape [Q] (Moffat and Zobel 2008, equation 4).
+
+    `(1 - p) * sum over ranks r of p^(r - 1) [y >= threshold]`; no list of n documents is worth more than `1 - p^n`.
+
+    Example:
+        >>> scores, labels = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0])
+        >>> rbp(scores, labels, torch.tensor([0, 3]), persistence=0.5)  # 1/2 (1 + 1/4)
+        tensor([0.6250], dtype=torch.float64)
+    """
+    values_Q = undefined(offsets_Q1)
+    for ranking in rankings(scores_N, labels_N, offsets_Q1, 1 if k is None else k):
+        relevant_ML = (ranking.values_ML >= threshold).double()
+        weights_K = (1 - persistence) * persistence ** (ranking.rank_L[:k] - 1).double()
+        value_M = ranking.expected(relevant_ML, k) @ weights_K
+        values_Q[ranking.groups_M] = torch.where(ranking.best_ML[:, 0] >= threshold, value_M, torch.nan)
+    return values_Q
+
+
 class GainNDCGConfig(Metric):
     """NDCG whose gains come from a table by label, or from the documents' own column, such as revenue.
 
@@ -158,8 +192,7 @@ class GainNDCGConfig(Metric):
 
     kind: Literal["gain_ndcg"] = "gain_ndcg"
     label: ClassVar[str] = "Gain-NDCG"
-    k: int = Field(5, ge=1)
-    """Cut-off: the first ranks that count."""
+    k: FirstRanks = 5
     gains: Gains
 
     @property
@@ -210,8 +243,7 @@ class ClickNDCGConfig(Metric):
     definition: ClassVar[str] = (
         "Click-NDCG is NDCG of the clicks: it rewards an order for agreeing with the one that was shown."
     )
-    k: int = Field(5, ge=1)
-    """Cut-off: the first ranks that count."""
+    k: FirstRanks = 5
 
     @property
     def policy(self) -> str:

@@ -1,4 +1,4 @@
-"""Listwise ranking losses over ragged groups: one value per group, which the training loop reduces.
+"""Listwise ranking losses over ragged groups; `ltrscale.ranking.loss` says what all of them take and give.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, C grades above the lowest, S samples; in a chunk of M groups, L
 slots a group, and a block of R rows compared with all L slots.
@@ -23,7 +23,7 @@ from ltrscale.batch import (
     sum_by_group,
     to_offsets,
 )
-from ltrscale.ranking.loss import Loss, Scored, has_pairs, has_relevance
+from ltrscale.ranking.loss import Loss, Scored, has_pairs
 from ltrscale.ranking.pairwise import RankedLists, over_ideal, over_lists, row_blocks
 
 SLOTS_PER_CHUNK = 1 << 16
@@ -40,14 +40,11 @@ class SoftmaxConfig(Loss):
     kind: Literal["softmax"] = "softmax"
     weighted: ClassVar[bool] = True
     dual: ClassVar[bool] = True
+    needs_relevance: ClassVar[bool] = True
 
     def of(self, scored: Scored) -> Tensor:
         """See `softmax`."""
-        return softmax(scored.scores_N, scored.labels_N, scored.offsets_Q1, weights_N=scored.weights_N)
-
-    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """Groups with a relevant document."""
-        return has_relevance(labels_N, offsets_Q1)
+        return softmax(*scored.lists, weights_N=scored.weights_N)
 
 
 def softmax(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, weights_N: Tensor | None = None) -> Tensor:
@@ -56,11 +53,7 @@ def softmax(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, weights_N
     `-sum over documents of w_i y_i log(exp(s_i) / sum over j of exp(s_j))` (Qin et al. 2021, B.2; Buyl et al. 2023,
     equation 1). Labels are not normalised: a list with much relevance weighs more than one with little.
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance, not negative.
-        offsets_Q1: offsets of the groups. A group without relevance, or of one document, has loss 0.
-        weights_N: factors of the documents' terms, such as inverse propensities; None means 1.
+    A group without relevance, or of one document, has loss 0.
 
     Example:
         >>> labels = torch.tensor([2.0, 0.0, 0.0])
@@ -83,7 +76,7 @@ class AttentionAllocationConfig(Loss):
 
     def of(self, scored: Scored) -> Tensor:
         """See `attention_allocation`."""
-        return attention_allocation(scored.scores_N, scored.labels_N, scored.offsets_Q1, weights_N=scored.weights_N)
+        return attention_allocation(*scored.lists, weights_N=scored.weights_N)
 
 
 def attention_allocation(
@@ -101,11 +94,7 @@ def attention_allocation(
     Use `softmax` for labels that are targets already and sum to 1, such as clicks refined by a feature (Sun et al.
     2023, section 2.2); this loss would level them.
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance; 0 and below means irrelevant.
-        offsets_Q1: offsets of the groups.
-        weights_N: factors of the documents' terms, such as inverse propensities; None means 1.
+    Labels of 0 and below mean irrelevant.
 
     Example:
         >>> labels = torch.tensor([3.0, 3.0, 0.0])
@@ -139,7 +128,7 @@ class ListNetConfig(Loss):
     def of(self, scored: Scored) -> Tensor:
         """See `list_net`."""
         settings = self.model_dump(exclude={"kind"})
-        return list_net(scored.scores_N, scored.labels_N, scored.offsets_Q1, **settings)
+        return list_net(*scored.lists, **settings)
 
 
 def list_net(
@@ -152,12 +141,7 @@ def list_net(
     distribution over the list. A group whose labels are all equal asks for no order and has loss 0, as in
     `attention_allocation`.
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite numbers, possibly negative, such as a teacher's scores.
-        offsets_Q1: offsets of the groups.
-        temperature: T > 0, in units of the labels, or of their standard deviation with `standardise`.
-        standardise: whether labels are standardised per group first.
+    Labels may be negative. T is in units of the labels, or of their standard deviation with `standardise`.
 
     Raises:
         ValueError: the temperature is not positive.
@@ -189,7 +173,7 @@ class ListMLEConfig(Loss):
 
     def of(self, scored: Scored) -> Tensor:
         """See `list_mle`."""
-        return list_mle(scored.scores_N, scored.labels_N, scored.offsets_Q1)
+        return list_mle(*scored.lists)
 
 
 def list_mle(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
@@ -202,10 +186,7 @@ def list_mle(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
 
     Time is O(sum of L log L).
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance; only its order matters.
-        offsets_Q1: offsets of the groups. A group with fewer than two different labels has loss 0.
+    Only the order of labels matters. A group with fewer than two different labels has loss 0.
 
     Example:
         >>> labels = torch.tensor([2.0, 1.0, 0.0, 1.0, 1.0])
@@ -228,16 +209,13 @@ class ApproxNDCGConfig(Loss):
     """
 
     kind: Literal["approx_ndcg"] = "approx_ndcg"
+    needs_relevance: ClassVar[bool] = True
     temperature: float = Field(0.1, gt=0)
     """Temperature of the sigmoids, in units of the scores."""
 
     def of(self, scored: Scored) -> Tensor:
         """See `approx_ndcg`."""
-        return approx_ndcg(scored.scores_N, scored.labels_N, scored.offsets_Q1, temperature=self.temperature)
-
-    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """Groups with a relevant document."""
-        return has_relevance(labels_N, offsets_Q1)
+        return approx_ndcg(*scored.lists, temperature=self.temperature)
 
 
 def approx_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, temperature: float = 0.1) -> Tensor:
@@ -249,11 +227,7 @@ def approx_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, tempe
 
     Time is O(sum over groups of L times relevant documents); matrices of pairs are freed block by block.
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance, not negative.
-        offsets_Q1: offsets of the groups. A group without relevance has loss 0.
-        temperature: T > 0, in units of the scores.
+    T is in units of the scores. A group without relevance has loss 0.
 
     Raises:
         ValueError: the temperature is not positive.
@@ -277,6 +251,7 @@ class GumbelApproxNDCGConfig(Loss):
     """
 
     kind: Literal["gumbel_approx_ndcg"] = "gumbel_approx_ndcg"
+    needs_relevance: ClassVar[bool] = True
     temperature: float = Field(0.1, gt=0)
     """Temperature of the sigmoids, in units of the scores."""
     samples: int = Field(8, ge=1)
@@ -287,18 +262,12 @@ class GumbelApproxNDCGConfig(Loss):
     def of(self, scored: Scored) -> Tensor:
         """See `gumbel_approx_ndcg`."""
         return gumbel_approx_ndcg(
-            scored.scores_N,
-            scored.labels_N,
-            scored.offsets_Q1,
+            *scored.lists,
             temperature=self.temperature,
             samples=self.samples,
             scale=self.scale,
             generator=scored.generator,
         )
-
-    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """Groups with a relevant document."""
-        return has_relevance(labels_N, offsets_Q1)
 
 
 def gumbel_approx_ndcg(
@@ -316,14 +285,7 @@ def gumbel_approx_ndcg(
     `mean over samples of ApproxNDCG(s + scale g)` with `g = -log(-log(u))`, u uniform (Bruch et al. 2020; Qin et al.
     2021, B.2). For scale 1 this estimates the expected loss of lists drawn from the Plackett-Luce model of the scores.
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance, not negative.
-        offsets_Q1: offsets of the groups. A group without relevance has loss 0.
-        generator: source of randomness, on the device of the scores.
-        temperature: T > 0 of the sigmoids.
-        samples: noisy copies of each list.
-        scale: factor of the noise; 0 gives ApproxNDCG.
+    Scale 0 gives ApproxNDCG. A group without relevance has loss 0.
 
     Raises:
         ValueError: the temperature is not positive, or samples is below 1.
@@ -350,15 +312,6 @@ def mean_under_noise(
     generator: torch.Generator,
 ) -> Tensor:
     """The mean loss of several copies of the lists, each with its own Gumbel noise on the scores, shape [Q].
-
-    Args:
-        loss: function of scores, labels and offsets.
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance.
-        offsets_Q1: offsets of the groups.
-        samples: noisy copies.
-        scale: factor of the noise.
-        generator: source of the noise, on the device of the scores.
 
     Raises:
         ValueError: samples is below 1.

@@ -3,115 +3,21 @@
 One policy holds for all metrics. Documents with equal scores come in random order, and the value is the expectation
 over that order, so it never depends on the order of the input. A group without a relevant document has no defined
 value. A list shorter than k is evaluated at its length. Values are float64 whatever the type of the scores; scores
-may be infinite but not NaN, and labels are finite and not negative.
+may be infinite, labels are finite and not negative; a score that is NaN, and k below 1, is a ValueError.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group and the first K ranks.
 """
 
-from collections.abc import Callable, Iterable
-from typing import ClassVar, Literal, Self
+from collections.abc import Callable
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
-from ltrscale.batch import QueryGroups, sum_by_group
-from ltrscale.config import Config
-from ltrscale.ranking.names import Name
+from ltrscale.batch import sum_by_group
+from ltrscale.ranking.metric import FirstRanks, Metric, Threshold
 from ltrscale.ranking.ranked import hazard, rankings, undefined
-from ltrscale.ranking.rules import Rules
-
-_SET_FOR_ALL = ("kind", "k", "threshold", "grades", "gains")
-"""Keys that an evaluation sets for every metric that has them."""
-
-
-class Metric(Config):
-    """A metric as a config selects it.
-
-    It may have a cut-off `k`, a `threshold`, the lowest relevant label, and keys of its own, which its name states.
-    """
-
-    kind: str
-    label: ClassVar[str] = ""
-    """The name in tables, without the cut-off; the kind in capitals by default."""
-    definition: ClassVar[str] = ""
-    """One sentence that defines the metric in reports, without the policy that all metrics share."""
-    normalised: ClassVar[bool] = True
-    """Whether the best order has value 1 whatever the labels."""
-    cut_as_precision: ClassVar[bool] = False
-    """Whether an evaluation takes it at the cut-offs of precision, not at those of NDCG."""
-    rules: ClassVar[Rules] = Rules()
-    """The choices that the metric's formula leaves open."""
-    ruled_by: ClassVar[tuple[str, ...]] = ()
-    """The rules that matter to it, besides those for ties, undefined groups and, if it has a threshold, relevance."""
-
-    @classmethod
-    def made(
-        cls, *, k: int | None = None, threshold: float = 1.0, grades: int = 4, own: Iterable[tuple[str, str]] = ()
-    ) -> Self:
-        """Creates the metric; a value that it has no field for is ignored, but for keys of its own."""
-        values = {"k": k, "threshold": threshold, "grades": grades}
-        taken = {name: value for name, value in values.items() if name in cls.model_fields and value is not None}
-        return cls.model_validate(taken | dict(own))
-
-    @classmethod
-    def needs_cutoff(cls) -> bool:
-        """Whether the metric is always cut off, as `ndcg@5` is."""
-        return "k" in cls.model_fields and cls.model_fields["k"].default is not None
-
-    @classmethod
-    def own_keys(cls) -> tuple[str, ...]:
-        """The keys that the name of the metric states: those that an evaluation does not set for all metrics."""
-        return tuple(key for key in cls.model_fields if key not in _SET_FOR_ALL)
-
-    @property
-    def name(self) -> str:
-        """The kind, with the keys of its own that differ from their defaults, and the cut-off if the metric has one.
-
-        Example:
-            >>> NDCGConfig(k=10).name, MRRConfig().name
-            ('ndcg@10', 'mrr')
-        """
-        values = self.model_dump()
-        changed = {key: values[key] for key in self.own_keys() if values[key] != type(self).model_fields[key].default}
-        keys = tuple((key, str(value).removesuffix(".0")) for key, value in changed.items())
-        return str(Name(self.kind, keys, values.get("k")))
-
-    @classmethod
-    def affected_by(cls) -> tuple[str, ...]:
-        """The rules that matter to the metric."""
-        relevant = ("relevant",) if "threshold" in cls.model_fields else ()
-        return ("scores", "ties", *relevant, *cls.ruled_by, "undefined")
-
-    @property
-    def policy(self) -> str:
-        """What the formula leaves open, in one line; it stands beside every figure that is stored.
-
-        Example:
-            >>> MRRConfig().policy
-            'ties by expectation; relevant from label 1 on; groups without relevance left out'
-        """
-        values = self.model_dump()
-        own = [f"{key} {values[key]}" for key in self.own_keys()]
-        return "; ".join([*own, self.rules.text(self.affected_by(), threshold=values.get("threshold", 1.0))])
-
-    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The value of each group, shape [Q]; NaN where it is undefined."""
-        raise NotImplementedError
-
-    def of_groups(self, scores_N: Tensor, groups: QueryGroups) -> Tensor:
-        """As `of`, for labelled groups; a metric may read more than their labels."""
-        assert groups.labels_N is not None
-        return self.of(scores_N, groups.labels_N, groups.offsets_Q1)
-
-    def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """The part of the formula by which all relevant documents of a group divide, shape [Q]; 0 if there is none.
-
-        It is 1 for a metric that counts no relevant document but those that it meets. `Judged` exchanges that of a list
-        for that of all judged documents.
-        """
-        return (~self.of(labels_N, labels_N, offsets_Q1).isnan()).double()
 
 
 class NDCGConfig(Metric):
@@ -124,8 +30,7 @@ class NDCGConfig(Metric):
     kind: Literal["ndcg"] = "ndcg"
     definition: ClassVar[str] = "NDCG is the discounted gain of the first k ranks, divided by that of the best order."
     ruled_by: ClassVar[tuple[str, ...]] = ("gain", "discount", "ideal", "short")
-    k: int = Field(5, ge=1)
-    """Cut-off: the first ranks that count."""
+    k: FirstRanks = 5
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `ndcg`."""
@@ -142,9 +47,6 @@ def ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> T
     `DCG@k = sum over ranks r <= k of (2^y - 1) / log2(1 + r)`, divided by the DCG@k of the best order of the whole
     list (Järvelin and Kekäläinen 2002, with the exponential gain of Burges et al. 2005).
 
-    Raises:
-        ValueError: k is below 1, or a score is NaN.
-
     Example:
         >>> scores, labels = torch.tensor([3.0, 1.0, 1.0, 5.0]), torch.tensor([2.0, 1.0, 0.0, 0.0])
         >>> ndcg(scores, labels, torch.tensor([0, 3, 4]), k=2)  # a tie at rank 2; a group without relevance
@@ -155,15 +57,6 @@ def ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> T
 
 def gain_ndcg(scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
     """NDCG of the first k ranks for given gains, shape [Q]; NaN where no gain is above 0.
-
-    Args:
-        scores_N: not NaN.
-        gains_N: finite, not negative: what a document at rank 1 is worth.
-        offsets_Q1: offsets of the groups.
-        k: cut-off.
-
-    Raises:
-        ValueError: k is below 1, or a score is NaN.
 
     Example:
         >>> gain_ndcg(torch.tensor([2.0, 1.0]), torch.tensor([5.0, 20.0]), torch.tensor([0, 2]), k=1)
@@ -208,8 +101,7 @@ class MRRConfig(Metric):
     """
 
     kind: Literal["mrr"] = "mrr"
-    threshold: float = Field(1.0, gt=0)
-    """Documents are relevant from this label on."""
+    threshold: Threshold = 1.0
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `mrr`."""
@@ -221,9 +113,6 @@ def mrr(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, threshold: fl
 
     Among tied documents, the chance that rank p holds the first relevant one follows from drawing without replacement:
     `h_p = r / (documents of the block not yet drawn)`, r of them relevant, given that no relevant one came before.
-
-    Raises:
-        ValueError: a score is NaN.
 
     Example:
         >>> mrr(torch.tensor([3.0, 1.0, 1.0]), torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0, 3]))  # (1/2 + 1/3) / 2
@@ -246,8 +135,7 @@ class MAPConfig(Metric):
     """
 
     kind: Literal["map"] = "map"
-    threshold: float = Field(1.0, gt=0)
-    """Documents are relevant from this label on."""
+    threshold: Threshold = 1.0
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `average_precision`."""
@@ -265,9 +153,6 @@ def average_precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *,
     R of them relevant. Rank p of the block holds a relevant document with probability r / e. If it does, the expected
     number of relevant documents up to p is `R + 1 + (p - 1 - b) (r - 1) / (e - 1)`, by the mean of a hypergeometric
     draw.
-
-    Raises:
-        ValueError: a score is NaN.
 
     Example:
         >>> average_precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 3]))
@@ -295,10 +180,8 @@ class PrecisionConfig(Metric):
     label: ClassVar[str] = "P"
     cut_as_precision: ClassVar[bool] = True
     ruled_by: ClassVar[tuple[str, ...]] = ("short",)
-    k: int = Field(5, ge=1)
-    """Cut-off: the first ranks that count."""
-    threshold: float = Field(1.0, gt=0)
-    """Documents are relevant from this label on."""
+    k: FirstRanks = 5
+    threshold: Threshold = 1.0
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `precision`."""
@@ -307,9 +190,6 @@ class PrecisionConfig(Metric):
 
 def precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, threshold: float = 1.0) -> Tensor:
     """Share of documents with label >= threshold among the first min(k, length) ranks, shape [Q].
-
-    Raises:
-        ValueError: k is below 1, or a score is NaN.
 
     Example:
         >>> precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 3]), k=2)
@@ -333,10 +213,8 @@ class RecallConfig(Metric):
     label: ClassVar[str] = "Recall"
     definition: ClassVar[str] = "Recall@k is the share of a group's relevant documents that the first k ranks have."
     normalised: ClassVar[bool] = False
-    k: int = Field(5, ge=1)
-    """Cut-off: the first ranks that count."""
-    threshold: float = Field(1.0, gt=0)
-    """Documents are relevant from this label on."""
+    k: FirstRanks = 5
+    threshold: Threshold = 1.0
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `recall`."""
@@ -351,9 +229,6 @@ def recall(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, th
     """Share of the documents with label >= threshold that are among the first k ranks, shape [Q].
 
     A group with more than k of them stays below 1 in every order.
-
-    Raises:
-        ValueError: k is below 1, or a score is NaN.
 
     Example:
         >>> recall(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 3]), k=2)
@@ -376,10 +251,8 @@ class SuccessConfig(Metric):
     kind: Literal["success"] = "success"
     label: ClassVar[str] = "Success"
     definition: ClassVar[str] = "Success@k is 1 if a relevant document is among the first k ranks, else 0."
-    k: int = Field(5, ge=1)
-    """Cut-off: the first ranks that count."""
-    threshold: float = Field(1.0, gt=0)
-    """Documents are relevant from this label on."""
+    k: FirstRanks = 5
+    threshold: Threshold = 1.0
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `success`."""
@@ -391,9 +264,6 @@ def success(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, t
 
     With ties, the chance of it: of a block of e documents, r of them relevant, m enter the first k ranks, and none of
     these m is relevant with probability `C(e - r, m) / C(e, m)`.
-
-    Raises:
-        ValueError: k is below 1, or a score is NaN.
 
     Example:
         >>> success(torch.zeros(3), torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 3]), k=2)  # 1 - C(2, 2) / C(3, 2)

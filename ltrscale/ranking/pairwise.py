@@ -1,4 +1,4 @@
-"""Pairwise ranking losses over ragged groups: one value per group, which the training loop reduces.
+"""Pairwise ranking losses over ragged groups; `ltrscale.ranking.loss` says what all of them take and give.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group, and a block of R rows
 compared with all L slots; P relevant documents, each in T slots with its negatives.
@@ -39,8 +39,7 @@ class LambdaRankConfig(Loss):
 
     def of(self, scored: Scored) -> Tensor:
         """See `lambdarank`."""
-        lists = scored.scores_N, scored.labels_N, scored.offsets_Q1
-        return lambdarank(*lists, sigma=self.sigma, truncation=self.truncation, normalise=self.normalise)
+        return lambdarank(*scored.lists, sigma=self.sigma, truncation=self.truncation, normalise=self.normalise)
 
 
 def lambdarank(
@@ -66,14 +65,8 @@ def lambdarank(
     ranks. If no scores are tied, the gradient is that of LightGBM's objective. The value uses the weights of the
     current step, so it is not comparable between steps.
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance, not negative.
-        offsets_Q1: offsets of the groups. A group without a pair has loss 0.
-        sigma: steepness of the logistic function.
-        truncation: count only pairs with a document among this many first ranks (a tied block has its first rank);
-            None counts all pairs.
-        normalise: "ideal" divides by the IDCG only, "lightgbm" as described above.
+    `truncation` counts only pairs with a document among this many first ranks (a tied block has its first rank); None
+    counts all pairs. A group without a pair has loss 0.
 
     Example:
         >>> scores = torch.tensor([2.0, 1.0, 0.0], requires_grad=True)
@@ -102,7 +95,7 @@ class RankNetConfig(Loss):
 
     def of(self, scored: Scored) -> Tensor:
         """See `ranknet`."""
-        return ranknet(scored.scores_N, scored.labels_N, scored.offsets_Q1, sigma=self.sigma)
+        return ranknet(*scored.lists, sigma=self.sigma)
 
 
 def ranknet(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, sigma: float = 1.0) -> Tensor:
@@ -111,11 +104,7 @@ def ranknet(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, sigma: fl
     `sum over pairs with y_i > y_j of log(1 + exp(-sigma (s_i - s_j)))` (Burges et al. 2005; Qin et al. 2021, B.2).
     It is a sum, as in both papers: a long list weighs more than a short one.
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance; only its order matters.
-        offsets_Q1: offsets of the groups. A group without a pair has loss 0.
-        sigma: steepness of the logistic function.
+    Only the order of labels matters. A group without a pair has loss 0.
 
     Example:
         >>> labels = torch.tensor([1.0, 0.0, 0.0, 1.0])
@@ -136,7 +125,7 @@ class HingeConfig(Loss):
 
     def of(self, scored: Scored) -> Tensor:
         """See `hinge`."""
-        return hinge(scored.scores_N, scored.labels_N, scored.offsets_Q1)
+        return hinge(*scored.lists)
 
 
 def hinge(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
@@ -146,10 +135,7 @@ def hinge(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     lists outweigh the others; the mean gives every group the same weight, as in Cao et al. 2006. At a margin of
     exactly 1 the gradient is 0.
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance; only its order matters.
-        offsets_Q1: offsets of the groups. A group without a pair has loss 0.
+    Only the order of labels matters. A group without a pair has loss 0.
 
     Example:
         >>> hinge(torch.tensor([0.0, 0.0, 3.0, 1.0]), torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0, 3, 4]))
@@ -175,9 +161,7 @@ class SoftmaxNegativesConfig(Loss):
     def of(self, scored: Scored) -> Tensor:
         """See `softmax_negatives`."""
         return softmax_negatives(
-            scored.scores_N,
-            scored.labels_N,
-            scored.offsets_Q1,
+            *scored.lists,
             negatives=self.negatives,
             threshold=self.threshold,
             weights_N=scored.weights_N,
@@ -209,14 +193,8 @@ def softmax_negatives(
     One shuffle of a list serves all its relevant documents, each of which reads it from a random place. So samples of
     one list overlap more evenly than independent ones would, and sampling costs only the documents drawn.
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: relevance, made binary by the threshold.
-        offsets_Q1: offsets of the groups. A group without a relevant or without an irrelevant document has loss 0.
-        generator: source of randomness, on the device of the scores.
-        negatives: documents drawn for each relevant one, T - 1.
-        threshold: documents are relevant from this label on; Sun et al. take 2 of 0 to 4.
-        weights_N: factors of the relevant documents' terms, such as inverse propensities; None means 1.
+    `negatives` are the T - 1 documents drawn for each relevant one; Sun et al. take 2 of 0 to 4 as the threshold. A
+    group without a relevant or without an irrelevant document has loss 0.
 
     Raises:
         ValueError: negatives is below 1.

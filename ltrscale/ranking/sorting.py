@@ -1,18 +1,18 @@
-"""Losses that relax the sort inside NDCG: NeuralSortNDCG, its Gumbel form, and PiRank.
+"""Losses that relax the sort inside NDCG: NeuralSortNDCG, its Gumbel form, and PiRank; see `ltrscale.ranking.loss`.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, S samples; G groups with a relevant document, R runs of a merge
 sort, J runs joined from them, T entries. An entry is a score with its gain: `entries_N2` has two columns.
 """
 
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import at_least_float32, group_index, length_chunks, rows_of, sum_by_group, to_offsets
-from ltrscale.ranking.loss import Loss, Scored, has_relevance
+from ltrscale.ranking.loss import Loss, Scored
 from ltrscale.ranking.losses import mean_under_noise
 from ltrscale.ranking.metrics import rank_discounts
 from ltrscale.ranking.neuralsort import Mode, check_sort, kept_offsets, sort_entries
@@ -27,6 +27,7 @@ class NeuralSortNDCGConfig(Loss):
     """
 
     kind: Literal["neural_sort_ndcg"] = "neural_sort_ndcg"
+    needs_relevance: ClassVar[bool] = True
     temperature: float = Field(1.0, gt=0)
     """Temperature of the relaxed sort, in units of the scores."""
     k: int | None = Field(None, ge=1)
@@ -34,12 +35,7 @@ class NeuralSortNDCGConfig(Loss):
 
     def of(self, scored: Scored) -> Tensor:
         """See `neural_sort_ndcg`."""
-        lists = scored.scores_N, scored.labels_N, scored.offsets_Q1
-        return neural_sort_ndcg(*lists, temperature=self.temperature, k=self.k)
-
-    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """Groups with a relevant document."""
-        return has_relevance(labels_N, offsets_Q1)
+        return neural_sort_ndcg(*scored.lists, temperature=self.temperature, k=self.k)
 
 
 def neural_sort_ndcg(
@@ -52,12 +48,8 @@ def neural_sort_ndcg(
     not normalised: a document may count more or less than once, and the loss may fall below 0. This is `pirank` with
     depth 1.
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance, not negative.
-        offsets_Q1: offsets of the groups. A group without a relevant document has loss 0 and gradient 0.
-        temperature: tau > 0.
-        k: count the first k ranks only, in the best order too; None counts all.
+    With k, the first k ranks count only, in the best order too. A group without a relevant document has loss 0 and
+    gradient 0.
 
     Raises:
         ValueError: the temperature is not positive, or k is below 1.
@@ -78,6 +70,7 @@ class GumbelNeuralSortNDCGConfig(Loss):
     """
 
     kind: Literal["gumbel_neural_sort_ndcg"] = "gumbel_neural_sort_ndcg"
+    needs_relevance: ClassVar[bool] = True
     temperature: float = Field(1.0, gt=0)
     """Temperature of the relaxed sort, in units of the scores."""
     k: int | None = Field(None, ge=1)
@@ -90,19 +83,13 @@ class GumbelNeuralSortNDCGConfig(Loss):
     def of(self, scored: Scored) -> Tensor:
         """See `gumbel_neural_sort_ndcg`."""
         return gumbel_neural_sort_ndcg(
-            scored.scores_N,
-            scored.labels_N,
-            scored.offsets_Q1,
+            *scored.lists,
             temperature=self.temperature,
             k=self.k,
             samples=self.samples,
             scale=self.scale,
             generator=scored.generator,
         )
-
-    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """Groups with a relevant document."""
-        return has_relevance(labels_N, offsets_Q1)
 
 
 def gumbel_neural_sort_ndcg(
@@ -120,15 +107,7 @@ def gumbel_neural_sort_ndcg(
 
     Each copy adds `scale * g` to every score, g drawn from the standard Gumbel distribution (Qin et al. 2021, B.2).
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance, not negative.
-        offsets_Q1: offsets of the groups. A group without a relevant document has loss 0 and gradient 0.
-        temperature: tau > 0.
-        generator: source of randomness, on the device of the scores.
-        samples: noisy copies of each group, at least 1.
-        scale: factor of the noise; 0 gives `neural_sort_ndcg`.
-        k: count the first k ranks only, in the best order too; None counts all.
+    Scale 0 gives `neural_sort_ndcg`, whose other settings mean the same here.
 
     Raises:
         ValueError: the temperature is not positive, or samples or k is below 1.
@@ -152,6 +131,7 @@ class PiRankConfig(Loss):
     """
 
     kind: Literal["pirank"] = "pirank"
+    needs_relevance: ClassVar[bool] = True
     temperature: float = Field(1.0, gt=0)
     """Temperature of the relaxed sort, in units of the scores."""
     k: int | None = Field(None, ge=1)
@@ -163,12 +143,7 @@ class PiRankConfig(Loss):
 
     def of(self, scored: Scored) -> Tensor:
         """See `pirank`."""
-        lists = scored.scores_N, scored.labels_N, scored.offsets_Q1
-        return pirank(*lists, temperature=self.temperature, k=self.k, depth=self.depth, mode=self.mode)
-
-    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """Groups with a relevant document."""
-        return has_relevance(labels_N, offsets_Q1)
+        return pirank(*scored.lists, temperature=self.temperature, k=self.k, depth=self.depth, mode=self.mode)
 
 
 def pirank(
@@ -196,15 +171,8 @@ def pirank(
     The order of the documents decides which of them share a run. It therefore matters to soft and straight-through
     sorts of a depth above 1. Where a run's rank k cuts a block of ties, the exact sort may differ from NDCG@k.
 
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance, not negative.
-        offsets_Q1: offsets of the groups. A group without a relevant document has loss 0 and gradient 0.
-        temperature: tau > 0, the same in all rounds.
-        k: count the first k ranks only; None counts all.
-        depth: rounds of sorting; 1 is the flat sort.
-        mode: "soft"; "hard", with exact sorts, whose gradient is 0; or "straight_through", with the value of the exact
-            sorts and the gradient of the relaxed ones.
+    The mode is "soft"; "hard", with exact sorts, whose gradient is 0; or "straight_through", with the value of the
+    exact sorts and the gradient of the relaxed ones. A group without a relevant document has loss 0 and gradient 0.
 
     Raises:
         ValueError: the temperature is not positive, or k or depth is below 1.

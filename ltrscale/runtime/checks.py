@@ -1,16 +1,20 @@
-"""What may be wrong with a machine, a store or a config: each check is a function that returns one line."""
+"""What may be wrong with a machine, its ports, a store or a config: each check is a function that returns one line."""
 
+import http.client
+import ipaddress
 import os
 import secrets
 import shutil
+import socket
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 from platform import python_version
 from typing import Literal
+from urllib.parse import urlsplit
 
 from ltrscale import config as configs
 from ltrscale import storage
@@ -75,7 +79,7 @@ def packages(expected: Mapping[str, str], whose: str, found: Mapping[str, str] |
         name: version
         for name, version in expected.items()
         if found.get(name, "").partition("+")[0] != version.partition("+")[0]
-        and (name != "python" or _minor(found[name]) != _minor(version))
+        and (name != "python" or found[name].split(".")[:2] != version.split(".")[:2])
     }
     if not missing and not differ:
         return CheckResult("ok", what)
@@ -83,10 +87,6 @@ def packages(expected: Mapping[str, str], whose: str, found: Mapping[str, str] |
     level: Severity = "error" if missing or {"ray", "python"} & set(differ) else "warning"
     remedy = "`make install`, or build the image anew (cluster/Dockerfile)"
     return CheckResult(level, f"{what}; {whose}: {wanted or 'all of them'}", f"install these versions: {remedy}")
-
-
-def _minor(version: str) -> list[str]:
-    return version.split(".")[:2]
 
 
 def gpus(declared: float = 0) -> CheckResult:
@@ -114,9 +114,9 @@ def gpus(declared: float = 0) -> CheckResult:
         try:
             torch.ones(2, device=f"cuda:{i}").sum().item()
         except RuntimeError as error:
-            said = str(error).splitlines()[0]
+            reason = str(error).splitlines()[0]
             return CheckResult(
-                "error", f"GPU {i} cannot compute ({said})", "see nvidia-smi; restart the node if it is faulty"
+                "error", f"GPU {i} cannot compute ({reason})", "see nvidia-smi; restart the node if it is faulty"
             )
     name, memory = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory
     what = f"{seen} x {name} ({memory / 1e9:.0f} GB), CUDA {torch.version.cuda}"
@@ -177,13 +177,13 @@ def _gb(bytes_: float) -> str:
     return f"{bytes_ / 1e9:.1f} GB"
 
 
-def told(error: InputError) -> CheckResult:
+def from_error(error: InputError) -> CheckResult:
     """The line of an error, whose message has what was found and the remedy."""
-    found, _, remedy = str(error).rpartition("; ")
-    return CheckResult("error", found or remedy, remedy if found else "")
+    what, _, remedy = str(error).rpartition("; ")
+    return CheckResult("error", what or remedy, remedy if what else "")
 
 
-def _errors_told(check: Callable[[str], CheckResult]) -> Callable[[str], CheckResult]:
+def _reporting_errors(check: Callable[[str], CheckResult]) -> Callable[[str], CheckResult]:
     """A check whose `InputError` is its result."""
 
     @wraps(check)
@@ -191,12 +191,12 @@ def _errors_told(check: Callable[[str], CheckResult]) -> Callable[[str], CheckRe
         try:
             return check(url)
         except InputError as error:
-            return told(error)
+            return from_error(error)
 
     return checked
 
 
-@_errors_told
+@_reporting_errors
 def store_access(url: str) -> CheckResult:
     """Whether files below a URL can be written, read and deleted, with the keys that this process finds."""
     file, content = storage.join(url, f".doctor-{secrets.token_hex(8)}"), secrets.token_bytes(64)
@@ -211,7 +211,7 @@ def store_access(url: str) -> CheckResult:
     return CheckResult("ok", f"{url}: writes, reads and deletes")
 
 
-@_errors_told
+@_reporting_errors
 def store_conditions(url: str) -> CheckResult:
     """Whether the store puts a file only where none exists, which keeps two writers apart; a disk has locks instead."""
     if storage.is_local(url):
@@ -224,7 +224,7 @@ def store_conditions(url: str) -> CheckResult:
     )
 
 
-@_errors_told
+@_reporting_errors
 def store_clock(url: str) -> CheckResult:
     """Whether the clocks of S3 and of this machine agree."""
     if not url.startswith("s3://"):
@@ -272,5 +272,128 @@ def config_validity(url: str, job: str | None, config_of: Callable[[str], type[C
     try:
         configs.load(cls, url)
     except InputError as error:
-        return told(error)
+        return from_error(error)
     return CheckResult("ok", f"{url}: is a config of jobs.{name}")
+
+
+PORTS = (6379, 8265, 10001)
+"""The usual ports of Ray's store of cluster state (GCS), of its dashboard, and of Ray Client."""
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_LISTENS = "0A"
+_ANSWER_S = 3.0
+_CALL = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+"""A request of Ray's own processes; a server that wants a token refuses every request without one."""
+_REMEDY = (
+    "set RAY_AUTH_MODE=token on all nodes and restart Ray, or listen on 127.0.0.1 only (ray start --dashboard-host, "
+    "--node-ip-address), and close the port in the firewall"
+)
+
+Answer = Literal["open", "token", "silent", "closed"]
+
+
+def open_ports(ports: Collection[int]) -> CheckResult:
+    """Whether Ray listens on an address that others reach, and serves them without a token.
+
+    Args:
+        ports: the ports that are looked at.
+    """
+    if not _TABLES[0].exists():
+        return CheckResult("ok", "listening ports are not known on this system")
+    answers = {
+        (host, port): answer(host, port) for host, port in listening() if port in ports and not _is_loopback(host)
+    }
+
+    def on(kind: Answer) -> str:
+        return ", ".join(sorted(_place(*place) for place, its in answers.items() if its == kind))
+
+    if on("open"):
+        return CheckResult(
+            "error", f"whoever reaches {on('open')} is served without a token, and can run code", _REMEDY
+        )
+    if on("silent"):
+        return CheckResult(
+            "warning", f"something that is not Ray listens for others on {on('silent')}", "see what it is"
+        )
+    seen = f"asks for a token on {on('token')}" if on("token") else "listens on no address that others reach"
+    return CheckResult("ok", f"Ray {seen} (ports {', '.join(map(str, sorted(ports)))})")
+
+
+def open_dashboard(address: str) -> CheckResult:
+    """Whether the dashboard at a URL serves those who have no token."""
+    parts = urlsplit(address)
+    host, port = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
+    match answer(host, port, secure=parts.scheme == "https"):
+        case "token":
+            return CheckResult("ok", f"{address} asks for a token")
+        case "open" if _is_loopback(host):
+            what = f"{address} asks for no token: every user of this machine can run code there"
+            return CheckResult("warning", what, "set RAY_AUTH_MODE=token on all nodes and restart Ray")
+        case "open":
+            return CheckResult("error", f"{address} asks for no token: whoever reaches it can run code", _REMEDY)
+    return CheckResult("error", f"{address} does not answer", "check the address, and that the cluster runs")
+
+
+def listening() -> Iterator[tuple[str, int]]:
+    """Address and port of every listening socket of this machine, from Linux's own table."""
+    for table in _TABLES:
+        for row in table.read_text().splitlines()[1:] if table.exists() else []:
+            local, _, state = row.split()[1:4]
+            if state == _LISTENS:
+                address, port = local.split(":")
+                yield _address(address), int(port, 16)
+
+
+def _address(text: str) -> str:
+    """An address as Linux writes it, in words of four bytes with the last byte first.
+
+    Example:
+        >>> _address("0100007F"), _address("00000000000000000000000001000000")
+        ('127.0.0.1', '::1')
+    """
+    words = [bytes.fromhex(text[i : i + 8])[::-1] for i in range(0, len(text), 8)]
+    address = ipaddress.ip_address(b"".join(words))
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)
+
+
+def _place(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def answer(host: str, port: int, *, secure: bool = False) -> Answer:
+    """How a server answers a request of HTTP, and if it does not speak HTTP one of gRPC, without a token."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    try:
+        socket.create_connection((host, port), timeout=_ANSWER_S).close()
+    except OSError:
+        return "closed"
+    connection = (http.client.HTTPSConnection if secure else http.client.HTTPConnection)(host, port, timeout=_ANSWER_S)
+    try:
+        connection.request("GET", "/api/version")
+        return "token" if connection.getresponse().status in (401, 403) else "open"
+    except (OSError, http.client.HTTPException):
+        return _answer_to_grpc(host, port)
+    finally:
+        connection.close()
+
+
+def _answer_to_grpc(host: str, port: int) -> Answer:
+    import grpc  # imported late, as Ray is, with which it comes
+
+    with grpc.insecure_channel(_place(host, port), options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            channel.unary_unary(_CALL)(b"", timeout=_ANSWER_S)
+        except grpc.RpcError as error:
+            match error.code():
+                case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
+                    return "token"
+                case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
+                    return "silent"
+        return "open"

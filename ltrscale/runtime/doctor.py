@@ -17,10 +17,9 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.runtime import checks, ray_internals
-from ltrscale.runtime.checks import CheckResult
+from ltrscale.runtime.checks import PORTS, CheckResult, open_dashboard, open_ports
 from ltrscale.runtime.dashboard import ADDRESS, check_answers
 from ltrscale.runtime.engine import ray_cluster
-from ltrscale.runtime.ports import PORTS, open_dashboard, open_ports
 from ltrscale.runtime.submission import SubmitConfig, job_log
 
 _HERE = "this machine"
@@ -63,10 +62,6 @@ class Diagnosis:
 def doctor(config: DoctorConfig, config_of: Callable[[str], type[Config]]) -> int:
     """Run all checks, and print what they find.
 
-    Args:
-        config: what is looked at.
-        config_of: the config of a job, by its name.
-
     Returns:
         The exit status: 1 with an error, otherwise 0.
     """
@@ -98,7 +93,7 @@ def _findings(config: DoctorConfig, config_of: Callable[[str], type[Config]]) ->
     try:
         yield from _of_dashboard(address, config) if "://" in address else _of_nodes(address, config)
     except InputError as error:
-        yield Diagnosis("cluster", checks.told(error))
+        yield Diagnosis("cluster", checks.from_error(error))
 
 
 @dataclass(frozen=True)
@@ -149,9 +144,11 @@ def _of_nodes(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
         waiting = {}
         for node in (node for node in ray.nodes() if node["Alive"]):
             has = node["Resources"]
-            there = replace(here, object_store=has.get("object_store_memory"), gpus=has.get("GPU", 0), on_node=True)
+            look_there = replace(
+                here, object_store=has.get("object_store_memory"), gpus=has.get("GPU", 0), on_node=True
+            )
             task = look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
-            waiting[task.remote(there)] = f"{node['NodeManagerHostname']} ({node['NodeID'][:6]})"
+            waiting[task.remote(look_there)] = f"{node['NodeManagerHostname']} ({node['NodeID'][:6]})"
         yield from _answers(ray, waiting)
 
 
@@ -167,9 +164,9 @@ def _answers(ray: Any, waiting: dict[Any, str]) -> Iterator[Diagnosis]:
         try:
             lines, then = ray.get(done[0])
         except ray.exceptions.RayError as error:
-            said = " ".join(str(error).split())
+            reason = " ".join(str(error).split())
             yield Diagnosis(
-                where, CheckResult("error", f"the checks failed there ({said[-300:]})", "see Ray's log of that node")
+                where, CheckResult("error", f"the checks failed there ({reason[-300:]})", "see Ray's log of that node")
             )
             continue
         ahead_s[where] = then - now
@@ -206,14 +203,14 @@ def _of_dashboard(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
     words = [word for key, value in asked.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     job = SubmitConfig(command=("doctor", *words), address=address, working_dir=config.working_dir)
     log = job_log(job)
-    found = [_finding(line) for line in log.splitlines() if line.startswith('{"where": ')]
-    if not any(finding.where != _HERE for finding in found):
+    findings = [_finding(line) for line in log.splitlines() if line.startswith('{"where": ')]
+    if not any(finding.where != _HERE for finding in findings):
         last = next(iter(log.strip().splitlines()[-1:]), "it has no log")
         yield Diagnosis(
             "cluster", CheckResult("error", f"the checks did not run there ({last})", "see the job in the dashboard")
         )
     # the submitted process is on a node, at which its own task looked as well
-    yield from (finding for finding in found if finding.where != _HERE)
+    yield from (finding for finding in findings if finding.where != _HERE)
 
 
 def _finding(text: str) -> Diagnosis:
@@ -237,12 +234,12 @@ class _Page:
         self._counts[line.level] += 1
         width = min(max(self._console.width, 60), 120)
         texts = [line.what, *([f"-> {line.remedy}"] if line.remedy else [])]
-        told = "\n".join(
+        text = "\n".join(
             textwrap.fill(text, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
             for text in map(without_credentials, texts)
         )
         level = Text(f"  {line.level:9}", style=_COLOURS[line.level])
-        self._console.print(level.append(told[len(margin) :], style="default"))
+        self._console.print(level.append(text[len(margin) :], style="default"))
 
     def end(self) -> None:
         """Print how many findings there are of each level."""

@@ -130,11 +130,7 @@ class _ClusterDied(BaseException):
 
 @contextmanager
 def _ending_with_the_cluster() -> Iterator[None]:
-    """End the block when our cluster dies: its work would wait for another node forever, or Ray would end the process.
-
-    Raises:
-        InputError: a process of the cluster has died, whichever error the block raised for it.
-    """
+    """End the block when our cluster dies: else its work waits for another node forever, or Ray ends the process."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread can be interrupted by a signal
         yield
         return

@@ -113,11 +113,6 @@ def run_with_ray(
     Twice as many tasks as the cluster has CPUs are started ahead of the results taken, so memory does not grow with
     the number of parts. A task that is lost with its node is run again.
 
-    Args:
-        function: the function to run.
-        parts: the parts to run it on.
-        read_on: custom resources of the nodes that read, and the amount that a task takes, such as `{"reader": 1}`.
-
     Raises:
         InputError: the function raised it.
     """

@@ -1,4 +1,4 @@
-"""All uses of Ray's internals, for which Ray has no public way, except those of Ray Train in `runtime.rendezvous`.
+"""All uses of Ray's internals, for which Ray has no public way, except those of Ray Train in `runtime.under_ray`.
 
 Every version of Ray may change them without notice. A test compares `VERSION` with the pinned version: when the pin
 changes, check each function here, run the tests that start Ray, and change `VERSION`.

@@ -22,8 +22,7 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.progress import log
 from ltrscale.runtime import ray_internals
-from ltrscale.runtime.dashboard import address_of, connected
-from ltrscale.runtime.following import attempt_details, follow, state
+from ltrscale.runtime.dashboard import address_of, attempt_details, connected, follow, state
 
 _POLL_S = 1.0
 _PATIENCE_S = 60.0
@@ -101,14 +100,14 @@ def relative_places(config: Config) -> dict[str, str]:
 
     A text without a slash is a path only under a key of places: a column may be called `docs`, too.
     """
-    found = {}
+    places = {}
     for key, text in _texts(config.model_dump(mode="json")):
         name = next((part for part in reversed(key.split(".")) if not part.isdigit()), "")
         if "://" in text or Path(text).is_absolute() or not ("/" in text or name in _PLACES):
             continue
         if key == "out" or _is_here(text):
-            found[key] = text
-    return found
+            places[key] = text
+    return places
 
 
 def _is_here(text: str) -> bool:
@@ -193,11 +192,7 @@ def job_log(config: SubmitConfig) -> str:
 
 
 def _refuse_credentials(environment: Mapping[str, str], command: Sequence[str]) -> None:
-    """Refuse to hand credentials to Ray, whose dashboard, logs and client show them.
-
-    Raises:
-        InputError: a variable or a word of the command looks like one.
-    """
+    """Refuse to hand credentials to Ray, whose dashboard, logs and client show them."""
     remedy = (
         "everybody who sees the dashboard can read it; give the nodes a role or an instance profile, or mount a "
         "secret into them (cluster/kuberay-rayjob.yaml, envFrom)"
@@ -213,8 +208,8 @@ def _refuse_credentials(environment: Mapping[str, str], command: Sequence[str]) 
 def _attempts(client: Any, name: str | None) -> list[Any]:
     """The attempts of a submission, or all submissions, oldest first."""
     own = re.compile(rf"{re.escape(name)}(?:-\d+)?" if name else ".*")
-    known = [job for job in client.list_jobs() if job.submission_id and own.fullmatch(job.submission_id)]
-    return sorted(known, key=lambda job: (job.start_time or 0, job.submission_id))
+    attempts = [job for job in client.list_jobs() if job.submission_id and own.fullmatch(job.submission_id)]
+    return sorted(attempts, key=lambda job: (job.start_time or 0, job.submission_id))
 
 
 def _started(client: Any, attempts: Sequence[Any], job: Submission | None, config: SubmitConfig, address: str) -> str:
@@ -225,7 +220,7 @@ def _started(client: Any, attempts: Sequence[Any], job: Submission | None, confi
         return str(last.submission_id)
     if job is None:
         raise InputError(f"{config.id}: no such submission at {address}; give the job after --")
-    chosen = job.name if last is None else f"{job.name}-{1 + max(_number(each, job.name) for each in attempts)}"
+    chosen = job.name if last is None else f"{job.name}-{1 + max(_attempt_number(each, job.name) for each in attempts)}"
     runtime: dict[str, Any] = {"env_vars": {**config.environment, _STOP_WAIT: str(config.stop_seconds)}}
     if config.working_dir is None:
         _check_places(job, (), "the nodes have the jobs, not this directory")
@@ -252,16 +247,12 @@ def _started(client: Any, attempts: Sequence[Any], job: Submission | None, confi
     return chosen
 
 
-def _number(attempt: Any, name: str) -> int:
+def _attempt_number(attempt: Any, name: str) -> int:
     return int(attempt.submission_id.removeprefix(name).lstrip("-") or 1)
 
 
 def _check_folder(folder: str, job: Submission) -> None:
-    """Check that the directory that is sent has the job and its configs.
-
-    Raises:
-        InputError: the cluster would not find one of them.
-    """
+    """Check that the directory that is sent has the job and its configs."""
     if "://" in folder:  # an archive that Ray fetches
         return
     if not Path(folder).is_dir():
@@ -286,11 +277,7 @@ def _check_folder(folder: str, job: Submission) -> None:
 
 
 def _check_places(job: Submission, sent: Collection[str], why: str) -> None:
-    """Check that no relative path of the settings is there on this machine alone.
-
-    Raises:
-        InputError: the cluster would not find one, or write it where nobody finds it.
-    """
+    """Check that no relative path of the settings is there on this machine alone."""
     for key, text in job.places.items():
         name = os.path.normpath(text)
         if key != "out" and any(file == name or file.startswith(f"{name}/") for file in sent):

@@ -4,10 +4,15 @@ The work resumes from its newest checkpoint, so recovery restarts all workers: a
 lost, and before a node with a preemption notice disappears. Ray Train starts them; this module decides when another
 start is useless: after an error that the user must read, after too many failures in a row, and when the launching
 process was asked to stop.
+
+Torch's store, where workers meet, listens on the address of its node alone. Ray Train has no public way to choose the
+interface, and by default the store listens on all and requires no token: `OnItsNode` uses its internals, which are
+checked with each version, see `ltrscale.runtime.ray_internals`.
 """
 
 import functools
 import math
+import socket
 import threading
 import time
 import traceback
@@ -20,7 +25,8 @@ import ray
 import ray.train
 from ray.exceptions import RayActorError, RayError
 from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, UserCallback
-from ray.train.torch import TorchTrainer
+from ray.train.torch import TorchConfig, TorchTrainer, config
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ltrscale import storage
 from ltrscale.errors import InputError, Stopped, UnavailableError
@@ -40,7 +46,6 @@ from ltrscale.runtime.mailbox import (
     open_mailbox,
 )
 from ltrscale.runtime.on_ray import read_with_ray
-from ltrscale.runtime.rendezvous import OnItsNode
 from ltrscale.runtime.workers import Context, Work, WorkersConfig
 from ltrscale.signals import stop_on_signal
 
@@ -88,7 +93,10 @@ def _trainer(work: Work, workers: WorkersConfig, mailbox: Any, scratch: str) -> 
             num_workers=workers.number, use_gpu=workers.gpus > 0, resources_per_worker=_resources(workers)
         ),
         # the watch must find a worker that hangs before the others' collectives time out
-        torch_config=OnItsNode(backend=_backend(workers), timeout_s=max(_COLLECTIVE_S, math.ceil(2 * workers.hang_s))),
+        torch_config=OnItsNode(
+            backend="cpu:gloo,cuda:nccl" if workers.gpus >= 1 else "gloo",  # NCCL refuses workers that share a GPU
+            timeout_s=max(_COLLECTIVE_S, math.ceil(2 * workers.hang_s)),
+        ),
         run_config=RunConfig(
             storage_path=scratch,
             name="train",
@@ -101,11 +109,6 @@ def _trainer(work: Work, workers: WorkersConfig, mailbox: Any, scratch: str) -> 
 
 def _resources(workers: WorkersConfig) -> dict[str, float]:
     return {"CPU": workers.cpus, **({"GPU": workers.gpus} if workers.gpus else {})}
-
-
-def _backend(workers: WorkersConfig) -> str:
-    """NCCL for tensors on GPUs, gloo for those on the CPU; gloo alone where workers share a GPU, which NCCL refuses."""
-    return "cpu:gloo,cuda:nccl" if workers.gpus >= 1 else "gloo"
 
 
 def _attend(
@@ -151,23 +154,18 @@ def _attend(
             waiting_since = time.monotonic()
             log.warning(
                 "waiting for room for %d workers with %s each; free in the cluster: %s",
-                workers.least, _resources(workers), _free(),
+                workers.least, _resources(workers), _free_resources(),
             )  # fmt: skip
         run.join(_POLL_S)
 
 
-def _free() -> dict[str, float]:
+def _free_resources() -> dict[str, float]:
     free = ray.available_resources()
     return {name: free.get(name, 0.0) for name in ("CPU", "GPU")}
 
 
 class _Overseer(UserCallback):  # type: ignore[misc]
-    """Decides, in the controller of Ray Train, whether failed workers restart: they do unless it raises.
-
-    Args:
-        mailbox: of the run.
-        max_failures: number in a row, without a new checkpoint, after which workers still restart.
-    """
+    """Decides, in the controller of Ray Train, whether failed workers restart: they do unless it raises."""
 
     def __init__(self, mailbox: Any, max_failures: int) -> None:
         self._mailbox, self._max_failures = mailbox, max_failures
@@ -299,3 +297,37 @@ def _watching(mailbox: Any, rank: int) -> Iterator[Callable[[], bool]]:
         yield asked.is_set
     finally:
         over.set()
+
+
+_stores: list[TCPStore] = []
+"""Keeps the stores of this process alive: torch holds none before it has a process group."""
+
+
+class OnItsNode(TorchConfig):  # type: ignore[misc]
+    """Ray Train's settings of torch, with the store on the node's address."""
+
+    @property
+    def backend_cls(self) -> type:
+        """The class that sets up the workers."""
+        return _Backend
+
+
+class _Backend(config._TorchBackend):  # type: ignore[misc]
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        """Set up the process group of all workers; runs in Ray Train's controller."""
+        config.get_address_and_port = _serve  # the base class runs this function on rank 0
+        super().on_start(worker_group, backend_config)
+
+
+def _serve() -> tuple[str, int]:
+    """Open the store; returns its address and port. Torch then reuses this store, which its process has at the port."""
+    host = ray.util.get_node_ip_address()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as server:
+        port = int(server.getsockname()[1])
+        _stores.append(
+            TCPStore(
+                host, port, is_master=True, wait_for_workers=False, multi_tenant=True, master_listen_fd=server.detach()
+            )
+        )
+    return host, port

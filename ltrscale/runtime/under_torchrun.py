@@ -31,7 +31,7 @@ _LONG = timedelta(days=7)  # followers wait for rank 0, which may prepare data f
 _PATIENCE_S, _POLL_S = 10.0, 0.05
 _FAILURE, _LEFT = "failure", "left"
 _trainings = itertools.count()
-_KINDS: dict[str, type[Exception]] = {"input": InputError, "stopped": Stopped, "defect": RuntimeError}
+_ERRORS: dict[str, type[Exception]] = {"input": InputError, "stopped": Stopped, "defect": RuntimeError}
 
 
 class _Group(NamedTuple):
@@ -68,7 +68,7 @@ def take_part(job: Callable[[], object]) -> None:
         InputError: a process raised one; every process raises it.
         Stopped: a process was asked to stop; every process raises it.
     """
-    group = _join()
+    group = _meet()
     with _ending_together(group):
         if group.rank == 0:
             job()
@@ -105,7 +105,7 @@ def lead(work: Work, report: Report, hang_s: float) -> None:
     _train(_group, work, report, hang_s)
 
 
-def _join() -> _Group:
+def _meet() -> _Group:
     """Meet the other processes."""
     global _group
     own_gpus = int(os.environ["LOCAL_WORLD_SIZE"]) <= torch.cuda.device_count()
@@ -156,11 +156,11 @@ class _Watchers:
         self._beats += 1  # so that each entry differs from the one before: equal ones would look like silence
         self._store.set(f"beat-{self._rank}", json.dumps([self._beats, *counts]))
         for key, number in self._ranks.items():
-            if not self._store.check([key]) or (said := self._store.get(key).decode()) == self._heard.get(key):
+            if not self._store.check([key]) or (entry := self._store.get(key).decode()) == self._heard.get(key):
                 continue
-            self._heard[key] = said
-            if said:
-                self._watch.heard(number, WorkerProgress(*json.loads(said)[1:]))
+            self._heard[key] = entry
+            if entry:
+                self._watch.heard(number, WorkerProgress(*json.loads(entry)[1:]))
             else:
                 self._watch.left(number)
         if hung := self._watch.hung():
@@ -185,13 +185,13 @@ def _ending_together(group: _Group) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        kind = next(name for name, cls in _KINDS.items() if isinstance(error, cls) or name == "defect")
+        kind = next(name for name, cls in _ERRORS.items() if isinstance(error, cls) or name == "defect")
         status = error.status if isinstance(error, Stopped) else None
-        said = json.dumps({"rank": group.rank, "kind": kind, "message": str(error), "status": status})
-        first = json.loads(group.store.compare_set(_FAILURE, "", said))  # atomic: the first failure stays
+        failure = json.dumps({"rank": group.rank, "kind": kind, "message": str(error), "status": status})
+        first = json.loads(group.store.compare_set(_FAILURE, "", failure))  # atomic: the first failure stays
         if first["rank"] == group.rank:
             raise
         if first["kind"] == "stopped":
             raise Stopped(first["message"], status=first["status"]) from None
         where = f"rank {first['rank']} failed: " if first["kind"] == "defect" else ""
-        raise _KINDS[first["kind"]](where + first["message"]) from None
+        raise _ERRORS[first["kind"]](where + first["message"]) from None

@@ -8,10 +8,9 @@ from ltrscale import bundle as bundles
 from ltrscale import storage
 from ltrscale.config import digest
 from ltrscale.data.dataset.manifest import DataFile, Dataset, one_view
-from ltrscale.data.dataset.periods import chosen_files
 from ltrscale.data.dataset.scores import Layout, period_url, read_period
 from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Split, Texts
+from ltrscale.data.dataset.split import Split, Texts, chosen_files
 from ltrscale.scoring.scorer import ScorerConfig
 
 

@@ -9,10 +9,9 @@ from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import Config, settings_of, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
-from ltrscale.data.dataset.periods import chosen_files, with_periods_named
 from ltrscale.data.dataset.scores import read_period
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split, SplitsWithTest
+from ltrscale.data.dataset.split import Split, SplitsWithTest, chosen_files, with_periods_named
 from ltrscale.errors import InputError, UnavailableError
 
 Settings = dict[str, Any]

@@ -19,8 +19,7 @@ from ltrscale import storage
 from ltrscale.config import Config, Operational, is_current, is_operational, made_by, settings_of
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.periods import with_relative_named
-from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.data.dataset.split import Split, Splits, with_relative_named
 from ltrscale.progress import Report, log
 from ltrscale.stages.inputs import hashes_of, is_input, read_of
 from ltrscale.stages.origins import Settings, with_splits

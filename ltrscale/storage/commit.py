@@ -162,12 +162,12 @@ class Commit:
         self._flush()
         with self._alone():
             check_lease(self.url)
-            there = files.read_if_there(self._manifest)
-            if there not in (self._before, data):
+            current = files.read_if_there(self._manifest)
+            if current not in (self._before, data):
                 raise self._lost()
             before = self._place_waiting(data)
             # the manifest is there already where another writer committed the same content
-            if there != data and not files.swap(self._manifest, before, data):
+            if current != data and not files.swap(self._manifest, before, data):
                 raise self._lost()
             if not is_local(self.url) and not all(self._is_there(placed) for placed, _ in self._waiting.values()):
                 # this process was suspended here for so long that another has taken over the directory
@@ -203,7 +203,9 @@ class Commit:
         reserve = self._staging / MANIFEST
         with named_errors(url, "write", need=len(manifest)):
             reserve.write_bytes(manifest)
-        if before is not None and any(self._replaces(placed) for placed, _ in self._waiting.values()):
+        if before is not None and any(
+            self._replaced.get(placed.path) not in (None, placed.sha256) for placed, _ in self._waiting.values()
+        ):
             if not files.swap(url, before, None):
                 raise self._lost()
             before = None
@@ -214,10 +216,6 @@ class Commit:
         self._flush_folders()
         self._see(placed for placed, _ in self._waiting.values())
         return before
-
-    def _replaces(self, placed: Placed) -> bool:
-        """Whether a file replaces committed content that differs."""
-        return self._replaced.get(placed.path) not in (None, placed.sha256)
 
     def _is_there(self, placed: Placed) -> bool:
         return files.is_there(join(self.url, placed.path), placed.bytes, placed.sha256)

@@ -129,12 +129,12 @@ def withdraw_below(url: str, loose: Collection[str]) -> None:
         url: the directory.
         loose: names of files, such as `log.txt` or `run/log.txt`.
     """
-    there = files.below(url)
-    for name in there:
+    every = files.below(url)
+    for name in every:
         folder, _, last = name.rpartition("/")
         if last in (MANIFEST, HIDDEN_MANIFEST):
             withdraw(join(url, folder), name=last)
-    for name in there:
+    for name in every:
         if any(f"/{name}".endswith(f"/{ending}") for ending in loose):
             files.remove_with_folders(names.listed_file(url, name), url)
 
@@ -165,13 +165,13 @@ def sweep(url: str, tokens: Collection[str]) -> None:
     """
     # tokens come from a file that others may have written; `(?!)` matches nothing
     bear = re.compile("|".join(rf"-{token}\b" for token in tokens if re.fullmatch("[0-9a-f]{8}", token)) or r"(?!)")
-    found = [name for name in files.below(url) if bear.search(name) or _STAGED.search(name)]
-    folders = {folder for name in found for folder in _folders(name)}
+    left = [name for name in files.below(url) if bear.search(name) or _STAGED.search(name)]
+    folders = {folder for name in left for folder in _folders(name)}
     manifests = [(folder, name) for folder in folders for name in (MANIFEST, HIDDEN_MANIFEST)]
     listed = {
         f"{folder}{path}" for folder, name in manifests for path in names_in(read_manifest(join(url, folder), name))
     }
-    orphans = [name for name in found if name not in listed]
+    orphans = [name for name in left if name not in listed]
     for name in orphans:
         files.remove_with_folders(names.listed_file(url, name), url)
     if orphans:

@@ -59,7 +59,7 @@ def stamp(url: str) -> str | None:
     """The ETag of an object on S3, None where there is none; elsewhere always None."""
     if not url.startswith("s3://"):
         return None
-    head = _head(url)
+    head = _head_object(url)
     return None if head is None else str(head["ETag"])
 
 
@@ -69,17 +69,13 @@ def describes(url: str, bytes_: int, digest: str) -> bool:
         fs, path = filesystem(url)
         with named_errors(url):
             return bool(fs.exists(path)) and int(fs.size(path)) == bytes_
-    head = _head(url)
+    head = _head_object(url)
     return head is not None and (head["ContentLength"], head["Metadata"].get(DIGEST)) == (bytes_, digest)
 
 
-def warn(store: str, what: str) -> None:
-    """Warn once per store that nothing keeps two writers apart there."""
-    _warn(store, what)
-
-
 @functools.cache
-def _warn(_store: str, what: str) -> None:
+def warn(store: str, what: str) -> None:  # noqa: ARG001 - once per store
+    """Warn that nothing keeps two writers apart there."""
     logging.getLogger("ltrscale").warning("%s: run one writer of a directory at a time", what)
 
 
@@ -89,12 +85,12 @@ def clock_ahead_s(url: str) -> float:
     Args:
         url: an object that is there.
     """
-    head = _head(url)
+    head = _head_object(url)
     date = head["ResponseMetadata"]["HTTPHeaders"].get("date") if head else None
     return parsedate_to_datetime(date).timestamp() - time.time() if date else 0.0
 
 
-def _head(url: str) -> dict[str, Any] | None:
+def _head_object(url: str) -> dict[str, Any] | None:
     fs, path = filesystem(url)
     bucket, key, _ = fs.split_path(path)
     with named_errors(url):

@@ -86,8 +86,8 @@ def swap(url: str, old: bytes | None, new: bytes | None) -> bool:
     """
     with exclusively(url.rpartition("/")[0]):
         if is_local(url):
-            there = read_if_there(url)
-            return there == new or (there == old and _replace(url, new))
+            current = read_if_there(url)
+            return current == new or (current == old and _replace(url, new))
         return conditions.swap_if_unchanged(url, old, new) or read_if_there(url) == new
 
 
@@ -241,18 +241,18 @@ def list_files(url: str) -> list[str]:
     with named_errors(url):
         if any(c in path for c in "*?["):
             matches = fs.glob(path, detail=True)  # not `isfile`, which returns False where a request fails
-            found = [p for p, i in matches.items() if i["type"] == "file" or (is_local(url) and Path(p).is_file())]
+            paths = [p for p, i in matches.items() if i["type"] == "file" or (is_local(url) and Path(p).is_file())]
         elif fs.isdir(path):
-            found = list(fs.find(path))
+            paths = list(fs.find(path))
         else:
-            found = [path] if fs.exists(path) else []
+            paths = [path] if fs.exists(path) else []
     head, *pattern = re.split(r"[*?[]", path, maxsplit=1)
     # a hidden part that the caller wrote out is meant; one that the listing found is not
     spelled_out = head.count("/") + (not pattern or head[-1:] != "/")
-    found = [p for p in found if not any(part[:1] in "._" for part in p.split("/")[spelled_out:])]
-    if not found:
+    paths = [p for p in paths if not any(part[:1] in "._" for part in p.split("/")[spelled_out:])]
+    if not paths:
         raise InputError(f"{url}: no file there; check the path or the pattern")
-    return sorted(p if is_local(url) else fs.unstrip_protocol(p) for p in found)
+    return sorted(p if is_local(url) else fs.unstrip_protocol(p) for p in paths)
 
 
 def children(url: str) -> list[str]:
@@ -272,10 +272,10 @@ def below(url: str) -> list[str]:
     fs, path = filesystem(url)
     with named_errors(url):
         if is_local(url):
-            found = [str(Path(folder, name)) for folder, _, names in os.walk(path) for name in names]
+            paths = [str(Path(folder, name)) for folder, _, names in os.walk(path) for name in names]
         else:
-            found = fs.find(path)
-    return sorted(name.removeprefix(path).lstrip("/") for name in found)
+            paths = fs.find(path)
+    return sorted(name.removeprefix(path).lstrip("/") for name in paths)
 
 
 def size(url: str) -> int:

@@ -52,9 +52,9 @@ class Lease:
         Raises:
             LeaseLost: another job has taken over.
         """
-        there = _parse(files.read_if_there(join(self.url, LEASE)))
-        if there.get("token") != self.token:
-            who = f"{_who(there)} has taken over" if there else "it was removed"
+        current = _lease_in(files.read_if_there(join(self.url, LEASE)))
+        if current.get("token") != self.token:
+            who = f"{_who(current)} has taken over" if current else "it was removed"
             raise LeaseLost(
                 f"{self.url}: this job no longer holds the directory: {who}, because this one had not renewed its "
                 f"lease for {_LAPSE_S:.0f} s or longer; give the same command again"
@@ -125,16 +125,16 @@ class _Holder:
         """Write the lease's file as soon as nobody else holds it; returns the tokens of holders that left theirs."""
         watched, since, looked, warned = b"", 0.0, 0.0, False
         while True:
-            there = files.read_if_there(self.file)
+            current = files.read_if_there(self.file)
             now = time.monotonic()
             # a slow look means that the store did not answer: the holder may have renewed unseen, so start over
-            if there != watched or now - looked > 3 * _LOOK_S:
-                watched, since = there or b"", now
+            if current != watched or now - looked > 3 * _LOOK_S:
+                watched, since = current or b"", now
             looked = now
-            other = _parse(there)
-            if there is None or _is_dead(other) or now - since > _LAPSE_S:
-                self._before = () if there is None else _tokens(other)
-                if self._write(there):
+            other = _lease_in(current)
+            if current is None or _is_dead(other) or now - since > _LAPSE_S:
+                self._before = () if current is None else _tokens(other)
+                if self._write(current):
                     return self._before
                 continue
             if not wait:
@@ -180,7 +180,7 @@ def _place(url: str) -> str:
     return str(Path(absolute(url)).resolve()) if is_local(url) else url.rstrip("/")
 
 
-def _parse(data: bytes | None) -> dict[str, Any]:
+def _lease_in(data: bytes | None) -> dict[str, Any]:
     """The content of a lease's file; empty for none, or for one that cannot be read."""
     with contextlib.suppress(ValueError):
         lease = json.loads(data or b"")

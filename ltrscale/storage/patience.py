@@ -23,7 +23,7 @@ PATIENCE = "LTRSCALE_STORAGE_PATIENCE_S"
 """The environment variable with the number of seconds."""
 _DEFAULT_S = 180.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
-_SAID_AFTER_S = 3.0  # a shorter outage is not worth a line in the log
+_LOGGED_AFTER_S = 3.0  # a shorter outage is not worth a line in the log
 _FORGOTTEN_AFTER_S = 60.0  # a failure so long after the last one begins a new outage
 
 
@@ -49,19 +49,19 @@ class _Outage:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._since = self._last = -math.inf
-        self._said = False
+        self._logged = False
 
     def failed(self, error: Exception, patience: float) -> float:
         """Take note of a request without an answer; returns the seconds since the first."""
         now = time.monotonic()
         with self._lock:
             if now - self._last > _FORGOTTEN_AFTER_S:
-                self._since, self._said = now, False
+                self._since, self._logged = now, False
             self._last = now
             lasts = now - self._since
-            saying = not self._said and _SAID_AFTER_S < lasts < patience
-            self._said = self._said or saying
-        if saying:
+            logs = not self._logged and _LOGGED_AFTER_S < lasts < patience
+            self._logged = self._logged or logs
+        if logs:
             text = " ".join(str(error).split())
             log.warning("storage does not answer (%s); trying again for up to %.0f s", text, patience)
         return lasts
@@ -69,10 +69,10 @@ class _Outage:
     def end(self) -> None:
         """Take note of an answer."""
         with self._lock:
-            lasted, said = time.monotonic() - self._since, self._said
+            lasted, logged = time.monotonic() - self._since, self._logged
             self._since = self._last = -math.inf
-            self._said = False
-        if said:
+            self._logged = False
+        if logged:
             log.warning("storage answers again after %.0f s", lasted)
 
 

@@ -50,7 +50,7 @@ def make(*, longest: int | None = None) -> Path:
         root = Path("/tmp", root.name)
     with _lock:
         if root not in _own or not _own[root][0].is_dir():
-            _own[root] = _begin(root)
+            _own[root] = _make_own(root)
         return Path(tempfile.mkdtemp(prefix="", dir=_own[root][0]))
 
 
@@ -64,12 +64,12 @@ def directory(*, longest: int | None = None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)  # the end of the process removes the rest
 
 
-def _begin(root: Path) -> tuple[Path, int]:
+def _make_own(root: Path) -> tuple[Path, int]:
     """Make and lock this process's directory, and remove those of processes that are gone."""
     with contextlib.suppress(FileExistsError):
         root.mkdir(mode=0o700)
-    with _opened(root) as opened:
-        with _locked(opened):  # between its making and its lock nobody may take the directory for an abandoned one
+    with _root_opened(root) as opened:
+        with _flocked(opened):  # between its making and its lock nobody may take the directory for an abandoned one
             own = Path(tempfile.mkdtemp(prefix="", dir=root))
             descriptor = os.open(own, _FOLDER)
             # a file system without locks is fine: then nobody can lock the directory in order to remove it, either
@@ -82,7 +82,7 @@ def _begin(root: Path) -> tuple[Path, int]:
 
 
 @contextmanager
-def _opened(root: Path) -> Iterator[int]:
+def _root_opened(root: Path) -> Iterator[int]:
     """The directory of all our processes, opened and checked to belong to this user alone."""
     try:
         opened = os.open(root, _FOLDER)
@@ -108,7 +108,7 @@ def _remove_if_left(path: Path, root: int) -> None:
     with contextlib.suppress(OSError):  # its process lives, another process was faster, or it is no directory
         folder = os.open(path, _FOLDER)
         try:
-            with _locked(root):
+            with _flocked(root):
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(folder).st_uid == os.getuid():
                 shutil.rmtree(path, ignore_errors=True)  # follows no links
@@ -117,7 +117,7 @@ def _remove_if_left(path: Path, root: int) -> None:
 
 
 @contextmanager
-def _locked(descriptor: int) -> Iterator[None]:
+def _flocked(descriptor: int) -> Iterator[None]:
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:

@@ -20,10 +20,9 @@ from ltrscale.draws import mix
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.ranker import Ranker
-from ltrscale.pretext.augment import AugmentConfig, SwapInGroupConfig
+from ltrscale.pretext.augment import AugmentConfig, MaskConfig, SwapInGroupConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
-from ltrscale.pretext.mask import MaskConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.training.account import Account
 from ltrscale.training.feed import Fed, read_ahead

@@ -24,9 +24,8 @@ from ltrscale.errors import InputError
 from ltrscale.models.choices import ContextConfig, NetworkConfig
 from ltrscale.models.combine import MeanRanker
 from ltrscale.models.features import FeatureTransform
-from ltrscale.models.heads import HeadConfig
 from ltrscale.models.layers import depths
-from ltrscale.models.ranker import Architecture, Ranker
+from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import metric_label
 from ltrscale.runtime.launch import cluster_for, launch, run_for

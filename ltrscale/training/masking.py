@@ -7,7 +7,7 @@ from ltrscale.data.dataset.summaries import UniqueInGroup, identifying
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here, spread
 from ltrscale.models.features import FeatureKind
-from ltrscale.pretext.mask import MaskConfig
+from ltrscale.pretext.augment import MaskConfig
 from ltrscale.progress import log
 
 _DOCUMENTS = 200_000

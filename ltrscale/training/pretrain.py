@@ -12,16 +12,14 @@ from torch import Tensor
 
 from ltrscale import bundle
 from ltrscale.config import Operational, is_current, overlay
-from ltrscale.data.dataset.periods import chosen_files
 from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.split import Split, chosen_files
 from ltrscale.data.stream.batches import StreamConfig, check_batches
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform
-from ltrscale.pretext.augment import AugmentConfig, SwapInGroupConfig
+from ltrscale.pretext.augment import AugmentConfig, MaskConfig, SwapInGroupConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
-from ltrscale.pretext.mask import MaskConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.pretext.watch import Geometry, Sums, warning_of
 from ltrscale.progress import Report, log

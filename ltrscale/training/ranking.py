@@ -11,12 +11,10 @@ from ltrscale.config import Config, by_kind
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, side_by_side
-from ltrscale.models.propensity import PropensityModel
 from ltrscale.ranking.choices import METRICS, LossConfig, MetricName
-from ltrscale.ranking.clicks import dla_propensity_loss, dla_ranking_loss
+from ltrscale.ranking.clicks import PropensityModel, dla_propensity_loss, dla_ranking_loss, with_negatives
 from ltrscale.ranking.loss import Scored
 from ltrscale.ranking.losses import ordinal
-from ltrscale.ranking.negatives import with_negatives
 from ltrscale.ranking.pairwise import LambdaRankConfig
 from ltrscale.training.settings import OptimizerConfig, TrainingConfig
 

@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 from ltrscale import storage
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
+from ltrscale.models.bert import bert_config, bert_weights
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.cross_encoder import CrossEncoder, CrossEncoderConfig, TokenNumbers
-from ltrscale.models.huggingface import bert_config, bert_weights
 from ltrscale.models.layers import Encoder, EncoderSettings
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"

@@ -15,7 +15,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.memory import Memory, memory_for
+from ltrscale.data.stream.decoder import Memory, memory_for
 from ltrscale.data.stream.weighing import warn_of_weights
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker

@@ -20,7 +20,7 @@ from ltrscale.bundle.boosters import renumber
 from ltrscale.bundle.views import View, raw
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.memory import Memory, memory_for
+from ltrscale.data.stream.decoder import Memory, memory_for
 from ltrscale.errors import InputError
 from ltrscale.models.fitting import Sample, ValueCounts
 from ltrscale.progress import progress

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from ltrscale.arrays import Doubles
+from ltrscale.arrays import Doubles, Moments
 from ltrscale.bundle import Bundle, TreesArchitecture, boosters, load, save_trees, views
 from ltrscale.bundle.reference import reference_of
 from ltrscale.bundle.views import Projection, View
@@ -24,7 +24,6 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.errors import InputError
-from ltrscale.moments import Moments
 from ltrscale.progress import Report, log, progress
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context

@@ -14,8 +14,8 @@ from ltrscale.bundle.reference import reference_of
 from ltrscale.bundle.views import View
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
+from ltrscale.data.dataset.labelled import Fold, OuterFold
 from ltrscale.data.dataset.manifest import Feature, matching
-from ltrscale.data.dataset.sample import Fold, OuterFold
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits, Texts
 from ltrscale.data.stream.scored import DocumentScores, score_selection

@@ -13,8 +13,7 @@ from ltrscale import bundle, storage
 from ltrscale import config as configs
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import Dataset, one_view
-from ltrscale.data.dataset.periods import with_periods_named
-from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.data.dataset.split import Split, Splits, with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.runtime.workers import ONE, Workers
 from ltrscale.stages.inputs import BundleUrl

@@ -22,9 +22,8 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
-from ltrscale.models.heads import HeadConfig, Projector, ProjectorConfig
 from ltrscale.models.layers import MicroBatchNorm
-from ltrscale.models.ranker import Architecture, Ranker
+from ltrscale.models.ranker import Architecture, HeadConfig, Projector, ProjectorConfig, Ranker
 
 FEATURES = (Feature(name="price"), Feature(name="age"), Feature(name="brand", kind="categorical"))
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.bench import committed, losses, metrics, networks, text
+from jobs.bench import losses, metrics, networks
 from ltrscale.config import kind_of, members
 from ltrscale.models.choices import FeatureEncoderConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
@@ -37,7 +37,7 @@ def test_every_metric_is_timed(cls: type) -> None:
 
 @pytest.mark.slow
 def test_evaluating_committed_scores_is_timed_beside_two_scans(tmp_path: Path) -> None:
-    whole, needed = committed.speed(tmp_path, 300, committed.SHORT)
+    whole, needed = metrics.speed(tmp_path, 300, metrics.SHORT)
     assert whole.goal == 0.5
     assert whole.ours == needed.ours
     assert whole.ratio
@@ -58,8 +58,8 @@ def test_a_step_through_every_encoder_is_timed(cls: type) -> None:
 
 @pytest.mark.slow
 def test_the_encoder_of_text_is_timed_beside_its_padded_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "peak_bytes", lambda *_: [1])  # a process each
-    speed, memory = text.bench_text(sequences=4)
+    monkeypatch.setattr(networks, "peak_bytes", lambda *_: [1])  # a process each
+    speed, memory = networks.bench_text(sequences=4)
     assert speed.goal == 1.5
     assert speed.ratio
     assert memory.ratio == 1

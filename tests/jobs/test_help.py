@@ -12,10 +12,8 @@ import yaml
 from example_configs import Circle, Square, Strict, Tuned
 from pydantic import BaseModel, Field
 
-from jobs.cli import Command, main
-from jobs.commands import commands
-from jobs.help import Key, find, keys_of, show
-from jobs.keys import FILE, table_of
+from jobs.cli import Command, commands, main
+from jobs.help import FILE, Key, find, keys_of, show, table_of
 from jobs.reference import PAGE, reference, table
 from ltrscale.config import Config, kind_of, models_in
 from ltrscale.errors import InputError

@@ -7,8 +7,15 @@ from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.errors import InputError
-from ltrscale.models.attention import DASALC, Attention, DASALCConfig, RankFormer, RankFormerConfig
-from ltrscale.models.setrank import SetRank, SetRankConfig
+from ltrscale.models.attention import (
+    DASALC,
+    Attention,
+    DASALCConfig,
+    RankFormer,
+    RankFormerConfig,
+    SetRank,
+    SetRankConfig,
+)
 
 NUMERIC = torch.ones(3, dtype=torch.bool)
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from ltrscale.batch import to_offsets
 from ltrscale.errors import InputError
 from ltrscale.models import bert as bert_module
-from ltrscale.models.bert import Bert, BertConfig, Sequences, ragged_attention
-from ltrscale.models.huggingface import bert_config, bert_weights
+from ltrscale.models.bert import Bert, BertConfig, Sequences, bert_config, bert_weights, ragged_attention
 
 SIZES = {"layers": 2, "width": 16, "heads": 4, "positions": 40}
 LENGTHS = [5, 1, 17, 5, 40, 2, 9]

@@ -13,9 +13,8 @@ from ltrscale.errors import InputError
 from ltrscale.models.combine import ConcatRanker, MeanRanker
 from ltrscale.models.encoders import MLPConfig, ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
-from ltrscale.models.heads import HeadConfig
 from ltrscale.models.layers import MicroBatchNorm
-from ltrscale.models.ranker import Architecture, Ranker
+from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 
 FEATURES = tuple(Feature(name=f"f{i}") for i in range(4))
 

@@ -15,11 +15,10 @@ from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, kind_of, members, validate
 from ltrscale.errors import InputError
 from ltrscale.models import context as context_module
-from ltrscale.models.attention import DASALC, DASALCConfig, RankFormerConfig
+from ltrscale.models.attention import DASALC, DASALCConfig, RankFormerConfig, SetRank, SetRankConfig
 from ltrscale.models.choices import ContextConfig
 from ltrscale.models.context import Contextual, ListContext
 from ltrscale.models.listwise import DLCM, GSF, DLCMConfig, GSFConfig, content_keys, stride_numbers
-from ltrscale.models.setrank import SetRank, SetRankConfig
 
 LENGTHS = [5, 0, 1, 9, 3, 9, 2, 0]
 

@@ -21,9 +21,8 @@ from ltrscale.errors import InputError
 from ltrscale.models import cross_encoder
 from ltrscale.models.cross_encoder import CrossEncoderConfig, pairs_of
 from ltrscale.models.features import TransformConfig
-from ltrscale.models.heads import HeadConfig
 from ltrscale.models.layers import depths
-from ltrscale.models.ranker import Architecture, Ranker
+from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 
 
 def slow_pairs(groups: QueryGroups, config: CrossEncoderConfig) -> list[tuple[list[int], list[int], list[bool]]]:

@@ -23,9 +23,8 @@ from ltrscale.models.encoders import (
     ResNetConfig,
 )
 from ltrscale.models.features import FeatureKind, FeatureTransform, TransformConfig, fit_transform
-from ltrscale.models.heads import HeadConfig
 from ltrscale.models.layers import Dropout, Encoder, MicroBatchNorm, depths
-from ltrscale.models.ranker import Architecture, Ranker
+from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer

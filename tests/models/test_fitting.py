@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from ltrscale.arrays import Moments
 from ltrscale.draws import splitmix64
 from ltrscale.models.fitting import FeatureStatistics, Sample, ValueCounts, Wanted, quantiles
-from ltrscale.moments import Moments
 
 Rows = NDArray[np.float32]
 T = TypeVar("T", ValueCounts, Sample, FeatureStatistics)

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
 from ltrscale.errors import InputError
+from ltrscale.models.attention import SetRankConfig
 from ltrscale.models.choices import ContextConfig
 from ltrscale.models.context import initial_order, map_lists
 from ltrscale.models.listwise import DLCM, DLCMConfig, GSFConfig, content_keys, stride_numbers
-from ltrscale.models.setrank import SetRankConfig
 
 # initial order
 

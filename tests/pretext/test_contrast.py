@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ltrscale.batch import to_offsets
 from ltrscale.pretext import contrast
 from ltrscale.pretext.contrast import scarf, simclr, simclr_rank
-from ltrscale.pretext.simsiam import simsiam
+from ltrscale.pretext.siamese import simsiam
 
 HALVES = [torch.float16, torch.bfloat16]
 

@@ -19,12 +19,12 @@ from ltrscale.pretext.augment import (
     Draw,
     GaussianConfig,
     MarginalConfig,
+    MaskConfig,
     MixupConfig,
     SwapInGroupConfig,
     ZeroingConfig,
 )
 from ltrscale.pretext.choices import FeatureMethodConfig
-from ltrscale.pretext.mask import MaskConfig
 from ltrscale.pretext.objective import Objective, Pretrainer
 
 Kinds = list[typing.Literal["numeric", "categorical"]]

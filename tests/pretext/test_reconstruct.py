@@ -1,18 +1,107 @@
-"""VIME-self and SubTab: values against the plain loop, and the laws of masks, subsets and views."""
+"""VIME-self, SubTab and their decoders: values against the plain loop, laws of masks, subsets and views, learning."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import pretext as reference
-from torch import Tensor
+from torch import Tensor, nn
 
+from ltrscale.models.encoders import ResNet, ResNetConfig
+from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext import reconstruct
-from ltrscale.pretext.reconstruct import feature_errors, reconstruction_classes
+from ltrscale.pretext.reconstruct import (
+    MAX_CLASSES,
+    DecoderConfig,
+    FeatureDecoder,
+    VimeDecoder,
+    feature_errors,
+    reconstruction_classes,
+    vime,
+    vime_corrupt,
+)
 from ltrscale.pretext.subtab import Noise, feature_subsets, subtab, subtab_views
-from ltrscale.pretext.vime import vime, vime_corrupt
+
+DECODER_NUMERIC_F = torch.tensor([True, True, False, True])
+DECODER_CARDINALITIES = [4]
+
+
+def documents_decoder(n: int) -> Tensor:
+    """Features that predict each other: a factor, its square, its category and its negative."""
+    factor_N = torch.randn(n, generator=torch.Generator().manual_seed(0))
+    category_N = (factor_N + 2).clamp(0, 3).floor()
+    return torch.stack([factor_N, factor_N.square() - 1, category_N, -factor_N], 1)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_decoder_has_an_output_for_each_number_and_each_class(layers: int) -> None:
+    decoder = FeatureDecoder(DecoderConfig(layers=layers, width=5), 8, DECODER_NUMERIC_F, [1000])
+    assert decoder(torch.zeros(2, 8)).shape == (2, 3 + MAX_CLASSES)
+    x_NF = documents_decoder(2)
+    assert feature_errors(decoder(torch.zeros(2, 8)), x_NF, DECODER_NUMERIC_F, [1000]).shape == (2, 4)
+    assert sum(isinstance(module, nn.Linear) for module in decoder.modules()) == layers
+
+
+def test_vimes_estimators_share_nothing() -> None:
+    decoder = VimeDecoder(DecoderConfig(), 8, DECODER_NUMERIC_F, DECODER_CARDINALITIES)
+    decoded_NO, logits_NF = decoder(torch.ones(2, 8))
+    assert decoded_NO.shape == (2, 3 + 4)
+    assert logits_NF.shape == (2, 4)
+    grads = torch.autograd.grad(logits_NF.sum(), list(decoder.parameters()), allow_unused=True)
+    names = [name for name, _ in decoder.named_parameters()]
+    assert [name for name, grad in zip(names, grads, strict=True) if grad is not None] == [
+        name for name in names if name.startswith("mask.")
+    ]
+
+
+def learned(parts: nn.ModuleList, loss: Callable[[torch.Generator], Tensor], steps: int) -> float:
+    """The mean loss of the last steps as a share of that of the first steps."""
+    optimizer, generator, losses = torch.optim.Adam(parts.parameters(), lr=3e-3), torch.Generator().manual_seed(0), []
+    for _ in range(steps):
+        loss_N = loss(generator)
+        losses.append(float(loss_N.detach().mean()))
+        optimizer.zero_grad()
+        torch.autograd.backward(loss_N.mean())
+        optimizer.step()
+    return sum(losses[-5:]) / sum(losses[:5])
+
+
+def test_vime_learns() -> None:
+    torch.manual_seed(0)
+    encoder = ResNet(ResNetConfig(width=32, dropout=0), DECODER_NUMERIC_F, DECODER_CARDINALITIES)
+    decoder = VimeDecoder(DecoderConfig(), encoder.width, DECODER_NUMERIC_F, DECODER_CARDINALITIES)
+    x_NF = documents_decoder(512)
+
+    def loss(generator: torch.Generator) -> Tensor:
+        corrupted_NF, changed_NF = vime_corrupt(x_NF, rate=0.3, generator=generator)
+        decoded_NO, logits_NF = decoder(encoder(corrupted_NF))
+        return vime(decoded_NO, logits_NF, x_NF, changed_NF, DECODER_NUMERIC_F, DECODER_CARDINALITIES, alpha=2.0)
+
+    assert learned(nn.ModuleList([encoder, decoder]), loss, steps=80) < 0.4
+
+
+@pytest.mark.slow
+def test_subtab_learns() -> None:
+    torch.manual_seed(0)
+    encoder = ResNet(ResNetConfig(width=32, dropout=0), DECODER_NUMERIC_F, DECODER_CARDINALITIES)
+    decoder = FeatureDecoder(DecoderConfig(layers=2), encoder.width, DECODER_NUMERIC_F, DECODER_CARDINALITIES)
+    projector = Projector(encoder.width, ProjectorConfig(layers=1))
+    x_NF, offsets_Q1 = documents_decoder(128), torch.tensor([0, 128])
+    subsets_KF = feature_subsets(4, subsets=4, overlap=0.75)
+
+    def loss(generator: torch.Generator) -> Tensor:
+        views = subtab_views(
+            x_NF, DECODER_NUMERIC_F, subsets_KF, rate=0.1, noise="swap", scale=0.0, generator=generator
+        )
+        h_ND = encoder(views.flatten(0, 1))
+        decoded_KNO, z_KNP = (part(h_ND).unflatten(0, views.shape[:2]) for part in (decoder, projector))
+        return subtab(decoded_KNO, z_KNP, x_NF, offsets_Q1, DECODER_NUMERIC_F, DECODER_CARDINALITIES, temperature=0.1)
+
+    assert learned(nn.ModuleList([encoder, decoder, projector]), loss, steps=80) < 0.5
+
 
 NUMERIC_F = torch.tensor([True, False, True, False, True])
 CARDINALITIES = [3, 700]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ltrscale.config import kind_of, members
 from ltrscale.ranking.choices import LossConfig
-from ltrscale.ranking.loss import Loss
+from ltrscale.ranking.loss import Loss, SigmoidConfig, SquaredErrorConfig
 from ltrscale.ranking.losses import (
     ApproxNDCGConfig,
     AttentionAllocationConfig,
@@ -19,7 +19,6 @@ from ltrscale.ranking.losses import (
     SoftmaxConfig,
 )
 from ltrscale.ranking.pairwise import HingeConfig, LambdaRankConfig, RankNetConfig, SoftmaxNegativesConfig
-from ltrscale.ranking.pointwise import SigmoidConfig, SquaredErrorConfig
 from ltrscale.ranking.sorting import GumbelNeuralSortNDCGConfig, NeuralSortNDCGConfig, PiRankConfig
 
 

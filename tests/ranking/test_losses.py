@@ -11,7 +11,7 @@ from ranking.laws import random_lists
 from reference import losses as reference
 from torch import Tensor
 
-from ltrscale.ranking.loss import has_relevance
+from ltrscale.ranking.loss import has_relevance, sigmoid_cross_entropy, squared_error
 from ltrscale.ranking.losses import (
     approx_ndcg,
     attention_allocation,
@@ -22,7 +22,6 @@ from ltrscale.ranking.losses import (
     softmax,
 )
 from ltrscale.ranking.metrics import ndcg
-from ltrscale.ranking.pointwise import sigmoid_cross_entropy, squared_error
 from ltrscale.ranking.sorting import gumbel_neural_sort_ndcg
 
 

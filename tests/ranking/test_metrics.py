@@ -22,7 +22,7 @@ from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.config import kind_of, members
 from ltrscale.ranking import graded, metrics, ranked
 from ltrscale.ranking.choices import MetricConfig, MetricName, metric_class, metric_label, metric_named
-from ltrscale.ranking.rank_biased import rbp
+from ltrscale.ranking.graded import rbp
 
 Metric = Callable[[Tensor, Tensor, Tensor], Tensor]
 Group = list[tuple[float, float]]  # score, label

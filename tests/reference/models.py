@@ -9,9 +9,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ltrscale.models.attention import DASALC, Attention, RankFormer
+from ltrscale.models.attention import (
+    DASALC,
+    Attention,
+    AttentionBlock,
+    InducedBlock,
+    RankFormer,
+    SelfAttentionBlock,
+    SetRank,
+)
 from ltrscale.models.listwise import DLCM, GSF
-from ltrscale.models.setrank import AttentionBlock, InducedBlock, SelfAttentionBlock, SetRank
 
 
 def attend(layer: Attention, queries: Tensor, keys: Tensor) -> Tensor:

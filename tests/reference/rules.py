@@ -4,7 +4,7 @@ import math
 import struct
 from collections.abc import Sequence
 
-from ltrscale.ranking.rules import Rules
+from ltrscale.ranking.metric import Rules
 from reference.metrics import Order, expectation
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.commands import command
+from jobs.cli import command
 from ltrscale.config import Config
 from ltrscale.runtime import checks, doctor
 from ltrscale.runtime.doctor import DoctorConfig

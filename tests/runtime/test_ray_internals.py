@@ -9,13 +9,13 @@ import ray
 from ltrscale.runtime import ray_internals
 
 ROOT = Path(__file__).parents[2]
-ADAPTERS = {"ltrscale/runtime/ray_internals.py", "ltrscale/runtime/rendezvous.py"}
+ADAPTERS = {"ltrscale/runtime/ray_internals.py", "ltrscale/runtime/under_ray.py"}
 
 
 def test_the_pinned_version_of_ray_is_the_one_that_its_inside_was_looked_at_with() -> None:
     pins = dict(line.split("==") for line in (ROOT / "cluster" / "constraints.txt").read_text().split())
     remedy = (
-        f"ltrscale/runtime/ray_internals.py, ltrscale/runtime/rendezvous.py and cluster/local.py use the inside of Ray "
+        f"ltrscale/runtime/ray_internals.py, ltrscale/runtime/under_ray.py and cluster/local.py use the inside of Ray "
         f"{ray_internals.VERSION}: look at each in the new version, run the tests marked ray, then change VERSION"
     )
     assert pins["ray"] == ray_internals.VERSION, remedy

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.commands import command
+from jobs.cli import command
 from jobs.submit import run
 from ltrscale import config as configs
 from ltrscale.errors import InputError

@@ -29,8 +29,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
-from ltrscale.models.heads import HeadConfig
-from ltrscale.models.ranker import Architecture, Ranker
+from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.scoring import actors, files
 from ltrscale.scoring.score import ScoreJob, score
 from ltrscale.stages.origins import dataset_hashes, scored_by

@@ -21,8 +21,7 @@ from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
-from ltrscale.models.heads import HeadConfig
-from ltrscale.models.ranker import Architecture, Ranker
+from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.scoring.score import ScoreJob, score
 
 FEATURES = (Feature(name="f_a"), Feature(name="f_b"))

@@ -13,9 +13,8 @@ from ltrscale.models.attention import RankFormerConfig
 from ltrscale.models.combine import MeanRanker
 from ltrscale.models.encoders import IdentityConfig
 from ltrscale.models.features import TransformConfig, fit_transform
-from ltrscale.models.heads import HeadConfig
-from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.ranking import losses, pairwise, pointwise, sorting
+from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
+from ltrscale.ranking import loss, losses, pairwise, sorting
 from ltrscale.ranking.choices import LossConfig
 from ltrscale.ranking.clicks import dla_propensity_loss, dla_ranking_loss
 from ltrscale.ranking.loss import Scored
@@ -33,8 +32,8 @@ def noise() -> torch.Generator:
 
 
 CASES: dict[str, tuple[dict[str, object], Loss, list[int]]] = {
-    "sigmoid": ({"highest_label": 4}, lambda *d: pointwise.sigmoid_cross_entropy(*d, highest_label=4), ALL),
-    "squared_error": ({"standardise": True}, lambda *d: pointwise.squared_error(*d, standardise=True), ALL),
+    "sigmoid": ({"highest_label": 4}, lambda *d: loss.sigmoid_cross_entropy(*d, highest_label=4), ALL),
+    "squared_error": ({"standardise": True}, lambda *d: loss.squared_error(*d, standardise=True), ALL),
     "ranknet": ({"sigma": 2}, lambda *d: pairwise.ranknet(*d, sigma=2), PAIRS),
     "hinge": ({}, pairwise.hinge, PAIRS),
     "lambdarank": (

@@ -27,9 +27,9 @@ from ltrscale.pretext.augment import (
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.contrast import scarf, simclr, simclr_rank
 from ltrscale.pretext.objective import Objective, Pretrainer
-from ltrscale.pretext.simsiam import simsiam
+from ltrscale.pretext.reconstruct import vime, vime_corrupt
+from ltrscale.pretext.siamese import simsiam
 from ltrscale.pretext.subtab import feature_subsets, subtab, subtab_views
-from ltrscale.pretext.vime import vime, vime_corrupt
 from ltrscale.pretext.watch import Geometry, Sums, collapse_measures
 
 OFFSETS = torch.tensor([0, 5, 11, 12])

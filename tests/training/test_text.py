@@ -25,7 +25,7 @@ from ltrscale.models.cross_encoder import CrossEncoder, CrossEncoderConfig
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.pretext.masked_language import MaskedLanguageConfig
 from ltrscale.pretext.objective import Pretrainer
-from ltrscale.ranking.negatives import with_negatives
+from ltrscale.ranking.clicks import with_negatives
 from ltrscale.runtime.workers import ONE, WorkersConfig
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.checkpoint import Checkpoints

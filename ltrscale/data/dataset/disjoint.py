@@ -4,11 +4,10 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 
+from ltrscale.data.dataset.labelled import labelled_queries
 from ltrscale.data.dataset.origin import origins
-from ltrscale.data.dataset.periods import SplitPart, resolve_periods, with_periods_named
-from ltrscale.data.dataset.relevant import labelled_queries
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.data.dataset.split import Split, SplitPart, Splits, resolve_periods, with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 
@@ -57,10 +56,10 @@ def _queries(split: Split) -> set[str]:
     """The ids of the labelled queries that a split serves."""
     selection, queries = select(split, labelled=True), set[str]()
     for url in dict.fromkeys(row_group.url for row_group in selection.row_groups):
-        found = labelled_queries(url)
+        queries_of = labelled_queries(url)
         for row_group in selection.row_groups:
             if row_group.url == url:
-                queries.update(itertools.compress(found[row_group.index], selection.kept(row_group)))
+                queries.update(itertools.compress(queries_of[row_group.index], selection.kept(row_group)))
     return queries
 
 
@@ -82,8 +81,8 @@ def _warn_of_future(taken: Mapping[str, Sequence[str]]) -> None:
 
 def _check_gap(parts: Mapping[str, list[SplitPart]], taken: Mapping[str, Sequence[str]], gap: int) -> None:
     """Check that `gap` whole periods lie between any period of train and any of validation or test."""
-    known = sorted({period for name in parts for part in parts[name] for period in part.dataset.manifest.periods})
-    place = {period: i for i, period in enumerate(known)}
+    every = sorted({period for name in parts for part in parts[name] for period in part.dataset.manifest.periods})
+    place = {period: i for i, period in enumerate(every)}
     for name in taken.keys() - {"train"}:
         for period, training in itertools.product(taken[name], taken["train"]):
             if abs(place[period] - place[training]) <= gap:

@@ -81,8 +81,8 @@ def examine(
     faults: dict[str, Fault] = {}
     columns: dict[str, ColumnTypes] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = pool.map(partial(_examine_file, place, sizes, level), files)
-        for file, result in zip(files, found, strict=True):
+        results = pool.map(partial(_examine_file, place, sizes, level), files)
+        for file, result in zip(files, results, strict=True):
             if isinstance(result, Fault):
                 faults[file.path] = result
             else:
@@ -97,8 +97,8 @@ def _list_sizes(place: _Place) -> dict[str, int]:
     """Bytes of all files below a directory, by path; empty if the directory is missing."""
     everything = arrow.FileSelector(place.root, allow_not_found=True, recursive=True)
     with storage.named_errors(place.url):
-        found = storage.patiently(lambda: place.filesystem.get_file_info(everything))
-    return {info.path: info.size for info in found if info.type == arrow.FileType.File}
+        infos = storage.patiently(lambda: place.filesystem.get_file_info(everything))
+    return {info.path: info.size for info in infos if info.type == arrow.FileType.File}
 
 
 def _examine_file(place: _Place, sizes: Mapping[str, int], level: CheckLevel, file: DataFile) -> ColumnTypes | Fault:
@@ -120,10 +120,10 @@ def _examine_open(filesystem: Any, path: str, level: CheckLevel, file: DataFile)
     except FileNotFoundError:  # deleted since the directory was listed
         return _MISSING
     with source:
-        found = _size_fault(source.size(), file) or _examine_footer(source, file)
-        if level == "content" and not isinstance(found, Fault):
-            return _content_fault(source, file) or found
-        return found
+        result = _size_fault(source.size(), file) or _examine_footer(source, file)
+        if level == "content" and not isinstance(result, Fault):
+            return _content_fault(source, file) or result
+        return result
 
 
 def _size_fault(size: int, file: DataFile) -> Fault | None:
@@ -142,7 +142,7 @@ def _examine_footer(source: pa.NativeFile, file: DataFile) -> ColumnTypes | Faul
         columns = {field.name: _type_name(field.type) for field in metadata.schema.to_arrow_schema()}
         return _rows_fault(metadata, file) or columns
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # parsed from memory: no fault of the storage
-        return Fault("bad footer", _one_line(error))
+        return Fault("bad footer", _printable(error))
 
 
 def _read_footer(source: pa.NativeFile) -> bytes | Fault:
@@ -205,6 +205,6 @@ def _schema_fault(wanted: ColumnTypes, found: ColumnTypes) -> Fault | None:
     return None
 
 
-def _one_line(error: Exception) -> str:
+def _printable(error: Exception) -> str:
     """The text of an error in one printable line: it may quote bytes of the file."""
     return " ".join(str(error).split()).rstrip(".").encode("unicode_escape").decode()

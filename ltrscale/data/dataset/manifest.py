@@ -57,10 +57,10 @@ def places(
     """
     if tuple(wanted) == tuple(there):
         return None
-    found = {feature.name: (place, feature.kind) for place, feature in enumerate(there)}
+    by_name = {feature.name: (place, feature.kind) for place, feature in enumerate(there)}
     lacking = []
     for feature in wanted:
-        _, kind = found.get(feature.name, (0, "missing"))
+        _, kind = by_name.get(feature.name, (0, "missing"))
         if kind != feature.kind:
             lacking.append(f"{feature.name!r} ({feature.kind}, there {kind})")
     if lacking:
@@ -68,7 +68,7 @@ def places(
         raise InputError(f"{whose}: {n}: {', '.join(lacking)}; prepare the data with these columns, and leave none out")
     names = {feature.name for feature in wanted}
     _log_ignored(whose, where, tuple(feature.name for feature in there if feature.name not in names))
-    return [found[feature.name][0] for feature in wanted]
+    return [by_name[feature.name][0] for feature in wanted]
 
 
 def matching(pattern: str, features: Sequence[Feature], *, key: str) -> tuple[Feature, ...]:

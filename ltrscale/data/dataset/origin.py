@@ -60,12 +60,12 @@ def read_as(dataset: Dataset) -> dict[str, Any]:
     settings = last.made_by.get("config") if last.made_by.get("stage") == "prepare" else None
     if not isinstance(settings, Mapping):
         return {}
-    found = {k: v for k, v in settings.items() if k not in _NOT_OF_ROWS}
+    rows = {k: v for k, v in settings.items() if k not in _NOT_OF_ROWS}
     if last.raw is not None:
-        columns = {name: value for name, value in found["source"]["columns"].items() if name != "fill_periods"}
-        found["source"] = {**found["source"], "columns": {**columns, "fill": last.fills}}
-        found[RAW] = last.raw.model_dump(mode="json")
-    return _with_tokenizer(found, dataset)
+        columns = {name: value for name, value in rows["source"]["columns"].items() if name != "fill_periods"}
+        rows["source"] = {**rows["source"], "columns": {**columns, "fill": last.fills}}
+        rows[RAW] = last.raw.model_dump(mode="json")
+    return _with_tokenizer(rows, dataset)
 
 
 def inputs_of(dataset: Dataset) -> list[dict[str, Any]]:

@@ -15,8 +15,7 @@ from ltrscale import storage
 from ltrscale.config import Config, is_current, made_by, validate
 from ltrscale.data.dataset.integrity import CheckLevel, ColumnTypes, Reason, examine
 from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, ListedPath
-from ltrscale.data.dataset.periods import chosen_files
-from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.split import Split, chosen_files
 from ltrscale.errors import InputError
 from ltrscale.progress import Advance, Report, log, progress
 
@@ -143,12 +142,12 @@ def contents_of_read(splits: Iterable[Split]) -> Contents:
     Raises:
         InputError: as `select`, before files are opened.
     """
-    found: dict[str, dict[str, list[str]]] = {}
+    contents: dict[str, dict[str, list[str]]] = {}
     for split in splits:
         for url, (_, files) in zip(split.data, chosen_files(split), strict=True):
             for period in {file.period for file in files}:
-                found.setdefault(url, {})[period] = [file.sha256 for file in files if file.period == period]
-    return found
+                contents.setdefault(url, {})[period] = [file.sha256 for file in files if file.period == period]
+    return contents
 
 
 def difference(before: Contents, now: Contents) -> str:
@@ -177,23 +176,19 @@ def read_by(url: str) -> Contents:
 def preflight(splits: Mapping[str, Split], config: PreflightConfig) -> Preflight:
     """Check the files that some splits read, each file once.
 
-    Args:
-        splits: the splits, by their names in errors.
-        config: level and limit.
-
     Raises:
         InputError: bad files hold more of a split than the limit allows (names the first), its data sets do not have
             the same columns, or storage cannot be reached.
     """
     chosen = {name: chosen_files(split) for name, split in splits.items()}
     wanted = _wanted(files for of_split in chosen.values() for files in of_split)
-    found: list[CheckedDataset] = []
+    datasets: list[CheckedDataset] = []
     columns: dict[str, ColumnTypes] = {}
     with progress("pre-flight", sum(file.bytes for _, files in wanted for file in files), unit="files") as advance:
         for dataset, files in wanted:
             of_dataset, columns[dataset.url] = _check_dataset(dataset, files, config.check, advance)
-            found.append(of_dataset)
-    result = Preflight(check=config.check, datasets=tuple(found), read=contents_of_read(splits.values()))
+            datasets.append(of_dataset)
+    result = Preflight(check=config.check, datasets=tuple(datasets), read=contents_of_read(splits.values()))
     for name, of_split in chosen.items():
         _check_limit(name, of_split, result.bad, config.max_bad)
         _check_columns(name, {dataset.url: columns[dataset.url] for dataset, _ in of_split}, splits[name])
@@ -247,8 +242,8 @@ def _check_limit(
 
 def _check_columns(name: str, columns: Mapping[str, ColumnTypes], split: Split) -> None:
     """Check that the data sets of a split agree in the columns that are read together."""
-    known = [(url, of_dataset) for url, of_dataset in columns.items() if of_dataset]  # the others had no file opened
-    for (first, ours), (url, theirs) in itertools.pairwise(known):
+    opened = [(url, of_dataset) for url, of_dataset in columns.items() if of_dataset]  # the others had no file opened
+    for (first, ours), (url, theirs) in itertools.pairwise(opened):
         for column in (*_READ, split.labels):
             if ours.get(column) != theirs.get(column):
                 types = [of_dataset.get(column, "not there") for of_dataset in (theirs, ours)]

@@ -139,7 +139,7 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
         InputError: a period is not scored there, has one row per document, was scored from other files than the data
             set has now, or the periods were scored by several bundles.
     """
-    found: dict[str, Found] = {}
+    by_path: dict[str, Found] = {}
     first: PeriodScores | None = None
     for period in periods:
         scores = read_period(url, period)
@@ -162,8 +162,8 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
             raise InputError(f"{url}: {both}; score them again with one by jobs.score")
         directory = period_url(url, period)
         for file, of_file in zip(files, scores.files, strict=True):
-            found[file.path] = Found(storage.listed_file(directory, of_file.path), of_file.sha256)
-    return found
+            by_path[file.path] = Found(storage.listed_file(directory, of_file.path), of_file.sha256)
+    return by_path
 
 
 def write_file(

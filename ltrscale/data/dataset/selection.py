@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.config import digest
+from ltrscale.data.dataset.labelled import keep_fold, none_relevant, order_of, to_reach, with_relevant
 from ltrscale.data.dataset.manifest import Feature, matching, places
 from ltrscale.data.dataset.origin import read_as
-from ltrscale.data.dataset.periods import SplitPart, resolve_periods
-from ltrscale.data.dataset.relevant import none_relevant, with_relevant
-from ltrscale.data.dataset.sample import keep_fold, order_of, to_reach
 from ltrscale.data.dataset.scores import find_scores
-from ltrscale.data.dataset.split import LabelColumn, Split
+from ltrscale.data.dataset.split import LabelColumn, Split, SplitPart, resolve_periods
 from ltrscale.data.dataset.tokens import Owner, TokenField, Vocabulary, shared
 from ltrscale.errors import InputError, suggestion
 
@@ -105,14 +103,14 @@ class Selection:
             InputError: a data set has no such field, or the data sets have different vocabularies.
         """
         wanted: dict[Owner, Sequence[str]] = {"query": query, "document": document}
-        found = {(field.of, field.name): field for field in self.token_fields}
+        fields = {(field.of, field.name): field for field in self.token_fields}
         keys = [(of, name) for of, names in wanted.items() for name in names]
         for of, name in keys:
-            if (of, name) not in found:
+            if (of, name) not in fields:
                 there = [field.name for field in self.token_fields if field.of == of]
                 near = suggestion(name, there, "there are") if there else "there are none of one vocabulary"
                 raise InputError(f"the data have no tokens {name!r} of each {of}; {near}; prepare them with tokens")
-        return replace(self, tokens=tuple(found[key] for key in keys))
+        return replace(self, tokens=tuple(fields[key] for key in keys))
 
     @property
     def n_labelled(self) -> int:
@@ -182,12 +180,12 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
         "files": [[file.content() for _, file in part.files(without)] for part in parts],
     }
     left_out = sum(url in without for part in parts for url, _ in part.files())
-    there = f"{_name(split)} without {left_out} bad files" if left_out else _name(split)
+    name = f"{_name(split)} without {left_out} bad files" if left_out else _name(split)
     if labelled:
         n = sum(row_group.labelled for row_group in row_groups)
         if n == 0 and not scored:
-            raise InputError(f"{there}: no group has labels; name periods that have some, or pretrain on these")
-        kept = _kept(n, split, row_groups, there)
+            raise InputError(f"{name}: no group has labels; name periods that have some, or pretrain on these")
+        kept = _kept_groups(n, split, row_groups, name)
         identity |= _labels_identity(split, parts)
     column: Literal[LabelColumn, "scores"] = "scores" if scored else split.labels
     raw = read_as(parts[0].dataset) if parts else {}
@@ -196,7 +194,7 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
     whole = Selection(features, row_groups, digest(identity), labelled, kept, column, raw, (), texts, vocabulary)
     served = tuple(row_group for row_group in row_groups if whole.served_groups(row_group))
     if not served:
-        raise InputError(f"{there}: no query group there; the manifest counts the rows that prepare kept and rejected")
+        raise InputError(f"{name}: no query group there; the manifest counts the rows that prepare kept and rejected")
     return replace(whole, row_groups=served)
 
 
@@ -226,10 +224,6 @@ def check_relevant(selection: Selection, name: str) -> None:
     """Check that a labelled group that is served has a relevant document: from labels of 0 alone nothing is learnt.
 
     It reads labels until it finds one.
-
-    Args:
-        selection: labelled groups; scores that serve as labels are not checked.
-        name: of the split, for errors.
 
     Raises:
         InputError: all labels are 0.
@@ -296,7 +290,7 @@ def _kept_features(features: tuple[Feature, ...], split: Split) -> tuple[Feature
     return tuple(feature for feature in features if feature not in left_out)
 
 
-def _kept(n: int, split: Split, row_groups: Sequence[RowGroup], where: str) -> NDArray[np.bool_] | None:
+def _kept_groups(n: int, split: Split, row_groups: Sequence[RowGroup], where: str) -> NDArray[np.bool_] | None:
     """Which of n labelled groups are served, shape [n], or None for all."""
     kept = np.ones(n, dtype=np.bool_)
     if split.size:
@@ -313,33 +307,29 @@ def _size(split: Split, order_Q: NDArray[np.int64], row_groups: Sequence[RowGrou
         relevant_Q = np.concatenate([np.zeros(0, np.bool_), *_relevant(row_groups, split.labels)])
         size = to_reach(split.relevant_groups, relevant_Q[order_Q])
         if size is None:
-            found = f"{relevant_Q.sum()} of its labelled groups have a relevant document"
-            raise InputError(f"{where}: {found}, relevant_groups is {split.relevant_groups}; lower it")
+            count = f"{relevant_Q.sum()} of its labelled groups have a relevant document"
+            raise InputError(f"{where}: {count}, relevant_groups is {split.relevant_groups}; lower it")
         return size
     if split.labelled_groups is None:
         return max(1, round(split.labelled_fraction * len(order_Q)))
     if split.labelled_groups > len(order_Q):
-        found = f"it has {len(order_Q)} labelled groups"
-        raise InputError(f"{where}: {found}, labelled_groups is {split.labelled_groups}; lower it")
+        count = f"it has {len(order_Q)} labelled groups"
+        raise InputError(f"{where}: {count}, labelled_groups is {split.labelled_groups}; lower it")
     return split.labelled_groups
 
 
 def _relevant(row_groups: Sequence[RowGroup], column: LabelColumn) -> list[NDArray[np.bool_]]:
-    """Which labelled groups of each row group have a relevant document.
-
-    Raises:
-        InputError: a file cannot be read, or has other groups than its manifest lists.
-    """
+    """Which labelled groups of each row group have a relevant document."""
     files = list(dict.fromkeys((rg.url, rg.source.sha256 if rg.source else "") for rg in row_groups))
-    found = dict(zip((url for url, _ in files), with_relevant(files, column), strict=True))
+    by_url = dict(zip((url for url, _ in files), with_relevant(files, column), strict=True))
     for rg in row_groups:
-        there = len(found[rg.url][rg.index]) if rg.index < len(found[rg.url]) else 0
-        if there != rg.labelled:
+        n = len(by_url[rg.url][rg.index]) if rg.index < len(by_url[rg.url]) else 0
+        if n != rg.labelled:
             raise InputError(
-                f"{rg.url}: row group {rg.index} has {there} labelled groups where the manifest lists {rg.labelled}; "
+                f"{rg.url}: row group {rg.index} has {n} labelled groups where the manifest lists {rg.labelled}; "
                 "prepare the data set again"
             )
-    return [found[rg.url][rg.index] for rg in row_groups]
+    return [by_url[rg.url][rg.index] for rg in row_groups]
 
 
 def _name(split: Split) -> str:

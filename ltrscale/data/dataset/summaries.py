@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ltrscale.arrays import Moments
 from ltrscale.batch import length_chunks
 from ltrscale.data.dataset.manifest import Feature, FeatureSummary
-from ltrscale.moments import Moments
 
 _LABELS = 64
 _VALUES = 1 << 16
@@ -160,10 +160,6 @@ def identifying(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """The features that identify a document within its group, and numbers that may do so, with their shares.
 
-    Args:
-        features: in order.
-        shares: `unique_in_group` of each.
-
     Returns:
         The categorical features with a share of at least .5; the numeric ones of whole numbers with at least .95.
 
@@ -172,10 +168,10 @@ def identifying(
         >>> identifying(features, [0.5, 0.99, None])
         ({'id': 0.5}, {'rank': 0.99})
     """
-    found = {feature: share for feature, share in zip(features, shares, strict=True) if share is not None}
+    counted = {feature: share for feature, share in zip(features, shares, strict=True) if share is not None}
     return (
-        {f.name: share for f, share in found.items() if f.kind == "categorical" and share >= _IDENTIFYING},
-        {f.name: share for f, share in found.items() if f.kind == "numeric" and share >= _SUSPECT},
+        {f.name: share for f, share in counted.items() if f.kind == "categorical" and share >= _IDENTIFYING},
+        {f.name: share for f, share in counted.items() if f.kind == "numeric" and share >= _SUSPECT},
     )
 
 

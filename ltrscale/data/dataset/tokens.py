@@ -141,19 +141,19 @@ def token_bytes(table: pa.Table) -> NDArray[np.int64]:
 
 def summarise(table: pa.Table) -> dict[str, TokenSummary]:
     """The counts of a table's token fields, by column; what was cut off is not in the table."""
-    found = {}
+    summaries = {}
     for column in (name for name in table.schema.names if name.startswith(("query_tokens_", "document_tokens_"))):
         lengths = pc.list_value_length(table.column(column))
         if is_of_documents(column):
             lengths = pc.list_flatten(table.column(lengths_of(column)))
         lengths_N = lengths.to_numpy()
-        found[column] = TokenSummary(
+        summaries[column] = TokenSummary(
             lists=len(lengths_N),
             empty=int((lengths_N == 0).sum()),
             tokens=int(lengths_N.sum()),
             longest=int(lengths_N.max(initial=0)),
         )
-    return found
+    return summaries
 
 
 def copy_vocabulary(vocabulary: Vocabulary | None, url: str, commit: storage.Commit) -> Vocabulary | None:

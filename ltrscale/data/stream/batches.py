@@ -28,10 +28,9 @@ from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.selection import RowGroup, Selection
 from ltrscale.data.stream import plan
-from ltrscale.data.stream.memory import Memory
+from ltrscale.data.stream.decoder import Decoder, Memory, Repeat, mean_repeats, survey_repeats
 from ltrscale.data.stream.readers import RowGroupReader, read_direct
-from ltrscale.data.stream.repeats import Repeat, mean_repeats, survey_repeats
-from ltrscale.data.stream.windows import Cut, Decoder, Window, assemble, regroup
+from ltrscale.data.stream.windows import Cut, Window, assemble, regroup
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 
@@ -393,24 +392,20 @@ def check_batches(selection: Selection, config: StreamConfig, *, world: int, tit
     """
     longest, budget = selection.longest, config.docs_per_batch
     streams = GroupStream(selection, config, world=world).config.streams
-    said = []
+    notes = []
     if streams < config.streams:
         each, wanted = budget // streams, budget // config.streams
-        said.append(
+        notes.append(
             f"a step takes {streams} of {config.streams} micro-batches, of {each:,} documents and not {wanted:,}"
         )
     if longest > budget:
-        said.append(f"one above stream.docs_per_batch = {budget:,} is a step of its own, and exceeds it")
-    if said:
-        log.info("%s: groups have up to %s documents, so %s", title, f"{longest:,}", "; ".join(said))
+        notes.append(f"one above stream.docs_per_batch = {budget:,} is a step of its own, and exceeds it")
+    if notes:
+        log.info("%s: groups have up to %s documents, so %s", title, f"{longest:,}", "; ".join(notes))
 
 
 def iterate(
-    selection: Selection,
-    *,
-    docs_per_batch: int = 16384,
-    reader: RowGroupReader = read_direct,
-    memory: Memory | None = None,
+    selection: Selection, *, docs_per_batch: int = 16384, memory: Memory | None = None
 ) -> Iterator[QueryGroups]:
     """All groups of a selection once, in file order, in micro-batches of at most `docs_per_batch` documents.
 
@@ -420,7 +415,7 @@ def iterate(
         InputError: a file is missing, damaged, or does not hold what the manifest lists.
     """
     config = StreamConfig(docs_per_batch=docs_per_batch, window=1, shuffle=False)
-    for step in GroupStream(selection, config, reader=reader, memory=memory).epoch(0):
+    for step in GroupStream(selection, config, memory=memory).epoch(0):
         groups = step.micro_batches[0]
         assert groups is not None
         yield groups

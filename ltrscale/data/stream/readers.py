@@ -117,18 +117,14 @@ def _read_item(item: PlannedRead, columns: Sequence[str], open_file: Callable[[s
 
 
 def _check_listed(item: PlannedRead, error: InputError) -> None:
-    """Check that the data set still lists a file that could not be read, with the content that was chosen.
-
-    Raises:
-        InputError: the data set no longer lists the file, or lists other content.
-    """
+    """Check that the data set still lists a file that could not be read, with the content that was chosen."""
     # storage that cannot be reached says nothing about the data set, but a file that is gone does
     cause = error.__cause__
     if not item.dataset or (cause and storage.is_fault(cause) and not _GONE.search(f"{type(cause).__name__} {cause}")):
         return
     files = (storage.read_manifest(item.dataset) or {}).get("files", [])
-    there = {(storage.join(item.dataset, str(file.get("path"))), file.get("sha256")) for file in files}
-    if (item.url, item.sha256) not in there:
+    listed = {(storage.join(item.dataset, str(file.get("path"))), file.get("sha256")) for file in files}
+    if (item.url, item.sha256) not in listed:
         raise InputError(
             f"{item.dataset}: the data set was replaced since the run began, and no longer lists {item.url}; put it "
             "back, or give the command again to read the data set as it is now"
@@ -144,10 +140,10 @@ def _read_row_group(
         file = open_file(url)
     if item.dataset and url == item.url and file.bytes != item.bytes:
         raise InputError(f"{url}: it has {file.bytes} bytes where the manifest lists {item.bytes}; {remedy}")
-    found = file.metadata.row_group(number).num_rows if number < file.metadata.num_row_groups else 0
-    if found != item.groups:
+    groups = file.metadata.row_group(number).num_rows if number < file.metadata.num_row_groups else 0
+    if groups != item.groups:
         listed = f"the manifest lists {item.groups}"
-        raise InputError(f"{url}: row group {number} has {found} query groups where {listed}; {remedy}")
+        raise InputError(f"{url}: row group {number} has {groups} query groups where {listed}; {remedy}")
     with storage.named_errors(url), _damage(url, remedy):
         return storage.patiently(functools.partial(file.read, number, columns))
 
@@ -180,8 +176,8 @@ def _open_remote(path: str, filesystem: arrow_fs.FileSystem) -> ParquetReads:
     file = parquet.make_fragment(path, filesystem, file_size=info.size)
 
     def read(number: int, columns: Sequence[str]) -> pa.Table:
-        there = [name for name in columns if name in file.physical_schema.names]
-        return file.subset(row_group_ids=[number]).to_table(columns=there, use_threads=False)
+        present = [name for name in columns if name in file.physical_schema.names]
+        return file.subset(row_group_ids=[number]).to_table(columns=present, use_threads=False)
 
     return ParquetReads(info.size, file.metadata, read)
 

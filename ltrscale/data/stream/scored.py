@@ -61,8 +61,8 @@ class DocumentScores:
         # the place of an id above all known ones is past the end; the comparison below finds that it is unknown
         place_M = torch.searchsorted(ids_Q, groups.ids_Q).clamp(max=len(ids_Q) - 1)
         rows_N, offsets_M1 = rows_of(self.offsets_Q1, order_Q[place_M])
-        known = torch.equal(ids_Q[place_M], groups.ids_Q)
-        return self.scores_N[rows_N] if known and torch.equal(offsets_M1, groups.offsets_Q1) else None
+        is_known = torch.equal(ids_Q[place_M], groups.ids_Q)
+        return self.scores_N[rows_N] if is_known and torch.equal(offsets_M1, groups.offsets_Q1) else None
 
     @cached_property
     def _sorted(self) -> tuple[Tensor, Tensor]:
@@ -72,11 +72,6 @@ class DocumentScores:
 
 def score_selection(selection: Selection, scorer: Callable[[QueryGroups], Tensor], name: str) -> DocumentScores:
     """Scores of all documents of a selection, in file order.
-
-    Args:
-        selection: the groups to score.
-        scorer: returns the scores of a batch.
-        name: name of the scorer, for errors.
 
     Raises:
         InputError: a score is not finite, or the data cannot be read.

@@ -61,7 +61,7 @@ def _wrong(documents: Counter[float], zeros: Counter[float]) -> str:
     total, without = documents.total(), zeros.total()
     if 2 * without <= total and (not whole or len(documents) > _MOST_LABELS):
         return ""
-    said = f"{without:,} of {total:,} documents ({without / total:.1%}) have weight 0"
+    text = f"{without:,} of {total:,} documents ({without / total:.1%}) have weight 0"
     if not whole or len(documents) > _MOST_LABELS:
-        return said
-    return f"{said}, among them " + " and ".join(f"all {zeros[label]:,} of label {label:g}" for label in whole)
+        return text
+    return f"{text}, among them " + " and ".join(f"all {zeros[label]:,} of label {label:g}" for label in whole)

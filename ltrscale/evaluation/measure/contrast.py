@@ -24,10 +24,9 @@ from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureKind
-from ltrscale.pretext.augment import AugmentConfig, Draw
+from ltrscale.pretext.augment import AugmentConfig, Draw, MaskConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import Contrastive, SimCLRRankConfig
-from ltrscale.pretext.mask import MaskConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.pretext.siamese import Siamese, rivals
 from ltrscale.pretext.watch import collapse_measures

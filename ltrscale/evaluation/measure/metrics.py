@@ -15,7 +15,7 @@ from ltrscale.evaluation.measure.judged import Judged
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig, metric_named
 from ltrscale.ranking.graded import ClickNDCGConfig, GainNDCGConfig
-from ltrscale.ranking.metrics import Metric
+from ltrscale.ranking.metric import Metric
 
 
 def metrics_of(config: EvaluateSettings) -> dict[str, Metric]:

@@ -27,9 +27,10 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import RowGroup, Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream import scored
+from ltrscale.data.stream.decoder import Decoder
 from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here
 from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
-from ltrscale.data.stream.windows import Cut, Decoder, Window, assemble
+from ltrscale.data.stream.windows import Cut, Window, assemble
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.conditions import Truths
 from ltrscale.evaluation.measure.corrected import CorrectedSums, Correction

@@ -24,8 +24,7 @@ from ltrscale.evaluation.pages import number
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import metric_label, metric_named
 from ltrscale.ranking.libraries import KINDS, POLICIES, PROGRAMS, Policy, under
-from ltrscale.ranking.metrics import Metric
-from ltrscale.ranking.rules import Rules
+from ltrscale.ranking.metric import Metric, Rules
 from ltrscale.reports.document import Block, Document, Points, Section, Table, Text
 from ltrscale.reports.findings import Findings, print_report, write_report
 from ltrscale.stages.stage import Origin, Stage

@@ -10,7 +10,7 @@ from ltrscale.data.dataset.selection import Selection
 from ltrscale.evaluation.measure.debiasing import debiased, otherwise
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.shown import AS_SHOWN, POSITIONS, has_positions
-from ltrscale.ranking.pointwise import SigmoidConfig
+from ltrscale.ranking.loss import SigmoidConfig
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from ltrscale.evaluation.measure.parts import Measuring
 from ltrscale.evaluation.measure.report import EvaluatedData
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS, Slicer
-from ltrscale.ranking.metrics import Metric
+from ltrscale.ranking.metric import Metric
 from ltrscale.reports.findings import Findings
 
 _KEPT_BYTES = 1 << 30

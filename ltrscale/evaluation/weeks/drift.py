@@ -21,9 +21,8 @@ from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.bundle import Bundle, load, with_tokens_of
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.periods import chosen_files
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.split import Split, chosen_files
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.evaluation.measure.settings import EvaluateConfig

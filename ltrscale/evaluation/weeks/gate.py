@@ -17,8 +17,7 @@ from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Config, made_by
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.periods import with_relative_named
-from ltrscale.data.dataset.split import SplitsWithTest
+from ltrscale.data.dataset.split import SplitsWithTest, with_relative_named
 from ltrscale.errors import Refused
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation

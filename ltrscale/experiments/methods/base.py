@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from ltrscale.config import Config
-from ltrscale.data.dataset.sample import Fold
+from ltrscale.data.dataset.labelled import Fold
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.draws import mix

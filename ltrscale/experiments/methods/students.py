@@ -6,7 +6,7 @@ from pydantic import Field
 
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.ranking.choices import LossConfig
-from ltrscale.ranking.pointwise import SquaredErrorConfig
+from ltrscale.ranking.loss import SquaredErrorConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.ranking import RankingConfig
 from ltrscale.training.settings import OptimizerConfig

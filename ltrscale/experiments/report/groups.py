@@ -21,8 +21,9 @@ from ltrscale.bundle import Bundle, with_tokens_of
 from ltrscale.data.dataset.manifest import Feature, places
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import scored
+from ltrscale.data.stream.decoder import Decoder
 from ltrscale.data.stream.readers import read_direct
-from ltrscale.data.stream.windows import Cut, Decoder, assemble
+from ltrscale.data.stream.windows import Cut, assemble
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
 from ltrscale.evaluation.measure.group_file import GROUPS

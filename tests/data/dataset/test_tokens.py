@@ -17,7 +17,7 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.tokens import LISTS, Vocabulary, from_columns, put_vocabulary, summarise, to_columns
-from ltrscale.data.stream.memory import memory_for
+from ltrscale.data.stream.decoder import memory_for
 from ltrscale.errors import InputError
 
 Make = Callable[..., Any]

@@ -18,7 +18,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import GID_SPAN, RowGroup, Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, Position, StreamConfig, check_batches, iterate
-from ltrscale.data.stream.memory import Memory
+from ltrscale.data.stream.decoder import Memory
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
 

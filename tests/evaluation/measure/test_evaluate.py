@@ -30,16 +30,15 @@ from ltrscale.evaluation.measure.page import document, leaderboard
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.statistics.crossed import crossed_means
+from ltrscale.ingest import letor
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
-from ltrscale.models.heads import HeadConfig
-from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.ranking import graded, letor, metrics
+from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
+from ltrscale.ranking import graded, metrics
 from ltrscale.ranking.choices import MetricConfig
-from ltrscale.ranking.loss import Loss
+from ltrscale.ranking.graded import rbp
+from ltrscale.ranking.loss import Loss, SigmoidConfig
 from ltrscale.ranking.losses import SoftmaxConfig
-from ltrscale.ranking.pointwise import SigmoidConfig
-from ltrscale.ranking.rank_biased import rbp
 from ltrscale.reports.findings import print_report
 from ltrscale.reports.markdown import table
 from ltrscale.trees.configs import LightGBMConfig

@@ -25,7 +25,7 @@ from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
 from ltrscale.ranking.choices import MetricConfig, metric_class
 from ltrscale.ranking.graded import GainNDCGConfig
-from ltrscale.ranking.metrics import Metric
+from ltrscale.ranking.metric import Metric
 
 METRICS: list[Metric] = [cls.made(k=k) for cls in members(MetricConfig) for k in (1, 3)]
 METRICS.append(GainNDCGConfig(k=3, gains=(0, 1, 10, 11, 12)))

@@ -16,7 +16,8 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.ingest.prepare import PrepareConfig, prepare
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import prepare
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,

@@ -8,8 +8,7 @@ import pytest
 from ray.job_submission import JobStatus
 
 from ltrscale.errors import UnavailableError
-from ltrscale.runtime import following
-from ltrscale.runtime.following import attempt_details, follow
+from ltrscale.runtime.dashboard import attempt_details, follow
 
 WHOLE = "one\ntwo\nthree\n"
 
@@ -36,7 +35,7 @@ class Dashboard:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "_POLL_S", 0.0)
+    monkeypatch.setattr("ltrscale.runtime.dashboard._POLL_S", 0.0)
 
 
 def test_a_log_that_is_read_again_shows_nothing_twice() -> None:
@@ -47,7 +46,7 @@ def test_a_log_that_is_read_again_shows_nothing_twice() -> None:
 
 
 def test_a_dashboard_that_stays_away_ends_the_following(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr("ltrscale.runtime.dashboard._PATIENCE_S", 0.01)
     dashboard = Dashboard([["one\n"], *[[] for _ in range(100_000)]], JobStatus.RUNNING)
     with pytest.raises(UnavailableError, match="the same command follows it again"):
         attempt_details(dashboard, "a", io.StringIO())

@@ -1,0 +1,391 @@
+"""From tables of row groups to windows: decoded, checked against the manifest, held in memory, served several times.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows of the tables (all groups, also those not served).
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field
+
+from ltrscale import storage
+from ltrscale.config import Config
+from ltrscale.data.columns import is_number, texts, value_type, without_dictionary
+from ltrscale.data.dataset import scores
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.manifest import places as find_places
+from ltrscale.data.dataset.scores import SCORES
+from ltrscale.data.dataset.selection import RowGroup, Selection
+from ltrscale.data.dataset.tokens import LISTS, TokenField
+from ltrscale.data.stream.readers import PREPARE_AGAIN, RowGroupReader
+from ltrscale.data.stream.windows import TokenRows, Window, offsets_of, runs
+from ltrscale.errors import InputError, nearest
+
+_OPTIONAL = ("weights", "positions", "gains")
+_LABELS_REMEDY = "set the split's labels to `labels`, or name a data set that was relabelled as a whole"
+
+
+class Decoder:
+    """Turns tables of a selection's row groups into windows, and checks them against the manifest.
+
+    Only the feature buffer is handled table by table; all other work is done once per window, on concatenated columns.
+
+    Args:
+        selection: the selection to read; of labelled groups it may have no feature, and then none is read.
+        documents: False to find the served rows only, which needs few columns.
+    """
+
+    def __init__(self, selection: Selection, *, documents: bool = True) -> None:
+        self.selection = selection
+        self._all_labelled = selection.label_column == SCORES
+        who = ["labels"] if selection.labelled and not self._all_labelled else []
+        values = [selection.label_column] if selection.labelled and selection.label_column not in who else []
+        features = ["features"] if selection.features else []
+        of_tokens = [column for key in selection.tokens for column in key.columns]
+        self.columns = ["gid", *features, *_OPTIONAL, *of_tokens, *who, *values] if documents else ["gid", *who]
+        self._types: dict[str, pa.DataType] = {}
+        self._places: dict[tuple[Feature, ...], list[int] | None] = {}
+
+    def served_rows(self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> NDArray[np.int64]:
+        """The rows that are served, numbered over all tables: all rows, or the kept ones among the labelled rows.
+
+        Raises:
+            InputError: a table differs from its manifest, or has other columns than the tables before it.
+        """
+        for row_group, table in zip(row_groups, tables, strict=True):
+            self._check_types(row_group, table)
+        if not self.selection.labelled:
+            return np.arange(sum(map(len, tables)))
+        kept = np.concatenate([self.selection.kept(row_group) for row_group in row_groups])
+        if self._all_labelled:
+            return np.flatnonzero(kept)
+        labelled_R = _concat(tables, "labels").is_valid().to_numpy(zero_copy_only=False)
+        firsts = offsets_of(np.array([len(table) for table in tables]))[:-1]
+        counts = np.add.reduceat(labelled_R, firsts, dtype=np.int64)
+        for row_group, n in zip(row_groups, counts.tolist(), strict=True):
+            if n != row_group.labelled:
+                listed = f"the manifest lists {row_group.labelled}"
+                raise mismatch(row_group, f"it has {n} labelled query groups where {listed}")
+        rows_Q: NDArray[np.int64] = np.flatnonzero(labelled_R)[kept]
+        return rows_Q
+
+    def decode(self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table], rows_Q: NDArray[np.int64]) -> Window:
+        """The groups in the rows `rows_Q` of some row groups' tables, in this order; a row may repeat.
+
+        Raises:
+            InputError: a table differs from its manifest, or a group's values do not fit its documents.
+        """
+        if self.selection.features:
+            features, lengths_Q = self._features(row_groups, tables, rows_Q)
+        else:
+            lengths_Q = np.diff(_concat(tables, self.selection.label_column).offsets.to_numpy())[rows_Q].astype(
+                np.int64
+            )
+            features = [np.empty(0, np.float32)] * len(rows_Q)
+        columns_N = {
+            name: _gather(name, row_groups, tables, rows_Q, lengths_Q) for name in _OPTIONAL if name in self._types
+        }
+        if self.selection.labelled:
+            column = self.selection.label_column
+            if column == "relevance":
+                _check_present(column, row_groups, tables, rows_Q)
+            columns_N["labels"] = _gather(column, row_groups, tables, rows_Q, lengths_Q)
+        ids_Q = group_ids(row_groups, tables)[rows_Q]
+        tokens = {key: self._tokens(key, row_groups, tables, rows_Q, lengths_Q) for key in self.selection.tokens}
+        return Window(ids_Q, offsets_of(lengths_Q), features, columns_N, tokens=tokens)
+
+    def _tokens(
+        self,
+        key: TokenField,
+        row_groups: Sequence[RowGroup],
+        tables: Sequence[pa.Table],
+        rows_Q: NDArray[np.int64],
+        lengths_Q: NDArray[np.int64],
+    ) -> TokenRows:
+        """The tokens of a field, checked against the vocabulary."""
+        assert self.selection.vocabulary is not None
+        try:
+            rows = _decoded_tokens(key, [_concat(tables, column) for column in key.columns], rows_Q, lengths_Q)
+            _check_ids(rows, self.selection.vocabulary.size)
+        except ValueError as error:
+            raise mismatch(row_groups[0], f"column {key.column!r} cannot be used: {error}") from error
+        return rows
+
+    def _check_types(self, row_group: RowGroup, table: pa.Table) -> None:
+        types = {field.name: field.type for field in table.schema if field.name in self.columns}
+        if "relevance" in self.columns and "relevance" not in types:
+            raise mismatch(row_group, "there is no column 'relevance'", _LABELS_REMEDY)
+        if not self._types:
+            for name in self.columns:
+                if not _is_usable(name, types.get(name)):
+                    found = types.get(name, "not there")
+                    raise mismatch(row_group, f"column {name!r} cannot be used: it is {found}", _remedy(name))
+            self._types = types
+        for name in types.keys() | self._types.keys():
+            if types.get(name) != self._types.get(name):
+                raise mismatch(row_group, f"column {name!r} is not as in the other files, or in some of them only")
+
+    def _features(
+        self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table], rows_Q: NDArray[np.int64]
+    ) -> tuple[list[NDArray[np.float32]], NDArray[np.int64]]:
+        """Views of the features of some rows, and the rows' numbers of documents."""
+        buffers, bounds, widths, places = [], [], [], []
+        for row_group, table in zip(row_groups, tables, strict=True):
+            stored = row_group.stored or self.selection.features
+            n_features = len(stored)
+            widths.append(n_features)
+            places.append(self._places_in(stored))
+            column = table.column("features")
+            array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+            buffers.append(_values(row_group, "features", array))
+            bounds.append(array.offsets.to_numpy())  # of a slice they do not begin with 0
+            values = int(bounds[-1][-1]) - int(bounds[-1][0])
+            if values != row_group.documents * n_features:
+                listed = f"{row_group.documents} documents of {n_features} features"
+                raise mismatch(row_group, f"it has {values} feature values where the manifest lists {listed}")
+        starts_Q = np.concatenate([b[:-1] for b in bounds])[rows_Q]
+        stops_Q = np.concatenate([b[1:] for b in bounds])[rows_Q]
+        owners_Q = np.repeat(np.arange(len(tables)), [len(table) for table in tables])[rows_Q]
+        lengths_Q, rest_Q = np.divmod((stops_Q - starts_Q).astype(np.int64), np.array(widths)[owners_Q])
+        if rest_Q.any():
+            owner = owners_Q[rest_Q.argmax()]
+            raise mismatch(row_groups[owner], f"a list is no multiple of {widths[owner]} features")
+        features = []
+        for owner, start, stop in zip(owners_Q.tolist(), starts_Q.tolist(), stops_Q.tolist(), strict=True):
+            view, columns = buffers[owner][start:stop], places[owner]
+            features.append(view if columns is None else view.reshape(-1, widths[owner])[:, columns].reshape(-1))
+        return features, lengths_Q
+
+    def _places_in(self, stored: tuple[Feature, ...]) -> list[int] | None:
+        """The places of the served features in a file with these features (see `manifest.places`)."""
+        if stored not in self._places:
+            self._places[stored] = find_places(self.selection.features, stored, whose="the selection")
+        return self._places[stored]
+
+
+def group_ids(row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> NDArray[np.int64]:
+    """The ids of all rows of some tables, unique over the data sets of a split, shape [R]."""
+    bases_R = np.repeat([row_group.gid_base for row_group in row_groups], [len(table) for table in tables])
+    ids_R: NDArray[np.int64] = _concat(tables, "gid").to_numpy() + bases_R
+    return ids_R
+
+
+def mismatch(row_group: RowGroup, what: str, remedy: str = PREPARE_AGAIN) -> InputError:
+    """The error for a row group with unexpected content."""
+    return InputError(f"{row_group.url}: row group {row_group.index}: {what}; {remedy}")
+
+
+def _is_usable(name: str, found: pa.DataType | None) -> bool:
+    """Whether a column has the type that it must have, or is missing and may be."""
+    if found is None:
+        return name in _OPTIONAL
+    if name == "gid":
+        return bool(found == pa.int64())
+    if name.startswith(("query_tokens_", "document_tokens_", "document_lengths_")):
+        return bool(found == LISTS)
+    return pa.types.is_list(found) and bool(found.value_type == (pa.float64() if name == SCORES else pa.float32()))
+
+
+def _remedy(name: str) -> str:
+    """The remedy for a bad column."""
+    return scores.SCORE_AGAIN if name == SCORES else PREPARE_AGAIN
+
+
+def _check_present(
+    name: str, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table], rows_Q: NDArray[np.int64]
+) -> None:
+    """Check that groups with labels, which are served, have values in the column that serves as labels."""
+    lists = _concat(tables, name)
+    if not lists.null_count:
+        return
+    absent_Q = lists.is_null().to_numpy(zero_copy_only=False)[rows_Q]
+    if absent_Q.any():
+        row = rows_Q[absent_Q.argmax()]
+        owners_R = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        gid = _concat(tables, "gid")[row]
+        raise mismatch(row_groups[owners_R[row]], f"query group {gid} has labels and no {name!r}", _LABELS_REMEDY)
+
+
+def _gather(
+    name: str,
+    row_groups: Sequence[RowGroup],
+    tables: Sequence[pa.Table],
+    rows_Q: NDArray[np.int64],
+    lengths_Q: NDArray[np.int64],
+) -> NDArray[np.float32]:
+    """The values of some rows, one after the other, of a column with one value per document; NaN for a null row."""
+    lists = _concat(tables, name)
+    values = _values(row_groups[0], name, lists)
+    starts_R1 = lists.offsets.to_numpy().astype(np.int64)
+    present_Q = lists.is_valid().to_numpy(zero_copy_only=False)[rows_Q] if lists.null_count else None
+    uneven_Q = np.diff(starts_R1)[rows_Q] != lengths_Q
+    if present_Q is not None:
+        uneven_Q &= present_Q
+    if uneven_Q.any():
+        owners_R = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        owner = row_groups[owners_R[rows_Q[uneven_Q.argmax()]]]
+        raise mismatch(owner, f"column {name!r} does not have one value for each document", _remedy(name))
+    if present_Q is None:
+        return values[runs(starts_R1[rows_Q], lengths_Q)].astype(np.float32, copy=False)  # scores are float64
+    values_N = np.full(lengths_Q.sum(), np.nan, np.float32)
+    values_N[np.repeat(present_Q, lengths_Q)] = values[runs(starts_R1[rows_Q][present_Q], lengths_Q[present_Q])]
+    return values_N
+
+
+def _concat(tables: Sequence[pa.Table], name: str) -> pa.Array:
+    """A column of all tables as one array."""
+    return pa.concat_arrays([chunk for table in tables for chunk in table.column(name).chunks])
+
+
+def _values(row_group: RowGroup, name: str, lists: pa.ListArray) -> NDArray[np.float32]:
+    """A view of the values of all lists; for a sliced array all of the child, since the offsets refer to that."""
+    if lists.values.null_count:
+        raise mismatch(row_group, f"column {name!r} has a null in a list, where NaN is meant", _remedy(name))
+    values: NDArray[np.float32] = lists.values.to_numpy()
+    return values
+
+
+def _decoded_tokens(
+    field: TokenField, columns: Sequence[pa.ListArray], rows_Q: NDArray[np.int64], lengths_Q: NDArray[np.int64]
+) -> TokenRows:
+    """The token lists of some groups, or of their documents, from the columns of a field."""
+    if any(column.type != LISTS or column.null_count or column.values.null_count for column in columns):
+        raise ValueError("it must have a list of int32 in every row")
+    ids, starts_R1 = columns[0], columns[0].offsets.to_numpy().astype(np.int64)
+    ids_T: NDArray[np.int32] = ids.values.to_numpy()
+    groups = TokenRows(ids_T, starts_R1[:-1], np.diff(starts_R1)).take(rows_Q)
+    if field.of == "query":
+        return groups
+    of_documents = columns[1].offsets.to_numpy().astype(np.int64)
+    documents = TokenRows(columns[1].values.to_numpy(), of_documents[:-1], np.diff(of_documents)).take(rows_Q)
+    if not np.array_equal(documents.lengths_R, lengths_Q):
+        raise ValueError("it does not have one list of tokens for each document")
+    lengths_N = documents.copied().ids_T.astype(np.int64)
+    bounds_N1 = np.concatenate([[0], np.cumsum(lengths_N)])
+    firsts_Q = bounds_N1[np.cumsum(lengths_Q) - lengths_Q]
+    if (lengths_N < 0).any() or not np.array_equal(bounds_N1[np.cumsum(lengths_Q)] - firsts_Q, groups.lengths_R):
+        raise ValueError("the lengths of its lists do not add up to the tokens of a group")
+    starts_N = np.repeat(groups.starts_R - firsts_Q, lengths_Q) + bounds_N1[:-1]
+    return TokenRows(ids_T, starts_N, lengths_N)
+
+
+def _check_ids(rows: TokenRows, size: int) -> None:
+    """Check that all tokens are in a vocabulary of this size; of tokens that no row has it checks some, too."""
+    if len(rows.ids_T) and (int(rows.ids_T.min()) < 0 or int(rows.ids_T.max()) >= size):
+        bad = rows.ids_T[(rows.ids_T < 0) | (rows.ids_T >= size)][0]
+        raise ValueError(f"token {bad} is not in the vocabulary of {size:,}")
+
+
+class Memory:
+    """The served groups of the row groups that were read so far, decoded: what is there need not be read again.
+
+    It holds copies of these groups alone. The order of an epoch, its batches and its account are the same with and
+    without it. One worker fills it, in any order; all epochs and phases of a run may share it.
+    """
+
+    def __init__(self, selection: Selection) -> None:
+        self.decoder = Decoder(selection)
+        self.groups: dict[RowGroup, Window] = {}
+
+
+def memory_for(selection: Selection, gigabytes: float) -> Memory | None:
+    """An empty memory for a selection of labelled groups; None if they may take more, by the manifest's counts.
+
+    Groups without labels are never held: an epoch over all groups reads nothing in vain.
+    """
+    of_tokens = sum(key.max_tokens for key in selection.tokens if key.of == "document")  # at most
+    size = 4 * selection.n_documents * (len(selection.features) + of_tokens)
+    return Memory(selection) if selection.labelled and size <= 1e9 * gigabytes else None
+
+
+MOST = 1000.0
+"""The most times that a group may be served per epoch on average; a larger value hints at the wrong column."""
+
+
+def _text_keys(times: Any) -> Any:
+    """The mapping with all keys as texts, in YAML's spelling: `{1: 2}` has a number for a key."""
+    if not isinstance(times, dict):
+        return times
+    return {key if isinstance(key, str) else json.dumps(key): value for key, value in times.items()}
+
+
+RepeatTimes = Annotated[float, Field(ge=0, le=MOST)]
+
+
+class Repeat(Config):
+    """Times that a query group is served per epoch, by a column of the data set (SUN23 repeats frequent queries).
+
+    A fraction is the probability of one more time: 2.3 means twice, and a third time with probability .3.
+    """
+
+    by: str = Field(pattern="^meta_.")
+    """Column with one value per group: its number of times, or its class, a key of `times`."""
+    times: Annotated[dict[str, RepeatTimes], BeforeValidator(_text_keys)] = Field(default_factory=dict)
+    """Number of times for each class; groups of other classes are served once. Empty: the column has the numbers."""
+
+
+def mean_repeats(row_group: RowGroup, table: pa.Table, repeat: Repeat) -> NDArray[np.float64]:
+    """The number of times that each row of a table is served per epoch on average, shape [R].
+
+    Raises:
+        InputError: the column is missing, or must have the numbers of times and does not.
+    """
+    if repeat.by not in table.column_names:
+        raise InputError(f"{row_group.url}: no column {repeat.by!r}; {_nearest_meta(row_group, repeat.by)}")
+    if repeat.times:
+        return np.array([repeat.times.get(name, 1.0) for name in _classes(table, repeat).to_pylist()])
+    column = table.column(repeat.by).combine_chunks()
+    if not is_number(value_type(column.type)):
+        remedy = "say under stream.repeat.times how often each of its values is served"
+        raise mismatch(row_group, f"column {repeat.by!r} is {column.type} and no number", remedy)
+    values = without_dictionary(column).cast(pa.float64(), safe=False)
+    times_R: NDArray[np.float64] = values.fill_null(np.nan).to_numpy(zero_copy_only=False)
+    bad_R = ~((times_R >= 0) & (times_R <= MOST))  # NaN too
+    if bad_R.any():
+        row = int(bad_R.argmax())
+        what = f"column {repeat.by!r} of query group {table.column('gid')[row]} is {values[row].as_py()}"
+        raise mismatch(row_group, what, f"it must be from 0 to {MOST:,.0f}, or a class named under stream.repeat.times")
+    return times_R
+
+
+def survey_repeats(selection: Selection, repeat: Repeat, reader: RowGroupReader) -> dict[RowGroup, float]:
+    """Read the column of a whole selection: the mean number of times of each row group's served groups.
+
+    Raises:
+        InputError: the column cannot be used, a class named in `times` occurs nowhere, or no group would be served.
+    """
+    decoder = Decoder(selection, documents=False)
+    tables = reader(selection.row_groups, [*decoder.columns, repeat.by])
+    means: dict[RowGroup, float] = {}
+    classes: set[str] = set()
+    for row_group, table in zip(selection.row_groups, tables, strict=True):
+        rows_Q = decoder.served_rows([row_group], [table])
+        means[row_group] = float(mean_repeats(row_group, table, repeat)[rows_Q].mean())
+        if repeat.times:
+            classes.update(_classes(table, repeat).drop_null().unique().to_pylist())
+    for name in repeat.times:
+        if name not in classes:
+            near = nearest(name, sorted(classes))
+            hint = f"the nearest is {near!r}" if near is not None else "it is empty"
+            raise InputError(f"stream.repeat.times: column {repeat.by!r} has no value {name!r}; {hint}")
+    if not any(means.values()):
+        raise InputError(f"stream.repeat: by {repeat.by!r} no query group is served; raise some of its times above 0")
+    return means
+
+
+def _classes(table: pa.Table, repeat: Repeat) -> pa.StringArray:
+    return texts(table.column(repeat.by).combine_chunks())[0]
+
+
+def _nearest_meta(row_group: RowGroup, name: str) -> str:
+    """The column of a file that is probably meant, for the end of an error."""
+    filesystem, path = storage.arrow_filesystem(row_group.url)
+    with storage.named_errors(row_group.url):
+        names = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem)).names
+    near = nearest(name, [column for column in names if column.startswith("meta_")])
+    return f"the nearest is {near!r}" if near else "the data set has no meta_* column; prepare it with `columns.meta`"

@@ -1,0 +1,234 @@
+"""The base class of metrics: a metric's name, and the rules that its formula leaves open.
+
+Two programs that both report NDCG@5 rarely agree, because a formula leaves much open: what equal scores mean, what a
+group without a relevant document counts, which gain and discount there are. `Rules` has one field for each such
+choice. `ltrscale.ranking.libraries` says which rules other programs follow, and computes a metric under any rules.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
+"""
+
+import re
+from collections.abc import Collection, Iterable
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from ltrscale.batch import QueryGroups
+from ltrscale.config import Config
+
+_FORM = re.compile(r"(?P<kind>\w+)(\((?P<keys>\w+=[^=,()@\s]+(, ?\w+=[^=,()@\s]+)*)\))?(@(?P<k>[1-9]\d*))?")
+
+
+class Name(NamedTuple):
+    """The parts of a metric's name; as text it is the name.
+
+    Example:
+        >>> Name.parsed("rbp(persistence=0.9)@10")
+        Name(kind='rbp', keys=(('persistence', '0.9'),), k=10)
+        >>> str(Name.parsed("ndcg@5")), str(Name("rbp", (("persistence", "0.9"),)))
+        ('ndcg@5', 'rbp(persistence=0.9)')
+    """
+
+    kind: str
+    keys: tuple[tuple[str, str], ...] = ()
+    """Keys of the metric's own that differ from their defaults, with their values."""
+    k: int | None = None
+    """The cut-off."""
+
+    @classmethod
+    def parsed(cls, text: str) -> Self:
+        """The parts of a name.
+
+        Raises:
+            ValueError: the text has not the form of a name, or states a key twice.
+        """
+        match = _FORM.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} has not the form kind(key=value)@k")
+        keys = [key.strip().partition("=") for key in (match["keys"] or "").split(",") if key]
+        if len({key for key, _, _ in keys}) < len(keys):
+            raise ValueError(f"{text!r} states a key twice")
+        cutoff = None if match["k"] is None else int(match["k"])
+        return cls(match["kind"], tuple((key, value) for key, _, value in keys), cutoff)
+
+    def __str__(self) -> str:
+        """The name."""
+        keys = f"({','.join(f'{key}={value}' for key, value in self.keys)})" if self.keys else ""
+        return self.kind + keys + (f"@{self.k}" if self.k is not None else "")
+
+    def uncut(self) -> "Name":
+        """The name without its cut-off."""
+        return self._replace(k=None)
+
+
+class Rules(Config):
+    """What a metric's formula leaves open; the defaults are the policy of this package.
+
+    The order of the fields is the order in which `ltrscale.evaluation.measure.reconcile` switches them.
+
+    Example:
+        >>> Rules(ties="input").text(("ties", "gain", "undefined"))
+        'ties in the order of the input; gain 2^y - 1; groups without relevance left out'
+    """
+
+    scores: Literal["given", "float32"] = "given"
+    """Whether scores are rounded to float32 first, which makes ties of scores that differ by less."""
+    ties: Literal["expected", "input", "item", "worst", "block"] = "expected"
+    """Tied documents: the expectation over their orders, in the order of the input, by falling item name, the lower
+    label first, or each at the last rank of the tied ones (average precision only)."""
+    relevant: Literal["threshold", "from_1", "best"] = "threshold"
+    """Relevant documents: from the metric's threshold on, from label 1 on, or with the group's best label."""
+    gain: Literal["exponential", "linear"] = "exponential"
+    """Gain of label y in DCG: 2^y - 1 or y."""
+    discount: Literal["log2", "letor"] = "log2"
+    """Discount in DCG: 1 / log2(1 + rank), or 1 at ranks 1 and 2 and 1 / log2(rank) after."""
+    ideal: Literal["full", "ranked", "uncut"] = "full"
+    """Ideal DCG: of the best k documents of the full list, of the k ranked first only, or of all documents at all
+    ranks."""
+    short: Literal["length", "padded", "zero"] = "length"
+    """A list shorter than k is evaluated at its length, as if filled with documents that are not relevant, or is 0."""
+    undefined: Literal["left_out", "zero", "one"] = "left_out"
+    """A group without a relevant document is left out of the mean, or counts 0 or 1."""
+
+    @model_validator(mode="after")
+    def _has_an_order(self) -> Self:
+        if self.ideal == "ranked" and self.ties == "expected":
+            raise ValueError("ideal ranked needs an order of tied documents; set ties to input, item or worst")
+        return self
+
+    def text(self, names: Collection[str], *, threshold: float = 1.0) -> str:
+        """The rules with these names in one line; `threshold` is the lowest label of a relevant document."""
+        texts = [_TEXTS[name][value] for name, value in self if name in names]
+        return "; ".join(text.format(threshold=threshold) for text in texts if text)
+
+
+_TEXTS: dict[str, dict[str, str]] = {
+    "scores": {"given": "", "float32": "scores in float32"},
+    "ties": {
+        "expected": "ties by expectation",
+        "input": "ties in the order of the input",
+        "item": "ties by falling item name",
+        "worst": "of ties the lower label first",
+        "block": "ties at their last rank",
+    },
+    "relevant": {
+        "threshold": "relevant from label {threshold:g} on",
+        "from_1": "relevant from label 1 on",
+        "best": "relevant with the group's best label",
+    },
+    "gain": {"exponential": "gain 2^y - 1", "linear": "gain y"},
+    "discount": {"log2": "discount 1 / log2(1 + rank)", "letor": "discount 1, 1, then 1 / log2(rank)"},
+    "ideal": {
+        "full": "ideal at k from the full list",
+        "ranked": "ideal from the first k ranks",
+        "uncut": "ideal at all ranks",
+    },
+    "short": {
+        "length": "lists shorter than k at their length",
+        "padded": "lists shorter than k filled up",
+        "zero": "lists shorter than k count 0",
+    },
+    "undefined": {
+        "left_out": "groups without relevance left out",
+        "zero": "groups without relevance count 0",
+        "one": "groups without relevance count 1",
+    },
+}
+"""Each value of each rule in a few words; empty for what goes without saying."""
+
+
+FirstRanks = Annotated[int, Field(ge=1, description="Cut-off: the first ranks that count.")]
+Threshold = Annotated[float, Field(gt=0, description="Documents are relevant from this label on.")]
+_SET_FOR_ALL = ("kind", "k", "threshold", "grades", "gains")
+"""Keys that an evaluation sets for every metric that has them."""
+
+
+class Metric(Config):
+    """A metric as a config selects it.
+
+    It may have a cut-off `k`, a `threshold`, the lowest relevant label, and keys of its own, which its name states.
+    """
+
+    kind: str
+    label: ClassVar[str] = ""
+    """The name in tables, without the cut-off; the kind in capitals by default."""
+    definition: ClassVar[str] = ""
+    """One sentence that defines the metric in reports, without the policy that all metrics share."""
+    normalised: ClassVar[bool] = True
+    """Whether the best order has value 1 whatever the labels."""
+    cut_as_precision: ClassVar[bool] = False
+    """Whether an evaluation takes it at the cut-offs of precision, not at those of NDCG."""
+    rules: ClassVar[Rules] = Rules()
+    """The choices that the metric's formula leaves open."""
+    ruled_by: ClassVar[tuple[str, ...]] = ()
+    """The rules that matter to it, besides those for ties, undefined groups and, if it has a threshold, relevance."""
+
+    @classmethod
+    def made(
+        cls, *, k: int | None = None, threshold: float = 1.0, grades: int = 4, own: Iterable[tuple[str, str]] = ()
+    ) -> Self:
+        """Creates the metric; a value that it has no field for is ignored, but for keys of its own."""
+        values = {"k": k, "threshold": threshold, "grades": grades}
+        taken = {name: value for name, value in values.items() if name in cls.model_fields and value is not None}
+        return cls.model_validate(taken | dict(own))
+
+    @classmethod
+    def needs_cutoff(cls) -> bool:
+        """Whether the metric is always cut off, as `ndcg@5` is."""
+        return "k" in cls.model_fields and cls.model_fields["k"].default is not None
+
+    @classmethod
+    def own_keys(cls) -> tuple[str, ...]:
+        """The keys that the name of the metric states: those that an evaluation does not set for all metrics."""
+        return tuple(key for key in cls.model_fields if key not in _SET_FOR_ALL)
+
+    @property
+    def name(self) -> str:
+        """The kind, with the keys of its own that differ from their defaults, and the cut-off if the metric has one.
+
+        Example:
+            >>> from ltrscale.ranking.metrics import MRRConfig, NDCGConfig
+            >>> NDCGConfig(k=10).name, MRRConfig().name
+            ('ndcg@10', 'mrr')
+        """
+        values = self.model_dump()
+        changed = {key: values[key] for key in self.own_keys() if values[key] != type(self).model_fields[key].default}
+        keys = tuple((key, str(value).removesuffix(".0")) for key, value in changed.items())
+        return str(Name(self.kind, keys, values.get("k")))
+
+    @classmethod
+    def affected_by(cls) -> tuple[str, ...]:
+        """The rules that matter to the metric."""
+        relevant = ("relevant",) if "threshold" in cls.model_fields else ()
+        return ("scores", "ties", *relevant, *cls.ruled_by, "undefined")
+
+    @property
+    def policy(self) -> str:
+        """What the formula leaves open, in one line; it stands beside every figure that is stored.
+
+        Example:
+            >>> from ltrscale.ranking.metrics import MRRConfig
+            >>> MRRConfig().policy
+            'ties by expectation; relevant from label 1 on; groups without relevance left out'
+        """
+        values = self.model_dump()
+        own = [f"{key} {values[key]}" for key in self.own_keys()]
+        return "; ".join([*own, self.rules.text(self.affected_by(), threshold=values.get("threshold", 1.0))])
+
+    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """The value of each group, shape [Q]; NaN where it is undefined."""
+        raise NotImplementedError
+
+    def of_groups(self, scores_N: Tensor, groups: QueryGroups) -> Tensor:
+        """As `of`, for labelled groups; a metric may read more than their labels."""
+        assert groups.labels_N is not None
+        return self.of(scores_N, groups.labels_N, groups.offsets_Q1)
+
+    def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """The part of the formula by which all relevant documents of a group divide, shape [Q]; 0 if there is none.
+
+        It is 1 for a metric that counts no relevant document but those that it meets. `Judged` exchanges that of a list
+        for that of all judged documents.
+        """
+        return (~self.of(labels_N, labels_N, offsets_Q1).isnan()).double()
