@@ -1,6 +1,6 @@
 """BERT's sizes and weights under the names that Hugging Face gives them.
 
-Pure functions of what `config.json` and `model.safetensors` hold; `ltrscale.training.initial` reads the files.
+Pure functions of what `config.json` and `model.safetensors` hold; `ltrscale.training.network` reads the files.
 """
 
 from collections.abc import Mapping

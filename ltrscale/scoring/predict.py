@@ -25,8 +25,8 @@ from ltrscale.ingest.prepare import RowsJob
 from ltrscale.ingest.quarantine import QUARANTINE
 from ltrscale.ingest.source import Needs
 from ltrscale.progress import log
+from ltrscale.scoring.files import ScorerConfig
 from ltrscale.scoring.score import ScoreJob
-from ltrscale.scoring.scorer import ScorerConfig
 from ltrscale.scoring.skew import Skew, SkewKind, skew_of
 from ltrscale.stages.runs import check_replaceable, holding
 

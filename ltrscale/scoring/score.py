@@ -19,10 +19,7 @@ from ltrscale.data.dataset.scores import Layout, PeriodScores, period_url
 from ltrscale.data.dataset.split import Periods, Split, Texts
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log, progress
-from ltrscale.scoring.actors import score_with_ray
-from ltrscale.scoring.files import Done, score_here
-from ltrscale.scoring.plan import Plan, make_plan
-from ltrscale.scoring.scorer import ScorerConfig
+from ltrscale.scoring.files import Done, Plan, ScorerConfig, make_plan, score_here, score_with_ray
 from ltrscale.stages.stage import Origin, Stage
 
 

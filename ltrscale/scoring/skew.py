@@ -1,6 +1,6 @@
 """Skew: what rows to score have that training's rows had not, feature by feature.
 
-A bundle records what the rows of its training periods look like (`ltrscale.bundle.reference`). `find_skew` compares
+A bundle records what the rows of its training periods look like (its `Reference`). `find_skew` compares
 other rows with it by shares: of missing values, of categories that training lacks, of values outside training's range.
 A share is said if it is at least 1%, at least twice training's in odds, and no chance. Ranges widen as logs grow:
 values outside of them are said from 10% on, and from 5% on if they are outside by more than the range's own width.
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale.bundle import Bundle
-from ltrscale.bundle.reference import QUANTILES, FeatureReference, Reference, has_value, sample_of
+from ltrscale.bundle.contents import QUANTILES, FeatureReference, Reference, has_value, sample_of
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select

@@ -33,8 +33,7 @@ from numpy.typing import NDArray
 from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.errors import InputError
-from ltrscale.serving.features import ModelColumn, features_in, labels_of
-from ltrscale.serving.format import EngineFormat, Files, MatrixScorer, Observed
+from ltrscale.serving.format import EngineFormat, Files, MatrixScorer, ModelColumn, Observed, features_in, labels_of
 from ltrscale.serving.function_score import FunctionScore
 from ltrscale.serving.trees import Trees, missing_goes_left, trees_of
 

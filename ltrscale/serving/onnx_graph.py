@@ -24,8 +24,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker
-from ltrscale.serving.features import CodeTexts, ModelColumn, labels_of
-from ltrscale.serving.format import Files, MatrixFormat, MatrixScorer, Observed
+from ltrscale.serving.format import CodeTexts, Files, MatrixFormat, MatrixScorer, ModelColumn, Observed, labels_of
 
 _MODEL = "model.onnx"
 _OPSET = 18

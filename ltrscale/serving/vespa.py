@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from ltrscale.bundle import Bundle
 from ltrscale.errors import InputError
-from ltrscale.serving.features import ModelColumn, features_in
-from ltrscale.serving.format import EngineFormat, Files, MatrixScorer, Observed
+from ltrscale.serving.format import EngineFormat, Files, MatrixScorer, ModelColumn, Observed, features_in
 from ltrscale.serving.trees import Trees, missing_goes_left, trees_of
 
 _MODEL = "model.json"

@@ -25,10 +25,8 @@ from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.mask import MaskConfig
 from ltrscale.pretext.objective import Pretrainer
-from ltrscale.training.account import Account
-from ltrscale.training.feed import Fed, read_ahead
-from ltrscale.training.masking import masked_features
-from ltrscale.training.network import sample_inputs
+from ltrscale.training.feed import Account, Fed, read_ahead
+from ltrscale.training.network import masked_features, sample_inputs
 
 
 class AuxiliaryConfig(Config):

@@ -36,13 +36,11 @@ from ltrscale.stages.origins import bundle_hashes
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.storage import children, join, read_manifest
 from ltrscale.training.auxiliary import AuxiliaryConfig, AuxiliaryObjective, Unlabelled
-from ltrscale.training.network import fitted
+from ltrscale.training.network import fitted, fitted_to, load_initial, with_tokens
 from ltrscale.training.phases import Phase, Training
-from ltrscale.training.ranking import ListLossConfig, RankingConfig, RankingObjective
+from ltrscale.training.ranking import Best, LabelledData, ListLossConfig, RankingConfig, RankingObjective
 from ltrscale.training.resumption import EPOCHS, PROBES, TRANSFORM, TrainingStage, begin
 from ltrscale.training.settings import set_up
-from ltrscale.training.text import fitted_to, load_initial, with_tokens
-from ltrscale.training.validation import Best, LabelledData
 
 
 class RatesConfig(Config):

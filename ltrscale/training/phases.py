@@ -23,15 +23,14 @@ from ltrscale.progress import log, progress
 from ltrscale.ranking.choices import metric_label
 from ltrscale.runtime.workers import Context, rank_and_world
 from ltrscale.storage import join
-from ltrscale.training.account import Account, listed
 from ltrscale.training.auxiliary import Auxiliary, AuxiliaryObjective
-from ltrscale.training.checkpoint import Checkpoints
+from ltrscale.training.checkpoint import Progress, Snapshot, restore
+from ltrscale.training.feed import Account, listed
 from ltrscale.training.loop import State, StepResult, Trainer
+from ltrscale.training.ranking import Best
 from ltrscale.training.reduce import gather_over_workers
-from ltrscale.training.resumption import CHECKPOINTS
+from ltrscale.training.resumption import CHECKPOINTS, Checkpoints
 from ltrscale.training.settings import Factors, TrainingConfig
-from ltrscale.training.snapshot import Progress, Snapshot, restore
-from ltrscale.training.validation import Best
 
 Record = dict[str, object]
 

@@ -13,8 +13,7 @@ from ltrscale.bundle.boosters import import_catboost
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.trees.data import SAMPLE, BinCodes, Labelled
-from ltrscale.trees.library import Direction, TreesConfig, directions
-from ltrscale.trees.watch import StoppingWatch
+from ltrscale.trees.library import Direction, StoppingWatch, TreesConfig, directions
 
 
 class LightGBMConfig(TreesConfig):

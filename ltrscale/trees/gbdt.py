@@ -1,23 +1,29 @@
 """Gradient boosted trees, which read the same data sets and write the same bundles as networks.
 
+Students of a teacher are among them: BUYL23, section 7, grows a GBDT of 2,000 trees on the scores of a RankFormer. The
+training split names the scores, all its groups count as labelled, and validation keeps its true labels.
+
 Shapes: N documents, Q groups.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
+import numpy as np
 from pydantic import model_validator
 
 from ltrscale import storage
+from ltrscale.arrays import Doubles
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees, views, with_tokens_of
-from ltrscale.bundle.reference import reference_of
+from ltrscale.bundle.contents import reference_of
 from ltrscale.bundle.views import View
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import check_disjoint, joined_splits
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.data.stream.weighing import warn_of_weights
 from ltrscale.errors import InputError
@@ -26,12 +32,22 @@ from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context, Workers, WorkersConfig, rank_and_world
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.stage import LabelledStage, Origin
-from ltrscale.trees.checks import check_labels, check_positions, check_validation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
-from ltrscale.trees.data import BinCodes, Labelled, read_labelled
+from ltrscale.trees.data import (
+    BinCodes,
+    Labelled,
+    all_workers,
+    check_complete,
+    check_labels,
+    check_positions,
+    check_validation,
+    deal,
+    merged_codes,
+    read_labelled,
+    together,
+)
 from ltrscale.trees.ensemble import EnsembleConfig, check_draws, choose_members
-from ltrscale.trees.shares import check_complete, deal, merged_codes, shared_targets, together
-from ltrscale.trees.watch import watching
+from ltrscale.trees.library import QuantisedConfig, StandardisedConfig, TargetsConfig, make_targets, watching
 
 
 class _Ensemble(Config):
@@ -138,6 +154,17 @@ def train_gbdt(
     work = TreeGrowing(config, train, validation, out, made_by, workers.cpus, start)
     launch(work, workers=workers, report=report)
     return load(out)
+
+
+def check_alone(config: GBDTConfig) -> None:
+    """Check that the library is installed and this process is the only one, for trainers that are not distributed.
+
+    Raises:
+        InputError: the library is not installed, or there are other processes.
+    """
+    config.check_workers(1)
+    if rank_and_world()[1] > 1:
+        raise InputError("semi-supervised and stacked trees train in one process; start the job without torchrun")
 
 
 def learnt(split: Split, config: GBDTConfig) -> Selection:
@@ -251,6 +278,18 @@ def _with_start(groups: Labelled, start: Bundle) -> Labelled:
     return replace(groups, start_N=score_selection(selection, scorer, start.url).scores_N.numpy())
 
 
+def shared_targets(config: TargetsConfig | None, share: Labelled) -> Doubles:
+    """Targets of a worker's documents, shape [N]; grades have borders from the scores of all workers."""
+    rank, world = rank_and_world()
+    if config is None or not config.of_all_groups or world == 1:
+        return make_targets(config, share.labels_N, share.offsets_Q1)
+    shares = all_workers((share.labels_N, share.lengths_Q))
+    labels, lengths = zip(*shares, strict=True)
+    offsets_Q1 = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+    first = sum(map(len, labels[:rank]))
+    return make_targets(config, np.concatenate(labels), offsets_Q1)[first : first + len(share.labels_N)]
+
+
 class Grown(NamedTuple):
     """A model in its library's own format, and its metrics."""
 
@@ -273,9 +312,9 @@ def grow(config: GBDTConfig, train: Labelled, codes: BinCodes, validation: Label
         Stopped: this process was asked to stop.
     """
     targets_N = shared_targets(config.targets, train)
-    check_labels(config, train, targets_N)
+    check_labels(train, targets_N, config.highest_label())
     if validation is not None:
-        check_labels(config, validation, validation.labels_N)
+        check_labels(validation, validation.labels_N, config.highest_label())
     if config.learns_biases:
         check_positions(train)
     with watching(config, validation, config.kind, context) as watch:
@@ -284,3 +323,65 @@ def grow(config: GBDTConfig, train: Labelled, codes: BinCodes, validation: Label
     judged = f", {watch.name} {metrics[watch.name]:.4f}" if watch.name in metrics else ""
     log.info("boosted %d trees with %s%s", watch.kept, config.kind, judged)
     return Grown(model, metrics)
+
+
+_STUDENT_TREES = 2_000
+
+
+class LearningTrees(Config):
+    """Trees of LightGBM that learn a teacher's scores; the kind is their objective."""
+
+    needs: ClassVar = "a method of LightGBM's trees without an ensemble"
+    """The method that can be such a student, for errors."""
+    exported: ClassVar = True
+    """Whether `jobs.distill` exports it."""
+    kind: str
+    trees: LightGBMConfig
+
+    @model_validator(mode="after")
+    def _is_of_its_kind(self) -> Self:
+        if self.trees.objective != self.kind:
+            raise ValueError(
+                f"trees.objective is {self.trees.objective}; leave it out, kind says that it is {self.kind}"
+            )
+        return self
+
+    def streams(self) -> list[StreamConfig]:
+        """None: trees read everything at once."""
+        return []
+
+    def job(self, out: str, splits: Splits, workers: WorkersConfig) -> GBDTJob:
+        """The job that trains it on the scores that the splits name."""
+        return GBDTJob(out=out, splits=splits, gbdt=self.trees, workers=workers)
+
+
+class RegressionStudent(LearningTrees):
+    """Squared error against the teacher's scores, standardised per group."""
+
+    kind: Literal["regression"] = "regression"
+    trees: LightGBMConfig = LightGBMConfig(
+        objective="regression", targets=StandardisedConfig(), num_trees=_STUDENT_TREES, early_stopping_rounds=None
+    )
+
+
+class LambdaRankStudent(LearningTrees):
+    """LambdaRank on the teacher's scores, standardised per group and cut into grades of linear gain."""
+
+    kind: Literal["lambdarank"] = "lambdarank"
+    trees: LightGBMConfig = LightGBMConfig(
+        objective="lambdarank",
+        targets=QuantisedConfig(standardise=True),
+        label_gain="linear",  # with 2^y - 1 only the highest of 31 grades would count
+        num_trees=_STUDENT_TREES,
+        early_stopping_rounds=None,
+    )
+
+
+class SoftmaxStudent(LearningTrees):
+    """Cross entropy against the softmax of the teacher's scores over `trees.temperature`, for each group."""
+
+    kind: Literal["softmax"] = "softmax"
+    trees: LightGBMConfig = LightGBMConfig(objective="softmax", num_trees=_STUDENT_TREES, early_stopping_rounds=None)
+
+
+TreesStudent = RegressionStudent | LambdaRankStudent | SoftmaxStudent

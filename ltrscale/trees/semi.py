@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from ltrscale.arrays import Doubles
 from ltrscale.bundle import Bundle, TreesArchitecture, boosters, load, save_trees, views
-from ltrscale.bundle.reference import reference_of
+from ltrscale.bundle.contents import reference_of
 from ltrscale.bundle.views import Projection, View
 from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import check_disjoint
@@ -29,11 +29,10 @@ from ltrscale.progress import Report, log, progress
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context
 from ltrscale.stages.stage import LabelledStage, Origin
-from ltrscale.trees.checks import check_alone, check_validation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
-from ltrscale.trees.data import BinCodes, Labelled, read_labelled
-from ltrscale.trees.gbdt import grow, learnt, seen_by, with_features_of
-from ltrscale.trees.targets import QuantisedConfig, make_targets
+from ltrscale.trees.data import BinCodes, Labelled, check_validation, read_labelled
+from ltrscale.trees.gbdt import check_alone, grow, learnt, seen_by, with_features_of
+from ltrscale.trees.library import QuantisedConfig, make_targets
 
 _DOCS_PER_BATCH = 8192
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from ltrscale.bundle import Bundle, TreesArchitecture, load, member_files, save_trees, views, with_tokens_of
-from ltrscale.bundle.reference import reference_of
+from ltrscale.bundle.contents import reference_of
 from ltrscale.bundle.views import View
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
@@ -26,10 +26,9 @@ from ltrscale.runtime.workers import ONE, Context
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.origins import check_unseen
 from ltrscale.stages.stage import LabelledStage, Origin
-from ltrscale.trees.checks import check_alone, check_validation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
-from ltrscale.trees.data import Labelled, read_labelled
-from ltrscale.trees.gbdt import grow, learnt, seen_by, with_features_of
+from ltrscale.trees.data import Labelled, check_validation, read_labelled
+from ltrscale.trees.gbdt import check_alone, grow, learnt, seen_by, with_features_of
 
 _ALL = ("all",)
 

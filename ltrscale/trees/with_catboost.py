@@ -17,7 +17,7 @@ from ltrscale.arrays import Doubles
 from ltrscale.bundle.boosters import CatBoostTable, import_catboost
 from ltrscale.errors import InputError
 from ltrscale.trees.data import BinCodes, Labelled
-from ltrscale.trees.watch import StoppingWatch
+from ltrscale.trees.library import StoppingWatch
 
 _REFUSALS = ("All features are either constant or ignored", "All train targets are equal")
 

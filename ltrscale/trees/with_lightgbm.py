@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from ltrscale.arrays import Doubles
 from ltrscale.progress import log
 from ltrscale.runtime.workers import rank_and_world
-from ltrscale.trees.data import BinCodes, Labelled
-from ltrscale.trees.shares import meeting_points
-from ltrscale.trees.watch import StoppingWatch
+from ltrscale.trees.data import BinCodes, Labelled, meeting_points
+from ltrscale.trees.library import StoppingWatch
 
 GradientFunction = Callable[[Doubles, lgb.Dataset], tuple[Doubles, Doubles]]
 """Maps scores to the loss's first and second derivatives."""

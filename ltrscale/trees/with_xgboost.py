@@ -16,9 +16,8 @@ from xgboost.tracker import RabitTracker
 
 from ltrscale.arrays import Doubles
 from ltrscale.runtime.workers import rank_and_world
-from ltrscale.trees.data import BinCodes, Labelled
-from ltrscale.trees.shares import all_workers, own_address
-from ltrscale.trees.watch import StoppingWatch
+from ltrscale.trees.data import BinCodes, Labelled, all_workers, own_address
+from ltrscale.trees.library import StoppingWatch
 
 
 def boost(

@@ -31,7 +31,7 @@ from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.scoring import actors, files
+from ltrscale.scoring import files
 from ltrscale.scoring.score import ScoreJob, score
 from ltrscale.stages.origins import dataset_hashes, scored_by
 from ltrscale.trees.configs import LightGBMConfig
@@ -423,11 +423,11 @@ def test_an_actor_that_dies_is_replaced_a_few_times(
     data: str, bundles: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config(data, bundles["trees"], ray=True, periods="p1", workers={"number": 1})
-    monkeypatch.setattr(actors, "_RETRIES", 1)
-    monkeypatch.setattr(actors, "_Actor", scoring_actors.KilledOnce)
+    monkeypatch.setattr(files, "_RETRIES", 1)
+    monkeypatch.setattr(files, "_Actor", scoring_actors.KilledOnce)
     assert run(settings, tmp_path / "out") == ["p1"]
     assert (tmp_path / "out-killed").exists()
-    monkeypatch.setattr(actors, "_Actor", scoring_actors.AlwaysKilled)
+    monkeypatch.setattr(files, "_Actor", scoring_actors.AlwaysKilled)
     with pytest.raises(InputError, match=r"trees: the process that scored a file with it ended several times"):
         run(settings, tmp_path / "never")
     assert not files_of(tmp_path / "never")

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from ltrscale.batch import QueryGroups, to_offsets
-from ltrscale.bundle.reference import Reference
+from ltrscale.bundle.contents import Reference
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.scoring.skew import Skew, find_skew

@@ -11,7 +11,7 @@ import pytest
 import shop
 
 from ltrscale import bundle
-from ltrscale.bundle.reference import reference_of, sample_of
+from ltrscale.bundle.contents import reference_of, sample_of
 from ltrscale.config import validate
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -19,8 +19,7 @@ from ltrscale.errors import Refused
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.scoring.predict import PredictJob
 from ltrscale.scoring.skew import find_skew
-from ltrscale.training.combine import CombineJob
-from ltrscale.training.feature import FeatureJob
+from ltrscale.training.combine import CombineJob, FeatureJob
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.trees.ensemble import AverageJob
 from ltrscale.trees.gbdt import GBDTJob

@@ -24,8 +24,8 @@ from ltrscale.data.stream.parts import cut_into_parts
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees import semi
+from ltrscale.trees.library import quantised
 from ltrscale.trees.semi import SemiConfig, train_semi
-from ltrscale.trees.targets import quantised
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]

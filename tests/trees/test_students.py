@@ -18,8 +18,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau
 from ltrscale.scoring.score import ScoreJob
-from ltrscale.trees.gbdt import train_gbdt
-from ltrscale.trees.students import TreesStudent
+from ltrscale.trees.gbdt import TreesStudent, train_gbdt
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]

@@ -5,13 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ltrscale.trees.targets import (
-    QuantisedConfig,
-    StandardisedConfig,
-    make_targets,
-    quantised,
-    standardised,
-)
+from ltrscale.trees.library import QuantisedConfig, StandardisedConfig, make_targets, quantised, standardised
 
 OFFSETS = np.array([0, 3, 4, 9, 12])
 

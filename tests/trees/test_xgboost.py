@@ -18,10 +18,9 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.runtime.workers import Context
 from ltrscale.trees import data as tree_data
-from ltrscale.trees.checks import check_labels
 from ltrscale.trees.configs import XGBoostConfig
-from ltrscale.trees.data import BinCodes, Labelled, read_labelled
-from ltrscale.trees.watch import watching
+from ltrscale.trees.data import BinCodes, Labelled, check_labels, read_labelled
+from ltrscale.trees.library import watching
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
