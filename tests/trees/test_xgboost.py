@@ -190,8 +190,8 @@ def test_codes_of_few_documents_are_seldom_split_on_by_default(write_dataset: Wr
 def test_linear_gains_take_labels_beyond_the_exponential_ones(splits: Read) -> None:
     train = splits[0]
     with pytest.raises(InputError, match=r"train: group [0-9]+ has label 40, .*gbdt.label_gain"):
-        check_labels(CONFIG, train, train.labels_N * 10)
+        check_labels(train, train.labels_N * 10, CONFIG.highest_label())
     linear = CONFIG.replace(label_gain="linear")
-    check_labels(linear, train, train.labels_N * 10)
+    check_labels(train, train.labels_N * 10, linear.highest_label())
     model = model_of(linear, splits)
     assert not np.allclose(scores_of(model, splits), scores_of(model_of(CONFIG, splits), splits))
