@@ -154,11 +154,7 @@ def scorer(
 ) -> Callable[[QueryGroups], Tensor]:
     """The function that scores a batch with trees, float64: the mean over the models.
 
-    Args:
-        library: the library that made the models.
-        models: content of the model files, by the names that errors use.
-        view: the columns that the models see.
-        threads: 0 takes all cores.
+    The models go by the names that errors use; 0 threads are all cores.
 
     Raises:
         InputError: a model is damaged or made for other columns; or it is CatBoost's and CatBoost is not installed.
@@ -220,11 +216,6 @@ def importances(library: Library, models: Mapping[str, bytes], n_columns: int) -
     CatBoost, whose gains are not stored, gives its own measure: by how much the predictions change on average if the
     feature's value changes. Trees without a split give zeros.
 
-    Args:
-        library: the library that made the models.
-        models: content of the model files, by the names that errors use.
-        n_columns: G.
-
     Raises:
         InputError: a model is damaged; or it is CatBoost's and CatBoost is not installed.
     """
@@ -265,8 +256,7 @@ def import_catboost() -> Any:
 class CatBoostTable:
     """Turns the result of `renumber` into the input of CatBoost: a data frame if some columns are categorical.
 
-    Args:
-        vocabularies: those of the categorical columns; missing values are one more category.
+    Missing values are one more category.
     """
 
     def __init__(self, vocabularies: Mapping[int, NDArray[np.float32]]) -> None:

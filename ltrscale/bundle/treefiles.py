@@ -34,10 +34,6 @@ _TREE_LINES = {
 def check_lightgbm(model: bytes, n_columns: int) -> None:
     """Check LightGBM's text.
 
-    Args:
-        model: the text.
-        n_columns: number of columns that it must score.
-
     Raises:
         ValueError: it is no model for such columns; names the fault.
     """
@@ -141,10 +137,6 @@ def _floats(lines: Mapping[str, str], key: str, n: int, *, limit: float = sys.fl
 def check_xgboost(model: bytes, n_columns: int) -> None:
     """Check XGBoost's JSON.
 
-    Args:
-        model: the JSON.
-        n_columns: number of columns that it must score.
-
     Raises:
         ValueError: it is no model for such columns; names the fault.
     """
@@ -243,9 +235,7 @@ def _array(values: Mapping[str, Any], key: str, n: int | None, low: int, high: i
 def _reached(left: Sequence[int], right: Sequence[int]) -> int:
     """The number of nodes that can be reached from node 0.
 
-    Args:
-        left: the left child of each node, -1 for a leaf.
-        right: the same on the right.
+    A child is -1 where there is none.
 
     Raises:
         ValueError: a node is reached twice or has a single child, or the tree is too deep.

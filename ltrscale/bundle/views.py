@@ -111,13 +111,7 @@ def projected(view: View, projection: Projection) -> View:
 
 
 def scored(view: View, scorers: Mapping[str, Callable[[QueryGroups], Tensor]], *, standardise: bool) -> View:
-    """A view with the scores of some models, in float32, after its columns.
-
-    Args:
-        view: the columns before the scores.
-        scorers: by the model's name; each returns the scores [N] of a batch.
-        standardise: whether scores are standardised within each group.
-    """
+    """A view with the scores of some models, in float32, after its columns."""
 
     def column(scorer: Callable[[QueryGroups], Tensor], groups: QueryGroups) -> NDArray[np.float32]:
         scores_N = scorer(groups).double()

@@ -66,10 +66,6 @@ class ScoreJob(ScorerConfig, Stage):
 def score(job: ScoreJob, *, report: Report) -> Counts:
     """Score the periods that are not up to date, and commit each to `out/period=P`; see `ltrscale.data.dataset.scores`.
 
-    Args:
-        job: see `ScoreJob`.
-        report: receives the counts of each period when it is committed, and their totals at the end.
-
     Returns:
         Groups and documents that this call scored; all groups count as labelled.
 

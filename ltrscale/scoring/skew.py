@@ -186,10 +186,7 @@ def _finding(feature: FeatureReference, kind: SkewKind, now: float, training: fl
 def _far(now: float, training: float, lists: tuple[int, int]) -> float:
     """How far a share is from training's, in nats a list; 0 if it need not be said.
 
-    Args:
-        now: the share of some rows.
-        training: that of training.
-        lists: of training, and of the rows.
+    `lists` are those of training, and of the rows.
     """
     m, n = lists
     p = (training * m + 1) / (m + 2)  # what training has not shown may still happen

@@ -125,15 +125,7 @@ def publish(to: Format, files: Files, parity: Parity, out: str, *, made_by: Mapp
 def export_card(
     to: Format, features: ExportedFeatures, documents: int, difference: float, *, rows: bool = False
 ) -> str:
-    """The card's text.
-
-    Args:
-        to: the format.
-        features: columns of the export.
-        documents: number of documents whose scores were compared.
-        difference: the largest difference that was found.
-        rows: whether the export has the transformer of raw rows.
-    """
+    """The card's text."""
     return f"""# {to.title}
 
 The model scores documents; higher is better.
@@ -168,13 +160,6 @@ def time_queries(folder: Path, bundle: Bundle, to: Format, files: Sequence[str],
     """Time the queries that the first rows of some files make, each of so many rows; None without such rows.
 
     The model is open beforehand, as in a service, and the first queries are not counted.
-
-    Args:
-        folder: with the files of the export.
-        bundle: what was exported.
-        to: the format.
-        files: files of raw rows.
-        rows: rows of each query.
     """
     module = transformer(folder)
     sampled = sample_raw(bundle, module, files, rows * (_QUERIES + _WARM))

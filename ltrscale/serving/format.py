@@ -52,10 +52,6 @@ class ExportedFeatures(Config):
     def matrix(self, names: Sequence[str], features_NF: NDArray[np.float32]) -> NDArray[np.float32]:
         """The matrix [N, G] that the exported model reads, made as the columns say.
 
-        Args:
-            names: names of the raw features.
-            features_NF: raw features; categories are codes.
-
         Example:
             >>> brand = ModelColumn(column=0, name="brand", label="brand", kind="categorical", codes=(30, 70))
             >>> price = ModelColumn(column=1, name="price", label="price", kind="numeric")
@@ -95,10 +91,6 @@ def labels_of(names: Iterable[str]) -> list[str]:
 
 def code_texts_of(codes: Iterable[int], texts: Mapping[str, int] | None) -> dict[str, int]:
     """The text of each code that has one: the recorded one, or the code itself if it is a whole number's.
-
-    Args:
-        codes: the codes to name.
-        texts: codes of recorded texts of the feature; None if they were not recorded.
 
     Example:
         >>> code_texts_of([7, 6113811], {"berlin": 6113811, "paris": 2319768})

@@ -95,12 +95,7 @@ def check_parity(
 ) -> tuple[Files, Parity]:
     """The files to publish, and how well a reader of only these files agrees with the bundle.
 
-    Args:
-        to: the format.
-        bundle: the model.
-        split: data whose documents are scored.
-        config: how many, and how near the scores must be.
-        raw_files: files of raw rows, of whose first rows the transformer must make what `prepare` makes of them.
+    Of the first rows of `raw_files` the transformer must make what `prepare` makes of them.
 
     Raises:
         InputError: scores differ by more than the tolerance; the program would refuse some documents; the bundle cannot
@@ -215,11 +210,7 @@ def _zeros(lacking: Sequence[str]) -> str:
 def _rows(bundle: Bundle, split: Split, rows: int, *, disturbed: bool) -> QueryGroups:
     """The first groups of a split that together have at least `rows` documents, cut to that number.
 
-    Args:
-        bundle: whose features are read.
-        split: the data.
-        rows: number of documents.
-        disturbed: whether to take some values away, and to put categories in that no data set has.
+    With `disturbed`, some values are taken away, and categories put in that no data set has.
     """
     groups = _cut(QueryGroups.concat(list(_first(bundle, split, rows))), rows)
     if not disturbed:
@@ -282,12 +273,6 @@ def transformer(folder: Path) -> ModuleType:
 
 def sample_raw(bundle: Bundle, module: ModuleType, files: Sequence[str], rows: int) -> RawSample | None:
     """The first rows of the first file that has some which `prepare` takes for this bundle; None where none does.
-
-    Args:
-        bundle: whose features are read.
-        module: the exported transformer, which reads text files.
-        files: URLs.
-        rows: the most rows.
 
     Raises:
         InputError: a file is missing, damaged or lacks columns.

@@ -161,10 +161,7 @@ ROW = "__row__"
 def uses_in_scoring(columns: Mapping[str, Any], bundle: Bundle, *, named: Collection[str] = ()) -> dict[str, Any]:
     """The uses of columns that give rows their scores; `ROW` names the documents.
 
-    Args:
-        columns: uses of columns; those that scoring does not need are left out.
-        bundle: has the features to find.
-        named: uses of columns that the caller of `predict` named.
+    Uses that scoring does not need are left out; `named` are those that the caller of `predict` named.
 
     Raises:
         InputError: a use does not exist or does not fit the others; a named one does not matter.

@@ -45,12 +45,6 @@ class Trees:
 def trees_of(bundle: Bundle, texts: CodeTexts, *, to: str, libraries: Collection[str]) -> Trees:
     """The trees of a bundle.
 
-    Args:
-        bundle: the bundle.
-        texts: recorded texts of categories.
-        to: what they are exported to, for errors.
-        libraries: those whose trees can be exported to it.
-
     Raises:
         InputError: the bundle is not one model of raw features that one of the libraries has made.
     """

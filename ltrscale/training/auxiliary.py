@@ -79,10 +79,7 @@ class Unlabelled:
 class AuxiliaryObjective(nn.Module):
     """The pretext loss of the encoders of some rankers, which learn side by side on unlabelled groups.
 
-    Args:
-        unlabelled: method, augmentation and marginals.
-        rankers: their encoders are trained, and the method's own parts beside them.
-        start: the pretrained bundle, which may have a projector to go on with.
+    Their encoders are trained, and the method's own parts beside them; a pretrained bundle's projector goes on.
     """
 
     def __init__(self, unlabelled: Unlabelled, rankers: Sequence[Ranker], start: bundle.EncoderBundle | None) -> None:
@@ -109,13 +106,7 @@ def _pretrainer(unlabelled: Unlabelled, ranker: Ranker, start: bundle.EncoderBun
 
 
 class Auxiliary:
-    """The endless stream of unlabelled micro-batches of one worker, epoch after epoch.
-
-    Args:
-        objective: the loss, with the settings of the groups.
-        stream: this worker's share of the unlabelled groups.
-        device: destination of the micro-batches.
-    """
+    """The endless stream of unlabelled micro-batches of one worker, epoch after epoch."""
 
     def __init__(self, objective: AuxiliaryObjective, stream: GroupStream, device: torch.device) -> None:
         self.objective, self.stream, self.device = objective, stream, device

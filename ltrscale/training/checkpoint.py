@@ -183,11 +183,7 @@ class _Content(Config, extra="ignore"):
 def write_checkpoint(url: str, snapshot: Snapshot, *, origin: Mapping[str, Any], data: str) -> None:
     """Commit a snapshot as a checkpoint.
 
-    Args:
-        url: directory of the checkpoint.
-        snapshot: the state to save.
-        origin: config and inputs of the run, as `ltrscale.config.made_by` returns them.
-        data: hash of the selections that the run reads; stream positions depend on them.
+    `data` is the hash of the selections that the run reads, on which stream positions depend.
 
     Raises:
         InputError: the checkpoint cannot be written.

@@ -132,10 +132,7 @@ def read_ahead(steps: Iterator[MicroBatches], *, depth: int, device: torch.devic
     for the computation. An exception of the thread is raised here, after the steps that precede it. Closing the
     generator ends the thread.
 
-    Args:
-        steps: of a `GroupStream`; a generator is closed at the end.
-        depth: steps to read ahead; 0 reads each step on request, without a thread.
-        device: destination of the micro-batches.
+    A depth of 0 reads each step on request, without a thread.
     """
     move = _Mover(device)
     if depth == 0:

@@ -129,8 +129,7 @@ class FinetuneConfig(RankingConfig):
     def check_start(self, projector_layers: int | None) -> None:
         """Check that the settings fit the start: a pretrained bundle or random weights.
 
-        Args:
-            projector_layers: hidden layers of the pretrained projector, None without pretraining.
+        `projector_layers` are the hidden layers of the pretrained projector, None without pretraining.
 
         Raises:
             ValueError: probing without a pretrained encoder, or more layers of the projector than it has.
@@ -160,10 +159,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
     def work(self, origin: Origin, report: Report, *, epochs: Mapping[str, int] | None = None) -> None:
         """Finetune, and commit the bundle; resumes from the newest checkpoint below `out`.
 
-        Args:
-            origin: recorded in the bundle's manifest; identifies the run.
-            report: receives a record of each probe, of the pre-flight, one a step and one an epoch.
-            epochs: train on both splits together for so many epochs of each phase, and keep the last weights.
+        With `epochs`, it trains on both splits together for so many epochs of each phase, and keeps the last weights.
 
         Raises:
             InputError: a split has no labelled group, the pretrained bundle was made for other features or lacks the

@@ -48,10 +48,6 @@ def with_tokens(selection: Selection, encoder: EncoderSettings) -> Selection:
 def fitted_to(network: NetworkConfig, selection: Selection) -> NetworkConfig:
     """The network with the vocabulary of the data and, if it has initial weights, with their sizes.
 
-    Args:
-        network: with an encoder of any kind; one of features is returned unchanged.
-        selection: of the training split.
-
     Raises:
         InputError: the data have no vocabulary or another one than the config says, the vocabulary lacks a special
             token, or the initial weights are of another architecture or of fewer tokens.
@@ -130,12 +126,6 @@ def masked_features(
     The features that identify a document are found in a sample of the groups that are read, not in the manifests, which
     speak of other periods too. They are logged, with their shares and rates.
 
-    Args:
-        config: the settings.
-        selection: all groups of the training split.
-        kinds: kind of each feature for the network.
-        run: as for `unique_in_group`.
-
     Raises:
         InputError: as `MaskConfig.rates`, or a file is missing or damaged.
     """
@@ -165,10 +155,6 @@ def masked_features(
 def unique_in_group(selection: Selection, *, run: Run = run_here) -> list[float | None]:
     """The shares of `UniqueInGroup` for each feature, in a sample of row groups that is spread over a selection.
 
-    Args:
-        selection: all groups of the training split.
-        run: reads the data, here or in tasks of a Ray cluster; the shares do not depend on the choice.
-
     Raises:
         InputError: a file is missing, damaged, or does not hold what the manifest lists.
     """
@@ -194,11 +180,6 @@ def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> 
 
     Unlabelled groups count too: a feature's distribution needs no label. So a baseline without pretraining gets the
     same transform as a pretrained network.
-
-    Args:
-        selection: all groups of the training split.
-        config: its `transform` is fitted.
-        run: reads the data, here or in tasks of a Ray cluster; the transform does not depend on the choice.
 
     Raises:
         InputError: a file is missing, damaged, or does not hold what the manifest lists.
@@ -226,12 +207,6 @@ def sample_inputs(
     """A uniform sample of a training split's documents after the transform, shape [S, F].
 
     The columns of the sample are the features' marginals. The sample depends only on the documents and their order.
-
-    Args:
-        selection: all groups of the training split.
-        transform: a fitted one.
-        size: number of documents, S.
-        run: as for `fit`.
 
     Raises:
         InputError: as `fit`.
@@ -262,12 +237,6 @@ def _sampled(transform: FeatureTransform, size: int, documents: int, part: Part)
 
 def fitted(selection: Selection, config: NetworkConfig, url: str, *, run: Run = run_here) -> FeatureTransform:
     """The transform of `fit`, kept in a committed directory, so that a resumed run reads it instead of fitting again.
-
-    Args:
-        selection: as for `fit`.
-        config: as for `fit`.
-        url: the directory; the caller deletes it when it is no longer needed.
-        run: as for `fit`.
 
     Raises:
         InputError: as `fit`, or the directory cannot be written.

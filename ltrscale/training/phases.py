@@ -261,12 +261,7 @@ def _peak_bytes() -> int:
 
 
 class _EpochLog:
-    """Logs the first epoch, the last, and in between at most one every `EVERY_S` seconds.
-
-    Args:
-        phase: the phase that the epochs belong to.
-        exact: whether the trainer compares each epoch's account with an expected one.
-    """
+    """Logs the first epoch, the last, and in between at most one every `EVERY_S` seconds."""
 
     EVERY_S = 10.0
 

@@ -111,11 +111,7 @@ class RankingConfig(TrainingConfig):
 class RankingObjective(nn.Module):
     """A ranker with the propensity model trained beside it, if any, and the loss of a micro-batch.
 
-    Args:
-        ranker: scores documents.
-        config: loss and debiasing.
-        list_loss: loss of the ranker's list head, if it has one.
-        auxiliary: trained beside the ranker on other data, if there is one; not part of this loss.
+    `auxiliary` is trained beside the ranker on other data, and no part of this loss.
     """
 
     def __init__(
@@ -242,13 +238,7 @@ class LabelledData:
 
 
 class Best:
-    """The weights with the best validation metric so far, with their phase and epoch; without validation the last ones.
-
-    Args:
-        model: on its device; all workers have the same weights.
-        config: sets the metric, and how long a phase waits for a better value.
-        data: its judged groups are scored.
-    """
+    """The weights with the best validation metric so far, their phase and epoch; without validation the last ones."""
 
     def __init__(self, model: AnyRanker, config: RankingConfig, data: LabelledData) -> None:
         self.model, self.config, self.data = model, config, data

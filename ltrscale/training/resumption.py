@@ -247,13 +247,6 @@ def begin(
 ) -> Preflight:
     """Check the data of a run that starts or resumes into `out`; returns the result of the pre-flight.
 
-    Args:
-        splits: the splits that the run reads, by the names that errors use.
-        config: settings of the pre-flight.
-        out: directory of the output.
-        origin: config and inputs of the run.
-        report: receives the counts of the pre-flight.
-
     Raises:
         InputError: a run with the same settings was interrupted there and has read other data; or as `checked`.
     """

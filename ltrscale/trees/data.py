@@ -110,10 +110,7 @@ class Labelled:
 def read_labelled(selection: Selection, split: str, view: View | None = None) -> tuple[Labelled, BinCodes]:
     """The first pass over the labelled groups of a split.
 
-    Args:
-        selection: labelled groups; if it serves all groups, labels are NaN, which the caller replaces.
-        split: its name in error messages.
-        view: the columns that trees see; by default the raw features.
+    If the selection serves all groups, labels are NaN, which the caller replaces.
 
     Raises:
         InputError: a group is too long for trees, or the data cannot be read.

@@ -36,10 +36,6 @@ class EnsembleConfig(Config):
 def check_draws(config: GBDTConfig, *, where: str = "ensemble") -> None:
     """Check that the seed makes a difference, for otherwise all candidates are the same.
 
-    Args:
-        config: of the trees.
-        where: the key that asks for several models, for errors.
-
     Raises:
         ValueError: it makes no difference.
     """
@@ -72,13 +68,7 @@ def choose_members(
 ) -> Bundle:
     """Choose the models whose mean score has the best validation NDCG, and commit only these as a bundle.
 
-    Args:
-        config: settings of the candidates; its `stop_on` is the cut-off of the NDCG.
-        ensemble: how many models to take.
-        candidates: bundles of trees of one library and the same features.
-        validation: the choice is made on its labelled groups.
-        out: directory of the bundle.
-        made_by: origin, recorded in the bundle's manifest.
+    The candidates are of one library and the same features; `stop_on` of the config is the cut-off of the NDCG.
 
     Raises:
         InputError: a bundle or the data cannot be read.
@@ -103,11 +93,8 @@ def choose_members(
 def average(runs: Sequence[str], validation: Split, out: str, *, made_by: Mapping[str, Any]) -> Bundle:
     """Commit the mean score of all runs of the same trees as a bundle; nothing is chosen.
 
-    Args:
-        runs: bundles of one model each, grown by `jobs.train_gbdt` with the same settings but for their seed.
-        validation: its labelled groups judge the mean.
-        out: directory of the bundle.
-        made_by: origin, recorded in the bundle's manifest.
+    The runs are of one model each, grown by `jobs.train_gbdt` with the same settings but for their seed; the labelled
+    groups of `validation` judge the mean.
 
     Raises:
         InputError: a bundle or the data cannot be read.
@@ -196,11 +183,6 @@ def forward_selection(
     Returns the best mean of all rounds, and among equals the one of fewest models. So a model that harms is never
     forced in. Unlike in the paper, each model is taken only once: the paper's models are of many kinds, while these are
     equally good except for chance, so that weights would fit the noise of the validation groups.
-
-    Args:
-        scores_CN: scores of each candidate.
-        value_of: value of scores [N], higher is better.
-        most: maximum number of models.
 
     Returns:
         The chosen models in order, the value of their mean, and the value of the best candidate alone.

@@ -119,18 +119,13 @@ def train_gbdt(
     score in another way, is reported beside it. If the training groups are too few for `min_data_in_leaf`, there is
     nothing to split: all scores are equal, and a warning is logged.
 
-    Args:
-        config: library, objective (LambdaRank: Burges 2010) and the size of trees.
-        splits: training and validation; the test split is not read.
-        out: directory of the bundle.
-        made_by: origin, recorded in the bundle's manifest; see `ltrscale.config.made_by`.
-        report: receives a record for each tree.
-        workers: with more than one, each holds a share of the training groups and all validation groups. The trees
-            differ slightly from those of one process, because LightGBM then estimates the number of documents of a leaf
-            and XGBoost merges quantiles. If a worker dies, all restart from the first tree.
-        start: bundle of one LightGBM model to go on from: trees are added to its scores. The bundle made holds both
-            models, and scores by their mean, whose order is that of their sum.
-        trees: grow so many on the groups of both splits together, and keep all of them.
+    With several workers each holds a share of the training groups and all validation groups. The trees then differ
+    slightly from those of one process, because LightGBM estimates the number of documents of a leaf and XGBoost merges
+    quantiles. If a worker dies, all restart from the first tree.
+
+    Trees are added to the scores of `start`, a bundle of one LightGBM model. The bundle made holds both models, and
+    scores by their mean, whose order is that of their sum. With `trees`, so many are grown on the groups of both splits
+    together, and all are kept.
 
     Raises:
         InputError: splits overlap or have no labelled group; a label has no gain; a group has more than 10,000
@@ -260,13 +255,7 @@ class TreeGrowing:
 
 
 def seen_by(config: GBDTConfig, features: Sequence[Feature], names: Sequence[str] | None = None) -> View:
-    """The features as trees see them.
-
-    Args:
-        config: settings of the trees.
-        features: all raw features.
-        names: those that the trees see; None for all.
-    """
+    """The features as trees see them."""
     view = views.raw(features) if names is None else views.chosen(features, names)
     return views.per_query(view) if config.per_query else view
 
@@ -300,12 +289,7 @@ class Grown(NamedTuple):
 def grow(config: GBDTConfig, train: Labelled, codes: BinCodes, validation: Labelled | None, context: Context) -> Grown:
     """Grow trees on the training groups of all workers.
 
-    Args:
-        config: library, objective and size.
-        train: this worker's training groups.
-        codes: codes and sample of these groups.
-        validation: the validation groups with a relevant document, checked by `check_validation`; None grows all trees.
-        context: receives a record for each tree.
+    `train` and `codes` are this worker's; without validation groups all trees are kept.
 
     Raises:
         InputError: a label has no gain; `monotone` or `unbiased` does not fit the data.

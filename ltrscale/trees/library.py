@@ -170,12 +170,7 @@ class TreesConfig(Config, ABC):
     ) -> bytes:
         """Add trees until the watch ends it; returns the trees to keep in the library's own format.
 
-        Args:
-            train: this worker's training groups.
-            targets_N: transformed labels of its documents.
-            validation: all validation groups, the same on every worker; None for none.
-            codes: codes and sample of all workers' training groups.
-            watch: receives the validation scores after each tree.
+        `train` is this worker's share, `validation` and `codes` are of all workers.
 
         Raises:
             InputError: there is nothing to learn, or the library is not installed.
@@ -246,9 +241,7 @@ class StoppingWatch:
     def __call__(self, scores_N: NDArray[np.float64] | None = None, theirs: float | None = None) -> bool:
         """Record one more tree; returns whether there are enough.
 
-        Args:
-            scores_N: scores of the validation documents by all trees so far; None without such documents.
-            theirs: the library's own NDCG, reported beside ours.
+        `scores_N` are of the validation documents by all trees so far, `theirs` is the library's own NDCG.
 
         Raises:
             Stopped: this process was asked to stop.

@@ -100,12 +100,7 @@ def train_semi(config: SemiConfig, splits: Splits, out: str, *, made_by: Mapping
     groups whose labels are in use keep them (self-training). Features are streamed, as for other trees: labels and
     scores of all training documents are in memory, their features are not.
 
-    Args:
-        config: see `SemiConfig`.
-        splits: training and validation; the test split is not read.
-        out: directory of the bundle.
-        made_by: origin, recorded in the bundle's manifest.
-        report: receives a record for each tree; records of the first trees have `"model": "first"`.
+    Records of the first trees have `"model": "first"`.
 
     Raises:
         InputError: as `train_gbdt` and `fit_projection`.
@@ -184,12 +179,6 @@ def with_pseudo_labels(config: QuantisedConfig, labelled: Labelled, groups: Labe
     """Labels [N] of all groups: their own if these are in use, otherwise grades of their scores.
 
     Only scores of groups without a label in use determine the borders of the grades.
-
-    Args:
-        config: how scores become grades.
-        labelled: the groups whose labels are in use, in the order of `groups`.
-        groups: all groups.
-        scores_N: of all their documents.
     """
     is_labelled_Q = np.isin(groups.ids_Q, labelled.ids_Q)
     is_labelled_N = np.repeat(is_labelled_Q, groups.lengths_Q)
@@ -209,13 +198,6 @@ def fit_projection(
     They are the eigenvectors of the features' correlation matrix with the largest eigenvalues, or of the covariance
     matrix if features are not scaled. Two passes over the data
     gather the matrix in float64: means, then products of deviations. The largest entry of each component is positive.
-
-    Args:
-        selection: all groups of the training split.
-        components: number of components.
-        view: all features as trees see them; by default the raw ones.
-        scaled: whether each feature is first scaled to deviation 1.
-        run: reads the data, here or in tasks of a Ray cluster; the result does not depend on the choice.
 
     Raises:
         InputError: there are fewer numeric features than components, or the data cannot be read.
@@ -238,9 +220,7 @@ def fit_projection(
 def principal(correlation_CC: NDArray[np.float64], components: int) -> NDArray[np.float64]:
     """Unit eigenvectors [K, C] of a matrix, largest eigenvalue first; their largest entries are positive.
 
-    Args:
-        correlation_CC: correlations or covariances; a feature with one value has zeros.
-        components: K.
+    A feature with one value has zeros in the matrix.
 
     Example:
         >>> (principal(np.array([[1.0, -1.0], [-1.0, 1.0]]), 1) * np.sqrt(2)).round(9).tolist()

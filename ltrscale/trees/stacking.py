@@ -129,14 +129,6 @@ def train_stack(
     the trees see scores as good as they will be on new groups. Validation groups are scored by the members trained on
     all folds, which the stack's bundle holds.
 
-    Args:
-        config: see `StackConfig`.
-        members: by name.
-        splits: training and validation; the test split is not read.
-        out: directory of the bundle.
-        made_by: origin, recorded in the bundle's manifest.
-        report: receives a record for each tree.
-
     Raises:
         InputError: as `train_gbdt`; a bundle is missing or for other features; the data lacks a chosen feature.
     """
@@ -207,14 +199,7 @@ def folds_of(config: StackConfig, train: Split) -> list[Selection]:
 
 
 def out_of_fold(name: str, member: StackMember, train: Selection, folds: Sequence[Selection]) -> DocumentScores:
-    """Scores of all labelled training groups, each by a bundle that has not seen the group's labels.
-
-    Args:
-        name: name of the member in errors.
-        member: its bundles.
-        train: the labelled training groups.
-        folds: the folds of these groups; unused if the member has no bundle for each.
-    """
+    """Scores of all labelled training groups, each by a bundle that has not seen the group's labels."""
     if not member.folds:
         return _score(train, load(member.bundle), name)
     parts = []

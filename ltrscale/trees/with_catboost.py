@@ -36,14 +36,7 @@ def boost(
 
     CatBoost's ranking objectives weight groups, not documents: a group's weight is the mean of its documents'.
 
-    Args:
-        parameters: under CatBoost's names.
-        train: the training groups.
-        targets_N: transformed labels of their documents.
-        validation: the validation groups; None for none.
-        codes: codes of the training groups.
-        watch: receives the validation scores after each tree.
-        stop_on: cut-off of CatBoost's own NDCG, reported beside ours.
+    `stop_on` is the cut-off of CatBoost's own NDCG, reported beside ours.
 
     Raises:
         InputError: all features, or all targets, are the same for all documents; or CatBoost is not installed.

@@ -33,15 +33,7 @@ def boost(
 ) -> bytes:
     """Add trees until the watch ends it; returns the model's text with the trees to keep.
 
-    Args:
-        parameters: under LightGBM's names.
-        train: this worker's training groups.
-        targets_N: transformed labels of its documents.
-        validation: all validation groups, the same on every worker; None for none.
-        codes: codes and sample of all workers' training groups.
-        watch: receives the validation scores after each tree.
-        unbiased: learn a bias of each position.
-        temperature: of the softmax objective, which LightGBM lacks; None for an objective of its own.
+    `temperature` is that of the softmax objective, which LightGBM lacks; None for an objective of its own.
     """
     if (targets_N < 0).any() or (targets_N != targets_N.round()).any():
         # LightGBM's NDCG checks that labels are grades, on the training groups too

@@ -35,15 +35,7 @@ def boost(
 
     Ranking objectives of XGBoost weight groups, not documents: a group's weight is the mean of its documents'.
 
-    Args:
-        parameters: under XGBoost's names.
-        train: this worker's training groups.
-        targets_N: transformed labels of its documents.
-        validation: all validation groups, the same on every worker; None for none.
-        codes: codes of all workers' training groups; XGBoost makes its own bins, from all documents.
-        watch: receives the validation scores after each tree.
-        by_group: whether the objective ranks groups.
-        by_position: whether it estimates how positions attract clicks.
+    Of `codes` only the vocabularies count: XGBoost makes its own bins, from all documents.
     """
     vocabularies = codes.known()
     options = {"max_bin": parameters["max_bin"], "enable_categorical": True, "nthread": parameters["nthread"]}
@@ -74,12 +66,8 @@ def boost(
 class _Rows(xgb.DataIter):  # type: ignore[misc]
     """The rows of a split in chunks of whole groups, some thousand rows each; XGBoost reads them four times.
 
-    Args:
-        groups: groups of the split.
-        labels_N: labels of its documents.
-        vocabularies: codes of categorical columns.
-        by_group: pass each document's group and weight groups; otherwise weight documents.
-        by_position: sort each group by position, for XGBoost takes the place in its group for a document's position.
+    With `by_group`, groups are weighted, otherwise documents. With `by_position`, each group is sorted by position, for
+    XGBoost takes the place in its group for a document's position.
     """
 
     def __init__(
