@@ -16,9 +16,14 @@ for max(x, 0), and one for max(-x, 0), whose label ends in `_negative`. Its spli
 
 Both are exact, because a float32 and its negative have the same precision.
 
-Source: the plugins' documentation and parsers (elasticsearch-learning-to-rank, opensearch-learning-to-rank-base 3.8).
+The queries are `function_score`: of the functions whose filter holds for a document, the first gives its score. Values
+are computed in double precision, the score in single. An engine ends a search with an error if a field's value gives a
+negative result.
 
-Shapes: N documents, G columns.
+Source: the plugins' documentation and parsers (elasticsearch-learning-to-rank, opensearch-learning-to-rank-base 3.8);
+the references of both engines ("Function score query") and their `FieldValueFactorFunction`.
+
+Shapes: N documents, G columns, n of the documents.
 """
 
 import json
@@ -29,16 +34,18 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from ltrscale.bundle import Bundle
-from ltrscale.config import validate
+from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
 from ltrscale.serving.format import EngineFormat, Files, MatrixScorer, ModelColumn, Observed, features_in, labels_of
-from ltrscale.serving.function_score import FunctionScore
 from ltrscale.serving.trees import Trees, missing_goes_left, trees_of
 
 _FEATURES, _MODEL = "featureset.json", "model.json"
 Node = dict[str, Any]
+Fields = Mapping[str, NDArray[np.float32]]
+"""The values [N] of each field; NaN where a document has none."""
 
 
 class PluginFormat(EngineFormat):
@@ -73,7 +80,7 @@ come from elsewhere, but keep their names. No score is negative, so a feature `x
 
         def scores(matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
             fields = {column.name: matrix_NG[:, column.column] for column in columns}
-            values = self._values(folder, fields, len(matrix_NG))
+            values = self._values(folder, fields)
             scores_N = np.zeros(len(matrix_NG), np.float32)
             for root in roots:
                 scores_N += _walk(root, values, len(matrix_NG))
@@ -81,16 +88,14 @@ come from elsewhere, but keep their names. No score is negative, so a feature `x
 
         return (scores,)
 
-    def _values(
-        self, folder: Path, fields: Mapping[str, NDArray[np.float32]], documents: int
-    ) -> dict[str, NDArray[np.float32]]:
+    def _values(self, folder: Path, fields: Fields) -> dict[str, NDArray[np.float32]]:
         """The values [N] of the queries, by their names."""
         values, refused = {}, []
         for query in json.loads((folder / _FEATURES).read_bytes())["featureset"]["features"]:
             where = f"{_FEATURES}: {query['name']}"
             try:
                 body = validate(FunctionScore, query["template"]["function_score"], where)
-                values_N = body.of(fields, documents)
+                values_N = body.of(fields)
                 values[query["name"]] = np.nan_to_num(values_N, nan=0.0) if self.missing == "zero" else values_N
             except InputError as error:
                 refused.append(str(error))
@@ -115,6 +120,97 @@ class OpenSearchFormat(PluginFormat):
 
     kind: Literal["opensearch"] = "opensearch"
     title: ClassVar[str] = "A ranker for OpenSearch's Learning to Rank plugin, version 3.8 or later"
+
+
+class OfField(Config):
+    """The name of a field."""
+
+    field: str
+
+
+class FieldValue(OfField):
+    """The value of a field, times a factor in single precision."""
+
+    factor: float = 1
+
+    def of(self, fields: Fields, rows_n: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The values of some documents.
+
+        Raises:
+            InputError: one is negative or missing.
+        """
+        values_n = _field(fields, self.field)[rows_n].astype(np.float64) * np.float64(np.float32(self.factor))
+        if np.isnan(values_n).any():
+            raise InputError(f"{self.field!r} has no value in some documents, and field_value_factor no `missing`")
+        if (values_n < 0).any():
+            raise InputError(f"field_value_factor of {self.field!r} is negative, {values_n.min():.3g}")
+        return values_n
+
+
+class RangeBounds(Config):
+    """Limits of a range; those that are given hold."""
+
+    gt: float | None = None
+    gte: float | None = None
+    lt: float | None = None
+    lte: float | None = None
+
+    def hold(self, values_N: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Documents within all limits; none that lacks a value."""
+        tests = ((self.gt, np.greater), (self.gte, np.greater_equal), (self.lt, np.less), (self.lte, np.less_equal))
+        held_N = ~np.isnan(values_N)
+        for limit, test in tests:
+            if limit is not None:
+                held_N &= test(values_N, limit)
+        return held_N
+
+
+class Function(Config):
+    """For documents within ranges: a field's value, or the weight alone."""
+
+    filter: dict[Literal["range"], dict[str, RangeBounds]] = Field(default_factory=dict)
+    field_value_factor: FieldValue | None = None
+    weight: float = Field(1, ge=0)
+
+
+class FunctionScore(Config):
+    """The body of a `function_score` of documents that have a field."""
+
+    query: dict[Literal["exists"], OfField]
+    field_value_factor: FieldValue | None = None
+    """The only function, instead of `functions`."""
+    functions: tuple[Function, ...] = ()
+    score_mode: Literal["first"] = "first"
+    boost_mode: Literal["replace"]
+
+    def of(self, fields: Fields) -> NDArray[np.float32]:
+        """The scores of documents [N]; NaN where the query does not hold.
+
+        Raises:
+            InputError: an engine ends the search with an error; the message names the field.
+
+        Example:
+            >>> body = {"query": {"exists": {"field": "age"}}, "field_value_factor": {"field": "age"}}
+            >>> ages_N = np.array([3.0, np.nan], np.float32)
+            >>> FunctionScore.model_validate({**body, "boost_mode": "replace"}).of({"age": ages_N}).tolist()
+            [3.0, nan]
+        """
+        left_N = ~np.isnan(_field(fields, self.query["exists"].field))
+        scores_N = np.where(left_N, np.float32(1), np.float32(math.nan))  # 1 where no function holds
+        for function in self.functions or (Function(field_value_factor=self.field_value_factor),):
+            held_N = left_N.copy()
+            for field, bounds in function.filter.get("range", {}).items():
+                held_N &= bounds.hold(_field(fields, field))
+            value = function.field_value_factor
+            scores_N[held_N] = function.weight if value is None else value.of(fields, np.flatnonzero(held_N))
+            left_N &= ~held_N
+        return scores_N
+
+
+def _field(fields: Fields, field: str) -> NDArray[np.float32]:
+    if field not in fields:
+        raise InputError(f"no field {field!r}")
+    return fields[field]
 
 
 def _files(trees: Trees, negative: Collection[str], to: str) -> Files:
