@@ -25,7 +25,7 @@ from ltrscale.bundle.contents import (
 )
 from ltrscale.bundle.files import (
     BundleFacts,
-    Pretrained,
+    facts,
     load,
     load_encoder,
     load_pretrained,
@@ -51,7 +51,6 @@ __all__ = [
     "MetricValue",
     "NetworkBundle",
     "OrderBundle",
-    "Pretrained",
     "PretrainedBundle",
     "RankerBundle",
     "Scorer",
@@ -59,6 +58,7 @@ __all__ = [
     "TreesArchitecture",
     "TreesBundle",
     "content_hash",
+    "facts",
     "load",
     "load_encoder",
     "load_pretrained",

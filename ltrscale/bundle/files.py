@@ -5,10 +5,10 @@ import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, NotRequired, Protocol, TypedDict, Unpack
+from typing import Any, NotRequired, TypedDict, Unpack
 
 import safetensors.torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.bundle.contents import (
@@ -27,11 +27,12 @@ from ltrscale.bundle.contents import (
     TreesArchitecture,
     member_folder,
     read_bundle_manifest,
+    reference_of,
 )
 from ltrscale.bundle.networks import CombinedBundle, EncoderBundle, PretrainedBundle, RankerBundle
 from ltrscale.bundle.opened import Bundle, OrderBundle, StackBundle, TreesBundle, fitting
 from ltrscale.bundle.views import Projection
-from ltrscale.config import validate
+from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
@@ -40,6 +41,7 @@ from ltrscale.models.combine import AnyRanker, CombinedArchitecture
 from ltrscale.models.cross_encoder import CrossEncoderConfig
 from ltrscale.models.layers import EncoderSettings
 from ltrscale.models.ranker import Architecture
+from ltrscale.pretext.objective import Pretrainer
 
 
 def load(url: str) -> Bundle:
@@ -161,26 +163,6 @@ def _check_vocabulary(encoder: EncoderSettings, selection: Selection, whose: str
         )
 
 
-class Pretrained(Protocol):
-    """The parts of a pretrained network that a bundle keeps."""
-
-    @property
-    def transform(self) -> nn.Module:
-        """Transform of raw features."""
-
-    @property
-    def encoder(self) -> nn.Module:
-        """Encoder of transformed features."""
-
-    @property
-    def projector(self) -> nn.Module | None:
-        """Layers between the encoder and the pretext loss, if there are any."""
-
-    @property
-    def architecture(self) -> Architecture:
-        """Architecture of these parts."""
-
-
 class BundleFacts(TypedDict):
     """Facts that every bundle records.
 
@@ -198,6 +180,21 @@ class BundleFacts(TypedDict):
     files: NotRequired[Mapping[str, bytes]]
 
 
+def facts(
+    selection: Selection, config: Config, *, metrics: Mapping[str, MetricValue], made_by: Mapping[str, Any]
+) -> BundleFacts:
+    """The facts of a model that scores, trained on a selection with the settings of a config."""
+    return {
+        "config": config.model_dump(mode="json"),
+        "features": selection.features,
+        "dataset_hash": selection.hash,
+        "read_as": selection.read_as,
+        "reference": reference_of(selection),
+        "metrics": metrics,
+        "made_by": made_by,
+    }
+
+
 def save_ranker(url: str, model: AnyRanker, **about: Unpack[BundleFacts]) -> None:
     """Commit a ranker as a bundle."""
     title = "A neural ranker: raw features in, one score a document out."
@@ -205,7 +202,7 @@ def save_ranker(url: str, model: AnyRanker, **about: Unpack[BundleFacts]) -> Non
     _save(url, "neural", contents, about, [title], architecture=model.architecture)
 
 
-def save_pretrained(url: str, model: Pretrained, **about: Unpack[BundleFacts]) -> None:
+def save_pretrained(url: str, model: Pretrainer, **about: Unpack[BundleFacts]) -> None:
     """Commit the transform, encoder and projector of a pretrained network as a bundle."""
     modules = {"transform": model.transform, "encoder": model.encoder, "projector": model.projector}
     tensors = {

@@ -87,14 +87,22 @@ def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | N
 
     It is valid until the next snapshot into the same buffers.
     """
-    positions = _all_positions(trainer.stream, trainer.state.positions)  # a collective, so before any worker returns
-    beside = _beside(trainer)
+    state, auxiliary = trainer.state, trainer.auxiliary
+    positions = _all_positions(trainer.stream, state.positions)  # a collective, so before any worker returns
+    beside = {}
+    if auxiliary is not None:
+        of_auxiliary = _all_positions(auxiliary.stream, auxiliary.positions)
+        beside["auxiliary"] = {"epoch": auxiliary.epoch, "positions": of_auxiliary}
     if rank_and_world()[0] != 0:
         return None
-    state = trainer.state
     groups = [
         {name: value for name, value in group.items() if name != "params"} for group in trainer.optimizer.param_groups
     ]
+    moments = {  # the optimizer's tensors by `parameter.key`, where `parameter` is a number in order
+        f"{index}.{key}": torch.as_tensor(value)
+        for index, values in trainer.optimizer.state_dict()["state"].items()
+        for key, value in values.items()
+    }
     return Snapshot(
         state={
             "step": state.step,
@@ -108,7 +116,7 @@ def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | N
         },
         tensors={
             "weights": buffers.copy("weights", trainer.model.state_dict()),
-            "optimizer": buffers.copy("optimizer", _moments(trainer.optimizer)),
+            "optimizer": buffers.copy("optimizer", moments),
             **progress.tensors,
         },
         progress=dict(progress.place),
@@ -121,28 +129,14 @@ def _all_positions(stream: GroupStream, positions: Mapping[int, Position]) -> di
 
     Each row is written by the one worker that has the stream, so the sum over workers gathers them.
     """
-    known = torch.zeros(stream.config.streams, 1 + len(Position()), dtype=torch.int64)
+    rows = torch.zeros(stream.config.streams, 1 + len(Position()), dtype=torch.int64)
     for c, position in positions.items():
-        known[c] = torch.tensor([1, *position])
-    return {str(c): row[1:] for c, row in enumerate(sum_over_workers(known).tolist()) if row[0]}
-
-
-def _beside(trainer: Trainer) -> dict[str, Any]:
-    """The progress of the auxiliary objective, if there is one."""
-    if (auxiliary := trainer.auxiliary) is None:
-        return {}
-    positions = _all_positions(auxiliary.stream, auxiliary.positions)
-    return {"auxiliary": {"epoch": auxiliary.epoch, "positions": positions}}
+        rows[c] = torch.tensor([1, *position])
+    return {str(c): row[1:] for c, row in enumerate(sum_over_workers(rows).tolist()) if row[0]}
 
 
 def _positions(saved: Mapping[str, Sequence[int]]) -> dict[int, Position]:
     return {int(stream): Position(*position) for stream, position in saved.items()}
-
-
-def _moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's tensors by `parameter.key`, where `parameter` is a number in order."""
-    states = optimizer.state_dict()["state"]
-    return {f"{index}.{key}": torch.as_tensor(value) for index, s in states.items() for key, value in s.items()}
 
 
 def restore(trainer: Trainer, snapshot: Snapshot) -> None:

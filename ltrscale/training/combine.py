@@ -12,8 +12,7 @@ import torch
 from pydantic import Field
 
 from ltrscale import bundle
-from ltrscale.bundle import FeatureOrder, order_scorer, save_order
-from ltrscale.bundle.contents import reference_of
+from ltrscale.bundle import FeatureOrder, facts, order_scorer, save_order
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.stream.batches import check_batches, iterate
 from ltrscale.errors import InputError
@@ -49,17 +48,7 @@ class FeatureJob(LabelledStage):
         data = data.serving([self.order.among(data.train.features)], whose=self.out)
         metrics = _validated(self.order, data)
         report(metrics)
-        save_order(
-            self.out,
-            self.order,
-            config=self.order.model_dump(mode="json"),
-            features=data.train.features,
-            dataset_hash=data.train.hash,
-            read_as=data.train.read_as,
-            reference=reference_of(data.train),
-            metrics=metrics,
-            made_by=origin,
-        )
+        save_order(self.out, self.order, **facts(data.train, self.order, metrics=metrics, made_by=origin))
         log.info("committed %s", self.out)
 
 

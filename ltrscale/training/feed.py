@@ -9,7 +9,8 @@ Shapes: Q groups.
 """
 
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, Full, Queue
 from typing import NamedTuple
@@ -62,15 +63,6 @@ def checksum(ids_Q: NDArray[np.int64]) -> int:
     return int((hashes_Q >> np.uint64(32)).sum())
 
 
-def account_of(batches: Iterable[QueryGroups]) -> Account:
-    """The account of batches on the CPU; the checksum leaves out groups without ids."""
-    total = Account()
-    for groups in batches:
-        which = 0 if groups.ids_Q is None else checksum(groups.ids_Q.numpy())
-        total = total.plus(groups.n_groups, groups.n_documents, which)
-    return total
-
-
 def listed(selection: Selection, reader: RowGroupReader) -> Account:
     """The account that an epoch over a selection must reach, from the ids in its files; all workers share the reading.
 
@@ -81,21 +73,14 @@ def listed(selection: Selection, reader: RowGroupReader) -> Account:
     """
     rank, world = rank_and_world()
     sums = torch.zeros(2, dtype=torch.int64)
-    for ids_Q in _served_ids(selection, reader, rank, world):
+    own, decoder = selection.row_groups[rank::world], Decoder(selection, documents=False)
+    for row_group, table in zip(own, reader(own, decoder.columns), strict=True):
+        ids_Q = group_ids([row_group], [table])[decoder.served_rows([row_group], [table])]
         sums += torch.tensor([len(ids_Q), checksum(ids_Q)])
     groups, total = sum_over_workers(sums).tolist()
     # the manifest counts documents by row group, so it cannot count those of some of its groups
     whole = all(selection.served_groups(row_group) == row_group.groups for row_group in selection.row_groups)
     return Account(groups, selection.n_documents if whole else 0, total)
-
-
-def _served_ids(selection: Selection, reader: RowGroupReader, rank: int, world: int) -> Iterator[NDArray[np.int64]]:
-    decoder = Decoder(selection, documents=False)
-    own = selection.row_groups[rank::world]
-    tables = reader(own, decoder.columns)
-    for row_group, table in zip(own, tables, strict=True):
-        rows_Q = decoder.served_rows([row_group], [table])
-        yield group_ids([row_group], [table])[rows_Q]
 
 
 _POLL_S = 0.1  # how soon the thread notices that the consumer has stopped
@@ -143,11 +128,9 @@ def read_ahead(steps: Iterator[MicroBatches], *, depth: int, device: torch.devic
 
     def put(item: Fed | _Failed | _End) -> None:
         while not stopped.is_set():  # a plain put on a full queue would block for ever once the consumer has left
-            try:
+            with suppress(Full):
                 ready.put(item, timeout=_POLL_S)
                 break
-            except Full:
-                continue
 
     def run() -> None:
         try:
@@ -172,16 +155,10 @@ def read_ahead(steps: Iterator[MicroBatches], *, depth: int, device: torch.devic
             yield item
     finally:
         stopped.set()
-        _drain(ready)  # frees the batches, and makes room for a put that is waiting
+        with suppress(Empty):  # frees the batches, and makes room for a put that is waiting
+            while True:
+                ready.get_nowait()
         thread.join()
-
-
-def _drain(ready: Queue[Fed | _Failed | _End]) -> None:
-    while True:
-        try:
-            ready.get_nowait()
-        except Empty:
-            return
 
 
 class _Mover:
@@ -193,17 +170,18 @@ class _Mover:
 
     def __call__(self, step: MicroBatches) -> Fed:
         """The step with its micro-batches on the device; all copies are complete."""
-        account = account_of(filter(None, step.micro_batches.values()))
+        account = Account()
+        for groups in filter(None, step.micro_batches.values()):
+            of_ids = 0 if groups.ids_Q is None else checksum(groups.ids_Q.numpy())
+            account = account.plus(groups.n_groups, groups.n_documents, of_ids)
         if self.side is None:
             moved = {c: g and g.to(self.device) for c, g in step.micro_batches.items()}
             return Fed(moved, step.positions, account)
         with torch.cuda.stream(self.side):
-            moved = {c: g and self._to_gpu(g) for c, g in step.micro_batches.items()}
+            pinned = {c: g and g.map(Tensor.pin_memory) for c, g in step.micro_batches.items()}
+            moved = {c: g and g.to(self.device, non_blocking=True) for c, g in pinned.items()}
         self.side.synchronize()  # blocks this thread only; the consumer goes on computing
         return Fed(moved, step.positions, account)
-
-    def _to_gpu(self, groups: QueryGroups) -> QueryGroups:
-        return groups.map(Tensor.pin_memory).to(self.device, non_blocking=True)
 
     def take(self, step: Fed) -> None:
         """Register the batch's memory with the consumer's CUDA stream.

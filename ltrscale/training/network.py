@@ -6,14 +6,14 @@ BERT. Nothing is downloaded and nothing is unpickled.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import group_index, rows_of
@@ -32,147 +32,8 @@ from ltrscale.models.layers import Encoder, EncoderSettings
 from ltrscale.pretext.mask import MaskConfig
 from ltrscale.progress import log, progress
 
-_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
-
-
-def with_tokens(selection: Selection, encoder: EncoderSettings) -> Selection:
-    """The same groups with the token fields that an encoder reads.
-
-    Raises:
-        InputError: the data lack one.
-    """
-    fields = encoder.reads_tokens
-    return selection.reading(query=fields.query, document=fields.document) if any(fields) else selection
-
-
-def fitted_to(network: NetworkConfig, selection: Selection) -> NetworkConfig:
-    """The network with the vocabulary of the data and, if it has initial weights, with their sizes.
-
-    Raises:
-        InputError: the data have no vocabulary or another one than the config says, the vocabulary lacks a special
-            token, or the initial weights are of another architecture or of fewer tokens.
-    """
-    encoder = network.encoder
-    if not isinstance(encoder, CrossEncoderConfig):
-        return network
-    with_tokens(selection, encoder)  # raises if a field is missing
-    vocabulary = _vocabulary(selection)
-    if network.initial is not None:
-        bert = encoder.bert
-        where = storage.join(network.initial, _CONFIG)
-        sizes, rows = bert_config(_json(where), where=where, dropout=bert.dropout, pooler=bert.pooler)
-        if rows < vocabulary.size:
-            raise InputError(
-                f"{where}: its vocabulary has {rows:,} tokens, and that of the data {vocabulary.size:,}; prepare the "
-                "data with the vocabulary of these weights"
-            )
-        if encoder.max_tokens > sizes.positions:
-            raise InputError(
-                f"{where}: has {sizes.positions} positions, and network.encoder.max_tokens is {encoder.max_tokens}; "
-                "lower it"
-            )
-        encoder, vocabulary = encoder.replace(bert=sizes.model_dump()), vocabulary.replace(size=rows)
-    if encoder.vocabulary not in (None, vocabulary):
-        raise InputError("network.encoder.vocabulary is not that of the data; leave it empty")
-    return network.replace(encoder=encoder.replace(vocabulary=vocabulary.model_dump()).model_dump())
-
-
-def _vocabulary(selection: Selection) -> TokenNumbers:
-    there = selection.vocabulary
-    assert there is not None  # the selection has token fields
-    for name in ("cls", "sep", "mask"):
-        if name not in there.special:
-            raise InputError(f"the vocabulary of the data has no special token {name!r}; prepare the data with one")
-    special = {name: there.special[name] for name in ("cls", "sep", "mask")}
-    return TokenNumbers(size=there.size, sha256=there.sha256, **special)
-
-
-def load_initial(encoder: Encoder, initial: str | None) -> None:
-    """Load the initial weights of an encoder's transformer, if there are any; other parts keep their random ones.
-
-    Raises:
-        InputError: a file is missing or damaged, or a tensor is missing, unexpected or of another shape.
-    """
-    if initial is None:
-        return
-    assert isinstance(encoder, CrossEncoder)
-    where = storage.join(initial, _WEIGHTS)
-    try:
-        tensors = safetensors.torch.load(storage.read_bytes(where))
-    except SafetensorError as error:
-        raise InputError(f"{where}: no safetensors ({error}); copy it again") from error
-    bert = encoder.bert
-    bert.load_state_dict(bert_weights(tensors, bert.config, bert.tokens.num_embeddings, where=where))
-
-
-def _json(where: str) -> dict[str, object]:
-    try:
-        values = json.loads(storage.read_bytes(where))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: no JSON ({error}); copy it again") from error
-    if not isinstance(values, dict):
-        raise InputError(f"{where}: no JSON object; copy it again")
-    return values
-
-
-_DOCUMENTS = 200_000
-
-
-def masked_features(
-    config: MaskConfig, selection: Selection, kinds: Sequence[FeatureKind], *, run: Run = run_here
-) -> MaskConfig:
-    """The same mask with the rate of every masked feature under its name, so that nothing is left to find out.
-
-    The features that identify a document are found in a sample of the groups that are read, not in the manifests, which
-    speak of other periods too. They are logged, with their shares and rates.
-
-    Raises:
-        InputError: as `MaskConfig.rates`, or a file is missing or damaged.
-    """
-    names = [feature.name for feature in selection.features]
-    found, suspects = identifying(selection.features, unique_in_group(selection, run=run))
-    rates = dict(zip(names, config.rates(kinds, names, found), strict=True))
-    for name, share in found.items():
-        log.info(
-            "pretraining: %s is unique within its query for %.0f%% of the documents, which would make the contrast too "
-            "easy; %s",
-            *(name, 100 * share),
-            f"the views hide it at a rate of {rates[name]:g}, so nothing needs doing"
-            if rates[name]
-            else "pretrain.mask lets the views show it; set pretrain.mask.identifying=0.8 to hide it",
-        )
-    for name, share in suspects.items():
-        if not rates[name]:
-            log.warning(
-                "pretraining: %s is a whole number, unique within its query for %.0f%% of the documents; if it is an "
-                "id, leave it out, or hide it with pretrain.mask.columns={%s: 1}; if it is a quantity, such as a count "
-                "or a rank, nothing needs doing",
-                *(name, 100 * share, name),
-            )
-    return MaskConfig(identifying=0, columns={name: rate for name, rate in rates.items() if rate})
-
-
-def unique_in_group(selection: Selection, *, run: Run = run_here) -> list[float | None]:
-    """The shares of `UniqueInGroup` for each feature, in a sample of row groups that is spread over a selection.
-
-    Raises:
-        InputError: a file is missing, damaged, or does not hold what the manifest lists.
-    """
-    unique = UniqueInGroup(len(selection.features))
-    for of_part in run(_unique, cut_into_parts(spread(selection, documents=_DOCUMENTS))):
-        unique.merge(of_part)
-    return unique.shares()
-
-
-def _unique(part: Part) -> UniqueInGroup:
-    unique = UniqueInGroup(len(part.selection.features))
-    for groups in iterate(part.selection):
-        unique.add(groups.features_NF.numpy(), groups.offsets_Q1.numpy())
-    return unique
-
-
-_DOCS_PER_BATCH = 8192
-_TENSORS = "tensors.safetensors"
+_CONFIG, _WEIGHTS, _TENSORS = "config.json", "model.safetensors", "tensors.safetensors"
+_DOCUMENTS, _DOCS_PER_BATCH = 200_000, 8192
 
 
 def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> FeatureTransform:
@@ -242,29 +103,142 @@ def fitted(selection: Selection, config: NetworkConfig, url: str, *, run: Run = 
         InputError: as `fit`, or the directory cannot be written.
     """
     origin = made_by("transform", config.transform, {"train": selection.hash})
-    state = _kept(url, origin, lambda: fit(selection, config, run=run).state_dict())
-    return FeatureTransform.from_state(state, config.transform)
-
-
-def _kept(url: str, origin: dict[str, object], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Tensors of this origin: read from the directory if they are committed there, otherwise made and committed."""
     if is_current(url, origin):
         try:
             data = storage.read_verified(url, _TENSORS, storage.read_manifest(url) or {})
             log.info("%s: made before with the same settings and data; read from there", url)
-            return safetensors.torch.load(data)
+            return FeatureTransform.from_state(safetensors.torch.load(data), config.transform)
         except UnavailableError:  # the directory may be undamaged, and the new one could not be written either
             raise
         except InputError as error:
             log.warning("%s; making it again", error)
-    tensors = make()
+    transform = fit(selection, config, run=run)
     with storage.Commit(url) as commit:
         with commit.file(_TENSORS) as path:
-            safetensors.torch.save_file(tensors, path)
+            safetensors.torch.save_file(transform.state_dict(), path)
         commit.finish({"made_by": origin})
-    return tensors
+    return transform
 
 
-def state_on_cpu(module: nn.Module) -> dict[str, Tensor]:
-    """A copy of a module's weights and buffers that later training does not touch."""
-    return {name: value.detach().to("cpu", copy=True) for name, value in module.state_dict().items()}
+def masked_features(
+    config: MaskConfig, selection: Selection, kinds: Sequence[FeatureKind], *, run: Run = run_here
+) -> MaskConfig:
+    """The same mask with the rate of every masked feature under its name, so that nothing is left to find out.
+
+    The features that identify a document are found in a sample of the groups that are read, not in the manifests, which
+    speak of other periods too. They are logged, with their shares and rates.
+
+    Raises:
+        InputError: as `MaskConfig.rates`, or a file is missing or damaged.
+    """
+    unique = UniqueInGroup(len(selection.features))
+    for of_part in run(_unique, cut_into_parts(spread(selection, documents=_DOCUMENTS))):
+        unique.merge(of_part)
+    names = [feature.name for feature in selection.features]
+    identified, suspects = identifying(selection.features, unique.shares())
+    rates = dict(zip(names, config.rates(kinds, names, identified), strict=True))
+    for name, share in identified.items():
+        log.info(
+            "pretraining: %s is unique within its query for %.0f%% of the documents, which would make the contrast too "
+            "easy; %s",
+            *(name, 100 * share),
+            f"the views hide it at a rate of {rates[name]:g}, so nothing needs doing"
+            if rates[name]
+            else "pretrain.mask lets the views show it; set pretrain.mask.identifying=0.8 to hide it",
+        )
+    for name, share in suspects.items():
+        if not rates[name]:
+            log.warning(
+                "pretraining: %s is a whole number, unique within its query for %.0f%% of the documents; if it is an "
+                "id, leave it out, or hide it with pretrain.mask.columns={%s: 1}; if it is a quantity, such as a count "
+                "or a rank, nothing needs doing",
+                *(name, 100 * share, name),
+            )
+    return MaskConfig(identifying=0, columns={name: rate for name, rate in rates.items() if rate})
+
+
+def _unique(part: Part) -> UniqueInGroup:
+    unique = UniqueInGroup(len(part.selection.features))
+    for groups in iterate(part.selection):
+        unique.add(groups.features_NF.numpy(), groups.offsets_Q1.numpy())
+    return unique
+
+
+def with_tokens(selection: Selection, encoder: EncoderSettings) -> Selection:
+    """The same groups with the token fields that an encoder reads.
+
+    Raises:
+        InputError: the data lack one.
+    """
+    fields = encoder.reads_tokens
+    return selection.reading(query=fields.query, document=fields.document) if any(fields) else selection
+
+
+def fitted_to(network: NetworkConfig, selection: Selection) -> NetworkConfig:
+    """The network with the vocabulary of the data and, if it has initial weights, with their sizes.
+
+    Raises:
+        InputError: the data have no vocabulary or another one than the config says, the vocabulary lacks a special
+            token, or the initial weights are of another architecture or of fewer tokens.
+    """
+    encoder = network.encoder
+    if not isinstance(encoder, CrossEncoderConfig):
+        return network
+    with_tokens(selection, encoder)  # raises if a field is missing
+    vocabulary = _vocabulary(selection)
+    if network.initial is not None:
+        bert = encoder.bert
+        where = storage.join(network.initial, _CONFIG)
+        sizes, rows = bert_config(_json(where), where=where, dropout=bert.dropout, pooler=bert.pooler)
+        if rows < vocabulary.size:
+            raise InputError(
+                f"{where}: its vocabulary has {rows:,} tokens, and that of the data {vocabulary.size:,}; prepare the "
+                "data with the vocabulary of these weights"
+            )
+        if encoder.max_tokens > sizes.positions:
+            raise InputError(
+                f"{where}: has {sizes.positions} positions, and network.encoder.max_tokens is {encoder.max_tokens}; "
+                "lower it"
+            )
+        encoder, vocabulary = encoder.replace(bert=sizes.model_dump()), vocabulary.replace(size=rows)
+    if encoder.vocabulary not in (None, vocabulary):
+        raise InputError("network.encoder.vocabulary is not that of the data; leave it empty")
+    return network.replace(encoder=encoder.replace(vocabulary=vocabulary.model_dump()).model_dump())
+
+
+def _vocabulary(selection: Selection) -> TokenNumbers:
+    vocabulary = selection.vocabulary
+    assert vocabulary is not None  # the selection has token fields
+    for name in ("cls", "sep", "mask"):
+        if name not in vocabulary.special:
+            raise InputError(f"the vocabulary of the data has no special token {name!r}; prepare the data with one")
+    special = {name: vocabulary.special[name] for name in ("cls", "sep", "mask")}
+    return TokenNumbers(size=vocabulary.size, sha256=vocabulary.sha256, **special)
+
+
+def load_initial(encoder: Encoder, initial: str | None) -> None:
+    """Load the initial weights of an encoder's transformer, if there are any; other parts keep their random ones.
+
+    Raises:
+        InputError: a file is missing or damaged, or a tensor is missing, unexpected or of another shape.
+    """
+    if initial is None:
+        return
+    assert isinstance(encoder, CrossEncoder)
+    where = storage.join(initial, _WEIGHTS)
+    try:
+        tensors = safetensors.torch.load(storage.read_bytes(where))
+    except SafetensorError as error:
+        raise InputError(f"{where}: no safetensors ({error}); copy it again") from error
+    bert = encoder.bert
+    bert.load_state_dict(bert_weights(tensors, bert.config, bert.tokens.num_embeddings, where=where))
+
+
+def _json(where: str) -> dict[str, object]:
+    try:
+        values = json.loads(storage.read_bytes(where))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: no JSON ({error}); copy it again") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{where}: no JSON object; copy it again")
+    return values

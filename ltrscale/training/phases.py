@@ -234,7 +234,9 @@ class _Clock:
         seconds = max(time.monotonic() - self.began, 1e-9)
         gpu = self.trainer.device.type == "cuda"
         gpu_bytes = torch.cuda.max_memory_allocated(self.trainer.device) if gpu else 0
-        own = torch.tensor([(self.trainer.waited_s - self.waited_s) / seconds, gpu_bytes, _peak_bytes()])
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, KiB on Linux
+        peak_bytes = peak if sys.platform == "darwin" else 1024 * peak
+        own = torch.tensor([(self.trainer.waited_s - self.waited_s) / seconds, gpu_bytes, peak_bytes])
         waiting, on_gpu, resident = gather_over_workers(own.double()).T.tolist()
         workers = [
             {
@@ -252,12 +254,6 @@ class _Clock:
             "wait_percent": round(100 * sum(waiting) / len(waiting), 2),
             "workers": workers,
         }
-
-
-def _peak_bytes() -> int:
-    """Peak resident memory of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, KiB on Linux
-    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 class _EpochLog:

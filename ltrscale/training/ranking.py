@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle.contents import reference_of
 from ltrscale.config import Config, by_kind
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
@@ -32,7 +31,6 @@ from ltrscale.ranking.negatives import with_negatives
 from ltrscale.ranking.pairwise import LambdaRankConfig
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.checkpoint import Progress, Snapshot
-from ltrscale.training.network import state_on_cpu
 from ltrscale.training.reduce import set_running_statistics, sum_over_workers
 from ltrscale.training.resumption import finish
 from ltrscale.training.settings import OptimizerConfig, TrainingConfig
@@ -233,8 +231,7 @@ class LabelledData:
 
     def each(self, change: Callable[[Selection], Selection]) -> Self:
         """The same data with every selection changed in the same way."""
-        there = {name: groups for name, groups in vars(self).items() if groups is not None}
-        return type(self)(**{name: change(groups) for name, groups in there.items()})
+        return type(self)(**{name: groups and change(groups) for name, groups in vars(self).items()})
 
 
 class Best:
@@ -246,7 +243,7 @@ class Best:
         """Memory for the training groups, shared by all phases."""
         self._validation_memory = None if data.judged is None else memory_for(data.judged, config.stream.memory_gb)
         self.metric = f"validation_{config.validation_metric}"
-        self.state = state_on_cpu(model)
+        self.state = _on_cpu(model)
         self.value, self.phase, self.epoch = -math.inf, "", 0
         self.epochs: dict[str, int] = {}
         """The epochs of each phase that led to these weights."""
@@ -266,12 +263,12 @@ class Best:
         Raises:
             InputError: no validation group has a relevant document.
         """
-        last = state_on_cpu(self.model) if self.config.average else None
+        last = _on_cpu(self.model) if self.config.average else None
         if last is not None:
             self._load_mean(epoch)
         value = None if self.data.judged is None else self._judge(self.data.judged)
         if value is None or value > self.value:
-            self.phase, self.epoch, self.state = phase, epoch, state_on_cpu(self.model)
+            self.phase, self.epoch, self.state = phase, epoch, _on_cpu(self.model)
             self.value = -math.inf if value is None else value
             self.epochs = {**self.epochs, phase: epoch}
             self._last_better = epoch
@@ -347,17 +344,8 @@ class Best:
         if rank_and_world()[0] != 0:
             return
         train = self.data.train
-        bundle.save_ranker(
-            out,
-            self.model,
-            config=self.config.model_dump(mode="json"),
-            features=train.features,
-            dataset_hash=train.hash,
-            read_as=train.read_as,
-            reference=reference_of(train),
-            metrics={**self._metrics(), **also},
-            made_by=origin,
-        )
+        about = bundle.facts(train, self.config, metrics={**self._metrics(), **also}, made_by=origin)
+        bundle.save_ranker(out, self.model, **about)
         metric = metric_label(self.config.validation_metric)
         judged = f", validation {metric} {self.value:.4f}" if self.data.validation else ""
         log.info("trained on %d labelled groups%s: %s", train.n_groups, judged, out)
@@ -395,3 +383,8 @@ def _shared(selection: Selection, model: AnyRanker, memory: Memory | None) -> It
     for index, groups in enumerate(iterate(selection, docs_per_batch=16_384, memory=memory)):
         if index % world == rank:
             yield groups.to(where)
+
+
+def _on_cpu(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of a module's weights and buffers that later training does not touch."""
+    return {name: value.detach().to("cpu", copy=True) for name, value in module.state_dict().items()}

@@ -34,8 +34,8 @@ from ltrscale.training.checkpoint import (
 from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.reduce import from_rank_0
 
-CHECKPOINTS, PREFLIGHT, TRANSFORM, EPOCHS = "checkpoints", "preflight", "transform", "epochs"
-PROBES = "probes"
+CHECKPOINTS, PREFLIGHT, TRANSFORM = "checkpoints", "preflight", "transform"
+EPOCHS, PROBES = "epochs", "probes"
 _FIRST_S = 60.0  # a run that ends early, by Ctrl-C or a defect, has then lost little, whatever `every_s` is
 _KEPT = 2  # should the newest prove damaged, a run resumes from the one before
 
@@ -111,7 +111,7 @@ class Checkpoints:
                 manifest = storage.read_manifest(checkpoint)
                 if manifest is None:  # an interrupted write, for the manifest comes last
                     withdraw_checkpoint(checkpoint)
-                elif not self._is_ours(manifest):
+                elif not (is_made_by(manifest, self.origin) and manifest.get("data") == self.data):
                     foreign = True
                 elif self._good:
                     self._stale.add(checkpoint)
@@ -133,9 +133,6 @@ class Checkpoints:
             return None
         log.info("resumed from %s", self._good[0])
         return snapshot
-
-    def _is_ours(self, manifest: Mapping[str, Any]) -> bool:
-        return is_made_by(manifest, self.origin) and manifest.get("data") == self.data
 
     def due(self) -> bool:
         """Whether this worker asks for a checkpoint; only rank 0 does, by its own clock."""
@@ -162,13 +159,15 @@ class Checkpoints:
         if result.stopping:
             self._save(trainer, progress)
             self._wait()
-            raise Stopped(from_rank_0(self._farewell(progress.steps_before + trainer.state.step)))
+            written = f"not written ({self._failed[-1]})" if self._failed else f"written to {self.url}"
+            raise Stopped(
+                from_rank_0(
+                    f"after step {progress.steps_before + trainer.state.step}, checkpoint {written}; "
+                    f"the same command goes on from {self._from_where()}"
+                )
+            )
         if result.checkpoint_due:
             self._save(trainer, progress)
-
-    def _farewell(self, step: int) -> str:
-        written = f"not written ({self._failed[-1]})" if self._failed else f"written to {self.url}"
-        return f"after step {step}, checkpoint {written}; the same command goes on from {self._from_where()}"
 
     def _from_where(self) -> str:
         return self._good[-1].rsplit("/", 1)[-1] if self._good else "the beginning"

@@ -15,8 +15,7 @@ from pydantic import model_validator
 
 from ltrscale import storage
 from ltrscale.arrays import Doubles
-from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees, views, with_tokens_of
-from ltrscale.bundle.contents import reference_of
+from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, save_trees, views, with_tokens_of
 from ltrscale.bundle.views import View
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import check_disjoint, joined_splits
@@ -235,22 +234,11 @@ class TreeGrowing:
         if rank > 0:
             return
         models["model"] = grown.model
-        save_trees(
-            self.out,
-            models,
-            TreesArchitecture(library=config.kind, models=tuple(models), per_query=config.per_query),
-            config=self.config.model_dump(mode="json"),
-            features=self.train.features,
-            dataset_hash=self.train.hash,
-            read_as=self.train.read_as,
-            reference=reference_of(self.train),
-            metrics={
-                **grown.metrics,
-                "labelled_groups": self.train.n_groups,
-                **({"validation_groups": self.validation.n_groups} if self.validation else {}),
-            },
-            made_by=self.made_by,
-        )
+        trees = TreesArchitecture(library=config.kind, models=tuple(models), per_query=config.per_query)
+        metrics = {**grown.metrics, "labelled_groups": self.train.n_groups}
+        if self.validation is not None:
+            metrics["validation_groups"] = self.validation.n_groups
+        save_trees(self.out, models, trees, **facts(self.train, self.config, metrics=metrics, made_by=self.made_by))
         log.info("committed %s", self.out)
 
 

@@ -3,23 +3,21 @@
 Shapes: N documents, Q groups, P1 = groups without a label in use + 1; F raw features, C numeric ones, K components.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from ltrscale.arrays import Doubles
-from ltrscale.bundle import Bundle, TreesArchitecture, boosters, load, save_trees, views
-from ltrscale.bundle.contents import reference_of
+from ltrscale.bundle import TreesArchitecture, boosters, facts, save_trees, views
 from ltrscale.bundle.views import Projection, View
 from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
-from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here
 from ltrscale.data.stream.scored import score_selection
@@ -81,77 +79,54 @@ class SemiConfig(Config):
 
 
 class SemiJob(LabelledStage):
-    """Train trees on labelled groups, helped by the training split's other groups."""
-
-    stage: ClassVar = "train_semi"
-    semi: SemiConfig
-
-    def work(self, origin: Origin, report: Report) -> None:
-        """Train, and commit the bundle."""
-        train_semi(self.semi, self.splits, self.out, made_by=origin, report=report)
-
-
-def train_semi(config: SemiConfig, splits: Splits, out: str, *, made_by: Mapping[str, Any], report: Report) -> Bundle:
-    """Train trees on labelled groups, helped by the training split's other groups; commit them as a bundle.
+    """Train trees on labelled groups, helped by the training split's other groups.
 
     With `pca` the trees see principal components of the numeric features (Duh and Kirchhoff 2008), fitted on all
     training documents; the bundle holds them, so that it scores raw features. With `pseudo_labels` trees grown on the
     labelled groups score the others, and the scores are cut into grades. The final trees are grown on all groups;
     groups whose labels are in use keep them (self-training). Features are streamed, as for other trees: labels and
     scores of all training documents are in memory, their features are not.
-
-    Records of the first trees have `"model": "first"`.
-
-    Raises:
-        InputError: as `train_gbdt` and `fit_projection`.
     """
-    check_disjoint(splits)
-    for trees in (config.first, config.gbdt):
-        if trees is not None:
-            check_alone(trees)
-    labelled, everything = learnt(splits.train, config.gbdt), select(splits.train, labelled=False)
-    validation = with_features_of(labelled, select(splits.validation, labelled=True))
-    grow_trees = partial(_grow, config, labelled, everything, validation, out, made_by)
-    launch(grow_trees, workers=ONE, report=report)
-    return load(out)
 
+    stage: ClassVar = "train_semi"
+    semi: SemiConfig
 
-def _grow(
-    config: SemiConfig,
-    labelled: Selection,
-    everything: Selection,
-    validation_split: Selection,
-    out: str,
-    made_by: Mapping[str, Any],
-    context: Context,
-) -> None:
-    """The work of `train_semi`, launched so that a signal can stop it between trees."""
-    view, projection = seen_by(config.gbdt, labelled.features), None
-    if config.pca is not None:
-        projection = fit_projection(everything, config.pca, view, scaled=config.pca_scaled)
-        view = views.projected(view, projection)
-    train, codes = read_labelled(labelled, "train", view)
-    validation, _ = read_labelled(only_relevant(validation_split), "validation", view)
-    check_validation(validation)
-    metrics = {"labelled_groups": len(train.ids_Q), "validation_groups": validation_split.n_groups}
-    if config.pseudo_labels is not None:
-        train, codes = _all_groups(config, train, codes, everything, validation, context)
-        metrics["pseudo_labelled_groups"] = len(train.ids_Q) - metrics["labelled_groups"]
-    grown = grow(config.gbdt, train, codes, validation, context)
-    save_trees(
-        out,
-        {"model": grown.model},
-        TreesArchitecture(library=config.gbdt.kind, per_query=config.gbdt.per_query, projection=config.pca or 0),
-        projection=projection,
-        config=config.model_dump(mode="json"),
-        features=labelled.features,
-        dataset_hash=labelled.hash,
-        read_as=labelled.read_as,
-        reference=reference_of(labelled),
-        metrics={**grown.metrics, **metrics},
-        made_by=made_by,
-    )
-    log.info("committed %s", out)
+    def work(self, origin: Origin, report: Report) -> None:
+        """Train, and commit the bundle; records of the first trees have `"model": "first"`.
+
+        Raises:
+            InputError: as `train_gbdt` and `fit_projection`.
+        """
+        config, splits = self.semi, self.splits
+        check_disjoint(splits)
+        for trees in (config.first, config.gbdt):
+            if trees is not None:
+                check_alone(trees)
+        labelled, everything = learnt(splits.train, config.gbdt), select(splits.train, labelled=False)
+        validation = with_features_of(labelled, select(splits.validation, labelled=True))
+        # launched so that a signal can stop it between trees
+        launch(partial(self._grow, labelled, everything, validation, origin), workers=ONE, report=report)
+
+    def _grow(
+        self, labelled: Selection, everything: Selection, judged: Selection, origin: Origin, context: Context
+    ) -> None:
+        config = self.semi
+        view, projection = seen_by(config.gbdt, labelled.features), None
+        if config.pca is not None:
+            projection = fit_projection(everything, config.pca, view, scaled=config.pca_scaled)
+            view = views.projected(view, projection)
+        train, codes = read_labelled(labelled, "train", view)
+        validation, _ = read_labelled(only_relevant(judged), "validation", view)
+        check_validation(validation)
+        metrics = {"labelled_groups": len(train.ids_Q), "validation_groups": judged.n_groups}
+        if config.pseudo_labels is not None:
+            train, codes = _all_groups(config, train, codes, everything, validation, context)
+            metrics["pseudo_labelled_groups"] = len(train.ids_Q) - metrics["labelled_groups"]
+        grown = grow(config.gbdt, train, codes, validation, context)
+        trees = TreesArchitecture(library=config.gbdt.kind, per_query=config.gbdt.per_query, projection=config.pca or 0)
+        about = facts(labelled, config, metrics={**grown.metrics, **metrics}, made_by=origin)
+        save_trees(self.out, {"model": grown.model}, trees, projection=projection, **about)
+        log.info("committed %s", self.out)
 
 
 def _all_groups(
