@@ -16,7 +16,6 @@ a file, `load` opens a bundle only if its content hash is a line of that file.
 
 from ltrscale.bundle.contents import (
     BundleConfig,
-    BundleKind,
     FeatureOrder,
     MetricValue,
     TreesArchitecture,
@@ -37,24 +36,18 @@ from ltrscale.bundle.files import (
     save_trees,
     with_tokens_of,
 )
-from ltrscale.bundle.networks import CombinedBundle, EncoderBundle, NetworkBundle, PretrainedBundle, RankerBundle
-from ltrscale.bundle.opened import Bundle, OrderBundle, Scorer, StackBundle, TreesBundle, order_scorer
+from ltrscale.bundle.networks import EncoderBundle, PretrainedBundle
+from ltrscale.bundle.opened import Bundle, Scorer, TreesBundle, order_scorer
 
 __all__ = [
     "Bundle",
     "BundleConfig",
     "BundleFacts",
-    "BundleKind",
-    "CombinedBundle",
     "EncoderBundle",
     "FeatureOrder",
     "MetricValue",
-    "NetworkBundle",
-    "OrderBundle",
     "PretrainedBundle",
-    "RankerBundle",
     "Scorer",
-    "StackBundle",
     "TreesArchitecture",
     "TreesBundle",
     "content_hash",

@@ -127,8 +127,8 @@ def _instead_of(url: str) -> str:
             "the path does not exist, so check it, or make a bundle with jobs.finetune, jobs.train_gbdt or a pipeline"
         )
     below = {child: storage.read_manifest(child) or {} for child in storage.children(url)}
-    if found := [child for child, manifest in below.items() if manifest.get("format") == FORMAT]:
-        return f"name one below it: {', '.join(found[:10])}"
+    if nested := [child for child, manifest in below.items() if manifest.get("format") == FORMAT]:
+        return f"name one below it: {', '.join(nested[:10])}"
     return f"it has no {storage.MANIFEST}; make a bundle with jobs.finetune, jobs.train_gbdt or a pipeline"
 
 
@@ -172,9 +172,9 @@ def _check_trusted(manifest: Mapping[str, Any], url: str) -> None:
     if not (trusted := os.environ.get(TRUSTED)):
         return
     lines = storage.read_bytes(trusted).decode(errors="replace").splitlines()
-    if (found := _hash_of(manifest)) not in {line.partition("#")[0].strip() for line in lines}:
+    if (own := _hash_of(manifest)) not in {line.partition("#")[0].strip() for line in lines}:
         raise InputError(
-            f"{url}: its content hash {found} is not in {trusted}, which {TRUSTED} names; "
+            f"{url}: its content hash {own} is not in {trusted}, which {TRUSTED} names; "
             "add a line with the hash if you trust the bundle"
         )
 
@@ -182,7 +182,7 @@ def _check_trusted(manifest: Mapping[str, Any], url: str) -> None:
 DOCUMENTS = 100_000
 """Documents that are looked at, of training and of the rows to score: whole row groups at equal distances."""
 QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
-_CODES = 1 << 16
+_MOST_CODES = 1 << 16
 _REFERENCES = 4
 
 
@@ -247,40 +247,40 @@ def reference_of(selection: Selection) -> Reference:
     """The reference of the row groups that a selection reads, with their groups without labels."""
     fills = fills_of(selection.read_as)
     key = (selection.hash, selection.features, tuple(sorted((fills or {}).items())))
-    found = _references.pop(key, None)
-    if found is None:
+    made = _references.pop(key, None)
+    if made is None:
         groups = sample_of(selection)
-        found = Reference(lists=0, features=()) if groups is None else Reference.of(groups, selection.features, fills)
-    _references[key] = found
+        made = Reference(lists=0, features=()) if groups is None else Reference.of(groups, selection.features, fills)
+    _references[key] = made
     for oldest in list(_references)[:-_REFERENCES]:
         del _references[oldest]
-    return found
+    return made
 
 
 def _seen(
     feature: Feature, values_N: NDArray[np.float32], group_N: NDArray[np.int64], fill: float | None
 ) -> FeatureReference:
-    there_N = has_value(values_N, fill)
-    known_N = values_N[there_N]
-    missing = 1 - len(known_N) / max(1, len(values_N))
+    has_value_N = has_value(values_N, fill)
+    present_N = values_N[has_value_N]
+    missing = 1 - len(present_N) / max(1, len(values_N))
     seen = FeatureReference(name=feature.name, kind=feature.kind, missing=missing, fill=fill)
-    if not len(known_N):
+    if not len(present_N):
         return seen
     if feature.kind == "numeric":
-        quantiles = np.quantile(known_N, QUANTILES, method="nearest")
+        quantiles = np.quantile(present_N, QUANTILES, method="nearest")
         return seen.replace(quantiles=tuple(map(float, quantiles)))
-    pairs, counts = np.unique(np.stack([known_N.astype(np.int64), group_N[there_N]]), axis=1, return_counts=True)
+    pairs, counts = np.unique(np.stack([present_N.astype(np.int64), group_N[has_value_N]]), axis=1, return_counts=True)
     codes_V, first_V, lists_V = np.unique(pairs[0], return_index=True, return_counts=True)
     documents_V = np.add.reduceat(counts, first_V)
-    kept = np.sort(np.argsort(-documents_V, kind="stable")[:_CODES])
+    kept = np.sort(np.argsort(-documents_V, kind="stable")[:_MOST_CODES])
     new = documents_V[lists_V == 1].sum() / len(values_N)
     return seen.replace(codes=tuple(codes_V[kept].tolist()), new=float(new))
 
 
 def has_value(values_N: NDArray[np.float32], fill: float | None) -> NDArray[np.bool_]:
     """The documents with a value that does not stand for a missing one."""
-    there_N: NDArray[np.bool_] = ~np.isnan(values_N)
-    return there_N if fill is None else there_N & (values_N != np.float32(fill))
+    has_value_N: NDArray[np.bool_] = ~np.isnan(values_N)
+    return has_value_N if fill is None else has_value_N & (values_N != np.float32(fill))
 
 
 class RecordedSplits(Config, extra="ignore"):

@@ -155,8 +155,8 @@ def with_tokens_of(selection: Selection, opened: Iterable[Bundle]) -> Selection:
 
 def _check_vocabulary(encoder: EncoderSettings, selection: Selection, whose: str) -> None:
     assert isinstance(encoder, CrossEncoderConfig)
-    own, there = encoder.vocabulary, selection.vocabulary
-    if own is not None and there is not None and (own.sha256 != there.sha256 or own.size < there.size):
+    own, of_data = encoder.vocabulary, selection.vocabulary
+    if own is not None and of_data is not None and (own.sha256 != of_data.sha256 or own.size < of_data.size):
         raise InputError(
             f"{whose}: reads tokens of another vocabulary than that of the data; prepare the data with the tokenizer "
             "of its training data"

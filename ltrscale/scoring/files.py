@@ -207,16 +207,14 @@ class FileScorer:
             scored = ScoredGroups(groups.ids_Q.numpy(), groups.offsets_Q1.numpy(), scores_N)
             bad_N = ~(np.abs(scores_N) <= _LARGEST)  # NaN too
             if bad_N.any():
-                raise self._not_finite(url, scored, int(bad_N.argmax()))
+                document = int(bad_N.argmax())
+                gid = scored.gids_Q[np.searchsorted(scored.offsets_Q1, document, side="right") - 1]
+                raise InputError(
+                    f"{self._plan.scorer.name}: the score of a document of query group {gid} of {url} is "
+                    f"{scores_N[document]}, no finite float32; look at that group's features, or train the bundle again"
+                )
             yield scored
             advance(groups.n_documents)
-
-    def _not_finite(self, url: str, scored: ScoredGroups, document: int) -> InputError:
-        gid = scored.gids_Q[np.searchsorted(scored.offsets_Q1, document, side="right") - 1]
-        return InputError(
-            f"{self._plan.scorer.name}: the score of a document of query group {gid} of {url} is "
-            f"{scored.scores_N[document]}, no finite float32; look at that group's features, or train the bundle again"
-        )
 
 
 def score_here(plan: Plan, advance: Advance) -> Generator[Done]:
@@ -226,7 +224,7 @@ def score_here(plan: Plan, advance: Advance) -> Generator[Done]:
         yield scorer.score(file, advance)
 
 
-_RETRIES = 3
+_ACTOR_RETRIES = 3
 
 
 def score_with_ray(plan: Plan, advance: Advance) -> Generator[Done]:
@@ -235,16 +233,16 @@ def score_with_ray(plan: Plan, advance: Advance) -> Generator[Done]:
     workers = plan.scorer.workers
     if plan.files:
         with ray_cluster(math.ceil(workers.number * workers.cpus) + 1):  # one more for Ray Data's own tasks
-            yield from _results(plan, advance)
+            yield from _results_of_actors(plan, advance)
 
 
-def _results(plan: Plan, advance: Advance) -> Generator[Done]:
+def _results_of_actors(plan: Plan, advance: Advance) -> Generator[Done]:
     import ray  # imported late: many processes never use Ray
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the errors that it logs are raised too
     whose = f"{plan.scorer.name}: the process that scored a file with it"
     with plain_errors(whose, "lower docs_per_batch, or give each of the workers more cpus"):
-        for block in ray_internals.ready_blocks(_dataset(plan)):
+        for block in ray_internals.ready_blocks(_ray_dataset(plan)):
             for row in ray.get(block).to_pylist():
                 if row["error"]:
                     raise InputError(row["error"])
@@ -253,7 +251,7 @@ def _results(plan: Plan, advance: Advance) -> Generator[Done]:
                 yield done
 
 
-def _dataset(plan: Plan) -> Any:
+def _ray_dataset(plan: Plan) -> Any:
     """A Ray data set of the actors' results for the numbers of the files."""
     import ray.data
     from ray.util.annotations import RayDeprecationWarning
@@ -268,7 +266,7 @@ def _dataset(plan: Plan) -> Any:
             compute=ray.data.ActorPoolStrategy(size=min(workers.number, n)),
             num_cpus=workers.cpus,
             num_gpus=workers.gpus or None,
-            max_task_retries=_RETRIES,  # by default a file that always kills its process is tried forever
+            max_task_retries=_ACTOR_RETRIES,  # by default a file that always kills its process is tried forever
         )
     dataset.context.enable_progress_bars = False
     return dataset

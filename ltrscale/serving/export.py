@@ -70,10 +70,10 @@ class ExportJob(ParityConfig, Stage):
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Compare scores, then publish the files, unless the scores differ by more than the tolerance."""
         bundle = load(self.bundle)
-        known = reading_raw(bundle, [feature.name for feature in bundle.features]) is not None
-        if self.raw is not None and not known:
+        has_items = reading_raw(bundle, [feature.name for feature in bundle.features]) is not None
+        if self.raw is not None and not has_items:
             raise InputError(f"raw: {self.bundle} {_NO_ITEMS}; leave it out")
-        raw_files = raw_files_of(self.raw, self.data) if known else []
+        raw_files = raw_files_of(self.raw, self.data) if has_items else []
         to = FORMATS[self.to]
         files, parity = check_parity(to, bundle, self._split, self, raw_files)
         publish(to, files, parity, self.out, made_by=origin)
@@ -108,8 +108,18 @@ class ExportJob(ParityConfig, Stage):
 def publish(to: Format, files: Files, parity: Parity, out: str, *, made_by: Mapping[str, Any]) -> None:
     """Commit the checked files to a directory."""
     features = ExportedFeatures.model_validate_json(files[FEATURES_FILE])
-    text = export_card(to, features, parity.documents, parity.largest_difference, rows=CODE in files)
-    more = {_PARITY: (parity.model_dump_json(indent=1) + "\n").encode(), _CARD: text.encode()}
+    card = f"""# {to.title}
+
+The model scores documents; higher is better.
+
+{to.use}
+
+{to.inputs(features)}
+{to.of_rows if CODE in files else ""}
+Before this was published, the scores of a reader that has these files only were compared with the ranker's own on
+{parity.documents:,} documents: they were at most {parity.largest_difference:.3g} apart (`parity.json`).
+"""
+    more = {_PARITY: (parity.model_dump_json(indent=1) + "\n").encode(), _CARD: card.encode()}
     with storage.Commit(out) as commit:
         for name, content in {**files, **more}.items():
             with commit.file(name) as path:
@@ -120,23 +130,6 @@ def publish(to: Format, files: Files, parity: Parity, out: str, *, made_by: Mapp
     if parity.raw is not None:
         message = "export: %s: raw_rows.py makes the features of %s rows of %s as prepare does; scores differ by %.2g"
         log.info(message, out, f"{parity.raw.documents:,}", parity.raw.file, parity.raw.largest_difference)
-
-
-def export_card(
-    to: Format, features: ExportedFeatures, documents: int, difference: float, *, rows: bool = False
-) -> str:
-    """The card's text."""
-    return f"""# {to.title}
-
-The model scores documents; higher is better.
-
-{to.use}
-
-{to.inputs(features)}
-{to.of_rows if rows else ""}
-Before this was published, the scores of a reader that has these files only were compared with the ranker's own on
-{documents:,} documents: they were at most {difference:.3g} apart (`parity.json`).
-"""
 
 
 @dataclass(frozen=True)
@@ -167,10 +160,10 @@ def time_queries(folder: Path, bundle: Bundle, to: Format, files: Sequence[str],
         return None
     lists = [sampled.rows[start : start + rows] for start in range(0, len(sampled.rows), rows)]
     lists = lists[:-1] if len(lists) > 1 and len(lists[-1]) < rows else lists
-    reader, found = to.readers(folder)[0] if to.in_process else None, []
+    reader, seconds = to.readers(folder)[0] if to.in_process else None, []
     for row_list in [*lists[:_WARM], *lists]:
-        found.append(_timed(row_list, module.inputs, reader))
-    seconds_Q2 = np.array(found[min(_WARM, len(lists)) :])
+        seconds.append(_timed(row_list, module.inputs, reader))
+    seconds_Q2 = np.array(seconds[min(_WARM, len(lists)) :])
     return QueryTimes(len(lists[0]), seconds_Q2[:, 0], None if reader is None else seconds_Q2[:, 1])
 
 

@@ -59,14 +59,14 @@ class ExportedFeatures(Config):
             >>> features.matrix(["price", "brand"], np.float32([[0.5, 70], [0.25, 71]])).tolist()
             [[1.0, 0.5], [nan, 0.25]]
         """
-        found = []
+        columns_N = []
         for column in self.columns:
             raw_N = features_NF[:, names.index(column.name)]
             if column.codes is not None:
                 place = {float(code): float(i) for i, code in enumerate(column.codes)}
                 raw_N = np.array([place.get(float(code), np.nan) for code in raw_N], np.float32)
-            found.append(raw_N)
-        return np.stack(found, axis=1) if found else np.zeros((len(features_NF), 0), np.float32)
+            columns_N.append(raw_N)
+        return np.stack(columns_N, axis=1) if columns_N else np.zeros((len(features_NF), 0), np.float32)
 
 
 def features_in(folder: Path) -> ExportedFeatures:

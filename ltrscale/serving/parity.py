@@ -101,7 +101,7 @@ def check_parity(
         InputError: scores differ by more than the tolerance; the program would refuse some documents; the bundle cannot
             be exported or has other features.
     """
-    groups = _rows(bundle, split, config.rows, disturbed=to.missing == "nan")
+    groups = _documents(bundle, split, config.rows, disturbed=to.missing == "nan")
     names = [feature.name for feature in bundle.features]
     manifests = [open_dataset(url).manifest for url in split.data]
     texts = {name: codes for manifest in manifests for name, codes in manifest.categories.items()}
@@ -170,7 +170,7 @@ class _Export(NamedTuple):
             raise InputError(
                 f"{bundle.url}: {self.to.kind} gives scores up to {apart:.3g} away from the bundle's on "
                 f"{len(ours_N):,} {whose}, more than the tolerance of {tolerance:g}; nothing is published"
-                + (_zeros(lacking) if self.to.missing == "zero" and lacking else "")
+                + (_zeros_hint(lacking) if self.to.missing == "zero" and lacking else "")
             )
         return apart, largest
 
@@ -198,7 +198,7 @@ def _negative(names: Sequence[str], groups: QueryGroups, manifests: Sequence[Man
     return below | {feature.name for feature, found in ranges if found.minimum is not None and found.minimum < 0}
 
 
-def _zeros(lacking: Sequence[str]) -> str:
+def _zeros_hint(lacking: Sequence[str]) -> str:
     """The likely reason where missing values count as 0."""
     some = ", ".join(lacking[:3]) + (" and others" if len(lacking) > 3 else "")
     return (
@@ -207,12 +207,20 @@ def _zeros(lacking: Sequence[str]) -> str:
     )
 
 
-def _rows(bundle: Bundle, split: Split, rows: int, *, disturbed: bool) -> QueryGroups:
+def _documents(bundle: Bundle, split: Split, rows: int, *, disturbed: bool) -> QueryGroups:
     """The first groups of a split that together have at least `rows` documents, cut to that number.
 
     With `disturbed`, some values are taken away, and categories put in that no data set has.
     """
-    groups = _cut(QueryGroups.concat(list(_first(bundle, split, rows))), rows)
+    selection = select(split, labelled=False).serving(bundle.features, whose=bundle.url)
+    parts: list[QueryGroups] = []
+    for part in iterate(selection, docs_per_batch=min(rows, 1 << 14)):
+        parts.append(part)
+        if sum(part.n_documents for part in parts) >= rows:
+            break
+    groups = QueryGroups.concat(parts)
+    offsets_Q1 = groups.offsets_Q1.clamp(max=rows)  # the last group may become shorter
+    groups = QueryGroups(groups.features_NF[:rows], offsets_Q1[: int((offsets_Q1 < offsets_Q1[-1]).sum()) + 1])
     if not disturbed:
         return groups
     generator = torch.Generator().manual_seed(0)
@@ -224,24 +232,8 @@ def _rows(bundle: Bundle, split: Split, rows: int, *, disturbed: bool) -> QueryG
     return replace(groups, features_NF=features_NF)
 
 
-def _first(bundle: Bundle, split: Split, rows: int) -> Iterator[QueryGroups]:
-    selection = select(split, labelled=False).serving(bundle.features, whose=bundle.url)
-    for groups in iterate(selection, docs_per_batch=min(rows, 1 << 14)):
-        yield groups
-        rows -= groups.n_documents
-        if rows <= 0:
-            return
-
-
-def _cut(groups: QueryGroups, rows: int) -> QueryGroups:
-    """The first documents of some groups; the last group may become shorter."""
-    offsets_Q1 = groups.offsets_Q1.clamp(max=rows)
-    offsets_Q1 = offsets_Q1[: int((offsets_Q1 < offsets_Q1[-1]).sum()) + 1]
-    return QueryGroups(groups.features_NF[:rows], offsets_Q1)
-
-
 _MOST_BYTES = 1 << 30
-_BATCH = 1 << 12
+_ROWS_AT_ONCE = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -253,12 +245,6 @@ class RawSample:
     rows: list[Mapping[str, Any]]
     groups: QueryGroups
     """The features of the bundle."""
-
-    @property
-    def queries(self) -> list[list[Mapping[str, Any]]]:
-        """The rows of each query."""
-        offsets = self.groups.offsets_Q1.tolist()
-        return [self.rows[start:stop] for start, stop in pairwise(offsets)]
 
 
 def transformer(folder: Path) -> ModuleType:
@@ -277,22 +263,24 @@ def sample_raw(bundle: Bundle, module: ModuleType, files: Sequence[str], rows: i
     Raises:
         InputError: a file is missing, damaged or lacks columns.
     """
-    found = raw.reading_raw(bundle, [feature.name for feature in bundle.features])
-    assert found is not None
+    reading = raw.reading_raw(bundle, [feature.name for feature in bundle.features])
+    assert reading is not None
     for url in files:
         with storage.scratch.directory() as folder:
-            taken = _taken(url, *found, rows)
+            taken = _taken(url, *reading, rows)
             if taken is None:
                 continue
             wanted = {int(line): place for place, line in enumerate(taken.lines_N)}
             kept: list[Any] = [None] * len(wanted)
-            for line, row in _numbered(url, module, folder, max(wanted)):
+            for line, row in _numbered_rows(url, module, folder, max(wanted)):
                 if line in wanted:
                     kept[wanted[line]] = row
         coded = taken.query_ids_N.dictionary_encode().indices.to_numpy()
         order_N = np.argsort(coded, kind="stable")
         offsets_Q1 = np.concatenate([[0], np.cumsum(np.bincount(coded))])
-        features_NF = torch.from_numpy(_by_bundle(taken, found[1], bundle)[order_N])
+        names = [feature.name for feature in reading[1]]
+        columns = [names.index(feature.name) for feature in bundle.features]
+        features_NF = torch.from_numpy(taken.features_NF[order_N][:, columns])
         groups = QueryGroups(features_NF, torch.from_numpy(offsets_Q1))
         return RawSample(url, taken.lines_N[order_N], [kept[i] for i in order_N.tolist()], groups)
     return None
@@ -306,19 +294,19 @@ def raw_files_of(raw_rows: str | None, data: str) -> list[str]:
     """
     if raw_rows is not None:
         return storage.list_files(raw_rows)
-    there = []
+    urls = []
     for entry in inputs_of(open_dataset(data)):
         try:
-            there += [file.url for file in list_inputs([validate(InputFiles, entry, data)])]
+            urls += [file.url for file in list_inputs([validate(InputFiles, entry, data)])]
         except UnavailableError:
             raise
         except InputError:
             continue
-    if not there:
+    if not urls:
         log.warning(
             "export: the raw rows of %s are not there any more; name some as raw, to check the transformer", data
         )
-    return there
+    return urls
 
 
 def raw_matrix(sampled: RawSample, module: ModuleType, names: Sequence[str], bundle: Bundle) -> NDArray[np.float32]:
@@ -331,12 +319,12 @@ def raw_matrix(sampled: RawSample, module: ModuleType, names: Sequence[str], bun
     expected_NG = sampled.groups.features_NF.numpy()[:, places]
     for line, row, expected_G in zip(sampled.lines_N.tolist(), sampled.rows, expected_NG, strict=True):
         try:
-            found = module.features(row)
+            made = module.features(row)
         except module.RowError as error:
             raise InputError(
                 f"{sampled.file}: row {line}: {raw.CODE} refuses it ({error}), prepare does not; nothing is published"
             ) from error
-        for name, ours, theirs in zip(names, expected_G.tolist(), found, strict=True):
+        for name, ours, theirs in zip(names, expected_G.tolist(), made, strict=True):
             if _bits(ours) != _bits(theirs):
                 raise InputError(
                     f"{sampled.file}: row {line}: {raw.CODE} makes {name!r} {theirs!r}, prepare {ours!r}; "
@@ -364,15 +352,10 @@ def _taken(url: str, config: PrepareConfig, features: tuple[Feature, ...], rows:
     return concat(blocks) if n else None
 
 
-def _by_bundle(block: RowBlock, features: Sequence[Feature], bundle: Bundle) -> NDArray[np.float32]:
-    names = [feature.name for feature in features]
-    return block.features_NF[:, [names.index(feature.name) for feature in bundle.features]]
-
-
-def _numbered(url: str, module: ModuleType, folder: Path, last: int) -> Iterator[tuple[int, Any]]:
+def _numbered_rows(url: str, module: ModuleType, folder: Path, last: int) -> Iterator[tuple[int, Any]]:
     """The rows of a file with their line or row numbers, up to the last that is wanted."""
     if url.endswith(".parquet"):
-        for batch in parquet.read_batches(url, parquet.read_schema(url).names, _BATCH):
+        for batch in parquet.read_batches(url, parquet.read_schema(url).names, _ROWS_AT_ONCE):
             yield from zip(batch.lines_N.tolist(), batch.rows.to_pylist(), strict=True)
             if int(batch.lines_N[-1]) >= last:
                 return

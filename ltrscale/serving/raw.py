@@ -42,9 +42,9 @@ def reading_raw(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tu
         return None
     where = f"{bundle.url}: read_as of its config.json"
     config = validate(PrepareConfig, {**prepare_settings_of(bundle.read_as), "inputs": "X"}, where)
-    there, columns = RawColumns.model_validate(bundle.read_as[RAW]).reads, config.source.mapping
+    log_columns, columns = RawColumns.model_validate(bundle.read_as[RAW]).reads, config.source.mapping
     assert columns is not None
-    if any(columns.source_of(name) not in there for name in names):
+    if any(columns.source_of(name) not in log_columns for name in names):
         return None
     features = tuple(feature for feature in bundle.features if feature.name in names)
     fills = fills_of(bundle.read_as)
@@ -58,10 +58,10 @@ def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
     Raises:
         InputError: a table that joins cannot be read.
     """
-    found = reading_raw(bundle, names)
-    if found is None:
+    reading = reading_raw(bundle, names)
+    if reading is None:
         return {}
-    config, features = found
+    config, features = reading
     source = config.source
     columns, raw = source.mapping, RawColumns.model_validate(bundle.read_as[RAW])
     assert columns is not None
@@ -80,7 +80,14 @@ def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
         "version": 1,
         "about": _ABOUT,
         "rows": raw.rows,
-        "csv": _csv(columns),
+        "csv": {
+            "delimiter": columns.delimiter,
+            "decimal": columns.decimal,
+            "encoding": columns.encoding,
+            "quotes": columns.quotes,
+            "missing": list(csvtext.NULLS),
+            **dict(zip(("true", "false"), csvtext.booleans(), strict=True)),
+        },
         "times": {
             "zone": columns.time_zone,
             "formats": list(columns.time_format),
@@ -107,12 +114,6 @@ _ABOUT = {
 }
 
 
-def _csv(columns: ColumnMapping) -> dict[str, Any]:
-    true, false = csvtext.booleans()
-    form = {"delimiter": columns.delimiter, "decimal": columns.decimal, "encoding": columns.encoding}
-    return {**form, "quotes": columns.quotes, "missing": list(csvtext.NULLS), "true": true, "false": false}
-
-
 def _columns(
     columns: ColumnMapping, joins: Sequence[Join], features: Sequence[Feature], raw: RawColumns
 ) -> dict[str, dict[str, Any]]:
@@ -129,9 +130,9 @@ def _columns(
 
 def _feature(feature: Feature, columns: ColumnMapping) -> dict[str, Any]:
     column, part = columns.date_features().get(feature.name, (feature.name, None))
-    found: dict[str, Any] = {"name": feature.name, "kind": feature.kind, "column": column}
+    recipe: dict[str, Any] = {"name": feature.name, "kind": feature.kind, "column": column}
     fill = columns.fill_of(feature)
-    return found | ({} if part is None else {"part": part}) | ({} if fill is None else {"fill": fill})
+    return recipe | ({} if part is None else {"part": part}) | ({} if fill is None else {"fill": fill})
 
 
 def _table(joined: Joined) -> bytes | None:
@@ -144,14 +145,9 @@ def _table(joined: Joined) -> bytes | None:
 
 def _is_plain(kind: pa.DataType) -> bool:
     """Whether JSON has values of this type."""
-    tests = (
-        pa.types.is_boolean,
-        pa.types.is_integer,
-        pa.types.is_floating,
-        pa.types.is_string,
-        pa.types.is_large_string,
-    )
-    return any(test(kind) for test in (*tests, pa.types.is_null))
+    types = pa.types
+    numeric = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
+    return bool(numeric or types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind))
 
 
 ROW = "__row__"

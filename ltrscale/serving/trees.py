@@ -66,7 +66,8 @@ def trees_of(bundle: Bundle, texts: CodeTexts, *, to: str, libraries: Collection
     kinds = {feature.name: feature.kind for feature in bundle.features}
     names = list(kinds if trees.sees is None else trees.sees)
     labels = labels_of(names)
-    booster, codes = _READERS[trees.library](bundle.content, labels, [kinds[name] for name in names])
+    read = _read_lightgbm if trees.library == "lightgbm" else _read_xgboost
+    booster, codes = read(bundle.content, labels, [kinds[name] for name in names])
     left = iter(codes)
     columns = tuple(
         _categorical(i, name, label, next(left), texts)
@@ -107,13 +108,6 @@ def _read_xgboost(content: bytes, labels: Sequence[str], kinds: Sequence[str]) -
     booster.feature_names = list(labels)
     booster.feature_types = ["c" if kind == "categorical" else "float" for kind in kinds]
     return booster, json.loads(booster.attr("codes"))
-
-
-_READERS: dict[boosters.Library, Callable[[bytes, Sequence[str], Sequence[str]], _Read]] = {
-    "lightgbm": _read_lightgbm,
-    "xgboost": _read_xgboost,
-}
-"""How each library reads its own model, with these labels for columns of these kinds."""
 
 
 def missing_goes_left(node: Mapping[str, Any]) -> bool:

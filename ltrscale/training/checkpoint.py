@@ -26,7 +26,7 @@ from ltrscale.training.loop import State, Trainer
 from ltrscale.training.reduce import sum_over_workers
 
 _FORMAT, _VERSION = "ltrscale-checkpoint", 2
-_FILES = re.compile(r"[a-z_]+-[0-9a-f]{8}(-[0-9a-f]{8})?\.safetensors")
+_TENSOR_FILES = re.compile(r"[a-z_]+-[0-9a-f]{8}(-[0-9a-f]{8})?\.safetensors")
 Tensors = Mapping[str, Tensor]
 
 
@@ -164,7 +164,7 @@ def restore(trainer: Trainer, snapshot: Snapshot) -> None:
         trainer.auxiliary.epoch, trainer.auxiliary.positions = beside["epoch"], _positions(beside["positions"])
 
 
-class _Content(Config, extra="ignore"):
+class _CheckpointManifest(Config, extra="ignore"):
     """The part of a checkpoint's manifest that `read_checkpoint` returns."""
 
     tensors: dict[str, str]
@@ -215,7 +215,7 @@ def read_checkpoint(checkpoint: str) -> Snapshot:
         raise InputError(f"{checkpoint}: no checkpoint is committed there")
     if (manifest.get("format"), manifest.get("version")) != (_FORMAT, _VERSION):
         raise InputError(f"{checkpoint}: not a checkpoint of this version; start anew with --fresh")
-    content = validate(_Content, manifest, storage.join(checkpoint, storage.MANIFEST))
+    content = validate(_CheckpointManifest, manifest, storage.join(checkpoint, storage.MANIFEST))
     step = content.state.get("step")
     if type(step) is not int or step < 0:  # isinstance would let a bool pass
         raise InputError(f"{checkpoint}: its state has no step; remove it")
@@ -230,7 +230,7 @@ def read_checkpoint(checkpoint: str) -> Snapshot:
 
 def withdraw_checkpoint(checkpoint: str) -> None:
     """Delete a checkpoint, its manifest first, or the remains of an interrupted write."""
-    storage.withdraw(checkpoint, _FILES)
+    storage.withdraw(checkpoint, _TENSOR_FILES)
 
 
 def list_checkpoints(url: str) -> list[str]:

@@ -3,10 +3,9 @@
 Finetuned rankers are combined by their mean score, or by a linear layer over their embeddings.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -46,26 +45,17 @@ class FeatureJob(LabelledStage):
         """Measure the order on the validation groups, as every trainer does, and commit the bundle."""
         data = LabelledData.of(self.splits.train, self.splits.validation, without=())
         data = data.serving([self.order.among(data.train.features)], whose=self.out)
-        metrics = _validated(self.order, data)
+        assert data.judged is not None
+        score, values = order_scorer(self.order), []
+        for groups in iterate(data.judged):
+            assert groups.labels_N is not None
+            scored = score(groups), groups.labels_N, groups.offsets_Q1
+            values.append(torch.stack([metric_named(metric).of(*scored) for metric in _VALIDATED]))
+        means_M = torch.cat(values, dim=1).double().nanmean(dim=1).tolist()
+        metrics = {f"validation_{metric}": mean for metric, mean in zip(_VALIDATED, means_M, strict=True)}
         report(metrics)
         save_order(self.out, self.order, **facts(data.train, self.order, metrics=metrics, made_by=origin))
         log.info("committed %s", self.out)
-
-
-def _validated(order: FeatureOrder, data: LabelledData) -> dict[str, float]:
-    """The mean of each metric over the validation groups that define it."""
-    assert data.judged is not None
-    score, values = order_scorer(order), []
-    for groups in iterate(data.judged):
-        assert groups.labels_N is not None
-        scores_N = score(groups)
-        values.append(
-            torch.stack(
-                [metric_named(metric).of(scores_N, groups.labels_N, groups.offsets_Q1) for metric in _VALIDATED]
-            )
-        )
-    means_M = torch.cat(values, dim=1).double().nanmean(dim=1).tolist()
-    return {f"validation_{metric}": mean for metric, mean in zip(_VALIDATED, means_M, strict=True)}
 
 
 class CombineConfig(RankingConfig):
@@ -101,44 +91,35 @@ class CombineJob(LabelledStage, TrainingStage):
         select(train, labelled=True).serving(first.features, whose=first.url)  # raises before anything is started
         splits = {"train": train, "validation": validation}
         good = begin(splits, config.preflight, self.out, origin=origin, report=report)
-        data = LabelledData.of(
-            train, validation, without=good.without, relevant=config.relevant_only, weighed=config.weighed
-        )
+        data = LabelledData.of(train, validation, without=good.without, config=config)
         trains = config.how == "concat"
         if trains:
             check_batches(data.train, config.stream, world=self.workers.most, title="combining")
-        work = Combining(config, self.bundles, data, self.out, origin)
+        work = partial(self._combine, data, origin)
         launch(work, workers=self.workers if trains else ONE, report=report)
 
-
-@dataclass(frozen=True)
-class Combining:
-    """The work of a combination, the same value on every worker."""
-
-    config: CombineConfig
-    bundles: tuple[str, ...]
-    data: LabelledData
-    out: str
-    origin: Mapping[str, Any]
-
-    def __call__(self, context: Context) -> None:
-        """Take part; rank 0 writes checkpoints and the bundle."""
-        config = self.config
+    def _combine(self, data: LabelledData, origin: Origin, context: Context) -> None:
+        """The part of one worker; rank 0 writes checkpoints and the bundle."""
+        config, opened = self.combine, _opened(self.bundles)
         torch.manual_seed(config.seed)
-        opened = _opened(self.bundles)
-        data = self.data.serving(opened[0].features, whose=opened[0].url)
+        data = data.serving(opened[0].features, whose=opened[0].url)
         data = data.each(partial(bundle.with_tokens_of, opened=opened))
-        parts = [_part(one) for one in opened]
+        parts = []
+        for one in opened:
+            ranker: AnyRanker = one.ranker()
+            if not isinstance(ranker, Ranker):
+                raise InputError(f"{one.url}: holds several rankers already; combine single ones")
+            parts.append(ranker)
         device = set_up(config)
         model = combine_rankers(parts, how=config.how, dropout=config.dropout).to(device)
         best = Best(model, config, data)
         if model.learns:
             objective = RankingObjective(model, config).to(device)
             phase = Phase("concat", "finetuning (concat)", config.epochs, frozen=tuple(model.parts))
-            Training(objective, config, data.train, self.out, self.origin, context, best).run(phase)
+            Training(objective, config, data.train, self.out, origin, context, best).run(phase)
         else:
             best.update("mean", 0)
-        best.commit(self.out, origin=self.origin)
+        best.commit(self.out, origin=origin)
 
 
 def _opened(bundles: Sequence[str]) -> list[bundle.Bundle]:
@@ -151,10 +132,3 @@ def _opened(bundles: Sequence[str]) -> list[bundle.Bundle]:
                 "were trained on the same features, or stack these with jobs.stack"
             )
     return opened
-
-
-def _part(opened: bundle.Bundle) -> Ranker:
-    ranker: AnyRanker = opened.ranker()
-    if not isinstance(ranker, Ranker):
-        raise InputError(f"{opened.url}: holds several rankers already; combine single ones")
-    return ranker

@@ -11,7 +11,6 @@ Shapes: Q groups.
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import Empty, Full, Queue
 from typing import NamedTuple
 
@@ -86,15 +85,6 @@ def listed(selection: Selection, reader: RowGroupReader) -> Account:
 _POLL_S = 0.1  # how soon the thread notices that the consumer has stopped
 
 
-@dataclass(frozen=True)
-class _Failed:
-    error: BaseException
-
-
-class _End:
-    """Marks the end of the steps."""
-
-
 class Fed(NamedTuple):
     """A step whose micro-batches are on the device; see `MicroBatches`."""
 
@@ -123,10 +113,10 @@ def read_ahead(steps: Iterator[MicroBatches], *, depth: int, device: torch.devic
     if depth == 0:
         yield from map(move, steps)
         return
-    ready: Queue[Fed | _Failed | _End] = Queue(maxsize=depth)
+    ready: Queue[Fed | BaseException | None] = Queue(maxsize=depth)  # None: the end of the steps
     stopped = threading.Event()
 
-    def put(item: Fed | _Failed | _End) -> None:
+    def put(item: Fed | BaseException | None) -> None:
         while not stopped.is_set():  # a plain put on a full queue would block for ever once the consumer has left
             with suppress(Full):
                 ready.put(item, timeout=_POLL_S)
@@ -138,9 +128,9 @@ def read_ahead(steps: Iterator[MicroBatches], *, depth: int, device: torch.devic
                 put(move(step))
                 if stopped.is_set():
                     break
-            put(_End())
+            put(None)
         except BaseException as error:  # handed to the consumer
-            put(_Failed(error))
+            put(error)
         finally:
             if isinstance(steps, Generator):
                 steps.close()
@@ -148,9 +138,9 @@ def read_ahead(steps: Iterator[MicroBatches], *, depth: int, device: torch.devic
     thread = threading.Thread(target=run, name="read-ahead", daemon=True)
     thread.start()
     try:
-        while not isinstance(item := ready.get(), _End):
-            if isinstance(item, _Failed):
-                raise item.error
+        while (item := ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
             move.take(item)
             yield item
     finally:

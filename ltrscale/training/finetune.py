@@ -168,19 +168,11 @@ class FinetuneJob(LabelledStage, TrainingStage):
         """
         config, workers, start = self.finetune, self.workers, self._start(origin, report)
         train, validation = self.splits.train, self.splits.validation
-        splits = (
-            {"train": train, "validation": validation}
-            if epochs is None
-            else {"train": joined_splits(train, validation)}
-        )
+        splits = {"train": train, "validation": validation}
+        if epochs is not None:
+            splits = {"train": joined_splits(train, validation)}
         good = begin(splits, config.preflight, self.out, origin=origin, report=report)
-        data = LabelledData.of(
-            splits["train"],
-            splits.get("validation"),
-            without=good.without,
-            relevant=config.relevant_only,
-            weighed=config.weighed,
-        )
+        data = LabelledData.of(splits["train"], splits.get("validation"), without=good.without, config=config)
         documents = select(splits["train"], labelled=False, without=good.without)
         read: Callable[[Selection], Selection]
         if start is not None:
@@ -206,11 +198,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
             launch(work, workers=workers, report=report)
 
     def _start(self, origin: Origin, report: Report) -> bundle.EncoderBundle | None:
-        """The bundle to start from, the best of several if probes choose; None for random weights.
-
-        Raises:
-            InputError: the settings do not fit it.
-        """
+        """The bundle to start from, the best of several if probes choose; None for random weights."""
         config, start = self.finetune, bundle.load_encoder(self.pretrained) if self.pretrained else None
         try:
             config.check_start(start.projector_layers() if start else None)
@@ -218,8 +206,12 @@ class FinetuneJob(LabelledStage, TrainingStage):
                 config.auxiliary.method.check_encoder(start.architecture.encoder if start else config.network.encoder)
         except ValueError as error:
             raise InputError(f"{self.pretrained or 'no pretrained bundle'}: {error}") from error
-        if config.keep_head:
-            _check_head(config, start)
+        made = None if start is None else start.architecture
+        if config.keep_head and (made is None or (made.head, made.context) != (config.head, config.context)):
+            raise InputError(
+                f"{start.url if start else 'no pretrained bundle'}: keep_head needs a finetuned ranker with the same "
+                "head and context as in finetune; name one, or set keep_head to false"
+            )
         if start is None:
             return None
         select(self.splits.train, labelled=True).serving(start.features, whose=start.url)  # before anything is started
@@ -264,16 +256,6 @@ def kept_encoders(pretrained: str) -> list[str]:
     return [*(url for url in kept if {**bundle.load(url).made_by, "epoch": 0} == {**made_by, "epoch": 0}), pretrained]
 
 
-def _check_head(config: FinetuneConfig, start: bundle.EncoderBundle | None) -> None:
-    """Check that the bundle to start from has the head and the list context to keep."""
-    made = None if start is None else start.architecture
-    if made is None or (made.head, made.context) != (config.head, config.context):
-        raise InputError(
-            f"{start.url if start else 'no pretrained bundle'}: keep_head needs a finetuned ranker with the same head "
-            "and context as in finetune; name one, or set keep_head to false"
-        )
-
-
 @dataclass(frozen=True)
 class Finetuning:
     """The work of a finetuning, the same value on every worker."""
@@ -297,7 +279,8 @@ class Finetuning:
         if start is not None:
             data = data.serving(start.features, whose=start.url)
         device = set_up(config)
-        rankers = [_ranker(config, seed, self.transform, start) for seed in _seeds(config)]
+        others = [mix("head", config.seed, head) % 2**31 for head in range(1, config.heads)]
+        rankers = [_ranker(config, seed, self.transform, start) for seed in (config.seed, *others)]
         ranker = (rankers[0] if len(rankers) == 1 else MeanRanker(rankers)).to(device)
         auxiliary = None if self.unlabelled is None else AuxiliaryObjective(self.unlabelled, rankers, start)
         objective = RankingObjective(ranker, config, config.list_loss, auxiliary).to(device)
@@ -314,11 +297,6 @@ class Finetuning:
         )
         probed: dict[str, str] = {"start": start.url} if start and config.probe_epochs else {}
         best.commit(self.out, origin=self.origin, **probed)
-
-
-def _seeds(config: FinetuneConfig) -> list[int]:
-    """The seed of each head's initial weights; the first is that of a single head."""
-    return [config.seed, *(mix("head", config.seed, head) % 2**31 for head in range(1, config.heads))]
 
 
 def _ranker(

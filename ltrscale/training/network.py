@@ -49,13 +49,13 @@ def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> 
     needed = wanted(kinds, config.transform, documents=selection.n_documents)
     statistics, parts = FeatureStatistics(needed), cut_into_parts(selection)
     with progress("feature statistics", selection.n_documents) as advance:
-        for part, of_part in zip(parts, run(partial(_statistics, needed), parts), strict=True):
+        for part, of_part in zip(parts, run(partial(_statistics_of_part, needed), parts), strict=True):
             statistics.merge(of_part)
             advance(part.documents)
     return make_transform(statistics, config.transform)
 
 
-def _statistics(needed: Wanted, part: Part) -> FeatureStatistics:
+def _statistics_of_part(needed: Wanted, part: Part) -> FeatureStatistics:
     statistics = FeatureStatistics(needed)
     for groups in iterate(part.selection, docs_per_batch=_DOCS_PER_BATCH):
         statistics.add(part.first + statistics.documents, groups.features_NF.numpy())
@@ -74,14 +74,14 @@ def sample_inputs(
     """
     sample, parts = Sample(size, selection.n_documents), cut_into_parts(selection)
     with progress("feature marginals", selection.n_documents) as advance:
-        of_parts = run(partial(_sampled, transform, size, selection.n_documents), parts)
+        of_parts = run(partial(_sample_of_part, transform, size, selection.n_documents), parts)
         for part, of_part in zip(parts, of_parts, strict=True):
             sample.merge(of_part)
             advance(part.documents)
     return torch.from_numpy(sample.rows_MF())
 
 
-def _sampled(transform: FeatureTransform, size: int, documents: int, part: Part) -> Sample:
+def _sample_of_part(transform: FeatureTransform, size: int, documents: int, part: Part) -> Sample:
     """The sampled documents of a part.
 
     Transforms only groups with a sampled document, but these whole: `per_query` needs all documents of a group.
@@ -132,7 +132,7 @@ def masked_features(
         InputError: as `MaskConfig.rates`, or a file is missing or damaged.
     """
     unique = UniqueInGroup(len(selection.features))
-    for of_part in run(_unique, cut_into_parts(spread(selection, documents=_DOCUMENTS))):
+    for of_part in run(_unique_of_part, cut_into_parts(spread(selection, documents=_DOCUMENTS))):
         unique.merge(of_part)
     names = [feature.name for feature in selection.features]
     identified, suspects = identifying(selection.features, unique.shares())
@@ -157,7 +157,7 @@ def masked_features(
     return MaskConfig(identifying=0, columns={name: rate for name, rate in rates.items() if rate})
 
 
-def _unique(part: Part) -> UniqueInGroup:
+def _unique_of_part(part: Part) -> UniqueInGroup:
     unique = UniqueInGroup(len(part.selection.features))
     for groups in iterate(part.selection):
         unique.add(groups.features_NF.numpy(), groups.offsets_Q1.numpy())
@@ -189,7 +189,7 @@ def fitted_to(network: NetworkConfig, selection: Selection) -> NetworkConfig:
     if network.initial is not None:
         bert = encoder.bert
         where = storage.join(network.initial, _CONFIG)
-        sizes, rows = bert_config(_json(where), where=where, dropout=bert.dropout, pooler=bert.pooler)
+        sizes, rows = bert_config(_json_object(where), where=where, dropout=bert.dropout, pooler=bert.pooler)
         if rows < vocabulary.size:
             raise InputError(
                 f"{where}: its vocabulary has {rows:,} tokens, and that of the data {vocabulary.size:,}; prepare the "
@@ -234,7 +234,7 @@ def load_initial(encoder: Encoder, initial: str | None) -> None:
     bert.load_state_dict(bert_weights(tensors, bert.config, bert.tokens.num_embeddings, where=where))
 
 
-def _json(where: str) -> dict[str, object]:
+def _json_object(where: str) -> dict[str, object]:
     try:
         values = json.loads(storage.read_bytes(where))
     except (ValueError, RecursionError) as error:

@@ -145,12 +145,12 @@ class _Watcher:
         sums = Sums(*sum_over_workers(self.model.watch.take()).tolist())
         if not sums.anchors:
             return {}
-        found = Geometry.of(sums)
-        warning = warning_of(found, self.model.method.if_solved)
+        geometry = Geometry.of(sums)
+        warning = warning_of(geometry, self.model.method.if_solved)
         if warning and not self.warned and rank_and_world()[0] == 0:
             log.warning("pretraining: %s", warning)
             self.warned = True
-        return found._asdict()
+        return geometry._asdict()
 
 
 @dataclass(frozen=True)

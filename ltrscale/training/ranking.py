@@ -75,8 +75,8 @@ class RankingConfig(TrainingConfig):
     """How to correct clicks for their dependence on the position; empty uses the labels unchanged."""
     negatives: int = Field(0, ge=0)
     """Random documents of other groups of the micro-batch that join each list in training, drawn anew in every step:
-    label 0, weight 1, no position (SUN23, section 2.2). They keep their own features, of which those that depend on the
-    query tell of another one."""
+    label 0, weight 1, no position (SUN23, section 2.2). They keep their own features, also those that depend on the
+    query, which are of another query."""
     relevant_only: bool = False
     """Learn only from the labelled groups with a relevant document. The others have no pairwise and no listwise loss;
     where most have none, as in a log of purchases, reading them takes most of the time and leaves little to learn from
@@ -99,11 +99,6 @@ class RankingConfig(TrainingConfig):
         if isinstance(self.debias, DLAConfig) and not self.loss.dual:
             raise ValueError(f"debias.kind dla is defined for the softmax loss, not {self.loss.kind}")
         return self
-
-    @property
-    def weighed(self) -> bool:
-        """Whether training multiplies by the weights of documents."""
-        return isinstance(self.debias, WeightsConfig)
 
 
 class RankingObjective(nn.Module):
@@ -203,25 +198,25 @@ class LabelledData:
         validation: Split | None,
         *,
         without: Collection[str],
-        relevant: bool = False,
-        weighed: bool = False,
+        config: RankingConfig | None = None,
     ) -> Self:
         """The labelled groups of the splits, with the features of the training split, without the files `without`.
 
-        With `relevant` only those training groups that have a relevant document. With `weighed`, where weights are
-        trained on, it warns of those that leave documents out.
+        The config says whether only training groups with a relevant document count, and whether weights are trained on:
+        then those that leave documents out are a warning.
 
         Raises:
             InputError: as `select`, all labels of a split are 0, or the validation split lacks a feature.
         """
         groups = select(train, labelled=True, without=without)
+        relevant = config is not None and config.relevant_only
         if validation is None:
             return cls(only_relevant(groups) if relevant else groups)
         judges = select(validation, labelled=True, without=without)
         check_relevant(groups, "train")
         check_relevant(judges, "validation")
         data = cls(only_relevant(groups) if relevant else groups, judges, only_relevant(judges))
-        if weighed:
+        if config is not None and isinstance(config.debias, WeightsConfig):
             warn_of_weights(data.train)
         return data.serving(data.train.features, whose="the training split", where="the validation split")
 
@@ -326,25 +321,22 @@ class Best:
             self.value = -math.inf if value is None else value
             self.epochs = snapshot.progress["epochs"]
 
-    def _metrics(self) -> dict[str, bundle.MetricValue]:
-        """The metrics of the bundle."""
-        validation, epochs = self.data.validation, {f"epochs_{phase}": n for phase, n in self.epochs.items() if n}
-        return {
-            **({self.metric: self.value} if validation else {}),
-            "phase": self.phase,
-            "epoch": self.epoch,
-            **epochs,
-            "labelled_groups": self.data.train.n_groups,
-            **({"validation_groups": validation.n_groups} if validation else {}),
-        }
-
     def commit(self, out: str, *, origin: Mapping[str, Any], **also: bundle.MetricValue) -> None:
         """Load the best weights into the model; rank 0 commits it as a bundle, with further metrics."""
         self.begin()
         if rank_and_world()[0] != 0:
             return
-        train = self.data.train
-        about = bundle.facts(train, self.config, metrics={**self._metrics(), **also}, made_by=origin)
+        train, validation = self.data.train, self.data.validation
+        metrics: dict[str, bundle.MetricValue] = {
+            **({self.metric: self.value} if validation else {}),
+            "phase": self.phase,
+            "epoch": self.epoch,
+            **{f"epochs_{phase}": n for phase, n in self.epochs.items() if n},
+            "labelled_groups": train.n_groups,
+            **({"validation_groups": validation.n_groups} if validation else {}),
+            **also,
+        }
+        about = bundle.facts(train, self.config, metrics=metrics, made_by=origin)
         bundle.save_ranker(out, self.model, **about)
         metric = metric_label(self.config.validation_metric)
         judged = f", validation {metric} {self.value:.4f}" if self.data.validation else ""

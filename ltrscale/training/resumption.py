@@ -37,7 +37,7 @@ from ltrscale.training.reduce import from_rank_0
 CHECKPOINTS, PREFLIGHT, TRANSFORM = "checkpoints", "preflight", "transform"
 EPOCHS, PROBES = "epochs", "probes"
 _FIRST_S = 60.0  # a run that ends early, by Ctrl-C or a defect, has then lost little, whatever `every_s` is
-_KEPT = 2  # should the newest prove damaged, a run resumes from the one before
+_KEPT_CHECKPOINTS = 2  # should the newest prove damaged, a run resumes from the one before
 
 
 class Checkpoints:
@@ -178,7 +178,7 @@ class Checkpoints:
         snapshot = take(trainer, progress, self._buffers)
         if snapshot is None:
             return
-        name = f"step {snapshot.step} ({_place(trainer)})"
+        name = f"step {snapshot.step} ({_progress_of(trainer)})"
         self._due_at = began + self.every_s  # not from the commit: slow storage must not space checkpoints out
         self._writing = self._writer.submit(self._write, snapshot, name, time.monotonic() - began)
 
@@ -216,8 +216,8 @@ class Checkpoints:
 
     def _prune(self) -> None:
         """Delete this run's checkpoints except the newest good ones."""
-        self._stale.update(self._good[:-_KEPT])
-        self._good = self._good[-_KEPT:]
+        self._stale.update(self._good[:-_KEPT_CHECKPOINTS])
+        self._good = self._good[-_KEPT_CHECKPOINTS:]
         self._stale.difference_update(self._good)
         try:
             for checkpoint in sorted(self._stale):
@@ -227,7 +227,7 @@ class Checkpoints:
             log.warning("%s; old checkpoints are left in place", error)
 
 
-def _place(trainer: Trainer) -> str:
+def _progress_of(trainer: Trainer) -> str:
     """Epoch, progress and loss of a trainer, for the log."""
     state = trainer.state
     share = min(1.0, state.account.groups / max(1, trainer.stream.groups_per_epoch))
@@ -252,15 +252,15 @@ def begin(
     if not is_unfinished(out, origin):
         for checkpoint in list_checkpoints(join(out, CHECKPOINTS)):
             before = (read_manifest(checkpoint) or {}).get("made_by", {})
-            others = [url for url, value in _data(origin).items() if _data(before).get(url) != value]
-            if others and _settings(before) == _settings(origin):
+            others = [url for url, value in _data_of(origin).items() if _data_of(before).get(url) != value]
+            if others and _settings_of(before) == _settings_of(origin):
                 what = difference(read_by(join(out, PREFLIGHT)), contents_of_read(splits.values()))
                 what = what or f"read other data than {others[0]} holds now: restore that data to resume the run"
                 raise InputError(f"{out}: the unfinished run there {what}, or start anew with --fresh")
     return checked(splits, config, join(out, PREFLIGHT), origin, report=report)
 
 
-def _settings(origin: Mapping[str, Any]) -> Any:
+def _settings_of(origin: Mapping[str, Any]) -> Any:
     """Stage and config of a run, without the periods that it read, which change as data arrives."""
     # through JSON: a deep copy, for the periods of the caller's config must stay
     plain = json.loads(json.dumps({"stage": origin.get("stage"), "config": origin.get("config", {})}))
@@ -269,7 +269,7 @@ def _settings(origin: Mapping[str, Any]) -> Any:
     return plain
 
 
-def _data(origin: Mapping[str, Any]) -> dict[str, Any]:
+def _data_of(origin: Mapping[str, Any]) -> dict[str, Any]:
     """Hashes of the data sets that a run read, and of the scores that served as its labels."""
     splits = origin.get("config", {}).get("splits", [])
     urls = {url for split in splits for url in (*split["data"], split["scores"])}
@@ -279,30 +279,25 @@ def _data(origin: Mapping[str, Any]) -> dict[str, Any]:
 def finish(out: str) -> None:
     """Remove files that are useless once the output is committed; the pre-flight stays, for it names the data read."""
     _withdraw(out, TRANSFORM)
-    _withdraw_probes(out)
 
 
 def start_anew(out: str) -> None:
     """Remove everything that a run left, so that the next run starts from the beginning."""
     _withdraw(out, PREFLIGHT, TRANSFORM, EPOCHS)
-    _withdraw_probes(out)
-
-
-def _withdraw_probes(out: str) -> None:
-    for probe in children(join(out, PROBES)):
-        start_anew(probe)
-        withdraw(probe)
-    withdraw_checkpoint(join(out, PROBES))  # the directory that held them
 
 
 def _withdraw(out: str, *names: str) -> None:
-    """Withdraw all checkpoints, the committed directories with these names, and those directly inside them."""
+    """Withdraw all checkpoints and probes, the directories with these names, and those directly inside them."""
     for checkpoint in children(join(out, CHECKPOINTS)):
         withdraw_checkpoint(checkpoint)
-    withdraw_checkpoint(join(out, CHECKPOINTS))  # the directory that held them
     for url in (join(out, name) for name in names):
         for directory in (*children(url), url):
             withdraw(directory)
+    for probe in children(join(out, PROBES)):
+        start_anew(probe)
+        withdraw(probe)
+    for holder in (CHECKPOINTS, PROBES):  # the directories that held them
+        withdraw_checkpoint(join(out, holder))
 
 
 class TrainingStage(Stage):

@@ -10,7 +10,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M sampled documen
 """
 
 import socket
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -64,8 +64,8 @@ class BinCodes(NamedTuple):
 
     def known(self) -> dict[int, NDArray[np.float32]]:
         """The codes of each categorical column, ascending; trees see a code's index in this list."""
-        found = {column: vocabulary.codes() for column, vocabulary in self.vocabularies.items()}
-        return {column: codes for column, codes in found.items() if codes is not None}
+        codes_by_column = {column: vocabulary.codes() for column, vocabulary in self.vocabularies.items()}
+        return {column: codes for column, codes in codes_by_column.items() if codes is not None}
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,11 @@ def read_labelled(selection: Selection, split: str, view: View | None = None) ->
             features_NF = view.columns(groups)
             for column, vocabulary in codes.vocabularies.items():
                 vocabulary.add(features_NF[:, column])
-            codes.sample.add(_numbers(groups), features_NF)
-            parts.append(_without_features(groups))
+            codes.sample.add(_document_numbers(groups), features_NF)
+            no_features_N0 = groups.features_NF.new_empty(groups.n_documents, 0)  # a slice would keep them alive
+            parts.append(replace(groups, features_NF=no_features_N0))
             advance(groups.n_documents)
-    return _joined(split, selection, parts, view), codes
+    return _joined_groups(split, selection, parts, view), codes
 
 
 _memories: dict[Hashable, Memory] = {}
@@ -140,23 +141,18 @@ def _memory(selection: Selection) -> Memory | None:
     if 4 * selection.n_documents >= sum(row_group.documents for row_group in selection.row_groups):
         return None
     key = (selection.hash, selection.n_groups, selection.features, selection.tokens)
-    found = _memories.pop(key, None) or memory_for(selection, _MEMORY_GB)
-    if found is None:
+    memory = _memories.pop(key, None) or memory_for(selection, _MEMORY_GB)
+    if memory is None:
         return None
-    _memories[key] = found
+    _memories[key] = memory
     for oldest in list(_memories)[:-_MEMORIES]:
         del _memories[oldest]
-    return found
+    return memory
 
 
-def _without_features(groups: QueryGroups) -> QueryGroups:
-    nothing_N0 = groups.features_NF.new_empty(groups.n_documents, 0)  # not a slice, which would keep the features alive
-    return replace(groups, features_NF=nothing_N0)
-
-
-def _joined(split: str, selection: Selection, parts: list[QueryGroups], view: View) -> Labelled:
+def _joined_groups(split: str, selection: Selection, parts: list[QueryGroups], view: View) -> Labelled:
     n_documents = sum(part.n_documents for part in parts)
-    labels_N, weights_N, positions_N = (_column(parts, name) for name in ("labels_N", "weights_N", "positions_N"))
+    labels_N, weights_N, positions_N = (_field_of(parts, name) for name in ("labels_N", "weights_N", "positions_N"))
     return Labelled(
         split,
         selection,
@@ -169,16 +165,16 @@ def _joined(split: str, selection: Selection, parts: list[QueryGroups], view: Vi
     )
 
 
-def _column(parts: list[QueryGroups], name: str) -> Tensor | None:
+def _field_of(parts: list[QueryGroups], name: str) -> Tensor | None:
     """A field of all parts, NaN for the documents of parts without it; None if no part has it."""
-    found = [getattr(part, name) for part in parts]
-    if all(values_N is None for values_N in found):
+    values = [getattr(part, name) for part in parts]
+    if all(values_N is None for values_N in values):
         return None
     absent = (torch.full((part.n_documents,), torch.nan) for part in parts)
-    return torch.cat([nan_N if values_N is None else values_N for values_N, nan_N in zip(found, absent, strict=True)])
+    return torch.cat([nan_N if values_N is None else values_N for values_N, nan_N in zip(values, absent, strict=True)])
 
 
-def _numbers(groups: QueryGroups) -> NDArray[np.int64]:
+def _document_numbers(groups: QueryGroups) -> NDArray[np.int64]:
     """A unique number for each document, from its group's id and its index there; independent of how data is cut."""
     assert groups.ids_Q is not None
     group_N = group_index(groups.offsets_Q1)
@@ -233,12 +229,13 @@ def check_positions(groups: Labelled) -> None:
         )
 
 
-def check_validation(validation: Labelled) -> None:
-    """Check that NDCG is defined on the validation groups.
+def read_judged(selection: Selection, view: View) -> Labelled:
+    """The validation groups with a relevant document, to which `only_relevant` has narrowed the selection.
 
     Raises:
-        InputError: no group has a relevant document, or a label is not a grade.
+        InputError: as `read_labelled`; no group has a relevant document, or a label is not a grade.
     """
+    validation, _ = read_labelled(selection, "validation", view)
     if misfit := _first_misfit(validation, validation.labels_N, HIGHEST_EXPONENTIAL):
         raise InputError(
             f"{misfit}, and NDCG is of integers from 0 to {HIGHEST_EXPONENTIAL}; leave scores out of the validation "
@@ -249,6 +246,7 @@ def check_validation(validation: Labelled) -> None:
             f"{validation.split}: none of its labelled groups has a relevant document, so NDCG is undefined; "
             "choose other validation periods"
         )
+    return validation
 
 
 def _first_misfit(groups: Labelled, labels_N: Doubles, highest: int) -> str | None:
@@ -267,10 +265,10 @@ _ELSEWHERE = ("192.0.2.1", 9)
 
 def all_workers(value: T) -> list[T]:
     """The values of all workers, by rank."""
-    found = [value] * rank_and_world()[1]
+    of_workers = [value] * rank_and_world()[1]
     if dist.is_initialized():
-        dist.all_gather_object(found, value)
-    return found
+        dist.all_gather_object(of_workers, value)
+    return of_workers
 
 
 def deal(selection: Selection, *, rank: int, world: int) -> Selection:
@@ -311,16 +309,13 @@ def together(context: Context) -> Context:
     """A context whose request to stop reaches all workers before the same tree, so that none waits for another."""
     if not dist.is_initialized():
         return context
-    return replace(context, stopping=_any_of(context.stopping))
 
-
-def _any_of(asked: Callable[[], bool]) -> Callable[[], bool]:
     def stopping() -> bool:
-        flag = torch.tensor([int(asked())])
+        flag = torch.tensor([int(context.stopping())])
         dist.all_reduce(flag)
         return bool(flag)
 
-    return stopping
+    return replace(context, stopping=stopping)
 
 
 def own_address() -> str:

@@ -63,7 +63,7 @@ class AverageJob(LabelledStage):
         judged, stop_on = _Judged.of(bundles, self.splits.validation), int(bundles[0].config["stop_on"])
         name, value = f"validation_ndcg@{stop_on}", judged.groups.mean_ndcg(judged.scores_CN.mean(axis=0), stop_on)
         metrics: dict[str, MetricValue] = {name: value, "validation_groups": judged.n_groups}
-        _save(bundles, self.out, config={**bundles[0].config, "runs": n}, metrics=metrics, made_by=origin)
+        _save_mean(bundles, self.out, config={**bundles[0].config, "runs": n}, metrics=metrics, made_by=origin)
         log.info("mean of %d models, %s %.4f", n, name, value)
 
 
@@ -88,7 +88,7 @@ def choose_members(
     taken, value, alone = forward_selection(
         judged.scores_CN, lambda scores_N: judged.groups.mean_ndcg(scores_N, config.stop_on), most=ensemble.most
     )
-    _save(
+    _save_mean(
         [bundles[c] for c in taken],
         out,
         config={**config.model_dump(mode="json"), "ensemble": ensemble.model_dump(mode="json")},
@@ -118,7 +118,7 @@ class _Judged(NamedTuple):
         return cls(groups, labelled.n_groups, np.stack(scores))
 
 
-def _save(
+def _save_mean(
     bundles: Sequence[TreesBundle],
     out: str,
     *,

@@ -39,9 +39,9 @@ from ltrscale.trees.data import (
     check_complete,
     check_labels,
     check_positions,
-    check_validation,
     deal,
     merged_codes,
+    read_judged,
     read_labelled,
     together,
 )
@@ -87,16 +87,11 @@ class GBDTJob(LabelledStage):
             settings: dict[str, Any] = {"workers": self.workers, "start": self.start}
             train_gbdt(self.gbdt, self.splits, self.out, made_by=origin, report=report, **settings)
             return
-        first = self.gbdt.seed
-        candidates = [self._candidate(seed) for seed in range(first, first + self.ensemble.candidates)]
-        for candidate in candidates:
-            candidate.run()
-        urls = [candidate.out for candidate in candidates]
+        urls = []
+        for seed in range(self.gbdt.seed, self.gbdt.seed + self.ensemble.candidates):
+            urls.append(storage.join(self.out, "candidates", f"seed-{seed}"))
+            self.replace(out=urls[-1], gbdt=self.gbdt.replace(seed=seed), ensemble=None).run()
         choose_members(self.gbdt, self.ensemble, urls, self.splits.validation, self.out, made_by=origin)
-
-    def _candidate(self, seed: int) -> Self:
-        out = storage.join(self.out, "candidates", f"seed-{seed}")
-        return self.replace(out=out, gbdt=self.gbdt.replace(seed=seed), ensemble=None)
 
 
 def train_gbdt(
@@ -184,12 +179,7 @@ def with_features_of(train: Selection, validation: Selection) -> Selection:
 
 
 def _started(config: GBDTConfig, url: str) -> Bundle:
-    """The bundle to whose scores trees are added.
-
-    Raises:
-        InputError: it is not one LightGBM model of features that both see alike, or the trees to add are another
-            library's.
-    """
+    """The bundle to whose scores trees are added, of one LightGBM model; the trees to add see features as it does."""
     start, plain = load(url), TreesArchitecture(per_query=config.per_query)
     if not config.goes_on or start.forest != plain:
         raise InputError(
@@ -219,10 +209,7 @@ class TreeGrowing:
         view = seen_by(config, self.train.features)
         train, codes = read_labelled(deal(self.train, rank=rank, world=world), "train", view)
         check_complete(self.train, train)
-        validation = None
-        if self.validation is not None:
-            validation, _ = read_labelled(only_relevant(self.validation), "validation", view)
-            check_validation(validation)
+        validation = None if self.validation is None else read_judged(only_relevant(self.validation), view)
         models: dict[str, bytes] = {}
         if self.start is not None:
             start = _started(config, self.start)

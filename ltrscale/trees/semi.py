@@ -28,7 +28,7 @@ from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
-from ltrscale.trees.data import BinCodes, Labelled, check_validation, read_labelled
+from ltrscale.trees.data import BinCodes, Labelled, read_judged, read_labelled
 from ltrscale.trees.gbdt import check_alone, grow, learnt, seen_by, with_features_of
 from ltrscale.trees.library import QuantisedConfig, make_targets
 
@@ -116,8 +116,7 @@ class SemiJob(LabelledStage):
             projection = fit_projection(everything, config.pca, view, scaled=config.pca_scaled)
             view = views.projected(view, projection)
         train, codes = read_labelled(labelled, "train", view)
-        validation, _ = read_labelled(only_relevant(judged), "validation", view)
-        check_validation(validation)
+        validation = read_judged(only_relevant(judged), view)
         metrics = {"labelled_groups": len(train.ids_Q), "validation_groups": judged.n_groups}
         if config.pseudo_labels is not None:
             train, codes = _all_groups(config, train, codes, everything, validation, context)
@@ -181,10 +180,10 @@ def fit_projection(
     if len(numeric_C) < components:
         raise InputError(f"pca: {components} components of {len(numeric_C)} numeric features; lower pca")
     view, moments = view or views.raw(selection.features), Moments.none(len(numeric_C))
-    for of_part in _over(selection, partial(_moments, view, numeric_C), "feature means", run):
+    for of_part in _by_part(selection, partial(_moments_of_part, view, numeric_C), "feature means", run):
         moments = moments.merge(of_part)
-    products_CC, of_a_part = np.zeros((len(numeric_C), len(numeric_C))), partial(_products, view, numeric_C)
-    for products_of_part_CC in _over(selection, partial(of_a_part, moments.mean_F), "feature products", run):
+    products_CC, of_a_part = np.zeros((len(numeric_C), len(numeric_C))), partial(_product_sums, view, numeric_C)
+    for products_of_part_CC in _by_part(selection, partial(of_a_part, moments.mean_F), "feature products", run):
         products_CC += products_of_part_CC
     imputed = Moments(np.full(len(numeric_C), selection.n_documents), moments.mean_F, products_CC.diagonal())
     scale_C = imputed.scale_F() if scaled else np.ones(len(numeric_C))
@@ -209,7 +208,7 @@ def principal(correlation_CC: NDArray[np.float64], components: int) -> NDArray[n
     return np.asarray(components_KC * np.sign(largest_K)[:, None])
 
 
-def _over(selection: Selection, function: Callable[[Part], T], what: str, run: Run) -> Iterator[T]:
+def _by_part(selection: Selection, function: Callable[[Part], T], what: str, run: Run) -> Iterator[T]:
     """The results of a function for each part of a selection, with a progress bar."""
     parts = cut_into_parts(selection)
     with progress(what, selection.n_documents) as advance:
@@ -218,14 +217,16 @@ def _over(selection: Selection, function: Callable[[Part], T], what: str, run: R
             advance(part.documents)
 
 
-def _moments(view: View, numeric_C: NDArray[np.int64], part: Part) -> Moments:
+def _moments_of_part(view: View, numeric_C: NDArray[np.int64], part: Part) -> Moments:
     moments = Moments.none(len(numeric_C))
     for groups in iterate(part.selection, docs_per_batch=_DOCS_PER_BATCH):
         moments = moments.merge(Moments.of(view.columns(groups)[:, numeric_C]))
     return moments
 
 
-def _products(view: View, numeric_C: NDArray[np.int64], mean_C: NDArray[np.float64], part: Part) -> NDArray[np.float64]:
+def _product_sums(
+    view: View, numeric_C: NDArray[np.int64], mean_C: NDArray[np.float64], part: Part
+) -> NDArray[np.float64]:
     """Sums of products of deviations, shape [C, C]; a missing value deviates by 0."""
     products_CC = np.zeros((len(numeric_C), len(numeric_C)))
     for groups in iterate(part.selection, docs_per_batch=_DOCS_PER_BATCH):

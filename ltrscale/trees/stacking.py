@@ -25,7 +25,7 @@ from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.origins import check_unseen
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
-from ltrscale.trees.data import check_validation, read_labelled
+from ltrscale.trees.data import read_judged, read_labelled
 from ltrscale.trees.gbdt import check_alone, grow, learnt, seen_by, with_features_of
 
 _ALL = ("all",)
@@ -109,7 +109,7 @@ class StackedJob(LabelledStage):
         check_disjoint(self.splits)
         check_alone(config.gbdt)
         train = learnt(self.splits.train, config.gbdt)
-        _chosen(train.features, config.features)
+        _chosen_names(train.features, config.features)
         for member in self.members.values():
             for url in (member.bundle, *member.folds):
                 train.serving(load(url).features, whose=url)
@@ -122,15 +122,13 @@ class StackedJob(LabelledStage):
         self, selection: Selection, folds: Sequence[Selection], judged: Selection, origin: Origin, context: Context
     ) -> None:
         config, members = self.stack, self.members
-        chosen = _chosen(selection.features, config.features)
+        chosen = _chosen_names(selection.features, config.features)
         view = seen_by(config.gbdt, selection.features, chosen)
         held_out = {name: out_of_fold(name, member, selection, folds) for name, member in members.items()}
         train, codes = read_labelled(selection, "train", views.scored(view, held_out, standardise=config.standardise))
         relevant = only_relevant(judged)
         scores = {name: _score(relevant, load(member.bundle), name) for name, member in members.items()}
-        on_validation = views.scored(view, scores, standardise=config.standardise)
-        validation, _ = read_labelled(relevant, "validation", on_validation)
-        check_validation(validation)
+        validation = read_judged(relevant, views.scored(view, scores, standardise=config.standardise))
         grown = grow(config.gbdt, train, codes, validation, context)
         cut = config.gbdt.stop_on
         alone = {name: validation.mean_ndcg(s.scores_N.numpy(), cut) for name, s in scores.items()}
@@ -200,15 +198,11 @@ def _check_has_not_seen(opened: Bundle, held_out: Selection) -> None:
     assert not (seen & held).any(), f"{opened.url} has seen held-out labels"
 
 
-def _chosen(features: Sequence[Feature], names: Sequence[str]) -> tuple[str, ...] | None:
-    """The names of the chosen features, None for all.
-
-    Raises:
-        InputError: a feature does not exist or is chosen twice.
-    """
+def _chosen_names(features: Sequence[Feature], names: Sequence[str]) -> tuple[str, ...] | None:
+    """The names of the chosen features, None for all."""
     if tuple(names) == _ALL:
         return None
-    found = tuple(feature.name for name in names for feature in matching(name, features, key="features"))
-    if twice := {name for name in found if found.count(name) > 1}:
+    chosen = tuple(feature.name for name in names for feature in matching(name, features, key="features"))
+    if twice := {name for name in chosen if chosen.count(name) > 1}:
         raise InputError(f"features: {min(twice)!r} is listed twice; leave one out")
-    return found
+    return chosen

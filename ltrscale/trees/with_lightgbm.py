@@ -56,7 +56,7 @@ def boost(
     finally:
         booster.free_network()
     # LightGBM's text has a place for the categories of data frames; the scorer reads the codes from there.
-    booster.pandas_categorical = [found.astype(int).tolist() for found in vocabularies.values()]
+    booster.pandas_categorical = [codes_of_one.astype(int).tolist() for codes_of_one in vocabularies.values()]
     return str(booster.model_to_string(num_iteration=watch.kept)).encode()
 
 

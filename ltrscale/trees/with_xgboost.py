@@ -46,8 +46,8 @@ def boost(
         if validation is not None:
             validation_rows = _Rows(validation, validation.labels_N, vocabularies, by_group=True)
             validation_set = xgb.QuantileDMatrix(validation_rows, ref=train_set, **options)
-        known = [train_set] if validation_set is None else [train_set, validation_set]
-        booster = xgb.Booster(dict(parameters), known)
+        cached = [train_set] if validation_set is None else [train_set, validation_set]
+        booster = xgb.Booster(dict(parameters), cached)
         enough = False
         while not enough:
             booster.update(train_set, watch.trees)
@@ -59,7 +59,7 @@ def boost(
             scores_N = booster.predict(validation_set, output_margin=True)
             enough = watch(scores_N.astype(np.float64), float(theirs.rpartition(":")[2]))
     kept = booster[: watch.kept]
-    kept.set_attr(codes=json.dumps([found.astype(int).tolist() for found in vocabularies.values()]))
+    kept.set_attr(codes=json.dumps([codes_of_one.astype(int).tolist() for codes_of_one in vocabularies.values()]))
     return bytes(kept.save_raw("json"))
 
 
