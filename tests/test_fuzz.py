@@ -32,7 +32,7 @@ from ltrscale.scoring.predict import PredictJob
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.stages.origins import bundle_hashes, check_unseen, scored_by
 from ltrscale.training import checkpoint
-from ltrscale.training.snapshot import Snapshot
+from ltrscale.training.checkpoint import Snapshot
 from ltrscale.tuning.history import Begun, History, Result, best
 
 FEATURES = (Feature(name="a"), Feature(name="b"))

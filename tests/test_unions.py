@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 AGREED = {
-    "ltrscale/bundle/loading.py": "only the encoder of text reads tokens, and has a vocabulary to compare",
+    "ltrscale/bundle/files.py": "only the encoder of text reads tokens, and has a vocabulary to compare",
     "ltrscale/bundle/networks.py": "weights of one architecture are one ranker; mypy has to know",
     "ltrscale/evaluation/measure/grammar.py": "the parser makes names and constants, and says where which may stand",
     "ltrscale/experiments/methods/gbdt.py": "a preset reads settings before they are validated; HOU24's grid is of one",
@@ -21,7 +21,7 @@ AGREED = {
     "ltrscale/ranking/libraries.py": "rules of other programs are known for a few metrics, and differ between these",
     "ltrscale/reports/markdown.py": "blocks are data; Markdown and the terminal each write every block",
     "ltrscale/training/combine.py": "rankers that are combined already have no single architecture",
-    "ltrscale/training/text.py": "models read no files, so what the encoder of text needs of them is found here",
+    "ltrscale/training/network.py": "models read no files, so what the encoder of text needs of them is found here",
 }
 """Why a file may ask for members of a union of other files."""
 

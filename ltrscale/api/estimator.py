@@ -37,7 +37,7 @@ from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ranking.choices import metric_named
-from ltrscale.serving.uses import ROW, uses_in_scoring, uses_of, with_fills
+from ltrscale.serving.raw import ROW, uses_in_scoring, uses_of, with_fills
 from ltrscale.stages.runs import check_replaceable
 
 _ESTIMATOR = "estimator.json"

@@ -6,7 +6,7 @@
                           has model-0.txt, model-1.txt, ...
     projection.safetensors  of trees that see principal components too
     members/NAME/...      of stacked trees: the files of each bundle whose scores they see
-    reference.json        of what scores: what training's rows look like, feature by feature (`reference.py`)
+    reference.json        of what scores: what training's rows look like, feature by feature (`Reference`)
     README.md             a card for people
     manifest.json         written last: format, content hashes, origin
 
@@ -16,46 +16,42 @@ a file, `load` opens a bundle only if its content hash is a line of that file.
 
 from ltrscale.bundle.contents import (
     BundleConfig,
-    BundleKind,
     FeatureOrder,
     MetricValue,
     TreesArchitecture,
     content_hash,
     read_bundle_manifest,
 )
-from ltrscale.bundle.forests import OrderBundle, StackBundle, TreesBundle, order_scorer
-from ltrscale.bundle.loading import load, load_encoder, load_pretrained, load_trees, with_tokens_of
-from ltrscale.bundle.networks import CombinedBundle, EncoderBundle, NetworkBundle, PretrainedBundle, RankerBundle
-from ltrscale.bundle.opened import Bundle, Scorer
-from ltrscale.bundle.saving import (
+from ltrscale.bundle.files import (
     BundleFacts,
-    Pretrained,
+    facts,
+    load,
+    load_encoder,
+    load_pretrained,
+    load_trees,
     member_files,
     save_order,
     save_pretrained,
     save_ranker,
     save_trees,
+    with_tokens_of,
 )
+from ltrscale.bundle.networks import EncoderBundle, PretrainedBundle
+from ltrscale.bundle.opened import Bundle, Scorer, TreesBundle, order_scorer
 
 __all__ = [
     "Bundle",
     "BundleConfig",
     "BundleFacts",
-    "BundleKind",
-    "CombinedBundle",
     "EncoderBundle",
     "FeatureOrder",
     "MetricValue",
-    "NetworkBundle",
-    "OrderBundle",
-    "Pretrained",
     "PretrainedBundle",
-    "RankerBundle",
     "Scorer",
-    "StackBundle",
     "TreesArchitecture",
     "TreesBundle",
     "content_hash",
+    "facts",
     "load",
     "load_encoder",
     "load_pretrained",

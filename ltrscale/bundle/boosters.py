@@ -22,8 +22,7 @@ from ltrscale.bundle.views import View
 from ltrscale.errors import InputError
 
 T = TypeVar("T")
-Predict = Callable[[NDArray[np.float32]], NDArray[np.float64]]
-"""Scores [N] of columns [N, G] with the data's own codes."""
+_Vocabularies = Mapping[int, NDArray[np.float32]]
 _SHORT = 256
 """Documents, such as those of one query, that are scored before a signal could matter; a thread takes longer."""
 
@@ -44,100 +43,94 @@ def renumber(features_NF: NDArray[np.float32], vocabularies: Mapping[int, NDArra
     for column, codes in vocabularies.items():
         number_N = np.searchsorted(codes, features_NF[:, column])
         # NaN, which equals nothing, for a code above all others, whose place is past the end
-        known_N = np.append(codes, np.float32("nan"))[number_N] == features_NF[:, column]
-        renumbered_NF[:, column] = np.where(known_N, number_N, np.float32("nan"))
+        in_vocabulary_N = np.append(codes, np.float32("nan"))[number_N] == features_NF[:, column]
+        renumbered_NF[:, column] = np.where(in_vocabulary_N, number_N, np.float32("nan"))
     return renumbered_NF
 
 
 class _Library(ABC):
-    """A library of trees, which reads its own format."""
+    """A library of trees, which reads its own format; `booster` is its own model."""
 
     ending: ClassVar[str]
     """Of the files that hold a model."""
 
     @abstractmethod
-    def predict(self, model: bytes, n_columns: int, categorical: Sequence[int], threads: int) -> Predict:
-        """The function that scores columns, of which some are categorical.
+    def read(self, model: bytes, n_columns: int, threads: int) -> Any:
+        """The booster of columns [N, G].
 
         Raises:
             Exception: the model is damaged or made for other columns; errors of the libraries have no common base.
         """
 
     @abstractmethod
-    def gains(self, model: bytes, n_columns: int) -> NDArray[np.float64]:
-        """The total gain of each column's splits, shape [G]; raises as `predict`."""
+    def codes(self, booster: Any) -> Any:
+        """The codes of each categorical column, as the library stores them with its model."""
+
+    @abstractmethod
+    def scores(self, booster: Any, columns_NG: NDArray[np.float32], codes: _Vocabularies, threads: int) -> Any:
+        """Scores [N] of renumbered columns."""
+
+    @abstractmethod
+    def gains(self, booster: Any, n_columns: int) -> Any:
+        """The total gain of each column's splits, shape [G]."""
 
 
 class _LightGBM(_Library):
     ending = "txt"
 
-    def predict(self, model: bytes, n_columns: int, categorical: Sequence[int], threads: int) -> Predict:
+    def read(self, model: bytes, n_columns: int, threads: int) -> Any:  # noqa: ARG002
         import lightgbm  # imported late: scoring with a network does not need it
 
         check_lightgbm(model, n_columns)
-        booster = lightgbm.Booster(model_str=model.decode())
-        vocabularies = _vocabularies(categorical, booster.pandas_categorical or [])  # where LightGBM stores them itself
+        return lightgbm.Booster(model_str=model.decode())
 
-        def predict(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
-            scores_N = booster.predict(renumber(columns_NG, vocabularies), num_threads=threads, raw_score=True)
-            return np.asarray(scores_N, np.float64)
+    def codes(self, booster: Any) -> Any:
+        return booster.pandas_categorical or []
 
-        return predict
+    def scores(self, booster: Any, columns_NG: NDArray[np.float32], codes: _Vocabularies, threads: int) -> Any:  # noqa: ARG002
+        return booster.predict(columns_NG, num_threads=threads, raw_score=True)
 
-    def gains(self, model: bytes, n_columns: int) -> NDArray[np.float64]:
-        import lightgbm
-
-        check_lightgbm(model, n_columns)
-        return np.asarray(lightgbm.Booster(model_str=model.decode()).feature_importance("gain"), np.float64)
+    def gains(self, booster: Any, n_columns: int) -> Any:  # noqa: ARG002
+        return booster.feature_importance("gain")
 
 
 class _XGBoost(_Library):
     ending = "json"
 
-    def predict(self, model: bytes, n_columns: int, categorical: Sequence[int], threads: int) -> Predict:
+    def read(self, model: bytes, n_columns: int, threads: int) -> Any:
         import xgboost
 
         check_xgboost(model, n_columns)
-        booster = xgboost.Booster({"nthread": threads}, model_file=bytearray(model))
-        vocabularies = _vocabularies(categorical, json.loads(booster.attr("codes")))
+        return xgboost.Booster({"nthread": threads}, model_file=bytearray(model))
 
-        def predict(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
-            scores_N = booster.inplace_predict(renumber(columns_NG, vocabularies), predict_type="margin")
-            return np.asarray(scores_N, np.float64)
+    def codes(self, booster: Any) -> Any:
+        return json.loads(booster.attr("codes"))
 
-        return predict
+    def scores(self, booster: Any, columns_NG: NDArray[np.float32], codes: _Vocabularies, threads: int) -> Any:  # noqa: ARG002
+        return booster.inplace_predict(columns_NG, predict_type="margin")
 
-    def gains(self, model: bytes, n_columns: int) -> NDArray[np.float64]:
-        import xgboost
-
-        check_xgboost(model, n_columns)
-        booster = xgboost.Booster(model_file=bytearray(model))
+    def gains(self, booster: Any, n_columns: int) -> Any:
         by_name = booster.get_score(importance_type="total_gain")
         names = booster.feature_names or [f"f{column}" for column in range(n_columns)]
-        return np.array([by_name.get(name, 0.0) for name in names])
+        return [by_name.get(name, 0.0) for name in names]
 
 
 class _CatBoost(_Library):
     ending = "cbm"
 
-    def predict(self, model: bytes, n_columns: int, categorical: Sequence[int], threads: int) -> Predict:  # noqa: ARG002
-        booster = self._read(model)
-        vocabularies = _vocabularies(categorical, json.loads(booster.get_metadata()["codes"]))
-        table = CatBoostTable(vocabularies)
-
-        def predict(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
-            rows = table(renumber(columns_NG, vocabularies))
-            return np.asarray(booster.predict(rows, thread_count=threads or -1), np.float64)  # -1: all cores
-
-        return predict
-
-    def gains(self, model: bytes, n_columns: int) -> NDArray[np.float64]:  # noqa: ARG002
-        return np.asarray(self._read(model).get_feature_importance(type="PredictionValuesChange"), np.float64)
-
-    def _read(self, model: bytes) -> Any:
+    def read(self, model: bytes, n_columns: int, threads: int) -> Any:  # noqa: ARG002
         booster = import_catboost().CatBoost()
         booster.load_model(blob=model)
         return booster
+
+    def codes(self, booster: Any) -> Any:
+        return json.loads(booster.get_metadata()["codes"])
+
+    def scores(self, booster: Any, columns_NG: NDArray[np.float32], codes: _Vocabularies, threads: int) -> Any:
+        return booster.predict(catboost_table(columns_NG, codes), thread_count=threads or -1)  # -1: all cores
+
+    def gains(self, booster: Any, n_columns: int) -> Any:  # noqa: ARG002
+        return booster.get_feature_importance(type="PredictionValuesChange")
 
 
 Library = Literal["lightgbm", "xgboost", "catboost"]
@@ -154,31 +147,28 @@ def scorer(
 ) -> Callable[[QueryGroups], Tensor]:
     """The function that scores a batch with trees, float64: the mean over the models.
 
-    Args:
-        library: the library that made the models.
-        models: content of the model files, by the names that errors use.
-        view: the columns that the models see.
-        threads: 0 takes all cores.
+    The models go by the names that errors use; 0 threads are all cores.
 
     Raises:
         InputError: a model is damaged or made for other columns; or it is CatBoost's and CatBoost is not installed.
     """
-    predicts = []
+    of, boosters = _LIBRARIES[library], []
     categorical = [column for column, feature in enumerate(view.features) if feature.kind == "categorical"]
     for where, model in models.items():
         with _named(where):
-            predicts.append(_LIBRARIES[library].predict(model, len(view.features), categorical, threads))
+            booster = of.read(model, len(view.features), threads)
+            boosters.append((booster, _vocabularies(categorical, of.codes(booster))))
 
     def score(groups: QueryGroups) -> Tensor:
         if groups.n_documents == 0:
             return torch.zeros(0, dtype=torch.float64)
         columns_NG = view.columns(groups)
 
-        def total() -> Any:
-            return sum(predict(columns_NG) for predict in predicts)
+        def mean() -> NDArray[np.float64]:
+            scores = [of.scores(booster, renumber(columns_NG, codes), codes, threads) for booster, codes in boosters]
+            return np.asarray(sum(np.asarray(scores_N, np.float64) for scores_N in scores) / len(scores))
 
-        found_N = total() if groups.n_documents <= _SHORT else interruptibly(total)
-        return torch.from_numpy(found_N / len(predicts))
+        return torch.from_numpy(mean() if groups.n_documents <= _SHORT else interruptibly(mean))
 
     return score
 
@@ -220,28 +210,20 @@ def importances(library: Library, models: Mapping[str, bytes], n_columns: int) -
     CatBoost, whose gains are not stored, gives its own measure: by how much the predictions change on average if the
     feature's value changes. Trees without a split give zeros.
 
-    Args:
-        library: the library that made the models.
-        models: content of the model files, by the names that errors use.
-        n_columns: G.
-
     Raises:
         InputError: a model is damaged; or it is CatBoost's and CatBoost is not installed.
     """
-    gains_G = np.zeros(n_columns)
+    of, gains_G = _LIBRARIES[library], np.zeros(n_columns)
     for where, model in models.items():
         with _named(where):
-            gains_G += _LIBRARIES[library].gains(model, n_columns)
+            booster = of.read(model, n_columns, threads=0)
+            gains_G += np.asarray(of.gains(booster, n_columns), np.float64)
     total = gains_G.sum()
     return gains_G / total if total else gains_G
 
 
 def _vocabularies(categorical: Sequence[int], codes: Any) -> dict[int, NDArray[np.float32]]:
-    """The codes of categorical columns by column, from the text that a library stores with its model.
-
-    Raises:
-        ValueError: the codes do not rise, or are those of another number of columns.
-    """
+    """The codes of categorical columns by column, from the text that a library stores with its model."""
     for of_column in codes:
         # float32 holds integers exactly below 2^24 only
         if not all(type(code) is int and abs(code) < 1 << 24 for code in of_column) or of_column != sorted(of_column):
@@ -262,24 +244,18 @@ def import_catboost() -> Any:
     return catboost
 
 
-class CatBoostTable:
-    """Turns the result of `renumber` into the input of CatBoost: a data frame if some columns are categorical.
+def catboost_table(renumbered_NF: NDArray[np.float32], vocabularies: Mapping[int, NDArray[np.float32]]) -> Any:
+    """The result of `renumber` as CatBoost takes it: a data frame if some columns are categorical.
 
-    Args:
-        vocabularies: those of the categorical columns; missing values are one more category.
+    Missing values are one more category.
     """
+    if not vocabularies:
+        return renumbered_NF
+    import pandas
 
-    def __init__(self, vocabularies: Mapping[int, NDArray[np.float32]]) -> None:
-        self._names = {column: [*map(str, range(len(codes))), "missing"] for column, codes in vocabularies.items()}
-
-    def __call__(self, renumbered_NF: NDArray[np.float32]) -> Any:
-        """A table of the same rows."""
-        if not self._names:
-            return renumbered_NF
-        import pandas
-
-        columns: dict[int, Any] = dict(enumerate(renumbered_NF.T))
-        for column, names in self._names.items():
-            place_N = np.nan_to_num(renumbered_NF[:, column], nan=len(names) - 1).astype(np.int32)
-            columns[column] = pandas.Categorical.from_codes(place_N, categories=pandas.Index(names))
-        return pandas.DataFrame(columns, copy=False)
+    columns: dict[int, Any] = dict(enumerate(renumbered_NF.T))
+    for column, codes in vocabularies.items():
+        place_N = np.nan_to_num(renumbered_NF[:, column], nan=len(codes)).astype(np.int32)
+        names = pandas.Index([*map(str, range(len(codes))), "missing"])
+        columns[column] = pandas.Categorical.from_codes(place_N, categories=names)
+    return pandas.DataFrame(columns, copy=False)

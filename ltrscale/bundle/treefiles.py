@@ -22,7 +22,7 @@ _REST = re.compile(
 _DEEPEST = 10_000
 """Nodes from root to leaf: libraries walk down some trees by recursion, which a deeper tree would overflow."""
 _INT32, _INT64 = 1 << 31, 1 << 63
-_CODES = 1 << 24
+_CODE_LIMIT = 1 << 24
 """All categories are smaller."""
 _TREE_LINES = {
     "num_leaves", "num_cat", "split_feature", "split_gain", "threshold", "decision_type", "left_child", "right_child",
@@ -34,10 +34,6 @@ _TREE_LINES = {
 def check_lightgbm(model: bytes, n_columns: int) -> None:
     """Check LightGBM's text.
 
-    Args:
-        model: the text.
-        n_columns: number of columns that it must score.
-
     Raises:
         ValueError: it is no model for such columns; names the fault.
     """
@@ -48,7 +44,7 @@ def check_lightgbm(model: bytes, n_columns: int) -> None:
     head, *blocks = re.split(r"^Tree=", trees + "\n", flags=re.MULTILINE)
     if not end or not head.startswith("tree\n") or not _REST.fullmatch(rest):
         raise ValueError("it does not begin and end as one")
-    header = _lines(head)
+    header = _values_by_key(head)
     for key, value in {"num_class": 1, "num_tree_per_iteration": 1, "max_feature_idx": n_columns - 1}.items():
         if header.get(key) != str(value):
             raise ValueError(f"{key} is {header.get(key, 'missing')[:20]}, not {value}")
@@ -62,7 +58,7 @@ def check_lightgbm(model: bytes, n_columns: int) -> None:
 
 
 def _check_lightgbm_tree(in_place: bool, text: str, n_columns: int) -> None:
-    lines = _lines(text.rstrip("\n"))
+    lines = _values_by_key(text.rstrip("\n"))
     if not in_place or not lines.keys() <= _TREE_LINES:
         raise ValueError("its lines are not those of a tree")
     (leaves,), (categories,) = _ints(lines, "num_leaves", 1, 1, _INT32), _ints(lines, "num_cat", 1, 0, _INT32)
@@ -101,7 +97,7 @@ def _check_lightgbm_tree(in_place: bool, text: str, n_columns: int) -> None:
         _ints(lines, "cat_threshold", bounds[-1], 0, 1 << 32)
 
 
-def _lines(text: str) -> dict[str, str]:
+def _values_by_key(text: str) -> dict[str, str]:
     """The values of lines `key=value`, by key."""
     lines: dict[str, str] = {}
     for line in text.split("\n"):
@@ -112,19 +108,19 @@ def _lines(text: str) -> dict[str, str]:
     return lines
 
 
-def _numbers(lines: Mapping[str, str], key: str, n: int) -> list[str]:
+def _number_texts(lines: Mapping[str, str], key: str, n: int) -> list[str]:
     text = lines.get(key, "")
     if text and not _NUMBERS.fullmatch(text):
         raise ValueError(f"{key} are no numbers")
-    found = text.split(" ") if text else []
-    if len(found) != n:
-        raise ValueError(f"{key} are {len(found)}, not {n}")
-    return found
+    parts = text.split(" ") if text else []
+    if len(parts) != n:
+        raise ValueError(f"{key} are {len(parts)}, not {n}")
+    return parts
 
 
 def _ints(lines: Mapping[str, str], key: str, n: int, low: int, high: int) -> list[int]:
     """The n integers of a line, from `low` to below `high`."""
-    values = [int(value) for value in _numbers(lines, key, n)]
+    values = [int(value) for value in _number_texts(lines, key, n)]
     if not all(low <= value < high for value in values):
         raise ValueError(f"{key} are out of range")
     return values
@@ -132,7 +128,7 @@ def _ints(lines: Mapping[str, str], key: str, n: int, low: int, high: int) -> li
 
 def _floats(lines: Mapping[str, str], key: str, n: int, *, limit: float = sys.float_info.max) -> list[float]:
     """The n numbers of a line, within the limit; a threshold may be infinite: then only missing values go right."""
-    values = [float(value) for value in _numbers(lines, key, n)]
+    values = [float(value) for value in _number_texts(lines, key, n)]
     if not all(-limit <= value <= limit for value in values):
         raise ValueError(f"{key} are not finite")
     return values
@@ -140,10 +136,6 @@ def _floats(lines: Mapping[str, str], key: str, n: int, *, limit: float = sys.fl
 
 def check_xgboost(model: bytes, n_columns: int) -> None:
     """Check XGBoost's JSON.
-
-    Args:
-        model: the JSON.
-        n_columns: number of columns that it must score.
 
     Raises:
         ValueError: it is no model for such columns; names the fault.
@@ -210,46 +202,38 @@ def _check_xgboost_categories(tree: Mapping[str, Any], categorical: Sequence[int
     nodes = _array(tree, "categories_nodes", None, 0, n)
     sizes = _array(tree, "categories_sizes", len(nodes), 1, _INT32)
     begins = _array(tree, "categories_segments", len(nodes), 0, _INT32)
-    _array(tree, "categories", sum(sizes), 0, _CODES)
+    _array(tree, "categories", sum(sizes), 0, _CODE_LIMIT)
     if nodes != categorical or [*begins, sum(sizes)] != list(accumulate(sizes, initial=0)):
         raise ValueError("categories are not those of its splits")
 
 
 def _at(value: Any, key: str) -> dict[str, Any]:
-    found = value.get(key) if isinstance(value, dict) else None
-    if not isinstance(found, dict):
+    child = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(child, dict):
         raise ValueError(f"{key} is missing")
-    return found
+    return child
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object without repeated keys: of two equal ones, a library might read another than this check."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         raise ValueError("a key stands there twice")
-    return found
+    return unique
 
 
 def _array(values: Mapping[str, Any], key: str, n: int | None, low: int, high: int) -> list[int]:
     """An array of n integers (None: any number of them) from `low` to below `high`."""
-    found = values.get(key)
-    if not isinstance(found, list) or n not in (None, len(found)):
+    items = values.get(key)
+    if not isinstance(items, list) or n not in (None, len(items)):
         raise ValueError(f"{key} are not {n}")
-    if not all(type(value) is int and low <= value < high for value in found):
+    if not all(type(value) is int and low <= value < high for value in items):
         raise ValueError(f"{key} are out of range")
-    return found
+    return items
 
 
 def _reached(left: Sequence[int], right: Sequence[int]) -> int:
-    """The number of nodes that can be reached from node 0.
-
-    Args:
-        left: the left child of each node, -1 for a leaf.
-        right: the same on the right.
-
-    Raises:
-        ValueError: a node is reached twice or has a single child, or the tree is too deep.
-    """
+    """The number of nodes that can be reached from node 0; a child is -1 where there is none."""
     seen = bytearray(len(left))
     level, depth = [0], 0
     while level and depth <= _DEEPEST:

@@ -90,13 +90,13 @@ class Projection:
             ValueError: the data hold no projection for them.
         """
         arrays = safetensors.numpy.load(data)
-        found = cls(**{field.name: arrays[field.name] for field in dataclasses.fields(cls)})
-        features_C, n_columns = found.features_C, len(found.features_C)
+        made = cls(**{field.name: arrays[field.name] for field in dataclasses.fields(cls)})
+        features_C, n_columns = made.features_C, len(made.features_C)
         if features_C.dtype != np.int64 or not ((features_C >= 0) & (features_C < n_features)).all():
             raise ValueError(f"the projection reads other features than the {n_features}")
-        if (found.mean_C.shape, found.scale_C.shape, found.components_KC.shape[1:]) != ((n_columns,),) * 3:
+        if (made.mean_C.shape, made.scale_C.shape, made.components_KC.shape[1:]) != ((n_columns,),) * 3:
             raise ValueError("the arrays of the projection do not fit each other")
-        return found
+        return made
 
 
 def projected(view: View, projection: Projection) -> View:
@@ -111,13 +111,7 @@ def projected(view: View, projection: Projection) -> View:
 
 
 def scored(view: View, scorers: Mapping[str, Callable[[QueryGroups], Tensor]], *, standardise: bool) -> View:
-    """A view with the scores of some models, in float32, after its columns.
-
-    Args:
-        view: the columns before the scores.
-        scorers: by the model's name; each returns the scores [N] of a batch.
-        standardise: whether scores are standardised within each group.
-    """
+    """A view with the scores of some models, in float32, after its columns."""
 
     def column(scorer: Callable[[QueryGroups], Tensor], groups: QueryGroups) -> NDArray[np.float32]:
         scores_N = scorer(groups).double()

@@ -52,8 +52,7 @@ from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.settings import OptimizerConfig
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
-from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.trees.students import TreesStudent
+from ltrscale.trees.gbdt import GBDTJob, TreesStudent
 
 
 class MLPStudent(Config):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ltrscale import storage
 from ltrscale.bundle import content_hash
 from ltrscale.bundle import load as load_bundle
-from ltrscale.bundle.provenance import Provenance
+from ltrscale.bundle.contents import Provenance
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.split import Split, SplitsWithTest, in_few_words

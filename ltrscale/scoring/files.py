@@ -1,29 +1,148 @@
-"""A data file is scored: its scores are written in order and put in place, for the commit of their period to take over.
+"""Scoring data files: the plan of a job, and the scores of a file at a time, here or by parallel actors of Ray Data.
+
+The scores of a file are written in order and put in place, for the commit of their period to take over.
 
 Shapes: N documents, Q groups.
 """
 
+import logging
+import math
+import warnings
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from pydantic import Field
 
 from ltrscale import bundle as bundles
 from ltrscale import storage
-from ltrscale.config import Config
-from ltrscale.data.dataset.manifest import Counts, DataFile, PeriodName
-from ltrscale.data.dataset.scores import ScoredGroups, ScoreFile, file_name, period_url, write_file
-from ltrscale.data.dataset.selection import RowGroup
+from ltrscale.config import Config, Operational, digest
+from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, PeriodName, one_view
+from ltrscale.data.dataset.periods import chosen_files
+from ltrscale.data.dataset.scores import Layout, ScoredGroups, ScoreFile, file_name, period_url, read_period, write_file
+from ltrscale.data.dataset.selection import RowGroup, Selection, select
+from ltrscale.data.dataset.split import Split, Texts
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
-from ltrscale.devices import choose_device
+from ltrscale.devices import Device, choose_device
 from ltrscale.errors import InputError
 from ltrscale.progress import Advance
-from ltrscale.scoring.plan import Plan
+from ltrscale.runtime import ray_internals
+from ltrscale.runtime.engine import plain_errors, ray_cluster
+
+
+class ScoreWorkersConfig(Config):
+    """The processes that score under Ray, and the resources of each."""
+
+    number: int = Field(2, ge=1)
+    """Number of workers; fewer run where the cluster has less room."""
+    cpus: float = Field(1, gt=0)
+    """Logical CPUs of each, and threads of a tree model."""
+    gpus: float = Field(0, ge=0)
+    """GPUs of each; a fraction shares one among several workers."""
+
+
+class ScorerConfig(Config):
+    """The bundle that scores, and the way to do it."""
+
+    bundle: str | tuple[str, ...] = Field(min_length=1)
+    """Bundle that scores: a finetuned ranker or trees; of several bundles the mean of their scores."""
+    docs_per_batch: Operational[int] = Field(65_536, ge=1)
+    """Documents that are scored at once, and held in memory together with a row group."""
+    device: Operational[Device] = "auto"
+    """Where a network runs: `auto` takes the GPU where there is one; or `cpu`, `cuda`, `cuda:1`."""
+    ray: Operational[bool] = False
+    """Score files in parallel on a Ray cluster; the scores are the same."""
+    workers: Operational[ScoreWorkersConfig] = ScoreWorkersConfig()
+    """The processes that score where `ray` is set."""
+
+    @property
+    def bundles(self) -> tuple[str, ...]:
+        """The bundles that score."""
+        return (self.bundle,) if isinstance(self.bundle, str) else self.bundle
+
+    @property
+    def name(self) -> str:
+        """The bundles, for errors."""
+        return " and ".join(self.bundles)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The work to do: the periods of a data set whose scores are not up to date, with their files in order."""
+
+    scorer: ScorerConfig
+    layout: Layout
+    meta: Texts
+    out: str
+    """Absolute URL of the directory of the scores."""
+    bundle_hashes: Mapping[str, str]
+    """Of each bundle; see `ltrscale.bundle.content_hash`."""
+    bundle_hash: str
+    """The hash of the one bundle, or of all together."""
+    dataset: Dataset
+    selection: Selection
+    files: Mapping[str, Sequence[DataFile]]
+    """The files of each period that must be scored."""
+    n_current: int
+    """Number of periods that are up to date."""
+
+    @property
+    def all_files(self) -> list[DataFile]:
+        """The files of all periods."""
+        return [file for files in self.files.values() for file in files]
+
+
+@one_view()
+def make_plan(scorer: ScorerConfig, split: Split, out: str, *, layout: Layout, meta: Texts) -> Plan:
+    """Find the periods of a split whose scores below a directory are missing or out of date.
+
+    Raises:
+        InputError: the bundle, the data set or a period is missing, or the place of a period's scores holds
+            something else that is committed.
+    """
+    ((dataset, files),) = chosen_files(split)
+    hashes = {url: bundles.content_hash(url) for url in scorer.bundles}
+    one, *others = [hashes[url] for url in scorer.bundles]
+    bundle_hash = digest([one, *others]) if others else one
+    by_period: dict[str, list[DataFile]] = defaultdict(list)
+    for file in files:
+        by_period[file.period].append(file)
+    pending = {
+        period: of_period
+        for period, of_period in sorted(by_period.items())
+        if not _is_current(out, period, of_period, bundle_hash=bundle_hash, columns=(layout, meta))
+    }
+    return Plan(
+        scorer=scorer,
+        layout=layout,
+        meta=meta,
+        out=storage.absolute(out),
+        bundle_hashes=hashes,
+        bundle_hash=bundle_hash,
+        dataset=dataset,
+        selection=select(split, labelled=False),
+        files=pending,
+        n_current=len(by_period) - len(pending),
+    )
+
+
+def _is_current(
+    out: str, period: str, files: Sequence[DataFile], *, bundle_hash: str, columns: tuple[Layout, Texts]
+) -> bool:
+    """Whether the scores of these files by this bundle are committed and complete, with these columns."""
+    committed = read_period(out, period)
+    if committed is None or committed.bundle_hash != bundle_hash or not committed.is_of(files):
+        return False
+    same_columns = (committed.layout, committed.meta) == columns
+    return same_columns and storage.is_whole(period_url(out, period), committed.model_dump())
+
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -88,16 +207,14 @@ class FileScorer:
             scored = ScoredGroups(groups.ids_Q.numpy(), groups.offsets_Q1.numpy(), scores_N)
             bad_N = ~(np.abs(scores_N) <= _LARGEST)  # NaN too
             if bad_N.any():
-                raise self._not_finite(url, scored, int(bad_N.argmax()))
+                document = int(bad_N.argmax())
+                gid = scored.gids_Q[np.searchsorted(scored.offsets_Q1, document, side="right") - 1]
+                raise InputError(
+                    f"{self._plan.scorer.name}: the score of a document of query group {gid} of {url} is "
+                    f"{scores_N[document]}, no finite float32; look at that group's features, or train the bundle again"
+                )
             yield scored
             advance(groups.n_documents)
-
-    def _not_finite(self, url: str, scored: ScoredGroups, document: int) -> InputError:
-        gid = scored.gids_Q[np.searchsorted(scored.offsets_Q1, document, side="right") - 1]
-        return InputError(
-            f"{self._plan.scorer.name}: the score of a document of query group {gid} of {url} is "
-            f"{scored.scores_N[document]}, no finite float32; look at that group's features, or train the bundle again"
-        )
 
 
 def score_here(plan: Plan, advance: Advance) -> Generator[Done]:
@@ -105,3 +222,77 @@ def score_here(plan: Plan, advance: Advance) -> Generator[Done]:
     scorer = FileScorer(plan, device=plan.scorer.device, threads=0)
     for file in plan.all_files:
         yield scorer.score(file, advance)
+
+
+_ACTOR_RETRIES = 3
+
+
+def score_with_ray(plan: Plan, advance: Advance) -> Generator[Done]:
+    """Score the files of a plan in actors of Ray Data; results come in the order of completion."""
+    FileScorer(plan, device="cpu", threads=1)  # reports a fault of the bundle before Ray starts
+    workers = plan.scorer.workers
+    if plan.files:
+        with ray_cluster(math.ceil(workers.number * workers.cpus) + 1):  # one more for Ray Data's own tasks
+            yield from _results_of_actors(plan, advance)
+
+
+def _results_of_actors(plan: Plan, advance: Advance) -> Generator[Done]:
+    import ray  # imported late: many processes never use Ray
+
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the errors that it logs are raised too
+    whose = f"{plan.scorer.name}: the process that scored a file with it"
+    with plain_errors(whose, "lower docs_per_batch, or give each of the workers more cpus"):
+        for block in ray_internals.ready_blocks(_ray_dataset(plan)):
+            for row in ray.get(block).to_pylist():
+                if row["error"]:
+                    raise InputError(row["error"])
+                done = Done.model_validate_json(row["done"])
+                advance(done.counts.documents)
+                yield done
+
+
+def _ray_dataset(plan: Plan) -> Any:
+    """A Ray data set of the actors' results for the numbers of the files."""
+    import ray.data
+    from ray.util.annotations import RayDeprecationWarning
+
+    workers, n = plan.scorer.workers, len(plan.all_files)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RayDeprecationWarning)  # for the only way to set max_task_retries
+        dataset = ray.data.from_items(list(range(n)), override_num_blocks=n).map_batches(
+            _Actor,
+            fn_constructor_args=(plan, storage.held()),
+            batch_size=1,
+            compute=ray.data.ActorPoolStrategy(size=min(workers.number, n)),
+            num_cpus=workers.cpus,
+            num_gpus=workers.gpus or None,
+            max_task_retries=_ACTOR_RETRIES,  # by default a file that always kills its process is tried forever
+        )
+    dataset.context.enable_progress_bars = False
+    return dataset
+
+
+class _Actor:
+    """A Ray actor that scores files. It loads the bundle with the first file, so that every error belongs to a file.
+
+    It returns errors for the user as text: for an exception in an actor Ray Data raises another, without the original.
+    """
+
+    def __init__(self, plan: Plan, leases: tuple[storage.Lease, ...]) -> None:
+        storage.join_leases(leases)
+        self._plan = plan
+
+    @cached_property
+    def _scorer(self) -> FileScorer:
+        scorer = self._plan.scorer
+        return FileScorer(self._plan, device=scorer.device, threads=math.ceil(scorer.workers.cpus))
+
+    def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Score the file with this number; returns the result as JSON, or the error."""
+        (number,) = batch["item"].tolist()
+        done = error = ""
+        try:
+            done = self._scorer.score(self._plan.all_files[number], lambda *_: None).model_dump_json()
+        except InputError as raised:
+            error = str(raised)
+        return {"done": np.array([done]), "error": np.array([error])}

@@ -25,8 +25,8 @@ from ltrscale.ingest.prepare import RowsJob
 from ltrscale.ingest.quarantine import QUARANTINE
 from ltrscale.ingest.source import Needs
 from ltrscale.progress import log
+from ltrscale.scoring.files import ScorerConfig
 from ltrscale.scoring.score import ScoreJob
-from ltrscale.scoring.scorer import ScorerConfig
 from ltrscale.scoring.skew import Skew, SkewKind, skew_of
 from ltrscale.stages.runs import check_replaceable, holding
 
@@ -95,8 +95,8 @@ class PredictJob(ScorerConfig):
         opened = [bundles.load(url) for url in self.bundles]
         for each in opened:
             each.scorer()  # refuses a bundle that cannot score before any row is read
-        known, where = prepare_settings_of(opened[0].read_as), f"{opened[0].url}: read_as of its config.json"
-        if self.source is None and not known:
+        as_trained, where = prepare_settings_of(opened[0].read_as), f"{opened[0].url}: read_as of its config.json"
+        if self.source is None and not as_trained:
             raise InputError(
                 f"{opened[0].url}: does not record how its training data were read; "
                 "set source, as in the config of jobs.prepare"
@@ -104,7 +104,7 @@ class PredictJob(ScorerConfig):
         given = {"sort": self.sort, "source": self.source}
         given = {name: value for name, value in given.items() if value is not None}
         own = {"inputs": self.inputs, "max_rejected": self.max_rejected, "add": self.add}
-        config = validate(PrepareConfig, {**known, **given, **own}, where)
+        config = validate(PrepareConfig, {**as_trained, **given, **own}, where)
         features = dict.fromkeys(feature for each in opened for feature in each.features)
         positions = any(each.reads_positions for each in opened)
         tokens = any(each.reads_tokens for each in opened)
@@ -117,16 +117,16 @@ class PredictJob(ScorerConfig):
     def _compare(self, periods: Sequence[str]) -> None:
         """Say how the rows of some periods differ from training, or refuse them."""
         opened = [bundles.load(url) for url in self.bundles]
-        found = {period: skew_of(self.data, period, opened) for period in periods}
+        by_period = {period: skew_of(self.data, period, opened) for period in periods}
         refused = [
             line
-            for period, findings in found.items()
-            for line in _lines(period, [each for each in findings if self._refuses(each)])
+            for period, findings in by_period.items()
+            for line in _skew_lines(period, [each for each in findings if self._refuses(each)])
         ]
         if refused:
             raise Refused([*refused, "nothing is ranked; mend the rows, or set refuse=false to rank them as they are"])
-        for period, findings in found.items():
-            for line in _lines(period, findings):
+        for period, findings in by_period.items():
+            for line in _skew_lines(period, findings):
                 log.warning("predict: %s", line)
 
     def _refuses(self, finding: Skew) -> bool:
@@ -145,8 +145,8 @@ class PredictJob(ScorerConfig):
         """Refuse to replace anything but ranked items."""
         check_replaceable(self.out, "score")
         for period in scored_periods(self.out):
-            there = read_period(self.out, period)
-            if there is not None and there.layout != "items":
+            committed = read_period(self.out, period)
+            if committed is not None and committed.layout != "items":
                 raise InputError(f"{self.out}: scores with a row per query are there; choose another directory")
 
     def _withdraw_others(self, periods: Iterable[str]) -> None:
@@ -159,7 +159,7 @@ class PredictJob(ScorerConfig):
             log.info("predict: %s: removed %d periods of earlier inputs: %s", self.out, len(others), ", ".join(others))
 
 
-def _lines(period: str, findings: Sequence[Skew]) -> list[str]:
+def _skew_lines(period: str, findings: Sequence[Skew]) -> list[str]:
     """A line for each of the first findings, and one that counts the others."""
     more = [f"{period}: {len(findings) - _SAID} more"] if len(findings) > _SAID else []
     return [f"{period}: {each}" for each in findings[:_SAID]] + more

@@ -19,10 +19,7 @@ from ltrscale.data.dataset.scores import Layout, PeriodScores, period_url
 from ltrscale.data.dataset.split import Periods, Split, Texts
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log, progress
-from ltrscale.scoring.actors import score_with_ray
-from ltrscale.scoring.files import Done, score_here
-from ltrscale.scoring.plan import Plan, make_plan
-from ltrscale.scoring.scorer import ScorerConfig
+from ltrscale.scoring.files import Done, Plan, ScorerConfig, make_plan, score_here, score_with_ray
 from ltrscale.stages.stage import Origin, Stage
 
 
@@ -62,44 +59,34 @@ class ScoreJob(ScorerConfig, Stage):
         return not plan.files
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Score the remaining periods, and commit each."""
-        score(self, report=report)
+        """Score the periods that are not up to date, and commit each; see `ltrscale.data.dataset.scores`.
 
+        The report receives the counts of each period when it is committed, and their totals at the end, in which all
+        groups count as labelled.
 
-def score(job: ScoreJob, *, report: Report) -> Counts:
-    """Score the periods that are not up to date, and commit each to `out/period=P`; see `ltrscale.data.dataset.scores`.
-
-    Args:
-        job: see `ScoreJob`.
-        report: receives the counts of each period when it is committed, and their totals at the end.
-
-    Returns:
-        Groups and documents that this call scored; all groups count as labelled.
-
-    Raises:
-        InputError: the bundle or the data are missing, do not fit each other, or differ from their manifests; the
-            bundle cannot score, or gives a score that is no finite float32.
-    """
-    start = time.monotonic()
-    plan = job.plan()
-    total = _total([])
-    with (
-        progress("score", _listed(plan.all_files).documents) as advance,
-        _Committing(job, plan) as periods,
-        closing(score_with_ray(plan, advance) if job.ray else score_here(plan, advance)) as scored,
-    ):
-        for done in scored:
-            if committed := periods.take(done):
-                report({"stage": "score", "period": done.period, **_record(committed)})
-                total = _total([total, committed])
-    seconds = time.monotonic() - start
-    rate = total.documents / seconds
-    log.info(
-        "score: %s periods scored with %s groups and %s documents, %s documents/s; %s periods were up to date",
-        *(f"{n:,}" for n in (len(plan.files), total.groups, total.documents, round(rate), plan.n_current)),
-    )
-    report({"stage": "score", "periods": len(plan.files), **_record(total), "seconds": round(seconds, 3)})
-    return total
+        Raises:
+            InputError: the bundle or the data are missing, do not fit each other, or differ from their manifests; the
+                bundle cannot score, or gives a score that is no finite float32.
+        """
+        start = time.monotonic()
+        plan = self.plan()
+        total = _sum_of([])
+        with (
+            progress("score", _counts_of(plan.all_files).documents) as advance,
+            _Committing(self, plan) as periods,
+            closing(score_with_ray(plan, advance) if self.ray else score_here(plan, advance)) as scored,
+        ):
+            for done in scored:
+                if committed := periods.take(done):
+                    report({"stage": "score", "period": done.period, **_reported(committed)})
+                    total = _sum_of([total, committed])
+        seconds = time.monotonic() - start
+        log.info(
+            "score: %s periods scored with %s groups and %s documents, %s documents/s; %s periods were up to date",
+            f"{len(plan.files):,}", f"{total.groups:,}", f"{total.documents:,}",
+            f"{total.documents / seconds:,.0f}", f"{plan.n_current:,}",
+        )  # fmt: skip
+        report({"stage": "score", "periods": len(plan.files), **_reported(total), "seconds": round(seconds, 3)})
 
 
 class _Committing:
@@ -139,11 +126,11 @@ class _Committing:
 
     def _commit(self, commit: storage.Commit, period: str, done: Mapping[str, Done]) -> Counts:
         plan, files = self._plan, self._plan.files[period]
-        counts, listed = _total(of_file.counts for of_file in done.values()), _listed(files)
+        counts, listed = _sum_of(of_file.counts for of_file in done.values()), _counts_of(files)
         if counts[:2] != listed[:2]:  # not the third, for labelled groups: all scored groups count as labelled
-            found = f"{counts.groups} groups and {counts.documents} documents were scored"
+            of_groups = f"{counts.groups} groups and {counts.documents} documents were scored"
             raise InputError(
-                f"period {period} of {plan.dataset.url}: {found}, the manifest lists {listed.groups} and "
+                f"period {period} of {plan.dataset.url}: {of_groups}, the manifest lists {listed.groups} and "
                 f"{listed.documents}; prepare the data set again"
             )
         inputs = {self._job.data: plan.dataset.manifest.hash_of([period]), **plan.bundle_hashes}
@@ -162,15 +149,15 @@ class _Committing:
         return counts
 
 
-def _listed(files: Sequence[DataFile]) -> Counts:
+def _counts_of(files: Sequence[DataFile]) -> Counts:
     """The counts of some data files together, from their manifest."""
-    return _total(counts for file in files for counts in file.row_groups)
+    return _sum_of(counts for file in files for counts in file.row_groups)
 
 
-def _total(counts: Iterable[Counts]) -> Counts:
+def _sum_of(counts: Iterable[Counts]) -> Counts:
     """The sums; zeros for none."""
     return Counts(*map(sum, zip(Counts(0, 0, 0), *counts, strict=True)))
 
 
-def _record(counts: Counts) -> dict[str, int]:
+def _reported(counts: Counts) -> dict[str, int]:
     return {"groups": counts.groups, "documents": counts.documents}

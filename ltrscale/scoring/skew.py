@@ -1,6 +1,6 @@
 """Skew: what rows to score have that training's rows had not, feature by feature.
 
-A bundle records what the rows of its training periods look like (`ltrscale.bundle.reference`). `find_skew` compares
+A bundle records what the rows of its training periods look like (its `Reference`). `find_skew` compares
 other rows with it by shares: of missing values, of categories that training lacks, of values outside training's range.
 A share is said if it is at least 1%, at least twice training's in odds, and no chance. Ranges widen as logs grow:
 values outside of them are said from 10% on, and from 5% on if they are outside by more than the range's own width.
@@ -17,7 +17,7 @@ Shapes: N rows (documents), Q groups, Q1 = Q + 1 offsets, F features, V codes of
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale.bundle import Bundle
-from ltrscale.bundle.reference import QUANTILES, FeatureReference, Reference, has_value, sample_of
+from ltrscale.bundle.contents import QUANTILES, FeatureReference, Reference, has_value, sample_of
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
@@ -62,7 +62,7 @@ class Skew(Config):
 def skew_of(data: str, period: str, opened: Sequence[Bundle]) -> list[Skew]:
     """How the features of a period differ from the training of some bundles; each is said once."""
     selection = select(Split(data=(data,), periods=(period,)), labelled=False)
-    names, found = open_dataset(data).manifest.categories, dict[tuple[str, SkewKind], Skew]()
+    names, skews = open_dataset(data).manifest.categories, dict[tuple[str, SkewKind], Skew]()
     for bundle in opened:
         groups = sample_of(selection.serving(bundle.features, whose=bundle.url))
         if groups is None or bundle.reference is None:
@@ -70,8 +70,8 @@ def skew_of(data: str, period: str, opened: Sequence[Bundle]) -> list[Skew]:
         if groups.n_groups < _FEW:
             log.info("predict: %s: %d lists are too few to compare with training", period, groups.n_groups)
         for each in find_skew(bundle.reference, groups.features_NF, lists=groups.n_groups, names=names):
-            found.setdefault((each.feature, each.kind), each)
-    return [*found.values()]
+            skews.setdefault((each.feature, each.kind), each)
+    return [*skews.values()]
 
 
 def find_skew(
@@ -109,87 +109,78 @@ def find_skew(
             f"features_NF has the shape {rows_NF.shape}, and the reference has {len(reference.features)} features; "
             "give one column for each, in its order"
         )
-    found: list[tuple[float, Skew]] = []
-    if len(rows_NF):
-        for feature, values_N in zip(reference.features, rows_NF.T, strict=True):
-            known = (names or {}).get(feature.name, {})
-            found += _compared(feature, values_N, (reference.lists, lists), known)
-    return [finding for _, finding in sorted(found, key=lambda pair: -pair[0])]
+    findings: list[tuple[float, Skew]] = []
+    for feature, values_N in zip(reference.features, rows_NF.T, strict=True):
+        code_names = (names or {}).get(feature.name, {})
+        for far, kind, now, training, said in _compared(feature, values_N, (reference.lists, lists), code_names):
+            skew = Skew(feature=feature.name, kind=kind, now=now, training=training, said=said)
+            findings.append((far, skew))
+    return [skew for _, skew in sorted(findings, key=lambda pair: -pair[0])]
+
+
+_Findings = Iterator[tuple[float, SkewKind, float, float, str]]
+"""How far a feature is from training, and the fields of its `Skew`."""
 
 
 def _compared(
     feature: FeatureReference, values_N: NDArray[np.float32], lists: tuple[int, int], names: Mapping[str, int]
-) -> list[tuple[float, Skew]]:
-    """The findings of one feature, each with how far it is from training."""
-    known_N = values_N[has_value(values_N, feature.fill)]
-    missing = 1 - len(known_N) / len(values_N)
-    found = []
+) -> _Findings:
+    if not len(values_N):
+        return
+    present_N = values_N[has_value(values_N, feature.fill)]
+    missing = 1 - len(present_N) / len(values_N)
     if far := _far(missing, feature.missing, lists):
         filled = "" if feature.fill is None else f", or {feature.fill:.4g} as where it is missing,"
         said = f"missing{filled} in {_percent(missing)} of the documents, in training in {_percent(feature.missing)}"
-        found.append((far, _finding(feature, "missing", missing, feature.missing, said)))
-    if not len(known_N):
-        return found
-    if feature.kind == "categorical":
-        return found + _of_codes(feature, known_N, len(values_N), lists, names)
-    if not feature.quantiles:  # training had no value, which says nothing of their range
-        return found
-    return found + _of_numbers(feature, known_N, (lists[0], round(lists[1] * (1 - missing))))
+        yield far, "missing", missing, feature.missing, said
+    if len(present_N) and feature.kind == "categorical":
+        yield from _of_codes(feature, present_N, len(values_N), lists, names)
+    elif len(present_N) and feature.quantiles:  # without them training had no value, which says nothing of their range
+        yield from _of_range(feature, present_N, (lists[0], round(lists[1] * (1 - missing))))
 
 
 def _of_codes(
     feature: FeatureReference,
-    known_N: NDArray[np.float32],
+    present_N: NDArray[np.float32],
     rows: int,
     lists: tuple[int, int],
     names: Mapping[str, int],
-) -> list[tuple[float, Skew]]:
-    codes_V, counts_V = np.unique(known_N.astype(np.int64), return_counts=True)
+) -> _Findings:
+    codes_V, counts_V = np.unique(present_N.astype(np.int64), return_counts=True)
     new_V = ~np.isin(codes_V, feature.codes)
     share = float(counts_V[new_V].sum() / rows)
-    if not (far := _far(share, feature.new, lists)):
-        return []
-    code = int(codes_V[new_V][counts_V[new_V].argmax()])
-    texts = {number: text for text, number in names.items()}
-    said = (
-        f"{_percent(share)} of the documents have a category that training lacks, most often "
-        f"{texts.get(code, code)!r}; {_percent(feature.new)} were to be expected"
-    )
-    return [(far, _finding(feature, "category", share, feature.new, said))]
+    if far := _far(share, feature.new, lists):
+        code = int(codes_V[new_V][counts_V[new_V].argmax()])
+        text = {number: text for text, number in names.items()}.get(code, code)
+        said = (
+            f"{_percent(share)} of the documents have a category that training lacks, most often {text!r}; "
+            f"{_percent(feature.new)} were to be expected"
+        )
+        yield far, "category", share, feature.new, said
 
 
-def _of_numbers(
-    feature: FeatureReference, known_N: NDArray[np.float32], lists: tuple[int, int]
-) -> list[tuple[float, Skew]]:
+def _of_range(feature: FeatureReference, present_N: NDArray[np.float32], lists: tuple[int, int]) -> _Findings:
     least, low, middle, high, most = feature.quantiles
-    median = float(np.median(known_N))
+    median = float(np.median(present_N))
     medians = f"the median is {median:.4g}, in training {middle:.4g}"
-    by_N = np.maximum(least - known_N, known_N - most)
+    by_N = np.maximum(least - present_N, present_N - most)
     outside, far_outside = float((by_N > 0).mean()), float((by_N > most - least).mean())
     far = _far(outside, 0.0, lists)
     if far and (outside >= _NEAR or far_outside >= _FAR):
         said = f"{_percent(outside)} of its values are outside training's range of {least:.4g} to {most:.4g}; {medians}"
-        return [(far, _finding(feature, "range", outside, 0.0, said))]
-    below, above = float((known_N < low).mean()), float((known_N > high).mean())
-    far = _far(max(below, above), _TAIL, lists)
-    if not far or max(below, above) < 0.5:
-        return []
-    beyond = f"below {low:.4g}" if below > above else f"above {high:.4g}"
-    said = f"{_percent(max(below, above))} of its values are {beyond}, in training {_percent(_TAIL)}; {medians}"
-    return [(far, _finding(feature, "scale", median, middle, said))]
-
-
-def _finding(feature: FeatureReference, kind: SkewKind, now: float, training: float, said: str) -> Skew:
-    return Skew(feature=feature.name, kind=kind, now=now, training=training, said=said)
+        yield far, "range", outside, 0.0, said
+        return
+    below, above = float((present_N < low).mean()), float((present_N > high).mean())
+    if (far := _far(max(below, above), _TAIL, lists)) and max(below, above) >= 0.5:
+        beyond = f"below {low:.4g}" if below > above else f"above {high:.4g}"
+        said = f"{_percent(max(below, above))} of its values are {beyond}, in training {_percent(_TAIL)}; {medians}"
+        yield far, "scale", median, middle, said
 
 
 def _far(now: float, training: float, lists: tuple[int, int]) -> float:
     """How far a share is from training's, in nats a list; 0 if it need not be said.
 
-    Args:
-        now: the share of some rows.
-        training: that of training.
-        lists: of training, and of the rows.
+    `lists` are those of training, and of the rows.
     """
     m, n = lists
     p = (training * m + 1) / (m + 2)  # what training has not shown may still happen

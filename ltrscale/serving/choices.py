@@ -6,7 +6,7 @@ from ltrscale.config import by_kind
 from ltrscale.serving.format import Format
 from ltrscale.serving.ltr_plugin import ElasticsearchFormat, OpenSearchFormat
 from ltrscale.serving.onnx_graph import OnnxFormat
-from ltrscale.serving.tree_files import LightGBMFormat, TreeliteFormat, XGBoostFormat
+from ltrscale.serving.trees import LightGBMFormat, TreeliteFormat, XGBoostFormat
 from ltrscale.serving.vespa import VespaFormat
 
 AnyFormat = (

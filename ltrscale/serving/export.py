@@ -7,28 +7,31 @@ parity.json      number of documents whose scores were compared, and the largest
 README.md        how to read these files, for people
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ltrscale import storage
-from ltrscale.bundle import load
+from ltrscale.bundle import Bundle, load
 from ltrscale.config import Operational
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import Periods, Split
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
-from ltrscale.serving.card import export_card
 from ltrscale.serving.choices import FORMATS, FormatName
-from ltrscale.serving.features import FEATURES_FILE, ExportedFeatures
-from ltrscale.serving.format import Files, Format
-from ltrscale.serving.parity import Parity, ParityConfig, check_parity
+from ltrscale.serving.format import FEATURES_FILE, ExportedFeatures, Files, Format, MatrixScorer
+from ltrscale.serving.parity import Parity, ParityConfig, check_parity, raw_files_of, sample_raw, transformer
 from ltrscale.serving.raw import CODE, reading_raw
-from ltrscale.serving.raw_check import raw_files_of
-from ltrscale.serving.timing import time_queries
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.origins import Settings, dataset_hashes
 from ltrscale.stages.stage import Origin, Stage
 
+_QUERIES, _WARM = 1_000, 20
 _PARITY, _CARD = "parity.json", "README.md"
 _NO_ITEMS = "was not trained on rows that have one item and all features each"
 
@@ -67,10 +70,10 @@ class ExportJob(ParityConfig, Stage):
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Compare scores, then publish the files, unless the scores differ by more than the tolerance."""
         bundle = load(self.bundle)
-        known = reading_raw(bundle, [feature.name for feature in bundle.features]) is not None
-        if self.raw is not None and not known:
+        has_items = reading_raw(bundle, [feature.name for feature in bundle.features]) is not None
+        if self.raw is not None and not has_items:
             raise InputError(f"raw: {self.bundle} {_NO_ITEMS}; leave it out")
-        raw_files = raw_files_of(self.raw, self.data) if known else []
+        raw_files = raw_files_of(self.raw, self.data) if has_items else []
         to = FORMATS[self.to]
         files, parity = check_parity(to, bundle, self._split, self, raw_files)
         publish(to, files, parity, self.out, made_by=origin)
@@ -105,8 +108,18 @@ class ExportJob(ParityConfig, Stage):
 def publish(to: Format, files: Files, parity: Parity, out: str, *, made_by: Mapping[str, Any]) -> None:
     """Commit the checked files to a directory."""
     features = ExportedFeatures.model_validate_json(files[FEATURES_FILE])
-    text = export_card(to, features, parity.documents, parity.largest_difference, rows=CODE in files)
-    more = {_PARITY: (parity.model_dump_json(indent=1) + "\n").encode(), _CARD: text.encode()}
+    card = f"""# {to.title}
+
+The model scores documents; higher is better.
+
+{to.use}
+
+{to.inputs(features)}
+{to.of_rows if CODE in files else ""}
+Before this was published, the scores of a reader that has these files only were compared with the ranker's own on
+{parity.documents:,} documents: they were at most {parity.largest_difference:.3g} apart (`parity.json`).
+"""
+    more = {_PARITY: (parity.model_dump_json(indent=1) + "\n").encode(), _CARD: card.encode()}
     with storage.Commit(out) as commit:
         for name, content in {**files, **more}.items():
             with commit.file(name) as path:
@@ -117,3 +130,54 @@ def publish(to: Format, files: Files, parity: Parity, out: str, *, made_by: Mapp
     if parity.raw is not None:
         message = "export: %s: raw_rows.py makes the features of %s rows of %s as prepare does; scores differ by %.2g"
         log.info(message, out, f"{parity.raw.documents:,}", parity.raw.file, parity.raw.largest_difference)
+
+
+@dataclass(frozen=True)
+class QueryTimes:
+    """Seconds of each query: to make the matrix of its raw rows, and to score it; None where nothing here scores."""
+
+    rows: int
+    """Of each query."""
+    matrix_Q: NDArray[np.float64]
+    scores_Q: NDArray[np.float64] | None
+
+    def __str__(self) -> str:
+        parts = [f"raw rows to the model's features {_shown(self.matrix_Q)}"]
+        if self.scores_Q is not None:
+            whole = f"raw rows to scores {_shown(self.matrix_Q + self.scores_Q)}"
+            parts = [whole, *parts, f"features to scores {_shown(self.scores_Q)}"]
+        return f"one query of {self.rows} rows, {len(self.matrix_Q):,} times: {'; '.join(parts)}"
+
+
+def time_queries(folder: Path, bundle: Bundle, to: Format, files: Sequence[str], rows: int) -> QueryTimes | None:
+    """Time the queries that the first rows of some files make, each of so many rows; None without such rows.
+
+    The model is open beforehand, as in a service, and the first queries are not counted.
+    """
+    module = transformer(folder)
+    sampled = sample_raw(bundle, module, files, rows * (_QUERIES + _WARM))
+    if sampled is None:
+        return None
+    lists = [sampled.rows[start : start + rows] for start in range(0, len(sampled.rows), rows)]
+    lists = lists[:-1] if len(lists) > 1 and len(lists[-1]) < rows else lists
+    reader, seconds = to.readers(folder)[0] if to.in_process else None, []
+    for row_list in [*lists[:_WARM], *lists]:
+        seconds.append(_timed(row_list, module.inputs, reader))
+    seconds_Q2 = np.array(seconds[min(_WARM, len(lists)) :])
+    return QueryTimes(len(lists[0]), seconds_Q2[:, 0], None if reader is None else seconds_Q2[:, 1])
+
+
+def _timed(
+    rows: Sequence[Any], inputs: Callable[[Any], list[float]], reader: MatrixScorer | None
+) -> tuple[float, float]:
+    start = time.perf_counter()
+    matrix_NG = np.array([inputs(row) for row in rows], np.float32)
+    made = time.perf_counter()
+    if reader is not None:
+        reader(matrix_NG)
+    return made - start, time.perf_counter() - made
+
+
+def _shown(seconds_Q: NDArray[np.float64]) -> str:
+    p50, p99 = np.percentile(seconds_Q * 1000, [50, 99])
+    return f"p50 {p50:.2f} ms, p99 {p99:.2f} ms"

@@ -16,30 +16,36 @@ for max(x, 0), and one for max(-x, 0), whose label ends in `_negative`. Its spli
 
 Both are exact, because a float32 and its negative have the same precision.
 
-Source: the plugins' documentation and parsers (elasticsearch-learning-to-rank, opensearch-learning-to-rank-base 3.8).
+The queries are `function_score`: of the functions whose filter holds for a document, the first gives its score. Values
+are computed in double precision, the score in single. An engine ends a search with an error if a field's value gives a
+negative result.
 
-Shapes: N documents, G columns.
+Source: the plugins' documentation and parsers (elasticsearch-learning-to-rank, opensearch-learning-to-rank-base 3.8);
+the references of both engines ("Function score query") and their `FieldValueFactorFunction`.
+
+Shapes: N documents, G columns, n of the documents.
 """
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from ltrscale.bundle import Bundle
-from ltrscale.config import validate
+from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
-from ltrscale.serving.features import ModelColumn, features_in, labels_of
-from ltrscale.serving.format import EngineFormat, Files, MatrixScorer, Observed
-from ltrscale.serving.function_score import FunctionScore
+from ltrscale.serving.format import EngineFormat, Files, MatrixScorer, ModelColumn, Observed, features_in, labels_of
 from ltrscale.serving.trees import Trees, missing_goes_left, trees_of
 
 _FEATURES, _MODEL = "featureset.json", "model.json"
 Node = dict[str, Any]
+Fields = Mapping[str, NDArray[np.float32]]
+"""The values [N] of each field; NaN where a document has none."""
 
 
 class PluginFormat(EngineFormat):
@@ -61,8 +67,8 @@ come from elsewhere, but keep their names. No score is negative, so a feature `x
         Raises:
             InputError: the bundle is not one model of trees, or a tree splits on a category.
         """
-        trees = trees_of(bundle, observed.texts, to=self.kind, libraries=_ROOTS)
-        return _files(trees, observed.negative, self.kind), trees.columns
+        trees = trees_of(bundle, observed.texts, to=self.kind, libraries=("lightgbm", "xgboost"))
+        return _plugin_files(trees, observed.negative, self.kind), trees.columns
 
     def readers(self, folder: Path) -> tuple[MatrixScorer, ...]:
         """What the plugin computes for documents with a field for each column.
@@ -74,24 +80,22 @@ come from elsewhere, but keep their names. No score is negative, so a feature `x
 
         def scores(matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
             fields = {column.name: matrix_NG[:, column.column] for column in columns}
-            values = self._values(folder, fields, len(matrix_NG))
+            values = self._values(folder, fields)
             scores_N = np.zeros(len(matrix_NG), np.float32)
             for root in roots:
-                scores_N += _walk(root, values, len(matrix_NG))
+                scores_N += _leaves(root, values, len(matrix_NG))
             return scores_N.astype(np.float64)
 
         return (scores,)
 
-    def _values(
-        self, folder: Path, fields: Mapping[str, NDArray[np.float32]], documents: int
-    ) -> dict[str, NDArray[np.float32]]:
+    def _values(self, folder: Path, fields: Fields) -> dict[str, NDArray[np.float32]]:
         """The values [N] of the queries, by their names."""
         values, refused = {}, []
         for query in json.loads((folder / _FEATURES).read_bytes())["featureset"]["features"]:
             where = f"{_FEATURES}: {query['name']}"
             try:
                 body = validate(FunctionScore, query["template"]["function_score"], where)
-                values_N = body.of(fields, documents)
+                values_N = body.of(fields)
                 values[query["name"]] = np.nan_to_num(values_N, nan=0.0) if self.missing == "zero" else values_N
             except InputError as error:
                 refused.append(str(error))
@@ -118,20 +122,111 @@ class OpenSearchFormat(PluginFormat):
     title: ClassVar[str] = "A ranker for OpenSearch's Learning to Rank plugin, version 3.8 or later"
 
 
-def _files(trees: Trees, negative: Collection[str], to: str) -> Files:
+class OfField(Config):
+    """The name of a field."""
+
+    field: str
+
+
+class FieldValue(OfField):
+    """The value of a field, times a factor in single precision."""
+
+    factor: float = 1
+
+    def of(self, fields: Fields, rows_n: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The values of some documents.
+
+        Raises:
+            InputError: one is negative or missing.
+        """
+        values_n = _values_of(fields, self.field)[rows_n].astype(np.float64) * np.float64(np.float32(self.factor))
+        if np.isnan(values_n).any():
+            raise InputError(f"{self.field!r} has no value in some documents, and field_value_factor no `missing`")
+        if (values_n < 0).any():
+            raise InputError(f"field_value_factor of {self.field!r} is negative, {values_n.min():.3g}")
+        return values_n
+
+
+class RangeBounds(Config):
+    """Limits of a range; those that are given hold."""
+
+    gt: float | None = None
+    gte: float | None = None
+    lt: float | None = None
+    lte: float | None = None
+
+    def hold(self, values_N: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Documents within all limits; none that lacks a value."""
+        tests = ((self.gt, np.greater), (self.gte, np.greater_equal), (self.lt, np.less), (self.lte, np.less_equal))
+        held_N = ~np.isnan(values_N)
+        for limit, test in tests:
+            if limit is not None:
+                held_N &= test(values_N, limit)
+        return held_N
+
+
+class Function(Config):
+    """For documents within ranges: a field's value, or the weight alone."""
+
+    filter: dict[Literal["range"], dict[str, RangeBounds]] = Field(default_factory=dict)
+    field_value_factor: FieldValue | None = None
+    weight: float = Field(1, ge=0)
+
+
+class FunctionScore(Config):
+    """The body of a `function_score` of documents that have a field."""
+
+    query: dict[Literal["exists"], OfField]
+    field_value_factor: FieldValue | None = None
+    """The only function, instead of `functions`."""
+    functions: tuple[Function, ...] = ()
+    score_mode: Literal["first"] = "first"
+    boost_mode: Literal["replace"]
+
+    def of(self, fields: Fields) -> NDArray[np.float32]:
+        """The scores of documents [N]; NaN where the query does not hold.
+
+        Raises:
+            InputError: an engine ends the search with an error; the message names the field.
+
+        Example:
+            >>> body = {"query": {"exists": {"field": "age"}}, "field_value_factor": {"field": "age"}}
+            >>> ages_N = np.array([3.0, np.nan], np.float32)
+            >>> FunctionScore.model_validate({**body, "boost_mode": "replace"}).of({"age": ages_N}).tolist()
+            [3.0, nan]
+        """
+        left_N = ~np.isnan(_values_of(fields, self.query["exists"].field))
+        scores_N = np.where(left_N, np.float32(1), np.float32(math.nan))  # 1 where no function holds
+        for function in self.functions or (Function(field_value_factor=self.field_value_factor),):
+            held_N = left_N.copy()
+            for field, bounds in function.filter.get("range", {}).items():
+                held_N &= bounds.hold(_values_of(fields, field))
+            value = function.field_value_factor
+            scores_N[held_N] = function.weight if value is None else value.of(fields, np.flatnonzero(held_N))
+            left_N &= ~held_N
+        return scores_N
+
+
+def _values_of(fields: Fields, field: str) -> NDArray[np.float32]:
+    if field not in fields:
+        raise InputError(f"no field {field!r}")
+    return fields[field]
+
+
+def _plugin_files(trees: Trees, negative: Collection[str], to: str) -> Files:
     """The files of trees; `negative` are the features with values below 0, and `to` the engine, for errors."""
-    roots = _ROOTS[trees.library](trees, to)
-    parts = _parts(trees.columns, negative)
+    roots = _roots(trees, to)
+    parts = _second_labels(trees.columns, negative)
     for root in roots:
-        _number(root)
+        _give_ids(root)
         for node in _nodes(root):
             if node.get("split") in parts and node["split_condition"] <= 0:
                 _mirror(node, parts[node["split"]])
     used = {node["split"] for root in roots for node in _nodes(root) if "split" in node}
     for column in trees.columns:
         if column.kind == "categorical" and column.label in used:
-            raise _categories(trees, column, to)
-    queries = [query for column in trees.columns for query in _queries(column, parts) if query["name"] in used]
+            raise _splits_on_category(trees, column, to)
+    queries = [query for column in trees.columns for query in _feature_queries(column, parts) if query["name"] in used]
     model = {"type": "model/xgboost+json", "definition": json.dumps(roots, separators=(",", ":"), allow_nan=False)}
     return {
         _FEATURES: _json({"featureset": {"features": queries}}),
@@ -139,7 +234,7 @@ def _files(trees: Trees, negative: Collection[str], to: str) -> Files:
     }
 
 
-def _walk(root: Node, values: Mapping[str, NDArray[np.float32]], documents: int) -> NDArray[np.float32]:
+def _leaves(root: Node, values: Mapping[str, NDArray[np.float32]], documents: int) -> NDArray[np.float32]:
     leaves_N = np.empty(documents, np.float32)
     waiting = [(root, np.arange(documents))]
     while waiting:
@@ -155,19 +250,14 @@ def _walk(root: Node, values: Mapping[str, NDArray[np.float32]], documents: int)
     return leaves_N
 
 
-def _roots_of_lightgbm(trees: Trees, to: str) -> list[Node]:
-    return [_of_lightgbm(tree["tree_structure"], trees, to) for tree in trees.booster.dump_model()["tree_info"]]
-
-
-def _roots_of_xgboost(trees: Trees, to: str) -> list[Node]:  # noqa: ARG001
+def _roots(trees: Trees, to: str) -> list[Node]:
+    """The trees as nodes in XGBoost's form."""
+    if trees.library == "lightgbm":
+        return [_of_lightgbm(tree["tree_structure"], trees, to) for tree in trees.booster.dump_model()["tree_info"]]
     learner = json.loads(trees.booster.save_config())["learner"]
     # the score of no tree, which the format has no place for but a tree of one leaf
     nothing = {"leaf": float(learner["learner_model_param"]["base_score"].strip("[]"))}
     return [*(json.loads(tree) for tree in trees.booster.get_dump(dump_format="json")), nothing]
-
-
-_ROOTS: dict[str, Callable[[Trees, str], list[Node]]] = {"lightgbm": _roots_of_lightgbm, "xgboost": _roots_of_xgboost}
-"""The trees of each library that the plugins take, as nodes in XGBoost's form."""
 
 
 def _of_lightgbm(node: Mapping[str, Any], trees: Trees, to: str, depth: int = 0) -> Node:
@@ -176,7 +266,7 @@ def _of_lightgbm(node: Mapping[str, Any], trees: Trees, to: str, depth: int = 0)
         return {"leaf": node["leaf_value"]}
     column = trees.columns[node["split_feature"]]
     if node["decision_type"] != "<=":
-        raise _categories(trees, column, to)
+        raise _splits_on_category(trees, column, to)
     return {
         "depth": depth,
         "split": column.label,
@@ -202,7 +292,7 @@ def _above(threshold: float) -> float:
     return float(nearest if float(nearest) > threshold else np.nextafter(nearest, np.float32("inf")))
 
 
-def _number(root: Node) -> None:
+def _give_ids(root: Node) -> None:
     """Give the nodes of a tree ids, and let splits name their children by them."""
     for i, node in enumerate(_nodes(root)):
         node["nodeid"] = i
@@ -221,7 +311,7 @@ def _nodes(root: Node) -> Iterator[Node]:
         waiting += node.get("children", [])
 
 
-def _parts(columns: Sequence[ModelColumn], negative: Collection[str]) -> dict[str, str]:
+def _second_labels(columns: Sequence[ModelColumn], negative: Collection[str]) -> dict[str, str]:
     """The label of the second query of each column that has values below 0, by its own label."""
     signed = [column.label for column in columns if column.name in negative and column.kind == "numeric"]
     labels = [column.label for column in columns]
@@ -238,34 +328,35 @@ def _mirror(node: Node, label: str) -> None:
     node["yes"], node["no"] = node["no"], node["yes"]
 
 
-def _queries(column: ModelColumn, parts: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The query of a numeric field's value, or those of its two parts."""
-    field = {"field": column.name}
-    if column.label not in parts:
-        return [_query(column, column.label, {"field_value_factor": field})]
-    above = _part(column, "gt", "lte", {"field_value_factor": field})
-    below = _part(column, "lt", "gte", {"field_value_factor": {**field, "factor": -1}})
-    return [_query(column, column.label, above), _query(column, parts[column.label], below)]
+def _feature_queries(column: ModelColumn, parts: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The query of a numeric field's value, or those of its two parts; none matches a document without the field."""
+    value = {"field_value_factor": {"field": column.name}}
+    bodies: dict[str, dict[str, Any]] = {column.label: value}
+    if column.label in parts:
+        minus = {"field_value_factor": {"field": column.name, "factor": -1}}
+        bodies = {
+            column.label: _one_side(column, "gt", "lte", value),
+            parts[column.label]: _one_side(column, "lt", "gte", minus),
+        }
+    exists = {"query": {"exists": {"field": column.name}}}
+    return [
+        {
+            "name": label,
+            "params": [],
+            "template_language": "mustache",
+            "template": {"function_score": {**exists, **body, "boost_mode": "replace"}},
+        }
+        for label, body in bodies.items()
+    ]
 
 
-def _part(column: ModelColumn, inside: str, outside: str, value: Mapping[str, Any]) -> dict[str, Any]:
+def _one_side(column: ModelColumn, inside: str, outside: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """The value on one side of 0, and 0 on the other."""
     sides = [{"filter": {"range": {column.name: {side: 0}}}} for side in (inside, outside)]
     return {"functions": [{**sides[0], **value}, {**sides[1], "weight": 0}], "score_mode": "first"}
 
 
-def _query(column: ModelColumn, label: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """A feature of a field; a document without the field does not match."""
-    exists = {"query": {"exists": {"field": column.name}}}
-    return {
-        "name": label,
-        "params": [],
-        "template_language": "mustache",
-        "template": {"function_score": {**exists, **value, "boost_mode": "replace"}},
-    }
-
-
-def _categories(trees: Trees, column: ModelColumn, to: str) -> InputError:
+def _splits_on_category(trees: Trees, column: ModelColumn, to: str) -> InputError:
     return InputError(
         f"{trees.url}: its trees split on the category {column.name!r}, and {to} compares numbers only; train without "
         "categories (leave_out: [categorical] in the training split)"

@@ -24,15 +24,14 @@ from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker
-from ltrscale.serving.features import CodeTexts, ModelColumn, labels_of
-from ltrscale.serving.format import Files, MatrixFormat, MatrixScorer, Observed
+from ltrscale.serving.format import CodeTexts, Files, MatrixFormat, MatrixScorer, ModelColumn, Observed, labels_of
 
 _MODEL = "model.onnx"
 _OPSET = 18
 # Giles 2012, "Approximating the erfinv function", single precision: coefficients for w < 5 and w >= 5
 _CENTRE = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
            -0.00417768164, 0.246640727, 1.50140941)  # fmt: skip
-_TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
+_OUTER = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
          1.00167406, 2.83297682)  # fmt: skip
 
 
@@ -54,8 +53,8 @@ scores = onnxruntime.InferenceSession("model.onnx").run(["scores"], {"features":
         Raises:
             InputError: the bundle holds no network that scores, or one that has no such graph; onnx is not installed.
         """
-        _check(bundle)
-        return {_MODEL: _graph(bundle)}, _columns(bundle, observed.texts)
+        _check_exportable(bundle)
+        return {_MODEL: _graph(bundle)}, _raw_columns(bundle, observed.texts)
 
     def readers(self, folder: Path) -> tuple[MatrixScorer, ...]:
         """A session of onnxruntime."""
@@ -86,7 +85,7 @@ def is_listwise(bundle: Bundle) -> bool:
     return any(part.context is not None or part.transform.per_query for part in bundle.parts)
 
 
-def _columns(bundle: Bundle, texts: CodeTexts) -> tuple[ModelColumn, ...]:
+def _raw_columns(bundle: Bundle, texts: CodeTexts) -> tuple[ModelColumn, ...]:
     """The columns that the graph reads: the raw features."""
     labels = labels_of(feature.name for feature in bundle.features)
     return tuple(
@@ -126,7 +125,7 @@ def _graph(bundle: Bundle) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def _check(bundle: Bundle) -> None:
+def _check_exportable(bundle: Bundle) -> None:
     if not bundle.parts:
         raise InputError(
             f"{bundle.url}: holds {bundle.holds}, and onnx takes networks only; export trees to lightgbm, xgboost or "
@@ -160,15 +159,15 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         """The number of sorted values below each value, or not above it, found by halving the step."""
         after = right or side == "right"
         n, rows = sorted_RV.shape[-1], len(sorted_RV.shape) > 1
-        found = op.Mul(op.Cast(op.IsNaN(values), to=7), op.Constant(value_int=0))
+        count = op.Mul(op.Cast(op.IsNaN(values), to=7), op.Constant(value_int=0))
         for bit in reversed(range(int(n).bit_length())):
-            next_found = op.Add(found, op.Constant(value_int=1 << bit))
-            place = op.Min(op.Sub(next_found, op.Constant(value_int=1)), op.Constant(value_int=n - 1))
-            there = op.GatherElements(sorted_RV, place, axis=1) if rows else op.Gather(sorted_RV, place)
-            passes = op.LessOrEqual(there, values) if after else op.Less(there, values)
-            fits = op.LessOrEqual(next_found, op.Constant(value_int=n))
-            found = op.Where(op.And(passes, fits), next_found, found)
-        return found
+            more = op.Add(count, op.Constant(value_int=1 << bit))
+            place = op.Min(op.Sub(more, op.Constant(value_int=1)), op.Constant(value_int=n - 1))
+            at_place = op.GatherElements(sorted_RV, place, axis=1) if rows else op.Gather(sorted_RV, place)
+            passes = op.LessOrEqual(at_place, values) if after else op.Less(at_place, values)
+            fits = op.LessOrEqual(more, op.Constant(value_int=n))
+            count = op.Where(op.And(passes, fits), more, count)
+        return count
 
     def polynomial(w: Any, coefficients: Sequence[float]) -> Any:
         total = op.Constant(value_float=coefficients[0])
@@ -180,7 +179,7 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         one = op.Constant(value_float=1.0)
         w = op.Neg(op.Log(op.Mul(op.Sub(one, x), op.Add(one, x))))
         centre = polynomial(op.Sub(w, op.Constant(value_float=2.5)), _CENTRE)
-        tail = polynomial(op.Sub(op.Sqrt(w), op.Constant(value_float=3.0)), _TAIL)
+        tail = polynomial(op.Sub(op.Sqrt(w), op.Constant(value_float=3.0)), _OUTER)
         return op.Mul(op.Where(op.Less(w, op.Constant(value_float=5.0)), centre, tail), x)
 
     def sort(keys: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:  # noqa: ARG001

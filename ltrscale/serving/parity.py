@@ -1,13 +1,19 @@
-"""The check of an export: a reader that knows its files alone must give the bundle's scores, of raw rows too.
+"""The check of an export: a reader that knows its files alone must give the bundle's scores.
 
-Shapes: N documents, F raw features, Q1 = groups + 1 offsets, G columns of the matrix.
+Raw rows go both ways too: through the exported files, and through `prepare` and the bundle.
+
+Shapes: N documents or rows, F raw features, Q1 = groups + 1 offsets, G columns of the matrix.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import importlib.util
+import shutil
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,15 +23,21 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
-from ltrscale.config import Config
-from ltrscale.data.dataset.manifest import Manifest, open_dataset
+from ltrscale.config import Config, validate
+from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
+from ltrscale.data.dataset.origin import inputs_of
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.errors import InputError
-from ltrscale.serving import raw, raw_check
-from ltrscale.serving.features import FEATURES_FILE, ExportedFeatures, features_in
-from ltrscale.serving.format import Files, Format, MatrixScorer, Observed
+from ltrscale.errors import InputError, UnavailableError
+from ltrscale.ingest import parquet
+from ltrscale.ingest.fills import completed
+from ltrscale.ingest.inputs import InputFiles, PrepareConfig, list_inputs
+from ltrscale.ingest.rows import RowBlock, concat, cut, keep
+from ltrscale.ingest.source import File
+from ltrscale.progress import log
+from ltrscale.serving import raw
+from ltrscale.serving.format import FEATURES_FILE, ExportedFeatures, Files, Format, MatrixScorer, Observed, features_in
 from ltrscale.serving.onnx_graph import is_listwise
 
 _DISTURBED = 0.02
@@ -83,18 +95,13 @@ def check_parity(
 ) -> tuple[Files, Parity]:
     """The files to publish, and how well a reader of only these files agrees with the bundle.
 
-    Args:
-        to: the format.
-        bundle: the model.
-        split: data whose documents are scored.
-        config: how many, and how near the scores must be.
-        raw_files: files of raw rows, of whose first rows the transformer must make what `prepare` makes of them.
+    Of the first rows of `raw_files` the transformer must make what `prepare` makes of them.
 
     Raises:
         InputError: scores differ by more than the tolerance; the program would refuse some documents; the bundle cannot
             be exported or has other features.
     """
-    groups = _rows(bundle, split, config.rows, disturbed=to.missing == "nan")
+    groups = _documents(bundle, split, config.rows, disturbed=to.missing == "nan")
     names = [feature.name for feature in bundle.features]
     manifests = [open_dataset(url).manifest for url in split.data]
     texts = {name: codes for manifest in manifests for name, codes in manifest.categories.items()}
@@ -163,7 +170,7 @@ class _Export(NamedTuple):
             raise InputError(
                 f"{bundle.url}: {self.to.kind} gives scores up to {apart:.3g} away from the bundle's on "
                 f"{len(ours_N):,} {whose}, more than the tolerance of {tolerance:g}; nothing is published"
-                + (_zeros(lacking) if self.to.missing == "zero" and lacking else "")
+                + (_zeros_hint(lacking) if self.to.missing == "zero" and lacking else "")
             )
         return apart, largest
 
@@ -175,11 +182,11 @@ class _Export(NamedTuple):
 
 def _from_raw(export: _Export, folder: Path, files: Sequence[str]) -> RawParity | None:
     """The same for the first raw rows of some files, through the transformer; None without such rows."""
-    module, names = raw_check.transformer(folder), [column.name for column in export.features.columns]
-    sampled = raw_check.sample(export.bundle, module, files, export.config.rows)
+    module, names = transformer(folder), [column.name for column in export.features.columns]
+    sampled = sample_raw(export.bundle, module, files, export.config.rows)
     if sampled is None:
         return None
-    matrix_NG = raw_check.matrix(sampled, module, names, export.bundle)
+    matrix_NG = raw_matrix(sampled, module, names, export.bundle)
     apart, _ = export.apart(sampled.groups, matrix_NG, "raw rows")
     return RawParity(file=sampled.file, documents=len(sampled.rows), largest_difference=apart)
 
@@ -191,7 +198,7 @@ def _negative(names: Sequence[str], groups: QueryGroups, manifests: Sequence[Man
     return below | {feature.name for feature, found in ranges if found.minimum is not None and found.minimum < 0}
 
 
-def _zeros(lacking: Sequence[str]) -> str:
+def _zeros_hint(lacking: Sequence[str]) -> str:
     """The likely reason where missing values count as 0."""
     some = ", ".join(lacking[:3]) + (" and others" if len(lacking) > 3 else "")
     return (
@@ -200,16 +207,20 @@ def _zeros(lacking: Sequence[str]) -> str:
     )
 
 
-def _rows(bundle: Bundle, split: Split, rows: int, *, disturbed: bool) -> QueryGroups:
+def _documents(bundle: Bundle, split: Split, rows: int, *, disturbed: bool) -> QueryGroups:
     """The first groups of a split that together have at least `rows` documents, cut to that number.
 
-    Args:
-        bundle: whose features are read.
-        split: the data.
-        rows: number of documents.
-        disturbed: whether to take some values away, and to put categories in that no data set has.
+    With `disturbed`, some values are taken away, and categories put in that no data set has.
     """
-    groups = _cut(QueryGroups.concat(list(_first(bundle, split, rows))), rows)
+    selection = select(split, labelled=False).serving(bundle.features, whose=bundle.url)
+    parts: list[QueryGroups] = []
+    for part in iterate(selection, docs_per_batch=min(rows, 1 << 14)):
+        parts.append(part)
+        if sum(part.n_documents for part in parts) >= rows:
+            break
+    groups = QueryGroups.concat(parts)
+    offsets_Q1 = groups.offsets_Q1.clamp(max=rows)  # the last group may become shorter
+    groups = QueryGroups(groups.features_NF[:rows], offsets_Q1[: int((offsets_Q1 < offsets_Q1[-1]).sum()) + 1])
     if not disturbed:
         return groups
     generator = torch.Generator().manual_seed(0)
@@ -221,17 +232,139 @@ def _rows(bundle: Bundle, split: Split, rows: int, *, disturbed: bool) -> QueryG
     return replace(groups, features_NF=features_NF)
 
 
-def _first(bundle: Bundle, split: Split, rows: int) -> Iterator[QueryGroups]:
-    selection = select(split, labelled=False).serving(bundle.features, whose=bundle.url)
-    for groups in iterate(selection, docs_per_batch=min(rows, 1 << 14)):
-        yield groups
-        rows -= groups.n_documents
-        if rows <= 0:
-            return
+_MOST_BYTES = 1 << 30
+_ROWS_AT_ONCE = 1 << 12
 
 
-def _cut(groups: QueryGroups, rows: int) -> QueryGroups:
-    """The first documents of some groups; the last group may become shorter."""
-    offsets_Q1 = groups.offsets_Q1.clamp(max=rows)
-    offsets_Q1 = offsets_Q1[: int((offsets_Q1 < offsets_Q1[-1]).sum()) + 1]
-    return QueryGroups(groups.features_NF[:rows], offsets_Q1)
+@dataclass(frozen=True)
+class RawSample:
+    """Raw rows of a file that `prepare` takes, sorted by their queries, with what it makes of them."""
+
+    file: str
+    lines_N: NDArray[np.int64]
+    rows: list[Mapping[str, Any]]
+    groups: QueryGroups
+    """The features of the bundle."""
+
+
+def transformer(folder: Path) -> ModuleType:
+    """The exported transformer of a folder, as a service imports it."""
+    spec = importlib.util.spec_from_file_location("exported_raw_rows", folder / raw.CODE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def sample_raw(bundle: Bundle, module: ModuleType, files: Sequence[str], rows: int) -> RawSample | None:
+    """The first rows of the first file that has some which `prepare` takes for this bundle; None where none does.
+
+    Raises:
+        InputError: a file is missing, damaged or lacks columns.
+    """
+    reading = raw.reading_raw(bundle, [feature.name for feature in bundle.features])
+    assert reading is not None
+    for url in files:
+        with storage.scratch.directory() as folder:
+            taken = _taken(url, *reading, rows)
+            if taken is None:
+                continue
+            wanted = {int(line): place for place, line in enumerate(taken.lines_N)}
+            kept: list[Any] = [None] * len(wanted)
+            for line, row in _numbered_rows(url, module, folder, max(wanted)):
+                if line in wanted:
+                    kept[wanted[line]] = row
+        coded = taken.query_ids_N.dictionary_encode().indices.to_numpy()
+        order_N = np.argsort(coded, kind="stable")
+        offsets_Q1 = np.concatenate([[0], np.cumsum(np.bincount(coded))])
+        names = [feature.name for feature in reading[1]]
+        columns = [names.index(feature.name) for feature in bundle.features]
+        features_NF = torch.from_numpy(taken.features_NF[order_N][:, columns])
+        groups = QueryGroups(features_NF, torch.from_numpy(offsets_Q1))
+        return RawSample(url, taken.lines_N[order_N], [kept[i] for i in order_N.tolist()], groups)
+    return None
+
+
+def raw_files_of(raw_rows: str | None, data: str) -> list[str]:
+    """The files of raw rows to check: those that are named or, as far as they are there, those that made the data set.
+
+    Raises:
+        InputError: the named ones are missing.
+    """
+    if raw_rows is not None:
+        return storage.list_files(raw_rows)
+    urls = []
+    for entry in inputs_of(open_dataset(data)):
+        try:
+            urls += [file.url for file in list_inputs([validate(InputFiles, entry, data)])]
+        except UnavailableError:
+            raise
+        except InputError:
+            continue
+    if not urls:
+        log.warning(
+            "export: the raw rows of %s are not there any more; name some as raw, to check the transformer", data
+        )
+    return urls
+
+
+def raw_matrix(sampled: RawSample, module: ModuleType, names: Sequence[str], bundle: Bundle) -> NDArray[np.float32]:
+    """The matrix of the exported model that the transformer makes of the rows.
+
+    Raises:
+        InputError: a value is not that of `prepare`, to the bit, or a row is refused; names it.
+    """
+    places = [[feature.name for feature in bundle.features].index(name) for name in names]
+    expected_NG = sampled.groups.features_NF.numpy()[:, places]
+    for line, row, expected_G in zip(sampled.lines_N.tolist(), sampled.rows, expected_NG, strict=True):
+        try:
+            made = module.features(row)
+        except module.RowError as error:
+            raise InputError(
+                f"{sampled.file}: row {line}: {raw.CODE} refuses it ({error}), prepare does not; nothing is published"
+            ) from error
+        for name, ours, theirs in zip(names, expected_G.tolist(), made, strict=True):
+            if _bits(ours) != _bits(theirs):
+                raise InputError(
+                    f"{sampled.file}: row {line}: {raw.CODE} makes {name!r} {theirs!r}, prepare {ours!r}; "
+                    "nothing is published"
+                )
+    return np.array([module.inputs(row) for row in sampled.rows], np.float32).reshape(len(sampled.rows), len(names))
+
+
+def _bits(value: float) -> bytes:
+    return b"" if value != value else struct.pack("<d", value)
+
+
+def _taken(url: str, config: PrepareConfig, features: tuple[Feature, ...], rows: int) -> RowBlock | None:
+    """The first rows of a file that `prepare` takes; None if it takes none."""
+    read = config.source.open(features, first=url, encoders={})
+    blocks: list[RowBlock] = []
+    n = 0
+    for block in read(File(url=url)):
+        whole = completed(block, config, features)
+        whole = keep(whole, np.asarray(~np.isinf(whole.features_NF).any(1)))
+        blocks.append(cut(whole, 0, min(len(whole), rows - n)))
+        n += len(blocks[-1])
+        if n >= rows:
+            break
+    return concat(blocks) if n else None
+
+
+def _numbered_rows(url: str, module: ModuleType, folder: Path, last: int) -> Iterator[tuple[int, Any]]:
+    """The rows of a file with their line or row numbers, up to the last that is wanted."""
+    if url.endswith(".parquet"):
+        for batch in parquet.read_batches(url, parquet.read_schema(url).names, _ROWS_AT_ONCE):
+            yield from zip(batch.lines_N.tolist(), batch.rows.to_pylist(), strict=True)
+            if int(batch.lines_N[-1]) >= last:
+                return
+        return
+    path = Path(url)
+    if not path.exists():
+        if storage.size(url) > _MOST_BYTES:
+            raise InputError(f"{url}: more than 1 GB, and raw rows are copied here to be checked; name fewer as raw")
+        path = folder / url.rpartition("/")[2]
+        with storage.open_input(url) as source, path.open("wb") as target:
+            shutil.copyfileobj(source, target)
+    yield from module.numbered(path)

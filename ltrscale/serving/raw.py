@@ -3,11 +3,13 @@
 raw_rows.py      the transformer: one file that needs Python alone, a copy of the module of that name
 raw_rows.json    its recipe: the columns of a raw row, and how each feature of the model is made of them
 raw_rows_*.jsonl a table that joins the rows, if it has at most 200,000: a list of key and values in each line
+
+It reads columns as those of the rows that the model has learnt from; so do `jobs.predict` and the registry's model.
 """
 
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,8 +18,10 @@ from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature, RawColumns
 from ltrscale.data.dataset.origin import RAW, fills_of, prepare_settings_of
+from ltrscale.errors import InputError
 from ltrscale.ingest import csvtext
 from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.items import Items
 from ltrscale.ingest.joins import Join, Joined, load_table
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.source import Needs
@@ -38,9 +42,9 @@ def reading_raw(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tu
         return None
     where = f"{bundle.url}: read_as of its config.json"
     config = validate(PrepareConfig, {**prepare_settings_of(bundle.read_as), "inputs": "X"}, where)
-    there, columns = RawColumns.model_validate(bundle.read_as[RAW]).reads, config.source.mapping
+    log_columns, columns = RawColumns.model_validate(bundle.read_as[RAW]).reads, config.source.mapping
     assert columns is not None
-    if any(columns.source_of(name) not in there for name in names):
+    if any(columns.source_of(name) not in log_columns for name in names):
         return None
     features = tuple(feature for feature in bundle.features if feature.name in names)
     fills = fills_of(bundle.read_as)
@@ -54,10 +58,10 @@ def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
     Raises:
         InputError: a table that joins cannot be read.
     """
-    found = reading_raw(bundle, names)
-    if found is None:
+    reading = reading_raw(bundle, names)
+    if reading is None:
         return {}
-    config, features = found
+    config, features = reading
     source = config.source
     columns, raw = source.mapping, RawColumns.model_validate(bundle.read_as[RAW])
     assert columns is not None
@@ -76,7 +80,14 @@ def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
         "version": 1,
         "about": _ABOUT,
         "rows": raw.rows,
-        "csv": _csv(columns),
+        "csv": {
+            "delimiter": columns.delimiter,
+            "decimal": columns.decimal,
+            "encoding": columns.encoding,
+            "quotes": columns.quotes,
+            "missing": list(csvtext.NULLS),
+            **dict(zip(("true", "false"), csvtext.booleans(), strict=True)),
+        },
         "times": {
             "zone": columns.time_zone,
             "formats": list(columns.time_format),
@@ -103,12 +114,6 @@ _ABOUT = {
 }
 
 
-def _csv(columns: ColumnMapping) -> dict[str, Any]:
-    true, false = csvtext.booleans()
-    form = {"delimiter": columns.delimiter, "decimal": columns.decimal, "encoding": columns.encoding}
-    return {**form, "quotes": columns.quotes, "missing": list(csvtext.NULLS), "true": true, "false": false}
-
-
 def _columns(
     columns: ColumnMapping, joins: Sequence[Join], features: Sequence[Feature], raw: RawColumns
 ) -> dict[str, dict[str, Any]]:
@@ -125,9 +130,9 @@ def _columns(
 
 def _feature(feature: Feature, columns: ColumnMapping) -> dict[str, Any]:
     column, part = columns.date_features().get(feature.name, (feature.name, None))
-    found: dict[str, Any] = {"name": feature.name, "kind": feature.kind, "column": column}
+    recipe: dict[str, Any] = {"name": feature.name, "kind": feature.kind, "column": column}
     fill = columns.fill_of(feature)
-    return found | ({} if part is None else {"part": part}) | ({} if fill is None else {"fill": fill})
+    return recipe | ({} if part is None else {"part": part}) | ({} if fill is None else {"fill": fill})
 
 
 def _table(joined: Joined) -> bytes | None:
@@ -140,11 +145,65 @@ def _table(joined: Joined) -> bytes | None:
 
 def _is_plain(kind: pa.DataType) -> bool:
     """Whether JSON has values of this type."""
-    tests = (
-        pa.types.is_boolean,
-        pa.types.is_integer,
-        pa.types.is_floating,
-        pa.types.is_string,
-        pa.types.is_large_string,
-    )
-    return any(test(kind) for test in (*tests, pa.types.is_null))
+    types = pa.types
+    numeric = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
+    return bool(numeric or types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind))
+
+
+ROW = "__row__"
+"""The column that holds the numbers of rows."""
+
+
+def uses_in_scoring(columns: Mapping[str, Any], bundle: Bundle, *, named: Collection[str] = ()) -> dict[str, Any]:
+    """The uses of columns that give rows their scores; `ROW` names the documents.
+
+    Uses that scoring does not need are left out; `named` are those that the caller of `predict` named.
+
+    Raises:
+        InputError: a use does not exist or does not fit the others; a named one does not matter.
+    """
+    mapping = validate(ColumnMapping, columns, "Ranker.predict")
+    read = _scoring(mapping, bundle).replace(item=ROW)
+    if idle := [use for use in named if getattr(read, use) != getattr(mapping, use)]:
+        raise InputError(f"Ranker.predict: scores do not depend on {', '.join(idle)}; leave out what is not read")
+    return _plain(read)
+
+
+def with_fills(columns: Mapping[str, Any], bundle: Bundle) -> dict[str, Any]:
+    """Uses of columns with the numbers that filled missing values in training, also where these were medians."""
+    rest = {use: value for use, value in columns.items() if use not in ("fill", "fill_periods")}
+    return rest | ({"fill": fills} if (fills := fills_of(bundle.read_as)) else {})
+
+
+def uses_of(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The uses of columns, and the further keys of `prepare`, with which the training rows of a bundle were read.
+
+    A bundle that does not know them, or whose rows were no items, has its features as columns.
+
+    Raises:
+        InputError: the bundle's record is damaged.
+    """
+    columns: dict[str, Any] = {
+        use: [feature.name for feature in bundle.features if feature.kind == kind]
+        for kind, use in (("numeric", "features"), ("categorical", "categorical"))
+    }
+    if not bundle.read_as:
+        return columns, {}
+    where = f"{bundle.url}: read_as of its config.json"
+    config = validate(PrepareConfig, {**prepare_settings_of(bundle.read_as), "inputs": "X"}, where)
+    if (mapping := config.source.mapping) is not None:
+        # `score` reads labels too
+        columns = _plain(_scoring(mapping, bundle).replace(label=mapping.label, grades=mapping.grades))
+    return columns, config.model_dump(mode="json", exclude={"inputs", "source", "sort"}, exclude_defaults=True)
+
+
+def _scoring(mapping: ColumnMapping, bundle: Bundle) -> ColumnMapping:
+    """What `jobs.predict` needs of a mapping for rows of a fixed period."""
+    positions, tokens = bundle.reads_positions, bundle.reads_tokens
+    needs = Needs(bundle.features, positions=positions, tokens=tokens, fills=fills_of(bundle.read_as))
+    return Items(columns=mapping).for_scoring(needs).columns
+
+
+def _plain(mapping: ColumnMapping) -> dict[str, Any]:
+    """A mapping as plain data; it states the features even if there are none, so that none are looked for."""
+    return {"features": [], "categorical": [], **mapping.model_dump(mode="json", exclude_defaults=True)}

@@ -11,7 +11,7 @@ from ltrscale.config import Config, validate
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.progress import log
-from ltrscale.serving.uses import ROW, uses_in_scoring, uses_of
+from ltrscale.serving.raw import ROW, uses_in_scoring, uses_of
 from ltrscale.stages.trackers import EXPERIMENT, MLFLOW, client, numbers, plain_key
 
 _LOADER = "ltrscale.api.in_mlflow"

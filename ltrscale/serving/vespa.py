@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from ltrscale.bundle import Bundle
 from ltrscale.errors import InputError
-from ltrscale.serving.features import ModelColumn, features_in
-from ltrscale.serving.format import EngineFormat, Files, MatrixScorer, Observed
+from ltrscale.serving.format import EngineFormat, Files, MatrixScorer, ModelColumn, Observed, features_in
 from ltrscale.serving.trees import Trees, missing_goes_left, trees_of
 
 _MODEL = "model.json"
@@ -58,7 +57,7 @@ The features have the names of `label`. Categories are text: their functions tak
     def readers(self, folder: Path) -> tuple[MatrixScorer, ...]:
         """The ranking expression that Vespa makes of the file."""
         model, described = json.loads((folder / _MODEL).read_bytes()), features_in(folder).columns
-        with_values = [i for i, name in enumerate(model["feature_names"]) if _values(model, name)]
+        with_values = [i for i, name in enumerate(model["feature_names"]) if _category_values(model, name)]
         texts = dict(zip(with_values, model["pandas_categorical"], strict=True))
 
         def scores(matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -69,7 +68,7 @@ The features have the names of `label`. Categories are text: their functions tak
                     columns[i] = np.array([by_place.get(place, "") for place in columns[i].tolist()])
             scores_N = np.zeros(len(matrix_NG))
             for tree in model["tree_info"]:
-                scores_N += _walk(tree["tree_structure"], columns, texts, len(matrix_NG))
+                scores_N += _leaves_of(tree["tree_structure"], columns, texts, len(matrix_NG))
             return scores_N
 
         return (scores,)
@@ -79,7 +78,9 @@ def _dump(trees: Trees) -> bytes:
     dump = trees.booster.dump_model()
     roots = [_node(tree["tree_structure"]) for tree in dump["tree_info"]]
     infos = dump["feature_infos"]
-    texts = [_texts(trees, i) for i, c in enumerate(trees.columns) if c.codes and infos.get(c.label, {}).get("values")]
+    texts = [
+        _texts_of(trees, i) for i, c in enumerate(trees.columns) if c.codes and infos.get(c.label, {}).get("values")
+    ]
     model = {
         "name": "tree",
         "version": dump["version"],
@@ -107,7 +108,7 @@ def _node(node: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _texts(trees: Trees, i: int) -> list[str]:
+def _texts_of(trees: Trees, i: int) -> list[str]:
     """The text of each category of a column, in the order of the model's numbers."""
     column = trees.columns[i]
     by_place = {place: text for text, place in (column.values or {}).items()}
@@ -121,11 +122,11 @@ def _texts(trees: Trees, i: int) -> list[str]:
     return [by_place[place] for place in range(len(by_place))]
 
 
-def _values(model: Mapping[str, Any], name: str) -> Any:
+def _category_values(model: Mapping[str, Any], name: str) -> Any:
     return model["feature_infos"].get(name, {}).get("values")
 
 
-def _walk(
+def _leaves_of(
     root: Mapping[str, Any], columns: Sequence[Any], texts: Mapping[int, Sequence[str]], documents: int
 ) -> NDArray[np.float64]:
     leaves_N = np.empty(documents)

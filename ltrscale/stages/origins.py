@@ -5,7 +5,7 @@ from typing import Any
 
 from ltrscale import storage
 from ltrscale.bundle import read_bundle_manifest
-from ltrscale.bundle.provenance import Provenance
+from ltrscale.bundle.contents import Provenance
 from ltrscale.config import Config, settings_of, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Dataset, open_dataset

@@ -24,10 +24,8 @@ from ltrscale.pretext.augment import AugmentConfig, MaskConfig, SwapInGroupConfi
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
-from ltrscale.training.account import Account
-from ltrscale.training.feed import Fed, read_ahead
-from ltrscale.training.masking import masked_features
-from ltrscale.training.network import sample_inputs
+from ltrscale.training.feed import Account, Fed, read_ahead
+from ltrscale.training.network import masked_features, sample_inputs
 
 
 class AuxiliaryConfig(Config):
@@ -80,10 +78,7 @@ class Unlabelled:
 class AuxiliaryObjective(nn.Module):
     """The pretext loss of the encoders of some rankers, which learn side by side on unlabelled groups.
 
-    Args:
-        unlabelled: method, augmentation and marginals.
-        rankers: their encoders are trained, and the method's own parts beside them.
-        start: the pretrained bundle, which may have a projector to go on with.
+    Their encoders are trained, and the method's own parts beside them; a pretrained bundle's projector goes on.
     """
 
     def __init__(self, unlabelled: Unlabelled, rankers: Sequence[Ranker], start: bundle.EncoderBundle | None) -> None:
@@ -110,13 +105,7 @@ def _pretrainer(unlabelled: Unlabelled, ranker: Ranker, start: bundle.EncoderBun
 
 
 class Auxiliary:
-    """The endless stream of unlabelled micro-batches of one worker, epoch after epoch.
-
-    Args:
-        objective: the loss, with the settings of the groups.
-        stream: this worker's share of the unlabelled groups.
-        device: destination of the micro-batches.
-    """
+    """The endless stream of unlabelled micro-batches of one worker, epoch after epoch."""
 
     def __init__(self, objective: AuxiliaryObjective, stream: GroupStream, device: torch.device) -> None:
         self.objective, self.stream, self.device = objective, stream, device

@@ -1,29 +1,61 @@
-"""Rankers made of finetuned ones: their mean score, or a linear layer over their embeddings (HOU24, A.3.7)."""
+"""Rankers made of what is there: finetuned ones combined (HOU24, A.3.7), or the order of one feature.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+Finetuned rankers are combined by their mean score, or by a linear layer over their embeddings.
+"""
+
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 
 from ltrscale import bundle
+from ltrscale.bundle import FeatureOrder, facts, order_scorer, save_order
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.stream.batches import check_batches
+from ltrscale.data.stream.batches import check_batches, iterate
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, How, combine_rankers
 from ltrscale.models.ranker import Ranker
-from ltrscale.progress import Report
+from ltrscale.progress import Report, log
+from ltrscale.ranking.choices import metric_named
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.training.phases import Phase, Training
-from ltrscale.training.ranking import RankingConfig, RankingObjective
+from ltrscale.training.ranking import Best, LabelledData, RankingConfig, RankingObjective
 from ltrscale.training.resumption import TrainingStage, begin
 from ltrscale.training.settings import OptimizerConfig, set_up
-from ltrscale.training.validation import Best, LabelledData
+
+_VALIDATED = ("ndcg@5", "ndcg@10")
+
+
+class FeatureJob(LabelledStage):
+    """Make the order of one feature a bundle; it learns nothing, and only the labels of validation are read."""
+
+    stage: ClassVar = "feature"
+    order: FeatureOrder
+
+    def own_settings(self) -> FeatureOrder:
+        """The feature and the direction."""
+        return self.order
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Measure the order on the validation groups, as every trainer does, and commit the bundle."""
+        data = LabelledData.of(self.splits.train, self.splits.validation, without=())
+        data = data.serving([self.order.among(data.train.features)], whose=self.out)
+        assert data.judged is not None
+        score, values = order_scorer(self.order), []
+        for groups in iterate(data.judged):
+            assert groups.labels_N is not None
+            scored = score(groups), groups.labels_N, groups.offsets_Q1
+            values.append(torch.stack([metric_named(metric).of(*scored) for metric in _VALIDATED]))
+        means_M = torch.cat(values, dim=1).double().nanmean(dim=1).tolist()
+        metrics = {f"validation_{metric}": mean for metric, mean in zip(_VALIDATED, means_M, strict=True)}
+        report(metrics)
+        save_order(self.out, self.order, **facts(data.train, self.order, metrics=metrics, made_by=origin))
+        log.info("committed %s", self.out)
 
 
 class CombineConfig(RankingConfig):
@@ -59,44 +91,35 @@ class CombineJob(LabelledStage, TrainingStage):
         select(train, labelled=True).serving(first.features, whose=first.url)  # raises before anything is started
         splits = {"train": train, "validation": validation}
         good = begin(splits, config.preflight, self.out, origin=origin, report=report)
-        data = LabelledData.of(
-            train, validation, without=good.without, relevant=config.relevant_only, weighed=config.weighed
-        )
+        data = LabelledData.of(train, validation, without=good.without, config=config)
         trains = config.how == "concat"
         if trains:
             check_batches(data.train, config.stream, world=self.workers.most, title="combining")
-        work = Combining(config, self.bundles, data, self.out, origin)
+        work = partial(self._combine, data, origin)
         launch(work, workers=self.workers if trains else ONE, report=report)
 
-
-@dataclass(frozen=True)
-class Combining:
-    """The work of a combination, the same value on every worker."""
-
-    config: CombineConfig
-    bundles: tuple[str, ...]
-    data: LabelledData
-    out: str
-    origin: Mapping[str, Any]
-
-    def __call__(self, context: Context) -> None:
-        """Take part; rank 0 writes checkpoints and the bundle."""
-        config = self.config
+    def _combine(self, data: LabelledData, origin: Origin, context: Context) -> None:
+        """The part of one worker; rank 0 writes checkpoints and the bundle."""
+        config, opened = self.combine, _opened(self.bundles)
         torch.manual_seed(config.seed)
-        opened = _opened(self.bundles)
-        data = self.data.serving(opened[0].features, whose=opened[0].url)
+        data = data.serving(opened[0].features, whose=opened[0].url)
         data = data.each(partial(bundle.with_tokens_of, opened=opened))
-        parts = [_part(one) for one in opened]
+        parts = []
+        for one in opened:
+            ranker: AnyRanker = one.ranker()
+            if not isinstance(ranker, Ranker):
+                raise InputError(f"{one.url}: holds several rankers already; combine single ones")
+            parts.append(ranker)
         device = set_up(config)
         model = combine_rankers(parts, how=config.how, dropout=config.dropout).to(device)
         best = Best(model, config, data)
         if model.learns:
             objective = RankingObjective(model, config).to(device)
             phase = Phase("concat", "finetuning (concat)", config.epochs, frozen=tuple(model.parts))
-            Training(objective, config, data.train, self.out, self.origin, context, best).run(phase)
+            Training(objective, config, data.train, self.out, origin, context, best).run(phase)
         else:
             best.update("mean", 0)
-        best.commit(self.out, origin=self.origin)
+        best.commit(self.out, origin=origin)
 
 
 def _opened(bundles: Sequence[str]) -> list[bundle.Bundle]:
@@ -109,10 +132,3 @@ def _opened(bundles: Sequence[str]) -> list[bundle.Bundle]:
                 "were trained on the same features, or stack these with jobs.stack"
             )
     return opened
-
-
-def _part(opened: bundle.Bundle) -> Ranker:
-    ranker: AnyRanker = opened.ranker()
-    if not isinstance(ranker, Ranker):
-        raise InputError(f"{opened.url}: holds several rankers already; combine single ones")
-    return ranker

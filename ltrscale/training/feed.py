@@ -1,28 +1,88 @@
-"""Reading ahead: a thread reads, decodes, counts and copies the next steps to the device during the current step."""
+"""Reading ahead: a thread reads, decodes, counts and copies the next steps to the device during the current step.
+
+The account of an epoch counts groups and documents, and a checksum identifies the groups. Two collections of groups
+with the same counts and the same checksum are the same, except with probability of about 2^-32. The order does not
+matter, and the checksums of parts add up. So one number shows that no group was missed or read twice, over any number
+of workers and restarts.
+
+Shapes: Q groups.
+"""
 
 import threading
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
 from queue import Empty, Full, Queue
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
+from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import MicroBatches, Position
-from ltrscale.training.account import Account, account_of
+from ltrscale.data.stream.readers import RowGroupReader
+from ltrscale.data.stream.windows import Decoder, group_ids
+from ltrscale.draws import splitmix64
+from ltrscale.runtime.workers import rank_and_world
+from ltrscale.training.reduce import sum_over_workers
+
+
+class Account(NamedTuple):
+    """Counts and checksum of the groups that were read."""
+
+    groups: int = 0
+    documents: int = 0
+    checksum: int = 0
+
+    def plus(self, groups: float, documents: float, checksum: float) -> "Account":
+        """The account with these counts and this checksum added."""
+        return Account(self.groups + int(groups), self.documents + int(documents), self.checksum + int(checksum))
+
+    def times(self, passes: int) -> "Account":
+        """The account of several passes over the same groups."""
+        return Account(*(passes * count for count in self))
+
+    def agrees_with(self, expected: "Account") -> bool:
+        """Whether it equals the expected account; documents are compared only where their expected count is known."""
+        documents = self.documents if expected.documents else 0
+        return self._replace(documents=documents) == expected
+
+
+def checksum(ids_Q: NDArray[np.int64]) -> int:
+    """Sum of a 32-bit hash of every id; below 2^53, and so exact in float64, for 2 million groups.
+
+    Example:
+        >>> whole, parts = checksum(np.array([4, 7])), [checksum(np.array([gid])) for gid in (7, 4)]
+        >>> whole == sum(parts), whole == checksum(np.array([5, 6]))
+        (True, False)
+    """
+    hashes_Q = splitmix64(np.zeros(len(ids_Q), np.uint64), ids_Q.astype(np.uint64))
+    return int((hashes_Q >> np.uint64(32)).sum())
+
+
+def listed(selection: Selection, reader: RowGroupReader) -> Account:
+    """The account that an epoch over a selection must reach, from the ids in its files; all workers share the reading.
+
+    Documents are 0, which means unknown, where only some groups of a row group are served.
+
+    Raises:
+        InputError: a file is missing, damaged, or does not hold what the manifest lists.
+    """
+    rank, world = rank_and_world()
+    sums = torch.zeros(2, dtype=torch.int64)
+    own, decoder = selection.row_groups[rank::world], Decoder(selection, documents=False)
+    for row_group, table in zip(own, reader(own, decoder.columns), strict=True):
+        ids_Q = group_ids([row_group], [table])[decoder.served_rows([row_group], [table])]
+        sums += torch.tensor([len(ids_Q), checksum(ids_Q)])
+    groups, total = sum_over_workers(sums).tolist()
+    # the manifest counts documents by row group, so it cannot count those of some of its groups
+    whole = all(selection.served_groups(row_group) == row_group.groups for row_group in selection.row_groups)
+    return Account(groups, selection.n_documents if whole else 0, total)
+
 
 _POLL_S = 0.1  # how soon the thread notices that the consumer has stopped
-
-
-@dataclass(frozen=True)
-class _Failed:
-    error: BaseException
-
-
-class _End:
-    """Marks the end of the steps."""
 
 
 class Fed(NamedTuple):
@@ -47,25 +107,20 @@ def read_ahead(steps: Iterator[MicroBatches], *, depth: int, device: torch.devic
     for the computation. An exception of the thread is raised here, after the steps that precede it. Closing the
     generator ends the thread.
 
-    Args:
-        steps: of a `GroupStream`; a generator is closed at the end.
-        depth: steps to read ahead; 0 reads each step on request, without a thread.
-        device: destination of the micro-batches.
+    A depth of 0 reads each step on request, without a thread.
     """
     move = _Mover(device)
     if depth == 0:
         yield from map(move, steps)
         return
-    ready: Queue[Fed | _Failed | _End] = Queue(maxsize=depth)
+    ready: Queue[Fed | BaseException | None] = Queue(maxsize=depth)  # None: the end of the steps
     stopped = threading.Event()
 
-    def put(item: Fed | _Failed | _End) -> None:
+    def put(item: Fed | BaseException | None) -> None:
         while not stopped.is_set():  # a plain put on a full queue would block for ever once the consumer has left
-            try:
+            with suppress(Full):
                 ready.put(item, timeout=_POLL_S)
                 break
-            except Full:
-                continue
 
     def run() -> None:
         try:
@@ -73,9 +128,9 @@ def read_ahead(steps: Iterator[MicroBatches], *, depth: int, device: torch.devic
                 put(move(step))
                 if stopped.is_set():
                     break
-            put(_End())
+            put(None)
         except BaseException as error:  # handed to the consumer
-            put(_Failed(error))
+            put(error)
         finally:
             if isinstance(steps, Generator):
                 steps.close()
@@ -83,23 +138,17 @@ def read_ahead(steps: Iterator[MicroBatches], *, depth: int, device: torch.devic
     thread = threading.Thread(target=run, name="read-ahead", daemon=True)
     thread.start()
     try:
-        while not isinstance(item := ready.get(), _End):
-            if isinstance(item, _Failed):
-                raise item.error
+        while (item := ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
             move.take(item)
             yield item
     finally:
         stopped.set()
-        _drain(ready)  # frees the batches, and makes room for a put that is waiting
+        with suppress(Empty):  # frees the batches, and makes room for a put that is waiting
+            while True:
+                ready.get_nowait()
         thread.join()
-
-
-def _drain(ready: Queue[Fed | _Failed | _End]) -> None:
-    while True:
-        try:
-            ready.get_nowait()
-        except Empty:
-            return
 
 
 class _Mover:
@@ -111,17 +160,18 @@ class _Mover:
 
     def __call__(self, step: MicroBatches) -> Fed:
         """The step with its micro-batches on the device; all copies are complete."""
-        account = account_of(filter(None, step.micro_batches.values()))
+        account = Account()
+        for groups in filter(None, step.micro_batches.values()):
+            of_ids = 0 if groups.ids_Q is None else checksum(groups.ids_Q.numpy())
+            account = account.plus(groups.n_groups, groups.n_documents, of_ids)
         if self.side is None:
             moved = {c: g and g.to(self.device) for c, g in step.micro_batches.items()}
             return Fed(moved, step.positions, account)
         with torch.cuda.stream(self.side):
-            moved = {c: g and self._to_gpu(g) for c, g in step.micro_batches.items()}
+            pinned = {c: g and g.map(Tensor.pin_memory) for c, g in step.micro_batches.items()}
+            moved = {c: g and g.to(self.device, non_blocking=True) for c, g in pinned.items()}
         self.side.synchronize()  # blocks this thread only; the consumer goes on computing
         return Fed(moved, step.positions, account)
-
-    def _to_gpu(self, groups: QueryGroups) -> QueryGroups:
-        return groups.map(Tensor.pin_memory).to(self.device, non_blocking=True)
 
     def take(self, step: Fed) -> None:
         """Register the batch's memory with the consumer's CUDA stream.

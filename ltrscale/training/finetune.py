@@ -35,13 +35,11 @@ from ltrscale.stages.origins import bundle_hashes
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.storage import children, join, read_manifest
 from ltrscale.training.auxiliary import AuxiliaryConfig, AuxiliaryObjective, Unlabelled
-from ltrscale.training.network import fitted
+from ltrscale.training.network import fitted, fitted_to, load_initial, with_tokens
 from ltrscale.training.phases import Phase, Training
-from ltrscale.training.ranking import ListLossConfig, RankingConfig, RankingObjective
+from ltrscale.training.ranking import Best, LabelledData, ListLossConfig, RankingConfig, RankingObjective
 from ltrscale.training.resumption import EPOCHS, PROBES, TRANSFORM, TrainingStage, begin
 from ltrscale.training.settings import set_up
-from ltrscale.training.text import fitted_to, load_initial, with_tokens
-from ltrscale.training.validation import Best, LabelledData
 
 
 class RatesConfig(Config):
@@ -130,8 +128,7 @@ class FinetuneConfig(RankingConfig):
     def check_start(self, projector_layers: int | None) -> None:
         """Check that the settings fit the start: a pretrained bundle or random weights.
 
-        Args:
-            projector_layers: hidden layers of the pretrained projector, None without pretraining.
+        `projector_layers` are the hidden layers of the pretrained projector, None without pretraining.
 
         Raises:
             ValueError: probing without a pretrained encoder, or more layers of the projector than it has.
@@ -161,10 +158,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
     def work(self, origin: Origin, report: Report, *, epochs: Mapping[str, int] | None = None) -> None:
         """Finetune, and commit the bundle; resumes from the newest checkpoint below `out`.
 
-        Args:
-            origin: recorded in the bundle's manifest; identifies the run.
-            report: receives a record of each probe, of the pre-flight, one a step and one an epoch.
-            epochs: train on both splits together for so many epochs of each phase, and keep the last weights.
+        With `epochs`, it trains on both splits together for so many epochs of each phase, and keeps the last weights.
 
         Raises:
             InputError: a split has no labelled group, the pretrained bundle was made for other features or lacks the
@@ -173,19 +167,11 @@ class FinetuneJob(LabelledStage, TrainingStage):
         """
         config, workers, start = self.finetune, self.workers, self._start(origin, report)
         train, validation = self.splits.train, self.splits.validation
-        splits = (
-            {"train": train, "validation": validation}
-            if epochs is None
-            else {"train": joined_splits(train, validation)}
-        )
+        splits = {"train": train, "validation": validation}
+        if epochs is not None:
+            splits = {"train": joined_splits(train, validation)}
         good = begin(splits, config.preflight, self.out, origin=origin, report=report)
-        data = LabelledData.of(
-            splits["train"],
-            splits.get("validation"),
-            without=good.without,
-            relevant=config.relevant_only,
-            weighed=config.weighed,
-        )
+        data = LabelledData.of(splits["train"], splits.get("validation"), without=good.without, config=config)
         documents = select(splits["train"], labelled=False, without=good.without)
         read: Callable[[Selection], Selection]
         if start is not None:
@@ -211,11 +197,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
             launch(work, workers=workers, report=report)
 
     def _start(self, origin: Origin, report: Report) -> bundle.EncoderBundle | None:
-        """The bundle to start from, the best of several if probes choose; None for random weights.
-
-        Raises:
-            InputError: the settings do not fit it.
-        """
+        """The bundle to start from, the best of several if probes choose; None for random weights."""
         config, start = self.finetune, bundle.load_encoder(self.pretrained) if self.pretrained else None
         try:
             config.check_start(start.projector_layers() if start else None)
@@ -223,8 +205,12 @@ class FinetuneJob(LabelledStage, TrainingStage):
                 config.auxiliary.method.check_encoder(start.architecture.encoder if start else config.network.encoder)
         except ValueError as error:
             raise InputError(f"{self.pretrained or 'no pretrained bundle'}: {error}") from error
-        if config.keep_head:
-            _check_head(config, start)
+        made = None if start is None else start.architecture
+        if config.keep_head and (made is None or (made.head, made.context) != (config.head, config.context)):
+            raise InputError(
+                f"{start.url if start else 'no pretrained bundle'}: keep_head needs a finetuned ranker with the same "
+                "head and context as in finetune; name one, or set keep_head to false"
+            )
         if start is None:
             return None
         select(self.splits.train, labelled=True).serving(start.features, whose=start.url)  # before anything is started
@@ -269,16 +255,6 @@ def kept_encoders(pretrained: str) -> list[str]:
     return [*(url for url in kept if {**bundle.load(url).made_by, "epoch": 0} == {**made_by, "epoch": 0}), pretrained]
 
 
-def _check_head(config: FinetuneConfig, start: bundle.EncoderBundle | None) -> None:
-    """Check that the bundle to start from has the head and the list context to keep."""
-    made = None if start is None else start.architecture
-    if made is None or (made.head, made.context) != (config.head, config.context):
-        raise InputError(
-            f"{start.url if start else 'no pretrained bundle'}: keep_head needs a finetuned ranker with the same head "
-            "and context as in finetune; name one, or set keep_head to false"
-        )
-
-
 @dataclass(frozen=True)
 class Finetuning:
     """The work of a finetuning, the same value on every worker."""
@@ -302,7 +278,8 @@ class Finetuning:
         if start is not None:
             data = data.serving(start.features, whose=start.url)
         device = set_up(config)
-        rankers = [_ranker(config, seed, self.transform, start) for seed in _seeds(config)]
+        others = [mix("head", config.seed, head) % 2**31 for head in range(1, config.heads)]
+        rankers = [_ranker(config, seed, self.transform, start) for seed in (config.seed, *others)]
         ranker = (rankers[0] if len(rankers) == 1 else MeanRanker(rankers)).to(device)
         auxiliary = None if self.unlabelled is None else AuxiliaryObjective(self.unlabelled, rankers, start)
         objective = RankingObjective(ranker, config, config.list_loss, auxiliary).to(device)
@@ -319,11 +296,6 @@ class Finetuning:
         )
         probed: dict[str, str] = {"start": start.url} if start and config.probe_epochs else {}
         best.commit(self.out, origin=self.origin, **probed)
-
-
-def _seeds(config: FinetuneConfig) -> list[int]:
-    """The seed of each head's initial weights; the first is that of a single head."""
-    return [config.seed, *(mix("head", config.seed, head) % 2**31 for head in range(1, config.heads))]
 
 
 def _ranker(

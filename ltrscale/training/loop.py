@@ -24,9 +24,8 @@ from ltrscale.data.stream.plan import step_seed
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.runtime.workers import rank_and_world
-from ltrscale.training.account import Account
 from ltrscale.training.auxiliary import Auxiliary
-from ltrscale.training.feed import Fed, read_ahead
+from ltrscale.training.feed import Account, Fed, read_ahead
 from ltrscale.training.reduce import forget_moments, reduce_gradients, sum_over_workers, update_running_statistics
 from ltrscale.training.settings import Factors, OptimizerConfig, Precision, build_optimizer, learning_rate
 

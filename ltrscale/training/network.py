@@ -1,27 +1,39 @@
-"""The network that pretraining and finetuning share: feature transform and encoder, built the same way for both."""
+"""What a network takes from its surroundings before it trains, built the same way for pretraining and finetuning.
 
-from collections.abc import Callable
+The data give the feature transform, a sample of documents, the features to mask in views, and the vocabulary of texts.
+Initial weights of a transformer lie at any URL in Hugging Face's format: `config.json` and `model.safetensors` of a
+BERT. Nothing is downloaded and nothing is unpickled.
+"""
+
+import json
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from safetensors import SafetensorError
+from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import group_index, rows_of
 from ltrscale.config import is_current, made_by
 from ltrscale.data.dataset.selection import Selection
+from ltrscale.data.dataset.summaries import UniqueInGroup, identifying
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here
+from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here, spread
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.models.choices import NetworkConfig
-from ltrscale.models.features import FeatureTransform, make_transform, wanted
+from ltrscale.models.cross_encoder import CrossEncoder, CrossEncoderConfig, TokenNumbers
+from ltrscale.models.features import FeatureKind, FeatureTransform, make_transform, wanted
 from ltrscale.models.fitting import FeatureStatistics, Sample, Wanted
+from ltrscale.models.huggingface import bert_config, bert_weights
+from ltrscale.models.layers import Encoder, EncoderSettings
+from ltrscale.pretext.mask import MaskConfig
 from ltrscale.progress import log, progress
 
-_DOCS_PER_BATCH = 8192
-_TENSORS = "tensors.safetensors"
+_CONFIG, _WEIGHTS, _TENSORS = "config.json", "model.safetensors", "tensors.safetensors"
+_DOCUMENTS, _DOCS_PER_BATCH = 200_000, 8192
 
 
 def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> FeatureTransform:
@@ -30,11 +42,6 @@ def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> 
     Unlabelled groups count too: a feature's distribution needs no label. So a baseline without pretraining gets the
     same transform as a pretrained network.
 
-    Args:
-        selection: all groups of the training split.
-        config: its `transform` is fitted.
-        run: reads the data, here or in tasks of a Ray cluster; the transform does not depend on the choice.
-
     Raises:
         InputError: a file is missing, damaged, or does not hold what the manifest lists.
     """
@@ -42,13 +49,13 @@ def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> 
     needed = wanted(kinds, config.transform, documents=selection.n_documents)
     statistics, parts = FeatureStatistics(needed), cut_into_parts(selection)
     with progress("feature statistics", selection.n_documents) as advance:
-        for part, of_part in zip(parts, run(partial(_statistics, needed), parts), strict=True):
+        for part, of_part in zip(parts, run(partial(_statistics_of_part, needed), parts), strict=True):
             statistics.merge(of_part)
             advance(part.documents)
     return make_transform(statistics, config.transform)
 
 
-def _statistics(needed: Wanted, part: Part) -> FeatureStatistics:
+def _statistics_of_part(needed: Wanted, part: Part) -> FeatureStatistics:
     statistics = FeatureStatistics(needed)
     for groups in iterate(part.selection, docs_per_batch=_DOCS_PER_BATCH):
         statistics.add(part.first + statistics.documents, groups.features_NF.numpy())
@@ -62,25 +69,19 @@ def sample_inputs(
 
     The columns of the sample are the features' marginals. The sample depends only on the documents and their order.
 
-    Args:
-        selection: all groups of the training split.
-        transform: a fitted one.
-        size: number of documents, S.
-        run: as for `fit`.
-
     Raises:
         InputError: as `fit`.
     """
     sample, parts = Sample(size, selection.n_documents), cut_into_parts(selection)
     with progress("feature marginals", selection.n_documents) as advance:
-        of_parts = run(partial(_sampled, transform, size, selection.n_documents), parts)
+        of_parts = run(partial(_sample_of_part, transform, size, selection.n_documents), parts)
         for part, of_part in zip(parts, of_parts, strict=True):
             sample.merge(of_part)
             advance(part.documents)
     return torch.from_numpy(sample.rows_MF())
 
 
-def _sampled(transform: FeatureTransform, size: int, documents: int, part: Part) -> Sample:
+def _sample_of_part(transform: FeatureTransform, size: int, documents: int, part: Part) -> Sample:
     """The sampled documents of a part.
 
     Transforms only groups with a sampled document, but these whole: `per_query` needs all documents of a group.
@@ -98,39 +99,146 @@ def _sampled(transform: FeatureTransform, size: int, documents: int, part: Part)
 def fitted(selection: Selection, config: NetworkConfig, url: str, *, run: Run = run_here) -> FeatureTransform:
     """The transform of `fit`, kept in a committed directory, so that a resumed run reads it instead of fitting again.
 
-    Args:
-        selection: as for `fit`.
-        config: as for `fit`.
-        url: the directory; the caller deletes it when it is no longer needed.
-        run: as for `fit`.
-
     Raises:
         InputError: as `fit`, or the directory cannot be written.
     """
     origin = made_by("transform", config.transform, {"train": selection.hash})
-    state = _kept(url, origin, lambda: fit(selection, config, run=run).state_dict())
-    return FeatureTransform.from_state(state, config.transform)
-
-
-def _kept(url: str, origin: dict[str, object], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Tensors of this origin: read from the directory if they are committed there, otherwise made and committed."""
     if is_current(url, origin):
         try:
             data = storage.read_verified(url, _TENSORS, storage.read_manifest(url) or {})
             log.info("%s: made before with the same settings and data; read from there", url)
-            return safetensors.torch.load(data)
+            return FeatureTransform.from_state(safetensors.torch.load(data), config.transform)
         except UnavailableError:  # the directory may be undamaged, and the new one could not be written either
             raise
         except InputError as error:
             log.warning("%s; making it again", error)
-    tensors = make()
+    transform = fit(selection, config, run=run)
     with storage.Commit(url) as commit:
         with commit.file(_TENSORS) as path:
-            safetensors.torch.save_file(tensors, path)
+            safetensors.torch.save_file(transform.state_dict(), path)
         commit.finish({"made_by": origin})
-    return tensors
+    return transform
 
 
-def state_on_cpu(module: nn.Module) -> dict[str, Tensor]:
-    """A copy of a module's weights and buffers that later training does not touch."""
-    return {name: value.detach().to("cpu", copy=True) for name, value in module.state_dict().items()}
+def masked_features(
+    config: MaskConfig, selection: Selection, kinds: Sequence[FeatureKind], *, run: Run = run_here
+) -> MaskConfig:
+    """The same mask with the rate of every masked feature under its name, so that nothing is left to find out.
+
+    The features that identify a document are found in a sample of the groups that are read, not in the manifests, which
+    speak of other periods too. They are logged, with their shares and rates.
+
+    Raises:
+        InputError: as `MaskConfig.rates`, or a file is missing or damaged.
+    """
+    unique = UniqueInGroup(len(selection.features))
+    for of_part in run(_unique_of_part, cut_into_parts(spread(selection, documents=_DOCUMENTS))):
+        unique.merge(of_part)
+    names = [feature.name for feature in selection.features]
+    identified, suspects = identifying(selection.features, unique.shares())
+    rates = dict(zip(names, config.rates(kinds, names, identified), strict=True))
+    for name, share in identified.items():
+        log.info(
+            "pretraining: %s is unique within its query for %.0f%% of the documents, which would make the contrast too "
+            "easy; %s",
+            *(name, 100 * share),
+            f"the views hide it at a rate of {rates[name]:g}, so nothing needs doing"
+            if rates[name]
+            else "pretrain.mask lets the views show it; set pretrain.mask.identifying=0.8 to hide it",
+        )
+    for name, share in suspects.items():
+        if not rates[name]:
+            log.warning(
+                "pretraining: %s is a whole number, unique within its query for %.0f%% of the documents; if it is an "
+                "id, leave it out, or hide it with pretrain.mask.columns={%s: 1}; if it is a quantity, such as a count "
+                "or a rank, nothing needs doing",
+                *(name, 100 * share, name),
+            )
+    return MaskConfig(identifying=0, columns={name: rate for name, rate in rates.items() if rate})
+
+
+def _unique_of_part(part: Part) -> UniqueInGroup:
+    unique = UniqueInGroup(len(part.selection.features))
+    for groups in iterate(part.selection):
+        unique.add(groups.features_NF.numpy(), groups.offsets_Q1.numpy())
+    return unique
+
+
+def with_tokens(selection: Selection, encoder: EncoderSettings) -> Selection:
+    """The same groups with the token fields that an encoder reads.
+
+    Raises:
+        InputError: the data lack one.
+    """
+    fields = encoder.reads_tokens
+    return selection.reading(query=fields.query, document=fields.document) if any(fields) else selection
+
+
+def fitted_to(network: NetworkConfig, selection: Selection) -> NetworkConfig:
+    """The network with the vocabulary of the data and, if it has initial weights, with their sizes.
+
+    Raises:
+        InputError: the data have no vocabulary or another one than the config says, the vocabulary lacks a special
+            token, or the initial weights are of another architecture or of fewer tokens.
+    """
+    encoder = network.encoder
+    if not isinstance(encoder, CrossEncoderConfig):
+        return network
+    with_tokens(selection, encoder)  # raises if a field is missing
+    vocabulary = _vocabulary(selection)
+    if network.initial is not None:
+        bert = encoder.bert
+        where = storage.join(network.initial, _CONFIG)
+        sizes, rows = bert_config(_json_object(where), where=where, dropout=bert.dropout, pooler=bert.pooler)
+        if rows < vocabulary.size:
+            raise InputError(
+                f"{where}: its vocabulary has {rows:,} tokens, and that of the data {vocabulary.size:,}; prepare the "
+                "data with the vocabulary of these weights"
+            )
+        if encoder.max_tokens > sizes.positions:
+            raise InputError(
+                f"{where}: has {sizes.positions} positions, and network.encoder.max_tokens is {encoder.max_tokens}; "
+                "lower it"
+            )
+        encoder, vocabulary = encoder.replace(bert=sizes.model_dump()), vocabulary.replace(size=rows)
+    if encoder.vocabulary not in (None, vocabulary):
+        raise InputError("network.encoder.vocabulary is not that of the data; leave it empty")
+    return network.replace(encoder=encoder.replace(vocabulary=vocabulary.model_dump()).model_dump())
+
+
+def _vocabulary(selection: Selection) -> TokenNumbers:
+    vocabulary = selection.vocabulary
+    assert vocabulary is not None  # the selection has token fields
+    for name in ("cls", "sep", "mask"):
+        if name not in vocabulary.special:
+            raise InputError(f"the vocabulary of the data has no special token {name!r}; prepare the data with one")
+    special = {name: vocabulary.special[name] for name in ("cls", "sep", "mask")}
+    return TokenNumbers(size=vocabulary.size, sha256=vocabulary.sha256, **special)
+
+
+def load_initial(encoder: Encoder, initial: str | None) -> None:
+    """Load the initial weights of an encoder's transformer, if there are any; other parts keep their random ones.
+
+    Raises:
+        InputError: a file is missing or damaged, or a tensor is missing, unexpected or of another shape.
+    """
+    if initial is None:
+        return
+    assert isinstance(encoder, CrossEncoder)
+    where = storage.join(initial, _WEIGHTS)
+    try:
+        tensors = safetensors.torch.load(storage.read_bytes(where))
+    except SafetensorError as error:
+        raise InputError(f"{where}: no safetensors ({error}); copy it again") from error
+    bert = encoder.bert
+    bert.load_state_dict(bert_weights(tensors, bert.config, bert.tokens.num_embeddings, where=where))
+
+
+def _json_object(where: str) -> dict[str, object]:
+    try:
+        values = json.loads(storage.read_bytes(where))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: no JSON ({error}); copy it again") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{where}: no JSON object; copy it again")
+    return values

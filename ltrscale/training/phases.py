@@ -23,15 +23,14 @@ from ltrscale.progress import log, progress
 from ltrscale.ranking.choices import metric_label
 from ltrscale.runtime.workers import Context, rank_and_world
 from ltrscale.storage import join
-from ltrscale.training.account import Account, listed
 from ltrscale.training.auxiliary import Auxiliary, AuxiliaryObjective
-from ltrscale.training.checkpoint import Checkpoints
+from ltrscale.training.checkpoint import Progress, Snapshot, restore
+from ltrscale.training.feed import Account, listed
 from ltrscale.training.loop import State, StepResult, Trainer
+from ltrscale.training.ranking import Best
 from ltrscale.training.reduce import gather_over_workers
-from ltrscale.training.resumption import CHECKPOINTS
+from ltrscale.training.resumption import CHECKPOINTS, Checkpoints
 from ltrscale.training.settings import Factors, TrainingConfig
-from ltrscale.training.snapshot import Progress, Snapshot, restore
-from ltrscale.training.validation import Best
 
 Record = dict[str, object]
 
@@ -235,7 +234,9 @@ class _Clock:
         seconds = max(time.monotonic() - self.began, 1e-9)
         gpu = self.trainer.device.type == "cuda"
         gpu_bytes = torch.cuda.max_memory_allocated(self.trainer.device) if gpu else 0
-        own = torch.tensor([(self.trainer.waited_s - self.waited_s) / seconds, gpu_bytes, _peak_bytes()])
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, KiB on Linux
+        peak_bytes = peak if sys.platform == "darwin" else 1024 * peak
+        own = torch.tensor([(self.trainer.waited_s - self.waited_s) / seconds, gpu_bytes, peak_bytes])
         waiting, on_gpu, resident = gather_over_workers(own.double()).T.tolist()
         workers = [
             {
@@ -255,19 +256,8 @@ class _Clock:
         }
 
 
-def _peak_bytes() -> int:
-    """Peak resident memory of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, KiB on Linux
-    return peak if sys.platform == "darwin" else 1024 * peak
-
-
 class _EpochLog:
-    """Logs the first epoch, the last, and in between at most one every `EVERY_S` seconds.
-
-    Args:
-        phase: the phase that the epochs belong to.
-        exact: whether the trainer compares each epoch's account with an expected one.
-    """
+    """Logs the first epoch, the last, and in between at most one every `EVERY_S` seconds."""
 
     EVERY_S = 10.0
 

@@ -28,14 +28,12 @@ from ltrscale.runtime.workers import Context, rank_and_world
 from ltrscale.stages.origins import dataset_hashes
 from ltrscale.stages.stage import Origin
 from ltrscale.storage import join
-from ltrscale.training.masking import masked_features
-from ltrscale.training.network import fitted, sample_inputs
+from ltrscale.training.network import fitted, fitted_to, load_initial, masked_features, sample_inputs, with_tokens
 from ltrscale.training.phases import Phase, Record, Training
 from ltrscale.training.presets import Preset, preset
 from ltrscale.training.reduce import sum_over_workers
 from ltrscale.training.resumption import EPOCHS, TRANSFORM, TrainingStage, begin, finish
 from ltrscale.training.settings import OptimizerConfig, TrainingConfig, set_up
-from ltrscale.training.text import fitted_to, load_initial, with_tokens
 
 
 class PretrainConfig(TrainingConfig):
@@ -145,12 +143,12 @@ class _Watcher:
         sums = Sums(*sum_over_workers(self.model.watch.take()).tolist())
         if not sums.anchors:
             return {}
-        found = Geometry.of(sums)
-        warning = warning_of(found, self.model.method.if_solved)
+        geometry = Geometry.of(sums)
+        warning = warning_of(geometry, self.model.method.if_solved)
         if warning and not self.warned and rank_and_world()[0] == 0:
             log.warning("pretraining: %s", warning)
             self.warned = True
-        return found._asdict()
+        return geometry._asdict()
 
 
 @dataclass(frozen=True)

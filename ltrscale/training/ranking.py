@@ -1,21 +1,43 @@
-"""Settings that all trainings with labels share, and the loss of a ranker on a micro-batch."""
+"""What all trainings with labels share: settings, data, loss, and the validation that chooses the weights to keep."""
 
-from typing import Annotated, Literal, Self
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from ltrscale import bundle
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, by_kind
-from ltrscale.data.stream.batches import StreamConfig
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
+from ltrscale.data.dataset.split import Split
+from ltrscale.data.stream.batches import StreamConfig, iterate
+from ltrscale.data.stream.memory import Memory, memory_for
+from ltrscale.data.stream.weighing import warn_of_weights
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, side_by_side
-from ltrscale.ranking.choices import METRICS, LossConfig, MetricName
-from ltrscale.ranking.clicks import PropensityModel, dla_propensity_loss, dla_ranking_loss, with_negatives
+from ltrscale.ranking.choices import METRICS
+from ltrscale.ranking.choices import LossConfig
+from ltrscale.ranking.choices import MetricName
+from ltrscale.ranking.clicks import dla_propensity_loss
+from ltrscale.ranking.clicks import dla_ranking_loss
+from ltrscale.ranking.clicks import PropensityModel
+from ltrscale.ranking.clicks import with_negatives
+from ltrscale.models.layers import MicroBatchNorm
+from ltrscale.progress import log
+from ltrscale.ranking.choices import metric_label
+from ltrscale.ranking.choices import metric_named
 from ltrscale.ranking.loss import Scored
 from ltrscale.ranking.losses import ordinal
 from ltrscale.ranking.pairwise import LambdaRankConfig
+from ltrscale.runtime.workers import rank_and_world
+from ltrscale.training.checkpoint import Progress, Snapshot
+from ltrscale.training.reduce import set_running_statistics, sum_over_workers
+from ltrscale.training.resumption import finish
 from ltrscale.training.settings import OptimizerConfig, TrainingConfig
 
 
@@ -58,8 +80,8 @@ class RankingConfig(TrainingConfig):
     """How to correct clicks for their dependence on the position; empty uses the labels unchanged."""
     negatives: int = Field(0, ge=0)
     """Random documents of other groups of the micro-batch that join each list in training, drawn anew in every step:
-    label 0, weight 1, no position (SUN23, section 2.2). They keep their own features, of which those that depend on the
-    query tell of another one."""
+    label 0, weight 1, no position (SUN23, section 2.2). They keep their own features, also those that depend on the
+    query, which are of another query."""
     relevant_only: bool = False
     """Learn only from the labelled groups with a relevant document. The others have no pairwise and no listwise loss;
     where most have none, as in a log of purchases, reading them takes most of the time and leaves little to learn from
@@ -83,20 +105,11 @@ class RankingConfig(TrainingConfig):
             raise ValueError(f"debias.kind dla is defined for the softmax loss, not {self.loss.kind}")
         return self
 
-    @property
-    def weighed(self) -> bool:
-        """Whether training multiplies by the weights of documents."""
-        return isinstance(self.debias, WeightsConfig)
-
 
 class RankingObjective(nn.Module):
     """A ranker with the propensity model trained beside it, if any, and the loss of a micro-batch.
 
-    Args:
-        ranker: scores documents.
-        config: loss and debiasing.
-        list_loss: loss of the ranker's list head, if it has one.
-        auxiliary: trained beside the ranker on other data, if there is one; not part of this loss.
+    `auxiliary` is trained beside the ranker on other data, and no part of this loss.
     """
 
     def __init__(
@@ -171,3 +184,204 @@ class RankingObjective(nn.Module):
             clip=clip,
         )
         return loss_Q, torch.segment_reduce(clicks_N, "max", offsets=groups.offsets_Q1) > 0
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """The groups that train a ranker, and those that choose the epoch whose weights are kept."""
+
+    train: Selection
+    validation: Selection | None = None
+    """None where the last epoch's weights are kept."""
+    judged: Selection | None = None
+    """The validation groups with a relevant document, which alone define a metric."""
+
+    @classmethod
+    def of(
+        cls,
+        train: Split,
+        validation: Split | None,
+        *,
+        without: Collection[str],
+        config: RankingConfig | None = None,
+    ) -> Self:
+        """The labelled groups of the splits, with the features of the training split, without the files `without`.
+
+        The config says whether only training groups with a relevant document count, and whether weights are trained on:
+        then those that leave documents out are a warning.
+
+        Raises:
+            InputError: as `select`, all labels of a split are 0, or the validation split lacks a feature.
+        """
+        groups = select(train, labelled=True, without=without)
+        relevant = config is not None and config.relevant_only
+        if validation is None:
+            return cls(only_relevant(groups) if relevant else groups)
+        judges = select(validation, labelled=True, without=without)
+        check_relevant(groups, "train")
+        check_relevant(judges, "validation")
+        data = cls(only_relevant(groups) if relevant else groups, judges, only_relevant(judges))
+        if config is not None and isinstance(config.debias, WeightsConfig):
+            warn_of_weights(data.train)
+        return data.serving(data.train.features, whose="the training split", where="the validation split")
+
+    def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:
+        """The same groups, served with these features; see `Selection.serving`."""
+        return self.each(lambda groups: groups.serving(features, whose=whose, where=where))
+
+    def each(self, change: Callable[[Selection], Selection]) -> Self:
+        """The same data with every selection changed in the same way."""
+        return type(self)(**{name: groups and change(groups) for name, groups in vars(self).items()})
+
+
+class Best:
+    """The weights with the best validation metric so far, their phase and epoch; without validation the last ones."""
+
+    def __init__(self, model: AnyRanker, config: RankingConfig, data: LabelledData) -> None:
+        self.model, self.config, self.data = model, config, data
+        self.memory = memory_for(data.train, config.stream.memory_gb)
+        """Memory for the training groups, shared by all phases."""
+        self._validation_memory = None if data.judged is None else memory_for(data.judged, config.stream.memory_gb)
+        self.metric = f"validation_{config.validation_metric}"
+        self.state = _on_cpu(model)
+        self.value, self.phase, self.epoch = -math.inf, "", 0
+        self.epochs: dict[str, int] = {}
+        """The epochs of each phase that led to these weights."""
+        self._last_better = 0
+        """The epoch of the current phase in which the value last rose."""
+        self._mean: dict[str, Tensor] = {}
+        """Running mean of the trained weights in the current phase, if weights are averaged."""
+
+    def begin(self) -> None:
+        """Load the best weights into the model; each phase starts from them."""
+        self.model.load_state_dict(self.state)
+        self._last_better, self._mean = 0, {}
+
+    def update(self, phase: str, epoch: int) -> float | None:
+        """Validate, and keep the weights, or their mean, if they are the best so far; returns the metric.
+
+        Raises:
+            InputError: no validation group has a relevant document.
+        """
+        last = _on_cpu(self.model) if self.config.average else None
+        if last is not None:
+            self._load_mean(epoch)
+        value = None if self.data.judged is None else self._judge(self.data.judged)
+        if value is None or value > self.value:
+            self.phase, self.epoch, self.state = phase, epoch, _on_cpu(self.model)
+            self.value = -math.inf if value is None else value
+            self.epochs = {**self.epochs, phase: epoch}
+            self._last_better = epoch
+        if last is not None:  # training goes on from there
+            self.model.load_state_dict(last)
+        return value
+
+    def _judge(self, judged: Selection) -> float:
+        metric = self.config.validation_metric
+        value = validate_ranker(self.model, judged, metric, self._validation_memory)
+        if math.isnan(value):
+            raise InputError(
+                f"validation: none of its labelled groups has a relevant document, so {metric} is undefined; choose "
+                "other validation periods"
+            )
+        return value
+
+    @torch.no_grad()
+    def _load_mean(self, epoch: int) -> None:
+        """Take the weights into the mean, and load it into the model with BatchNorm statistics of its own.
+
+        The mean of the first epochs is a plain one, until their number reaches that of the weight.
+        """
+        new = {name: p.detach().cpu() for name, p in self.model.named_parameters() if p.requires_grad}
+        share = max(1 - self.config.average, 1 / epoch)
+        self._mean = {name: self._mean.get(name, value).lerp(value, share) for name, value in new.items()}
+        self.model.load_state_dict(self._mean, strict=False)
+        norms = [m for m in self.model.modules() if isinstance(m, MicroBatchNorm) and m.training]  # not the frozen ones
+        if norms:
+            self.model.eval()
+            for norm in norms:
+                norm.train()
+            for groups in _shared(self.data.train, self.model, self.memory):
+                self.model(groups)
+            set_running_statistics(norms)
+
+    def is_stale(self, epoch: int) -> bool:
+        """Whether to end the phase after this epoch: the value has not risen for `patience` epochs."""
+        return epoch - self._last_better >= self.config.patience
+
+    def progress(self, *, phase: str, steps_before: int) -> Progress:
+        """The state that a checkpoint of the current phase adds to the trainer's."""
+        value = None if self.value == -math.inf else self.value  # JSON has no infinity
+        best = [value, self.phase, self.epoch] if self.phase else None
+        place = {"phase": phase, "last_better": self._last_better, "best": best, "epochs": self.epochs}
+        return Progress(steps_before, place, {"best": self.state, **({"mean": self._mean} if self._mean else {})})
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Restore the state that `progress` added to a checkpoint."""
+        self.state = dict(snapshot.tensors["best"])
+        self._last_better = snapshot.progress["last_better"]
+        self._mean = dict(snapshot.tensors.get("mean", {}))
+        if (best := snapshot.progress["best"]) is not None:
+            value, self.phase, self.epoch = best
+            self.value = -math.inf if value is None else value
+            self.epochs = snapshot.progress["epochs"]
+
+    def commit(self, out: str, *, origin: Mapping[str, Any], **also: bundle.MetricValue) -> None:
+        """Load the best weights into the model; rank 0 commits it as a bundle, with further metrics."""
+        self.begin()
+        if rank_and_world()[0] != 0:
+            return
+        train, validation = self.data.train, self.data.validation
+        metrics: dict[str, bundle.MetricValue] = {
+            **({self.metric: self.value} if validation else {}),
+            "phase": self.phase,
+            "epoch": self.epoch,
+            **{f"epochs_{phase}": n for phase, n in self.epochs.items() if n},
+            "labelled_groups": train.n_groups,
+            **({"validation_groups": validation.n_groups} if validation else {}),
+            **also,
+        }
+        about = bundle.facts(train, self.config, metrics=metrics, made_by=origin)
+        bundle.save_ranker(out, self.model, **about)
+        metric = metric_label(self.config.validation_metric)
+        judged = f", validation {metric} {self.value:.4f}" if self.data.validation else ""
+        log.info("trained on %d labelled groups%s: %s", train.n_groups, judged, out)
+        finish(out)
+
+
+@torch.no_grad()
+def validate_ranker(model: AnyRanker, selection: Selection, metric: str, memory: Memory | None = None) -> float:
+    """Mean of a metric over the groups where it is defined, NaN if there are none; each worker scores a share.
+
+    `memory` is as for `GroupStream`.
+    """
+    measure = metric_named(metric)
+    totals = torch.zeros(2, dtype=torch.float64)
+    model.eval()
+    for groups in _shared(selection, model, memory):
+        assert groups.labels_N is not None
+        scores_N = model(groups)
+        if scores_N.isnan().any():
+            raise InputError(
+                "validation: a score is NaN, training has diverged; lower optimizer.learning_rate or set "
+                "optimizer.clip_norm"
+            )
+        value_Q = measure.of(scores_N, groups.labels_N, groups.offsets_Q1)
+        defined_Q = value_Q[~value_Q.isnan()]
+        totals += torch.tensor([defined_Q.sum().item(), len(defined_Q)], dtype=torch.float64)
+    total, count = sum_over_workers(totals).tolist()
+    return total / count if count else math.nan
+
+
+def _shared(selection: Selection, model: AnyRanker, memory: Memory | None) -> Iterator[QueryGroups]:
+    """This worker's share of a selection in fixed batches, on the model's device."""
+    rank, world = rank_and_world()
+    where = next(model.parameters()).device
+    for index, groups in enumerate(iterate(selection, docs_per_batch=16_384, memory=memory)):
+        if index % world == rank:
+            yield groups.to(where)
+
+
+def _on_cpu(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of a module's weights and buffers that later training does not touch."""
+    return {name: value.detach().to("cpu", copy=True) for name, value in module.state_dict().items()}

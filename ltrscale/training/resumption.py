@@ -1,23 +1,238 @@
-"""Stages that resume, and the files that they keep below their output directory until it is committed."""
+"""Resuming: when a run saves its state, from which checkpoint it goes on, and what it keeps below `out` until then.
+
+The previous checkpoint is kept until the next is committed; a damaged one is skipped.
+"""
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
+from safetensors import SafetensorError
+
+from ltrscale import storage
 from ltrscale.config import Operational, is_made_by
 from ltrscale.data.dataset.preflight import Preflight, PreflightConfig, checked, contents_of_read, difference, read_by
 from ltrscale.data.dataset.split import Split
-from ltrscale.errors import InputError
-from ltrscale.progress import Report
+from ltrscale.errors import InputError, Stopped, UnavailableError
+from ltrscale.progress import Report, log
 from ltrscale.runtime import under_torchrun
-from ltrscale.runtime.workers import ONE, Workers
+from ltrscale.runtime.workers import ONE, Workers, rank_and_world
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import children, join, read_manifest, withdraw
-from ltrscale.training import checkpoint as checkpoints
-from ltrscale.training.checkpoint import list_checkpoints
+from ltrscale.training.checkpoint import (
+    Buffers,
+    Progress,
+    Snapshot,
+    list_checkpoints,
+    read_checkpoint,
+    take,
+    withdraw_checkpoint,
+    write_checkpoint,
+)
+from ltrscale.training.loop import StepResult, Trainer
+from ltrscale.training.reduce import from_rank_0
 
-CHECKPOINTS, PREFLIGHT, TRANSFORM, EPOCHS = "checkpoints", "preflight", "transform", "epochs"
-PROBES = "probes"
+CHECKPOINTS, PREFLIGHT, TRANSFORM = "checkpoints", "preflight", "transform"
+EPOCHS, PROBES = "epochs", "probes"
+_FIRST_S = 60.0  # a run that ends early, by Ctrl-C or a defect, has then lost little, whatever `every_s` is
+_KEPT_CHECKPOINTS = 2  # should the newest prove damaged, a run resumes from the one before
+
+
+class Checkpoints:
+    """The checkpoints of one run: saves them when they are due or the run must stop, and finds the one to resume from.
+
+    All workers make the same calls after the same steps. Rank 0 copies the state to memory between two steps, and its
+    writing thread saves the copy while training goes on. Only one checkpoint is written at a time: no other is due
+    until it is committed, and one that fell due meanwhile follows at once. So training never waits for storage, and
+    memory holds one copy. A context manager: leaving it waits for the write in progress.
+
+    Args:
+        url: directory of the checkpoints.
+        origin: config and inputs of the run; checkpoints of other runs are left alone.
+        data: hash of the selections that the run reads; a stream position means nothing in other data.
+        every_s: seconds from one checkpoint to the next; the first is due after a minute at the latest.
+        failures: failed writes in a row that end the run.
+        progressed: called on rank 0, in the writing thread, when a checkpoint is committed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        origin: Mapping[str, Any],
+        data: str,
+        every_s: float,
+        failures: int,
+        progressed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.url, self.origin, self.data = url, origin, data
+        self.every_s, self.failures, self.progressed = every_s, failures, progressed
+        self._first = rank_and_world()[0] == 0
+        self._due_at = time.monotonic() + min(_FIRST_S, every_s)
+        self._buffers = Buffers()
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
+        self._good: list[str] = []
+        self._stale: set[str] = set()
+        self._failed: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.shutdown()
+
+    def newest(self) -> Snapshot | None:
+        """The newest undamaged checkpoint of this run; None if it has none.
+
+        Rank 0 chooses, so that all workers resume from the same one.
+
+        Raises:
+            InputError: another worker does not see what rank 0 sees.
+        """
+        snapshot = self._choose() if self._first else None
+        chosen = from_rank_0(self._good[-1] if self._good else None)
+        if chosen is not None and snapshot is None:
+            try:
+                snapshot = read_checkpoint(chosen)
+            except UnavailableError:
+                raise
+            except InputError as error:
+                raise InputError(f"{error}; rank 0 can read it: put out on storage that all workers reach") from error
+        return snapshot
+
+    def _choose(self) -> Snapshot | None:
+        """Read the newest undamaged checkpoint and remember it; the remains of interrupted writes are deleted."""
+        foreign = False
+        for checkpoint in reversed(storage.children(self.url)):
+            try:
+                manifest = storage.read_manifest(checkpoint)
+                if manifest is None:  # an interrupted write, for the manifest comes last
+                    withdraw_checkpoint(checkpoint)
+                elif not (is_made_by(manifest, self.origin) and manifest.get("data") == self.data):
+                    foreign = True
+                elif self._good:
+                    self._stale.add(checkpoint)
+                else:
+                    snapshot = read_checkpoint(checkpoint)
+                    self._good.append(checkpoint)
+            except UnavailableError:  # the checkpoint may be undamaged: an older one would lose steps for nothing
+                raise
+            except InputError as error:
+                log.warning("%s; trying the checkpoint before", error)
+                self._stale.add(checkpoint)
+        if foreign:
+            log.warning(
+                "%s: not resuming from the checkpoints there, which belong to another config or other data; they are "
+                "deleted when this run has finished, or at once with --fresh",
+                self.url,
+            )
+        if not self._good:
+            return None
+        log.info("resumed from %s", self._good[0])
+        return snapshot
+
+    def due(self) -> bool:
+        """Whether this worker asks for a checkpoint; only rank 0 does, by its own clock."""
+        return self._first and time.monotonic() >= self._due_at and not self._is_writing()
+
+    def failed(self) -> bool:
+        """Whether too many writes in a row have failed on this worker."""
+        return len(self._failed) >= self.failures
+
+    def after(self, result: StepResult, trainer: Trainer, progress: Progress) -> None:
+        """Act on the result of a step: save, save and stop, or end a run that cannot save.
+
+        Raises:
+            Stopped: a worker was asked to stop; the checkpoint is committed.
+            InputError: too many checkpoints in a row could not be written.
+        """
+        if result.failed:
+            raise InputError(
+                from_rank_0(
+                    f"{self.url}: {len(self._failed)} checkpoints in a row could not be written "
+                    f"({'; '.join(self._failed[-1:])}); then the same command goes on from {self._from_where()}"
+                )
+            )
+        if result.stopping:
+            self._save(trainer, progress)
+            self._wait()
+            written = f"not written ({self._failed[-1]})" if self._failed else f"written to {self.url}"
+            raise Stopped(
+                from_rank_0(
+                    f"after step {progress.steps_before + trainer.state.step}, checkpoint {written}; "
+                    f"the same command goes on from {self._from_where()}"
+                )
+            )
+        if result.checkpoint_due:
+            self._save(trainer, progress)
+
+    def _from_where(self) -> str:
+        return self._good[-1].rsplit("/", 1)[-1] if self._good else "the beginning"
+
+    def _save(self, trainer: Trainer, progress: Progress) -> None:
+        self._wait()  # the write in progress reads the buffers that the next copy fills
+        began = time.monotonic()
+        snapshot = take(trainer, progress, self._buffers)
+        if snapshot is None:
+            return
+        name = f"step {snapshot.step} ({_progress_of(trainer)})"
+        self._due_at = began + self.every_s  # not from the commit: slow storage must not space checkpoints out
+        self._writing = self._writer.submit(self._write, snapshot, name, time.monotonic() - began)
+
+    def _is_writing(self) -> bool:
+        if self._writing is not None and self._writing.done():
+            self._wait()
+        return self._writing is not None
+
+    def _wait(self) -> None:
+        """Wait for the write in progress; an unexpected exception of the writing thread is raised here."""
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def _write(self, snapshot: Snapshot, name: str, paused_s: float) -> None:
+        """Commit a snapshot and delete old checkpoints, in the writing thread."""
+        began = time.monotonic()
+        target = storage.join(self.url, f"step-{snapshot.step:08d}")
+        try:
+            write_checkpoint(target, snapshot, origin=self.origin, data=self.data)
+        except (InputError, OSError, SafetensorError) as error:
+            lost = isinstance(error, storage.LeaseLost)  # another process owns the output now: trying again is futile
+            self._failed += [str(error)] * (self.failures if lost else 1)
+            self._stale.add(target)
+            log.warning(
+                "checkpoint of %s not written, %d in a row: %s; training goes on", name, len(self._failed), error
+            )
+            return
+        self._failed.clear()
+        self._good.append(target)
+        self.progressed()
+        took = time.monotonic() - began
+        log.info("checkpoint of %s in %.1f s, for which training paused %.0f ms", name, took, 1e3 * paused_s)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Delete this run's checkpoints except the newest good ones."""
+        self._stale.update(self._good[:-_KEPT_CHECKPOINTS])
+        self._good = self._good[-_KEPT_CHECKPOINTS:]
+        self._stale.difference_update(self._good)
+        try:
+            for checkpoint in sorted(self._stale):
+                withdraw_checkpoint(checkpoint)
+                self._stale.remove(checkpoint)
+        except InputError as error:
+            log.warning("%s; old checkpoints are left in place", error)
+
+
+def _progress_of(trainer: Trainer) -> str:
+    """Epoch, progress and loss of a trainer, for the log."""
+    state = trainer.state
+    share = min(1.0, state.account.groups / max(1, trainer.stream.groups_per_epoch))
+    loss = f", loss {state.loss / state.count:.4g}" if state.count else ""
+    return f"epoch {state.epoch + 1} of {trainer.epochs}, {share:.0%}{loss}"
 
 
 def is_unfinished(out: str, origin: Mapping[str, Any]) -> bool:
@@ -31,28 +246,21 @@ def begin(
 ) -> Preflight:
     """Check the data of a run that starts or resumes into `out`; returns the result of the pre-flight.
 
-    Args:
-        splits: the splits that the run reads, by the names that errors use.
-        config: settings of the pre-flight.
-        out: directory of the output.
-        origin: config and inputs of the run.
-        report: receives the counts of the pre-flight.
-
     Raises:
         InputError: a run with the same settings was interrupted there and has read other data; or as `checked`.
     """
     if not is_unfinished(out, origin):
         for checkpoint in list_checkpoints(join(out, CHECKPOINTS)):
             before = (read_manifest(checkpoint) or {}).get("made_by", {})
-            others = [url for url, value in _data(origin).items() if _data(before).get(url) != value]
-            if others and _settings(before) == _settings(origin):
+            others = [url for url, value in _data_of(origin).items() if _data_of(before).get(url) != value]
+            if others and _settings_of(before) == _settings_of(origin):
                 what = difference(read_by(join(out, PREFLIGHT)), contents_of_read(splits.values()))
                 what = what or f"read other data than {others[0]} holds now: restore that data to resume the run"
                 raise InputError(f"{out}: the unfinished run there {what}, or start anew with --fresh")
     return checked(splits, config, join(out, PREFLIGHT), origin, report=report)
 
 
-def _settings(origin: Mapping[str, Any]) -> Any:
+def _settings_of(origin: Mapping[str, Any]) -> Any:
     """Stage and config of a run, without the periods that it read, which change as data arrives."""
     # through JSON: a deep copy, for the periods of the caller's config must stay
     plain = json.loads(json.dumps({"stage": origin.get("stage"), "config": origin.get("config", {})}))
@@ -61,7 +269,7 @@ def _settings(origin: Mapping[str, Any]) -> Any:
     return plain
 
 
-def _data(origin: Mapping[str, Any]) -> dict[str, Any]:
+def _data_of(origin: Mapping[str, Any]) -> dict[str, Any]:
     """Hashes of the data sets that a run read, and of the scores that served as its labels."""
     splits = origin.get("config", {}).get("splits", [])
     urls = {url for split in splits for url in (*split["data"], split["scores"])}
@@ -71,30 +279,25 @@ def _data(origin: Mapping[str, Any]) -> dict[str, Any]:
 def finish(out: str) -> None:
     """Remove files that are useless once the output is committed; the pre-flight stays, for it names the data read."""
     _withdraw(out, TRANSFORM)
-    _withdraw_probes(out)
 
 
 def start_anew(out: str) -> None:
     """Remove everything that a run left, so that the next run starts from the beginning."""
     _withdraw(out, PREFLIGHT, TRANSFORM, EPOCHS)
-    _withdraw_probes(out)
-
-
-def _withdraw_probes(out: str) -> None:
-    for probe in children(join(out, PROBES)):
-        start_anew(probe)
-        withdraw(probe)
-    checkpoints.withdraw_checkpoint(join(out, PROBES))  # the directory that held them
 
 
 def _withdraw(out: str, *names: str) -> None:
-    """Withdraw all checkpoints, the committed directories with these names, and those directly inside them."""
+    """Withdraw all checkpoints and probes, the directories with these names, and those directly inside them."""
     for checkpoint in children(join(out, CHECKPOINTS)):
-        checkpoints.withdraw_checkpoint(checkpoint)
-    checkpoints.withdraw_checkpoint(join(out, CHECKPOINTS))  # the directory that held them
+        withdraw_checkpoint(checkpoint)
     for url in (join(out, name) for name in names):
         for directory in (*children(url), url):
             withdraw(directory)
+    for probe in children(join(out, PROBES)):
+        start_anew(probe)
+        withdraw(probe)
+    for holder in (CHECKPOINTS, PROBES):  # the directories that held them
+        withdraw_checkpoint(join(out, holder))
 
 
 class TrainingStage(Stage):

@@ -13,8 +13,18 @@ from ltrscale.bundle.boosters import import_catboost
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.trees.data import SAMPLE, BinCodes, Labelled
-from ltrscale.trees.library import Direction, TreesConfig, directions
-from ltrscale.trees.watch import StoppingWatch
+from ltrscale.trees.library import Direction, StoppingWatch, TreesConfig, directions
+
+_LIGHTGBM = {
+    "num_leaves", "learning_rate", "min_data_in_leaf", "feature_fraction", "bagging_fraction", "bagging_by_query",
+    "extra_trees", "lambda_l1", "lambda_l2", "cat_smooth", "cat_l2", "min_data_per_group", "max_cat_to_onehot",
+    "max_bin", "cegb_tradeoff", "cegb_penalty_split", "seed", "deterministic", "num_threads",
+}  # fmt: skip
+"""Settings that have the library's own names; so for XGBoost."""
+_XGBOOST = {
+    "max_leaves", "max_depth", "learning_rate", "min_child_weight", "colsample_bytree", "subsample", "reg_alpha",
+    "reg_lambda", "max_bin", "seed",
+}  # fmt: skip
 
 
 class LightGBMConfig(TreesConfig):
@@ -125,36 +135,18 @@ class LightGBMConfig(TreesConfig):
         With `deterministic`, histograms are row-wise: by default LightGBM chooses by timing, which does not repeat.
         """
         return {
+            **self.model_dump(include=_LIGHTGBM),
             "objective": "none" if self.is_custom else self.objective,
             "label_gain": gains,
             "lambdarank_truncation_level": self.truncation,
             "metric": "ndcg",
             "eval_at": [self.stop_on],
-            "num_leaves": self.num_leaves,
-            "learning_rate": self.learning_rate,
-            "min_data_in_leaf": self.min_data_in_leaf,
-            "feature_fraction": self.feature_fraction,
-            "bagging_fraction": self.bagging_fraction,
             "bagging_freq": int(self.bagging_fraction < 1),  # LightGBM ignores the fraction at its default of 0
-            "bagging_by_query": self.bagging_by_query,
-            "extra_trees": self.extra_trees,
-            "lambda_l1": self.lambda_l1,
-            "lambda_l2": self.lambda_l2,
-            "cat_smooth": self.cat_smooth,
-            "cat_l2": self.cat_l2,
-            "min_data_per_group": self.min_data_per_group,
-            "max_cat_to_onehot": self.max_cat_to_onehot,
             "lambdarank_position_bias_regularization": self.bias_regularization,
             "monotone_constraints": directions(self.monotone, features) if self.monotone else [],
-            "max_bin": self.max_bin,
-            "cegb_tradeoff": self.cegb_tradeoff,
-            "cegb_penalty_split": self.cegb_penalty_split,
             "bin_construct_sample_cnt": SAMPLE,
             "feature_pre_filter": False,  # it would drop features by the counts of the sample, not of the data
-            "seed": self.seed,
-            "deterministic": self.deterministic,
             "force_row_wise": self.deterministic,
-            "num_threads": self.num_threads,
             "verbosity": -1,
         }
 
@@ -246,23 +238,14 @@ class XGBoostConfig(TreesConfig):
             "ndcg_exp_gain": self.label_gain == "exponential",
         }
         return {
+            **self.model_dump(include=_XGBOOST),
             "objective": self.objective,
             **(ranking if self.uses_gains else {}),
             "eval_metric": f"ndcg@{self.stop_on}",
             "tree_method": "hist",
             "device": "cpu",
             "grow_policy": "lossguide",
-            "max_leaves": self.max_leaves,
-            "max_depth": self.max_depth,
-            "learning_rate": self.learning_rate,
-            "min_child_weight": self.min_child_weight,
-            "colsample_bytree": self.colsample_bytree,
-            "subsample": self.subsample,
-            "reg_alpha": self.reg_alpha,
-            "reg_lambda": self.reg_lambda,
             **({"monotone_constraints": tuple(directions(self.monotone, features))} if self.monotone else {}),
-            "max_bin": self.max_bin,
-            "seed": self.seed,
             "nthread": self.num_threads,
         }
 
@@ -320,13 +303,9 @@ class CatBoostConfig(TreesConfig):
     def parameters(self) -> dict[str, Any]:
         """The settings under CatBoost's names."""
         return {
+            **self.model_dump(include={"learning_rate", "depth", "l2_leaf_reg", "rsm", "border_count"}),
             "loss_function": self.objective,
             "iterations": self.num_trees,
-            "learning_rate": self.learning_rate,
-            "depth": self.depth,
-            "l2_leaf_reg": self.l2_leaf_reg,
-            "rsm": self.rsm,
-            "border_count": self.border_count,
             "random_seed": self.seed,
             "thread_count": self.num_threads or -1,
         }

@@ -3,29 +3,39 @@
 No float matrix of all documents is made. A first pass gathers labels, lengths, the codes of categorical features and a
 sample of documents for the borders of bins. A second pass streams the features, some thousand documents at a time.
 
+Of several workers each bins its share of the training groups and all validation groups. Libraries exchange histograms
+by themselves, and need the addresses of all workers. With one worker all that workers share is the identity.
+
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M sampled documents.
 """
 
+import socket
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ltrscale.arrays import Doubles
 from ltrscale.batch import QueryGroups, group_index, to_offsets
 from ltrscale.bundle.boosters import renumber
 from ltrscale.bundle.views import View, raw
 from ltrscale.data.dataset.selection import Selection
+from ltrscale.data.stream import plan
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.decoder import Memory, memory_for
 from ltrscale.errors import InputError
 from ltrscale.models.fitting import Sample, ValueCounts
 from ltrscale.progress import progress
 from ltrscale.ranking.metrics import ndcg
+from ltrscale.runtime.workers import Context, rank_and_world
 
+HIGHEST_EXPONENTIAL = 31
+"""Highest label; gains 2^y - 1 of higher labels would swamp all others."""
 LONGEST = 10_000
 """LightGBM's limit on documents of a group; it holds for the other libraries too, so that the same data trains all."""
 SAMPLE = 200_000
@@ -54,8 +64,8 @@ class BinCodes(NamedTuple):
 
     def known(self) -> dict[int, NDArray[np.float32]]:
         """The codes of each categorical column, ascending; trees see a code's index in this list."""
-        found = {column: vocabulary.codes() for column, vocabulary in self.vocabularies.items()}
-        return {column: codes for column, codes in found.items() if codes is not None}
+        codes_by_column = {column: vocabulary.codes() for column, vocabulary in self.vocabularies.items()}
+        return {column: codes for column, codes in codes_by_column.items() if codes is not None}
 
 
 @dataclass(frozen=True)
@@ -100,10 +110,7 @@ class Labelled:
 def read_labelled(selection: Selection, split: str, view: View | None = None) -> tuple[Labelled, BinCodes]:
     """The first pass over the labelled groups of a split.
 
-    Args:
-        selection: labelled groups; if it serves all groups, labels are NaN, which the caller replaces.
-        split: its name in error messages.
-        view: the columns that trees see; by default the raw features.
+    If the selection serves all groups, labels are NaN, which the caller replaces.
 
     Raises:
         InputError: a group is too long for trees, or the data cannot be read.
@@ -118,10 +125,11 @@ def read_labelled(selection: Selection, split: str, view: View | None = None) ->
             features_NF = view.columns(groups)
             for column, vocabulary in codes.vocabularies.items():
                 vocabulary.add(features_NF[:, column])
-            codes.sample.add(_numbers(groups), features_NF)
-            parts.append(_without_features(groups))
+            codes.sample.add(_document_numbers(groups), features_NF)
+            no_features_N0 = groups.features_NF.new_empty(groups.n_documents, 0)  # a slice would keep them alive
+            parts.append(replace(groups, features_NF=no_features_N0))
             advance(groups.n_documents)
-    return _joined(split, selection, parts, view), codes
+    return _joined_groups(split, selection, parts, view), codes
 
 
 _memories: dict[Hashable, Memory] = {}
@@ -133,23 +141,18 @@ def _memory(selection: Selection) -> Memory | None:
     if 4 * selection.n_documents >= sum(row_group.documents for row_group in selection.row_groups):
         return None
     key = (selection.hash, selection.n_groups, selection.features, selection.tokens)
-    found = _memories.pop(key, None) or memory_for(selection, _MEMORY_GB)
-    if found is None:
+    memory = _memories.pop(key, None) or memory_for(selection, _MEMORY_GB)
+    if memory is None:
         return None
-    _memories[key] = found
+    _memories[key] = memory
     for oldest in list(_memories)[:-_MEMORIES]:
         del _memories[oldest]
-    return found
+    return memory
 
 
-def _without_features(groups: QueryGroups) -> QueryGroups:
-    nothing_N0 = groups.features_NF.new_empty(groups.n_documents, 0)  # not a slice, which would keep the features alive
-    return replace(groups, features_NF=nothing_N0)
-
-
-def _joined(split: str, selection: Selection, parts: list[QueryGroups], view: View) -> Labelled:
+def _joined_groups(split: str, selection: Selection, parts: list[QueryGroups], view: View) -> Labelled:
     n_documents = sum(part.n_documents for part in parts)
-    labels_N, weights_N, positions_N = (_column(parts, name) for name in ("labels_N", "weights_N", "positions_N"))
+    labels_N, weights_N, positions_N = (_field_of(parts, name) for name in ("labels_N", "weights_N", "positions_N"))
     return Labelled(
         split,
         selection,
@@ -162,16 +165,16 @@ def _joined(split: str, selection: Selection, parts: list[QueryGroups], view: Vi
     )
 
 
-def _column(parts: list[QueryGroups], name: str) -> Tensor | None:
+def _field_of(parts: list[QueryGroups], name: str) -> Tensor | None:
     """A field of all parts, NaN for the documents of parts without it; None if no part has it."""
-    found = [getattr(part, name) for part in parts]
-    if all(values_N is None for values_N in found):
+    values = [getattr(part, name) for part in parts]
+    if all(values_N is None for values_N in values):
         return None
     absent = (torch.full((part.n_documents,), torch.nan) for part in parts)
-    return torch.cat([nan_N if values_N is None else values_N for values_N, nan_N in zip(found, absent, strict=True)])
+    return torch.cat([nan_N if values_N is None else values_N for values_N, nan_N in zip(values, absent, strict=True)])
 
 
-def _numbers(groups: QueryGroups) -> NDArray[np.int64]:
+def _document_numbers(groups: QueryGroups) -> NDArray[np.int64]:
     """A unique number for each document, from its group's id and its index there; independent of how data is cut."""
     assert groups.ids_Q is not None
     group_N = group_index(groups.offsets_Q1)
@@ -187,3 +190,146 @@ def _check_lengths(groups: QueryGroups, split: str) -> None:
             f"{split}: group {gid} has {length:,} documents, trees take {LONGEST:,}; "
             f"prepare again with max_group at most {LONGEST}"
         )
+
+
+def check_labels(groups: Labelled, targets_N: Doubles, highest: int | None) -> None:
+    """Check that every target has a gain: is an integer from 0 to the highest, unless the objective takes any number.
+
+    Raises:
+        InputError: a target has none; the message names the group, the label and the remedy.
+    """
+    if highest is not None and (misfit := _first_misfit(groups, targets_N, highest)):
+        raise InputError(
+            f"{misfit}, and gains are for integers from 0 to {highest}; map the labels to grades in prepare, give "
+            "gbdt.label_gain a gain for each label, or set gbdt.targets.kind=quantised"
+        )
+
+
+def check_positions(groups: Labelled) -> None:
+    """Check that every document has a position, a whole number, and no two of a group have the same.
+
+    Raises:
+        InputError: one has none, or two have the same; the message names the group and the remedy.
+    """
+    if groups.positions_N is None:
+        raise InputError(f"{groups.split}: unbiased trees need positions; map the column in prepare, or unset unbiased")
+    positions_N = groups.positions_N
+    for row in np.flatnonzero(~(positions_N == positions_N.round()))[:1]:  # NaN equals nothing
+        raise InputError(
+            f"{groups.split}: group {groups.group_of(row)} has position {positions_N[row]:g}, and unbiased trees need "
+            "a whole number for every document; prepare the documents that were shown only, or unset unbiased"
+        )
+    group_N = np.repeat(np.arange(len(groups.ids_Q)), groups.lengths_Q)
+    order_N = np.lexsort((positions_N, group_N))
+    same_N = (np.diff(group_N) == 0) & (np.diff(positions_N[order_N]) == 0)
+    for row in order_N[np.flatnonzero(same_N)][:1]:
+        raise InputError(
+            f"{groups.split}: group {groups.group_of(row)} has position {positions_N[row]:g} twice; give each document "
+            "its own position, or unset unbiased"
+        )
+
+
+def read_judged(selection: Selection, view: View) -> Labelled:
+    """The validation groups with a relevant document, to which `only_relevant` has narrowed the selection.
+
+    Raises:
+        InputError: as `read_labelled`; no group has a relevant document, or a label is not a grade.
+    """
+    validation, _ = read_labelled(selection, "validation", view)
+    if misfit := _first_misfit(validation, validation.labels_N, HIGHEST_EXPONENTIAL):
+        raise InputError(
+            f"{misfit}, and NDCG is of integers from 0 to {HIGHEST_EXPONENTIAL}; leave scores out of the validation "
+            "split, or map its labels to grades in prepare"
+        )
+    if not validation.labels_N.any():
+        raise InputError(
+            f"{validation.split}: none of its labelled groups has a relevant document, so NDCG is undefined; "
+            "choose other validation periods"
+        )
+    return validation
+
+
+def _first_misfit(groups: Labelled, labels_N: Doubles, highest: int) -> str | None:
+    """Describes the first document whose label is not an integer from 0 to the highest; None if there is none."""
+    rows = np.flatnonzero((labels_N != labels_N.round()) | (labels_N < 0) | (labels_N > highest))
+    if not len(rows):
+        return None
+    row = int(rows[0])
+    return f"{groups.split}: group {groups.group_of(row)} has label {labels_N[row]:g}"
+
+
+T = TypeVar("T")
+_ELSEWHERE = ("192.0.2.1", 9)
+"""An address for documentation (RFC 5737): no packet is sent, but connecting reveals the outgoing interface."""
+
+
+def all_workers(value: T) -> list[T]:
+    """The values of all workers, by rank."""
+    of_workers = [value] * rank_and_world()[1]
+    if dist.is_initialized():
+        dist.all_gather_object(of_workers, value)
+    return of_workers
+
+
+def deal(selection: Selection, *, rank: int, world: int) -> Selection:
+    """The row groups of one worker, in file order: each row group belongs to one worker, and documents are balanced.
+
+    Shares differ by at most the documents of the largest row group.
+
+    Raises:
+        InputError: there are fewer row groups than workers.
+    """
+    if len(selection.row_groups) < world:
+        raise InputError(
+            f"train has {len(selection.row_groups)} row groups for {world} workers, which share whole ones; lower "
+            f"workers to {len(selection.row_groups)}, or take more periods"
+        )
+    documents = [max(1, selection.served_documents(row_group)) for row_group in selection.row_groups]
+    dealt = plan.canonical_streams(documents, seed=0, epoch=0, key=selection.hash, streams=world, shuffle=False)
+    return replace(selection, row_groups=tuple(selection.row_groups[i] for i in dealt[rank]))
+
+
+def check_complete(selection: Selection, share: Labelled) -> None:
+    """Check that the shares of all workers together make up the selection."""
+    counts = torch.tensor([len(share.ids_Q)])
+    if dist.is_initialized():
+        dist.all_reduce(counts)
+    assert int(counts[0]) == selection.n_groups, f"{counts[0]} groups were read, {selection.n_groups} are selected"
+
+
+def merged_codes(codes: BinCodes) -> BinCodes:
+    """The codes and samples of all workers merged, so that bins are those of one process."""
+    first, *others = all_workers(codes)
+    for other in others:
+        first.merge(other)
+    return first
+
+
+def together(context: Context) -> Context:
+    """A context whose request to stop reaches all workers before the same tree, so that none waits for another."""
+    if not dist.is_initialized():
+        return context
+
+    def stopping() -> bool:
+        flag = torch.tensor([int(context.stopping())])
+        dist.all_reduce(flag)
+        return bool(flag)
+
+    return replace(context, stopping=stopping)
+
+
+def own_address() -> str:
+    """The address at which the other workers reach this one."""
+    if len(set(all_workers(socket.gethostname()))) == 1:
+        return "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(_ELSEWHERE)
+        return str(probe.getsockname()[0])
+
+
+def meeting_points() -> list[tuple[str, int]]:
+    """An address and a free port of each worker, by rank; listen at once, for the ports are not reserved."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = int(probe.getsockname()[1])
+        return all_workers((own_address(), port))  # while the port is bound, so that no neighbour gets the same one

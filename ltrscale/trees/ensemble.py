@@ -4,15 +4,14 @@ Shapes: N documents, C candidates.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale.arrays import Doubles
-from ltrscale.bundle import Bundle, MetricValue, TreesBundle, load, load_trees, save_trees, with_tokens_of
+from ltrscale.bundle import MetricValue, TreesBundle, load_trees, save_trees, with_tokens_of
 from ltrscale.config import Config
 from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split
@@ -36,10 +35,6 @@ class EnsembleConfig(Config):
 def check_draws(config: GBDTConfig, *, where: str = "ensemble") -> None:
     """Check that the seed makes a difference, for otherwise all candidates are the same.
 
-    Args:
-        config: of the trees.
-        where: the key that asks for several models, for errors.
-
     Raises:
         ValueError: it makes no difference.
     """
@@ -50,15 +45,26 @@ def check_draws(config: GBDTConfig, *, where: str = "ensemble") -> None:
 
 
 class AverageJob(LabelledStage):
-    """Average the scores of runs of the same trees."""
+    """Average the scores of runs of the same trees; nothing is chosen."""
 
     stage: ClassVar = "average"
     bundles: tuple[BundleUrl, ...] = Field(min_length=1)
     """Of one model each, which differ in their seed."""
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Judge the mean on validation, and commit it."""
-        average(self.bundles, self.splits.validation, self.out, made_by=origin)
+        """Judge the mean on the labelled groups of validation, and commit it.
+
+        Raises:
+            InputError: a bundle or the data cannot be read.
+        """
+        bundles = [load_trees(url) for url in self.bundles]
+        if len({opened.content for opened in bundles}) < (n := len(bundles)):
+            log.warning("%s: some of the %d runs are equal trees; their settings draw nothing at random", self.out, n)
+        judged, stop_on = _Judged.of(bundles, self.splits.validation), int(bundles[0].config["stop_on"])
+        name, value = f"validation_ndcg@{stop_on}", judged.groups.mean_ndcg(judged.scores_CN.mean(axis=0), stop_on)
+        metrics: dict[str, MetricValue] = {name: value, "validation_groups": judged.n_groups}
+        _save_mean(bundles, self.out, config={**bundles[0].config, "runs": n}, metrics=metrics, made_by=origin)
+        log.info("mean of %d models, %s %.4f", n, name, value)
 
 
 def choose_members(
@@ -69,27 +75,20 @@ def choose_members(
     out: str,
     *,
     made_by: Mapping[str, Any],
-) -> Bundle:
+) -> None:
     """Choose the models whose mean score has the best validation NDCG, and commit only these as a bundle.
 
-    Args:
-        config: settings of the candidates; its `stop_on` is the cut-off of the NDCG.
-        ensemble: how many models to take.
-        candidates: bundles of trees of one library and the same features.
-        validation: the choice is made on its labelled groups.
-        out: directory of the bundle.
-        made_by: origin, recorded in the bundle's manifest.
+    The candidates are of one library and the same features; `stop_on` of the config is the cut-off of the NDCG.
 
     Raises:
         InputError: a bundle or the data cannot be read.
     """
-    bundles = _opened(candidates)
-    judged = _Judged.of(bundles, validation)
+    bundles = [load_trees(url) for url in candidates]
+    judged, name = _Judged.of(bundles, validation), f"validation_ndcg@{config.stop_on}"
     taken, value, alone = forward_selection(
-        judged.scores_CN, lambda scores_N: judged.value(scores_N, config.stop_on), most=ensemble.most
+        judged.scores_CN, lambda scores_N: judged.groups.mean_ndcg(scores_N, config.stop_on), most=ensemble.most
     )
-    name = f"validation_ndcg@{config.stop_on}"
-    _save(
+    _save_mean(
         [bundles[c] for c in taken],
         out,
         config={**config.model_dump(mode="json"), "ensemble": ensemble.model_dump(mode="json")},
@@ -97,44 +96,10 @@ def choose_members(
         made_by=made_by,
     )
     log.info("mean of %d of %d models, %s %.4f, the best alone %.4f", len(taken), len(bundles), name, value, alone)
-    return load(out)
 
 
-def average(runs: Sequence[str], validation: Split, out: str, *, made_by: Mapping[str, Any]) -> Bundle:
-    """Commit the mean score of all runs of the same trees as a bundle; nothing is chosen.
-
-    Args:
-        runs: bundles of one model each, grown by `jobs.train_gbdt` with the same settings but for their seed.
-        validation: its labelled groups judge the mean.
-        out: directory of the bundle.
-        made_by: origin, recorded in the bundle's manifest.
-
-    Raises:
-        InputError: a bundle or the data cannot be read.
-    """
-    bundles = _opened(runs)
-    if len({opened.content for opened in bundles}) < len(bundles):
-        log.warning("%s: some of the %d runs are equal trees; their settings draw nothing at random", out, len(bundles))
-    judged, stop_on = _Judged.of(bundles, validation), int(bundles[0].config["stop_on"])
-    name, value = f"validation_ndcg@{stop_on}", judged.value(judged.scores_CN.mean(axis=0), stop_on)
-    _save(
-        bundles,
-        out,
-        config={**bundles[0].config, "runs": len(bundles)},
-        metrics={name: value, "validation_groups": judged.n_groups},
-        made_by=made_by,
-    )
-    log.info("mean of %d models, %s %.4f", len(bundles), name, value)
-    return load(out)
-
-
-def _opened(urls: Sequence[str]) -> list[TreesBundle]:
-    return [load_trees(url) for url in urls]
-
-
-@dataclass(frozen=True, eq=False)
-class _Judged:
-    """The scores of some models for the validation groups."""
+class _Judged(NamedTuple):
+    """The scores of some models for the validation groups with a relevant document."""
 
     groups: Labelled
     n_groups: int
@@ -146,19 +111,14 @@ class _Judged:
         labelled = select(validation, labelled=True)
         selection = only_relevant(labelled)
         groups, _ = read_labelled(selection, "validation")
-        scores = [
-            score_selection(
-                with_tokens_of(selection, [opened]), opened.scorer(features=selection.features), opened.url
-            ).scores_N.numpy()
-            for opened in bundles
-        ]
+        scores = []
+        for opened in bundles:
+            read, scorer = with_tokens_of(selection, [opened]), opened.scorer(features=selection.features)
+            scores.append(score_selection(read, scorer, opened.url).scores_N.numpy())
         return cls(groups, labelled.n_groups, np.stack(scores))
 
-    def value(self, scores_N: Doubles, k: int) -> float:
-        return self.groups.mean_ndcg(scores_N, k)
 
-
-def _save(
+def _save_mean(
     bundles: Sequence[TreesBundle],
     out: str,
     *,
@@ -196,11 +156,6 @@ def forward_selection(
     Returns the best mean of all rounds, and among equals the one of fewest models. So a model that harms is never
     forced in. Unlike in the paper, each model is taken only once: the paper's models are of many kinds, while these are
     equally good except for chance, so that weights would fit the noise of the validation groups.
-
-    Args:
-        scores_CN: scores of each candidate.
-        value_of: value of scores [N], higher is better.
-        most: maximum number of models.
 
     Returns:
         The chosen models in order, the value of their mean, and the value of the best candidate alone.

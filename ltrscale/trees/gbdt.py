@@ -1,23 +1,28 @@
 """Gradient boosted trees, which read the same data sets and write the same bundles as networks.
 
+Students of a teacher are among them: BUYL23, section 7, grows a GBDT of 2,000 trees on the scores of a RankFormer. The
+training split names the scores, all its groups count as labelled, and validation keeps its true labels.
+
 Shapes: N documents, Q groups.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
+import numpy as np
 from pydantic import model_validator
 
 from ltrscale import storage
-from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees, views, with_tokens_of
-from ltrscale.bundle.reference import reference_of
+from ltrscale.arrays import Doubles
+from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, save_trees, views, with_tokens_of
 from ltrscale.bundle.views import View
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import check_disjoint, joined_splits
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.data.stream.weighing import warn_of_weights
 from ltrscale.errors import InputError
@@ -26,12 +31,22 @@ from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context, Workers, WorkersConfig, rank_and_world
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.stage import LabelledStage, Origin
-from ltrscale.trees.checks import check_labels, check_positions, check_validation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
-from ltrscale.trees.data import BinCodes, Labelled, read_labelled
+from ltrscale.trees.data import (
+    BinCodes,
+    Labelled,
+    all_workers,
+    check_complete,
+    check_labels,
+    check_positions,
+    deal,
+    merged_codes,
+    read_judged,
+    read_labelled,
+    together,
+)
 from ltrscale.trees.ensemble import EnsembleConfig, check_draws, choose_members
-from ltrscale.trees.shares import check_complete, deal, merged_codes, shared_targets, together
-from ltrscale.trees.watch import watching
+from ltrscale.trees.library import QuantisedConfig, StandardisedConfig, TargetsConfig, make_targets, watching
 
 
 class _Ensemble(Config):
@@ -72,16 +87,11 @@ class GBDTJob(LabelledStage):
             settings: dict[str, Any] = {"workers": self.workers, "start": self.start}
             train_gbdt(self.gbdt, self.splits, self.out, made_by=origin, report=report, **settings)
             return
-        first = self.gbdt.seed
-        candidates = [self._candidate(seed) for seed in range(first, first + self.ensemble.candidates)]
-        for candidate in candidates:
-            candidate.run()
-        urls = [candidate.out for candidate in candidates]
+        urls = []
+        for seed in range(self.gbdt.seed, self.gbdt.seed + self.ensemble.candidates):
+            urls.append(storage.join(self.out, "candidates", f"seed-{seed}"))
+            self.replace(out=urls[-1], gbdt=self.gbdt.replace(seed=seed), ensemble=None).run()
         choose_members(self.gbdt, self.ensemble, urls, self.splits.validation, self.out, made_by=origin)
-
-    def _candidate(self, seed: int) -> Self:
-        out = storage.join(self.out, "candidates", f"seed-{seed}")
-        return self.replace(out=out, gbdt=self.gbdt.replace(seed=seed), ensemble=None)
 
 
 def train_gbdt(
@@ -103,18 +113,13 @@ def train_gbdt(
     score in another way, is reported beside it. If the training groups are too few for `min_data_in_leaf`, there is
     nothing to split: all scores are equal, and a warning is logged.
 
-    Args:
-        config: library, objective (LambdaRank: Burges 2010) and the size of trees.
-        splits: training and validation; the test split is not read.
-        out: directory of the bundle.
-        made_by: origin, recorded in the bundle's manifest; see `ltrscale.config.made_by`.
-        report: receives a record for each tree.
-        workers: with more than one, each holds a share of the training groups and all validation groups. The trees
-            differ slightly from those of one process, because LightGBM then estimates the number of documents of a leaf
-            and XGBoost merges quantiles. If a worker dies, all restart from the first tree.
-        start: bundle of one LightGBM model to go on from: trees are added to its scores. The bundle made holds both
-            models, and scores by their mean, whose order is that of their sum.
-        trees: grow so many on the groups of both splits together, and keep all of them.
+    With several workers each holds a share of the training groups and all validation groups. The trees then differ
+    slightly from those of one process, because LightGBM estimates the number of documents of a leaf and XGBoost merges
+    quantiles. If a worker dies, all restart from the first tree.
+
+    Trees are added to the scores of `start`, a bundle of one LightGBM model. The bundle made holds both models, and
+    scores by their mean, whose order is that of their sum. With `trees`, so many are grown on the groups of both splits
+    together, and all are kept.
 
     Raises:
         InputError: splits overlap or have no labelled group; a label has no gain; a group has more than 10,000
@@ -140,6 +145,17 @@ def train_gbdt(
     return load(out)
 
 
+def check_alone(config: GBDTConfig) -> None:
+    """Check that the library is installed and this process is the only one, for trainers that are not distributed.
+
+    Raises:
+        InputError: the library is not installed, or there are other processes.
+    """
+    config.check_workers(1)
+    if rank_and_world()[1] > 1:
+        raise InputError("semi-supervised and stacked trees train in one process; start the job without torchrun")
+
+
 def learnt(split: Split, config: GBDTConfig) -> Selection:
     """The labelled groups of a split that trees of these settings learn from.
 
@@ -163,12 +179,7 @@ def with_features_of(train: Selection, validation: Selection) -> Selection:
 
 
 def _started(config: GBDTConfig, url: str) -> Bundle:
-    """The bundle to whose scores trees are added.
-
-    Raises:
-        InputError: it is not one LightGBM model of features that both see alike, or the trees to add are another
-            library's.
-    """
+    """The bundle to whose scores trees are added, of one LightGBM model; the trees to add see features as it does."""
     start, plain = load(url), TreesArchitecture(per_query=config.per_query)
     if not config.goes_on or start.forest != plain:
         raise InputError(
@@ -198,10 +209,7 @@ class TreeGrowing:
         view = seen_by(config, self.train.features)
         train, codes = read_labelled(deal(self.train, rank=rank, world=world), "train", view)
         check_complete(self.train, train)
-        validation = None
-        if self.validation is not None:
-            validation, _ = read_labelled(only_relevant(self.validation), "validation", view)
-            check_validation(validation)
+        validation = None if self.validation is None else read_judged(only_relevant(self.validation), view)
         models: dict[str, bytes] = {}
         if self.start is not None:
             start = _started(config, self.start)
@@ -213,33 +221,16 @@ class TreeGrowing:
         if rank > 0:
             return
         models["model"] = grown.model
-        save_trees(
-            self.out,
-            models,
-            TreesArchitecture(library=config.kind, models=tuple(models), per_query=config.per_query),
-            config=self.config.model_dump(mode="json"),
-            features=self.train.features,
-            dataset_hash=self.train.hash,
-            read_as=self.train.read_as,
-            reference=reference_of(self.train),
-            metrics={
-                **grown.metrics,
-                "labelled_groups": self.train.n_groups,
-                **({"validation_groups": self.validation.n_groups} if self.validation else {}),
-            },
-            made_by=self.made_by,
-        )
+        trees = TreesArchitecture(library=config.kind, models=tuple(models), per_query=config.per_query)
+        metrics = {**grown.metrics, "labelled_groups": self.train.n_groups}
+        if self.validation is not None:
+            metrics["validation_groups"] = self.validation.n_groups
+        save_trees(self.out, models, trees, **facts(self.train, self.config, metrics=metrics, made_by=self.made_by))
         log.info("committed %s", self.out)
 
 
 def seen_by(config: GBDTConfig, features: Sequence[Feature], names: Sequence[str] | None = None) -> View:
-    """The features as trees see them.
-
-    Args:
-        config: settings of the trees.
-        features: all raw features.
-        names: those that the trees see; None for all.
-    """
+    """The features as trees see them."""
     view = views.raw(features) if names is None else views.chosen(features, names)
     return views.per_query(view) if config.per_query else view
 
@@ -249,6 +240,18 @@ def _with_start(groups: Labelled, start: Bundle) -> Labelled:
     scorer = start.scorer(features=groups.selection.features)
     selection = with_tokens_of(groups.selection, [start])
     return replace(groups, start_N=score_selection(selection, scorer, start.url).scores_N.numpy())
+
+
+def shared_targets(config: TargetsConfig | None, share: Labelled) -> Doubles:
+    """Targets of a worker's documents, shape [N]; grades have borders from the scores of all workers."""
+    rank, world = rank_and_world()
+    if config is None or not config.of_all_groups or world == 1:
+        return make_targets(config, share.labels_N, share.offsets_Q1)
+    shares = all_workers((share.labels_N, share.lengths_Q))
+    labels, lengths = zip(*shares, strict=True)
+    offsets_Q1 = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+    first = sum(map(len, labels[:rank]))
+    return make_targets(config, np.concatenate(labels), offsets_Q1)[first : first + len(share.labels_N)]
 
 
 class Grown(NamedTuple):
@@ -261,21 +264,16 @@ class Grown(NamedTuple):
 def grow(config: GBDTConfig, train: Labelled, codes: BinCodes, validation: Labelled | None, context: Context) -> Grown:
     """Grow trees on the training groups of all workers.
 
-    Args:
-        config: library, objective and size.
-        train: this worker's training groups.
-        codes: codes and sample of these groups.
-        validation: the validation groups with a relevant document, checked by `check_validation`; None grows all trees.
-        context: receives a record for each tree.
+    `train` and `codes` are this worker's; without validation groups all trees are kept.
 
     Raises:
         InputError: a label has no gain; `monotone` or `unbiased` does not fit the data.
         Stopped: this process was asked to stop.
     """
     targets_N = shared_targets(config.targets, train)
-    check_labels(config, train, targets_N)
+    check_labels(train, targets_N, config.highest_label())
     if validation is not None:
-        check_labels(config, validation, validation.labels_N)
+        check_labels(validation, validation.labels_N, config.highest_label())
     if config.learns_biases:
         check_positions(train)
     with watching(config, validation, config.kind, context) as watch:
@@ -284,3 +282,65 @@ def grow(config: GBDTConfig, train: Labelled, codes: BinCodes, validation: Label
     judged = f", {watch.name} {metrics[watch.name]:.4f}" if watch.name in metrics else ""
     log.info("boosted %d trees with %s%s", watch.kept, config.kind, judged)
     return Grown(model, metrics)
+
+
+_STUDENT_TREES = 2_000
+
+
+class LearningTrees(Config):
+    """Trees of LightGBM that learn a teacher's scores; the kind is their objective."""
+
+    needs: ClassVar = "a method of LightGBM's trees without an ensemble"
+    """The method that can be such a student, for errors."""
+    exported: ClassVar = True
+    """Whether `jobs.distill` exports it."""
+    kind: str
+    trees: LightGBMConfig
+
+    @model_validator(mode="after")
+    def _is_of_its_kind(self) -> Self:
+        if self.trees.objective != self.kind:
+            raise ValueError(
+                f"trees.objective is {self.trees.objective}; leave it out, kind says that it is {self.kind}"
+            )
+        return self
+
+    def streams(self) -> list[StreamConfig]:
+        """None: trees read everything at once."""
+        return []
+
+    def job(self, out: str, splits: Splits, workers: WorkersConfig) -> GBDTJob:
+        """The job that trains it on the scores that the splits name."""
+        return GBDTJob(out=out, splits=splits, gbdt=self.trees, workers=workers)
+
+
+class RegressionStudent(LearningTrees):
+    """Squared error against the teacher's scores, standardised per group."""
+
+    kind: Literal["regression"] = "regression"
+    trees: LightGBMConfig = LightGBMConfig(
+        objective="regression", targets=StandardisedConfig(), num_trees=_STUDENT_TREES, early_stopping_rounds=None
+    )
+
+
+class LambdaRankStudent(LearningTrees):
+    """LambdaRank on the teacher's scores, standardised per group and cut into grades of linear gain."""
+
+    kind: Literal["lambdarank"] = "lambdarank"
+    trees: LightGBMConfig = LightGBMConfig(
+        objective="lambdarank",
+        targets=QuantisedConfig(standardise=True),
+        label_gain="linear",  # with 2^y - 1 only the highest of 31 grades would count
+        num_trees=_STUDENT_TREES,
+        early_stopping_rounds=None,
+    )
+
+
+class SoftmaxStudent(LearningTrees):
+    """Cross entropy against the softmax of the teacher's scores over `trees.temperature`, for each group."""
+
+    kind: Literal["softmax"] = "softmax"
+    trees: LightGBMConfig = LightGBMConfig(objective="softmax", num_trees=_STUDENT_TREES, early_stopping_rounds=None)
+
+
+TreesStudent = RegressionStudent | LambdaRankStudent | SoftmaxStudent

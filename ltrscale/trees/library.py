@@ -1,24 +1,118 @@
-"""What every library that grows trees has: settings that all share, and the methods of each."""
+"""What every library that grows trees has: settings that all share, targets, and a watch on the validation NDCG.
 
+Targets say how labels, above all a teacher's scores, are transformed before training.
+
+Shapes: N documents, Q1 = groups + 1 offsets.
+"""
+
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale.arrays import Doubles
+from ltrscale.batch import standardise_by_group
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, matching
-from ltrscale.errors import InputError
-from ltrscale.trees.data import BinCodes, Labelled
-from ltrscale.trees.targets import TargetsConfig
-from ltrscale.trees.watch import StoppingWatch
+from ltrscale.errors import InputError, Stopped
+from ltrscale.progress import Advance, progress
+from ltrscale.runtime.workers import Context
+from ltrscale.trees.data import HIGHEST_EXPONENTIAL, BinCodes, Labelled, all_workers
+
+
+class Targets(Config):
+    """How labels become targets."""
+
+    kind: str
+    of_all_groups: ClassVar[bool] = False
+    """Whether a target depends on the documents of other groups too."""
+
+    def of(self, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
+        """The targets of some groups, shape [N]."""
+        raise NotImplementedError
+
+
+class StandardisedConfig(Targets):
+    """Deviations from the group's mean in units of its standard deviation: a teacher may shift all scores of a list."""
+
+    kind: Literal["standardised"] = "standardised"
+
+    def of(self, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
+        """See `standardised`."""
+        return standardised(labels_N, offsets_Q1)
+
+
+class QuantisedConfig(Targets):
+    """Grades 0, 1, ..., for objectives that need grades."""
+
+    kind: Literal["quantised"] = "quantised"
+    of_all_groups: ClassVar[bool] = True
+    grades: int = Field(31, ge=2, le=10_000)
+    """Number of grades; HOU24 cuts pseudo-labels into 31, its public code into 5."""
+    bins: Literal["even", "equal_frequency"] = "even"
+    """Bins of equal width between the lowest and the highest score, or of equally many documents."""
+    standardise: bool = False
+    """Standardise scores per group first: a listwise teacher may shift all scores of a list."""
+
+    def of(self, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
+        """See `quantised`."""
+        scores_N = standardised(labels_N, offsets_Q1) if self.standardise else labels_N
+        return quantised(scores_N, grades=self.grades, bins=self.bins)
+
+
+TargetsConfig = Annotated[StandardisedConfig | QuantisedConfig, Field(discriminator="kind")]
+
+
+def make_targets(config: TargetsConfig | None, labels_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
+    """Labels transformed as a config sets, shape [N]."""
+    return labels_N if config is None else config.of(labels_N, offsets_Q1)
+
+
+def standardised(scores_N: Doubles, offsets_Q1: NDArray[np.int64]) -> Doubles:
+    """Scores minus their group's mean, divided by its standard deviation, shape [N]; 0 in a group of equal scores.
+
+    Example:
+        >>> standardised(np.array([1.0, 3.0, 5.0, 5.0]), np.array([0, 2, 4])).tolist()
+        [-1.0, 1.0, 0.0, 0.0]
+    """
+    scores_N = np.ascontiguousarray(scores_N, np.float64)
+    return standardise_by_group(torch.from_numpy(scores_N), torch.from_numpy(offsets_Q1)).numpy()
+
+
+def quantised(scores_N: Doubles, *, grades: int, bins: Literal["even", "equal_frequency"]) -> Doubles:
+    """Grades 0 to `grades - 1` that rise with the scores, shape [N]; equal scores have equal grades.
+
+    `even`: bins of equal width from the lowest to the highest score (HOU24, A.2.3). `equal_frequency`: bins of equally
+    many documents; many equal scores lead to fewer grades.
+
+    Example:
+        >>> scores_N = np.array([0.0, 1.0, 2.0, 10.0])
+        >>> quantised(scores_N, grades=2, bins="even").tolist()
+        [0.0, 0.0, 0.0, 1.0]
+        >>> quantised(scores_N, grades=2, bins="equal_frequency").tolist()
+        [0.0, 0.0, 1.0, 1.0]
+    """
+    if not len(scores_N):
+        return scores_N
+    match bins:
+        case "even":
+            edges = np.linspace(scores_N.min(), scores_N.max(), grades + 1)[1:-1]
+        case "equal_frequency":
+            edges = np.quantile(scores_N, np.arange(1, grades) / grades, method="higher")
+    if scores_N.min() == scores_N.max():  # all edges are equal, and the search would give the highest grade
+        return np.zeros_like(scores_N)
+    return np.searchsorted(edges, scores_N, side="right").astype(np.float64)
+
 
 Gain = Annotated[float, Field(ge=0)]
 Direction = Literal[-1, 1]
 """1: the score never falls as the feature rises, all else equal; -1: it never rises."""
-HIGHEST_EXPONENTIAL = 31
-"""Highest label; gains 2^y - 1 of higher labels would swamp all others."""
 HIGHEST_LINEAR = 10_000
 
 
@@ -72,16 +166,11 @@ class TreesConfig(Config, ABC):
 
     @abstractmethod
     def boost(
-        self, train: Labelled, targets_N: Doubles, validation: Labelled | None, codes: BinCodes, watch: StoppingWatch
+        self, train: Labelled, targets_N: Doubles, validation: Labelled | None, codes: BinCodes, watch: "StoppingWatch"
     ) -> bytes:
         """Add trees until the watch ends it; returns the trees to keep in the library's own format.
 
-        Args:
-            train: this worker's training groups.
-            targets_N: transformed labels of its documents.
-            validation: all validation groups, the same on every worker; None for none.
-            codes: codes and sample of all workers' training groups.
-            watch: receives the validation scores after each tree.
+        `train` is this worker's share, `validation` and `codes` are of all workers.
 
         Raises:
             InputError: there is nothing to learn, or the library is not installed.
@@ -129,3 +218,67 @@ def directions(monotone: Mapping[str, Direction], features: Sequence[Feature]) -
             if found.setdefault(feature.name, direction) != direction:
                 raise InputError(f"monotone: {feature.name!r} has both directions; let {pattern!r} not match it")
     return [found.get(feature.name, 0) for feature in features]
+
+
+class StoppingWatch:
+    """Records the validation NDCG after each tree, remembers the best, and decides when to stop.
+
+    Without validation groups it counts the trees, and keeps all.
+
+    The NDCG is this package's own, which leaves groups without a relevant document out of the mean; libraries would
+    count them as 1 or 0.
+    """
+
+    def __init__(
+        self, config: TreesConfig, validation: Labelled | None, library: str, context: Context, advance: Advance
+    ) -> None:
+        self.name = f"validation_ndcg@{config.stop_on}"
+        self.trees = self.best = 0
+        self.best_value = self.last_value = -math.inf
+        self._config, self._validation, self._context, self._advance = config, validation, context, advance
+        self._theirs = f"{self.name}_{library}"
+
+    def __call__(self, scores_N: NDArray[np.float64] | None = None, theirs: float | None = None) -> bool:
+        """Record one more tree; returns whether there are enough.
+
+        `scores_N` are of the validation documents by all trees so far, `theirs` is the library's own NDCG.
+
+        Raises:
+            Stopped: this process was asked to stop.
+        """
+        if self._context.stopping():
+            raise Stopped(f"asked to stop after {self.trees} trees, which are not kept; the same command starts anew")
+        self.trees += 1
+        self._advance(1)
+        if self._validation is None or scores_N is None:
+            self._context.report({"tree": self.trees})
+            return self.trees >= self._config.num_trees
+        # rank 0's value: processors may round differently, and the others would wait for a worker that stopped alone
+        self.last_value = all_workers(self._validation.mean_ndcg(scores_N, self._config.stop_on))[0]
+        beside = {} if theirs is None else {self._theirs: theirs}
+        self._context.report({"tree": self.trees, self.name: self.last_value, **beside})
+        if self.last_value > self.best_value:
+            self.best, self.best_value = self.trees, self.last_value
+        patience = self._config.early_stopping_rounds
+        return self.trees >= self._config.num_trees or (patience is not None and self.trees - self.best >= patience)
+
+    @property
+    def kept(self) -> int:
+        """Number of trees to keep."""
+        all_of_them = self._validation is None or self._config.early_stopping_rounds is None
+        return self.trees if all_of_them else self.best
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics for the bundle."""
+        if self._validation is None:
+            return {"trees": self.kept}
+        return {"trees": self.kept, self.name: self.last_value if self.kept == self.trees else self.best_value}
+
+
+@contextmanager
+def watching(
+    config: TreesConfig, validation: Labelled | None, library: str, context: Context
+) -> Iterator[StoppingWatch]:
+    """Watch while trees are added, with a progress bar."""
+    with progress("boost", config.num_trees, "trees") as advance:
+        yield StoppingWatch(config, validation, library, context, advance)

@@ -3,23 +3,26 @@
 Shapes: N documents, Q groups, P1 = groups without a label in use + 1; F raw features, C numeric ones, K components.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from ltrscale.arrays import Doubles, Moments
-from ltrscale.bundle import Bundle, TreesArchitecture, boosters, load, save_trees, views
-from ltrscale.bundle.reference import reference_of
+from ltrscale.arrays import Doubles
+from ltrscale.bundle import TreesArchitecture
+from ltrscale.bundle import boosters
+from ltrscale.bundle import save_trees
+from ltrscale.bundle import views
+from ltrscale.arrays import Moments
+from ltrscale.bundle import facts
 from ltrscale.bundle.views import Projection, View
 from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
-from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here
 from ltrscale.data.stream.scored import score_selection
@@ -28,11 +31,10 @@ from ltrscale.progress import Report, log, progress
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context
 from ltrscale.stages.stage import LabelledStage, Origin
-from ltrscale.trees.checks import check_alone, check_validation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
-from ltrscale.trees.data import BinCodes, Labelled, read_labelled
-from ltrscale.trees.gbdt import grow, learnt, seen_by, with_features_of
-from ltrscale.trees.targets import QuantisedConfig, make_targets
+from ltrscale.trees.data import BinCodes, Labelled, read_judged, read_labelled
+from ltrscale.trees.gbdt import check_alone, grow, learnt, seen_by, with_features_of
+from ltrscale.trees.library import QuantisedConfig, make_targets
 
 _DOCS_PER_BATCH = 8192
 
@@ -81,82 +83,53 @@ class SemiConfig(Config):
 
 
 class SemiJob(LabelledStage):
-    """Train trees on labelled groups, helped by the training split's other groups."""
-
-    stage: ClassVar = "train_semi"
-    semi: SemiConfig
-
-    def work(self, origin: Origin, report: Report) -> None:
-        """Train, and commit the bundle."""
-        train_semi(self.semi, self.splits, self.out, made_by=origin, report=report)
-
-
-def train_semi(config: SemiConfig, splits: Splits, out: str, *, made_by: Mapping[str, Any], report: Report) -> Bundle:
-    """Train trees on labelled groups, helped by the training split's other groups; commit them as a bundle.
+    """Train trees on labelled groups, helped by the training split's other groups.
 
     With `pca` the trees see principal components of the numeric features (Duh and Kirchhoff 2008), fitted on all
     training documents; the bundle holds them, so that it scores raw features. With `pseudo_labels` trees grown on the
     labelled groups score the others, and the scores are cut into grades. The final trees are grown on all groups;
     groups whose labels are in use keep them (self-training). Features are streamed, as for other trees: labels and
     scores of all training documents are in memory, their features are not.
-
-    Args:
-        config: see `SemiConfig`.
-        splits: training and validation; the test split is not read.
-        out: directory of the bundle.
-        made_by: origin, recorded in the bundle's manifest.
-        report: receives a record for each tree; records of the first trees have `"model": "first"`.
-
-    Raises:
-        InputError: as `train_gbdt` and `fit_projection`.
     """
-    check_disjoint(splits)
-    for trees in (config.first, config.gbdt):
-        if trees is not None:
-            check_alone(trees)
-    labelled, everything = learnt(splits.train, config.gbdt), select(splits.train, labelled=False)
-    validation = with_features_of(labelled, select(splits.validation, labelled=True))
-    grow_trees = partial(_grow, config, labelled, everything, validation, out, made_by)
-    launch(grow_trees, workers=ONE, report=report)
-    return load(out)
 
+    stage: ClassVar = "train_semi"
+    semi: SemiConfig
 
-def _grow(
-    config: SemiConfig,
-    labelled: Selection,
-    everything: Selection,
-    validation_split: Selection,
-    out: str,
-    made_by: Mapping[str, Any],
-    context: Context,
-) -> None:
-    """The work of `train_semi`, launched so that a signal can stop it between trees."""
-    view, projection = seen_by(config.gbdt, labelled.features), None
-    if config.pca is not None:
-        projection = fit_projection(everything, config.pca, view, scaled=config.pca_scaled)
-        view = views.projected(view, projection)
-    train, codes = read_labelled(labelled, "train", view)
-    validation, _ = read_labelled(only_relevant(validation_split), "validation", view)
-    check_validation(validation)
-    metrics = {"labelled_groups": len(train.ids_Q), "validation_groups": validation_split.n_groups}
-    if config.pseudo_labels is not None:
-        train, codes = _all_groups(config, train, codes, everything, validation, context)
-        metrics["pseudo_labelled_groups"] = len(train.ids_Q) - metrics["labelled_groups"]
-    grown = grow(config.gbdt, train, codes, validation, context)
-    save_trees(
-        out,
-        {"model": grown.model},
-        TreesArchitecture(library=config.gbdt.kind, per_query=config.gbdt.per_query, projection=config.pca or 0),
-        projection=projection,
-        config=config.model_dump(mode="json"),
-        features=labelled.features,
-        dataset_hash=labelled.hash,
-        read_as=labelled.read_as,
-        reference=reference_of(labelled),
-        metrics={**grown.metrics, **metrics},
-        made_by=made_by,
-    )
-    log.info("committed %s", out)
+    def work(self, origin: Origin, report: Report) -> None:
+        """Train, and commit the bundle; records of the first trees have `"model": "first"`.
+
+        Raises:
+            InputError: as `train_gbdt` and `fit_projection`.
+        """
+        config, splits = self.semi, self.splits
+        check_disjoint(splits)
+        for trees in (config.first, config.gbdt):
+            if trees is not None:
+                check_alone(trees)
+        labelled, everything = learnt(splits.train, config.gbdt), select(splits.train, labelled=False)
+        validation = with_features_of(labelled, select(splits.validation, labelled=True))
+        # launched so that a signal can stop it between trees
+        launch(partial(self._grow, labelled, everything, validation, origin), workers=ONE, report=report)
+
+    def _grow(
+        self, labelled: Selection, everything: Selection, judged: Selection, origin: Origin, context: Context
+    ) -> None:
+        config = self.semi
+        view, projection = seen_by(config.gbdt, labelled.features), None
+        if config.pca is not None:
+            projection = fit_projection(everything, config.pca, view, scaled=config.pca_scaled)
+            view = views.projected(view, projection)
+        train, codes = read_labelled(labelled, "train", view)
+        validation = read_judged(only_relevant(judged), view)
+        metrics = {"labelled_groups": len(train.ids_Q), "validation_groups": judged.n_groups}
+        if config.pseudo_labels is not None:
+            train, codes = _all_groups(config, train, codes, everything, validation, context)
+            metrics["pseudo_labelled_groups"] = len(train.ids_Q) - metrics["labelled_groups"]
+        grown = grow(config.gbdt, train, codes, validation, context)
+        trees = TreesArchitecture(library=config.gbdt.kind, per_query=config.gbdt.per_query, projection=config.pca or 0)
+        about = facts(labelled, config, metrics={**grown.metrics, **metrics}, made_by=origin)
+        save_trees(self.out, {"model": grown.model}, trees, projection=projection, **about)
+        log.info("committed %s", self.out)
 
 
 def _all_groups(
@@ -184,12 +157,6 @@ def with_pseudo_labels(config: QuantisedConfig, labelled: Labelled, groups: Labe
     """Labels [N] of all groups: their own if these are in use, otherwise grades of their scores.
 
     Only scores of groups without a label in use determine the borders of the grades.
-
-    Args:
-        config: how scores become grades.
-        labelled: the groups whose labels are in use, in the order of `groups`.
-        groups: all groups.
-        scores_N: of all their documents.
     """
     is_labelled_Q = np.isin(groups.ids_Q, labelled.ids_Q)
     is_labelled_N = np.repeat(is_labelled_Q, groups.lengths_Q)
@@ -210,13 +177,6 @@ def fit_projection(
     matrix if features are not scaled. Two passes over the data
     gather the matrix in float64: means, then products of deviations. The largest entry of each component is positive.
 
-    Args:
-        selection: all groups of the training split.
-        components: number of components.
-        view: all features as trees see them; by default the raw ones.
-        scaled: whether each feature is first scaled to deviation 1.
-        run: reads the data, here or in tasks of a Ray cluster; the result does not depend on the choice.
-
     Raises:
         InputError: there are fewer numeric features than components, or the data cannot be read.
     """
@@ -224,10 +184,10 @@ def fit_projection(
     if len(numeric_C) < components:
         raise InputError(f"pca: {components} components of {len(numeric_C)} numeric features; lower pca")
     view, moments = view or views.raw(selection.features), Moments.none(len(numeric_C))
-    for of_part in _over(selection, partial(_moments, view, numeric_C), "feature means", run):
+    for of_part in _by_part(selection, partial(_moments_of_part, view, numeric_C), "feature means", run):
         moments = moments.merge(of_part)
-    products_CC, of_a_part = np.zeros((len(numeric_C), len(numeric_C))), partial(_products, view, numeric_C)
-    for products_of_part_CC in _over(selection, partial(of_a_part, moments.mean_F), "feature products", run):
+    products_CC, of_a_part = np.zeros((len(numeric_C), len(numeric_C))), partial(_product_sums, view, numeric_C)
+    for products_of_part_CC in _by_part(selection, partial(of_a_part, moments.mean_F), "feature products", run):
         products_CC += products_of_part_CC
     imputed = Moments(np.full(len(numeric_C), selection.n_documents), moments.mean_F, products_CC.diagonal())
     scale_C = imputed.scale_F() if scaled else np.ones(len(numeric_C))
@@ -238,9 +198,7 @@ def fit_projection(
 def principal(correlation_CC: NDArray[np.float64], components: int) -> NDArray[np.float64]:
     """Unit eigenvectors [K, C] of a matrix, largest eigenvalue first; their largest entries are positive.
 
-    Args:
-        correlation_CC: correlations or covariances; a feature with one value has zeros.
-        components: K.
+    A feature with one value has zeros in the matrix.
 
     Example:
         >>> (principal(np.array([[1.0, -1.0], [-1.0, 1.0]]), 1) * np.sqrt(2)).round(9).tolist()
@@ -254,7 +212,7 @@ def principal(correlation_CC: NDArray[np.float64], components: int) -> NDArray[n
     return np.asarray(components_KC * np.sign(largest_K)[:, None])
 
 
-def _over(selection: Selection, function: Callable[[Part], T], what: str, run: Run) -> Iterator[T]:
+def _by_part(selection: Selection, function: Callable[[Part], T], what: str, run: Run) -> Iterator[T]:
     """The results of a function for each part of a selection, with a progress bar."""
     parts = cut_into_parts(selection)
     with progress(what, selection.n_documents) as advance:
@@ -263,14 +221,16 @@ def _over(selection: Selection, function: Callable[[Part], T], what: str, run: R
             advance(part.documents)
 
 
-def _moments(view: View, numeric_C: NDArray[np.int64], part: Part) -> Moments:
+def _moments_of_part(view: View, numeric_C: NDArray[np.int64], part: Part) -> Moments:
     moments = Moments.none(len(numeric_C))
     for groups in iterate(part.selection, docs_per_batch=_DOCS_PER_BATCH):
         moments = moments.merge(Moments.of(view.columns(groups)[:, numeric_C]))
     return moments
 
 
-def _products(view: View, numeric_C: NDArray[np.int64], mean_C: NDArray[np.float64], part: Part) -> NDArray[np.float64]:
+def _product_sums(
+    view: View, numeric_C: NDArray[np.int64], mean_C: NDArray[np.float64], part: Part
+) -> NDArray[np.float64]:
     """Sums of products of deviations, shape [C, C]; a missing value deviates by 0."""
     products_CC = np.zeros((len(numeric_C), len(numeric_C)))
     for groups in iterate(part.selection, docs_per_batch=_DOCS_PER_BATCH):

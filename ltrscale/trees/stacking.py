@@ -3,15 +3,13 @@
 Shapes: N documents.
 """
 
-import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from functools import partial
+from typing import ClassVar
 
 from pydantic import Field
 
-from ltrscale.bundle import Bundle, TreesArchitecture, load, member_files, save_trees, views, with_tokens_of
-from ltrscale.bundle.reference import reference_of
-from ltrscale.bundle.views import View
+from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, member_files, save_trees, views, with_tokens_of
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.labelled import Fold, OuterFold
@@ -26,10 +24,9 @@ from ltrscale.runtime.workers import ONE, Context
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.origins import check_unseen
 from ltrscale.stages.stage import LabelledStage, Origin
-from ltrscale.trees.checks import check_alone, check_validation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
-from ltrscale.trees.data import Labelled, read_labelled
-from ltrscale.trees.gbdt import grow, learnt, seen_by, with_features_of
+from ltrscale.trees.data import read_judged, read_labelled
+from ltrscale.trees.gbdt import check_alone, grow, learnt, seen_by, with_features_of
 
 _ALL = ("all",)
 
@@ -80,7 +77,12 @@ class _Stacked(Config):
 
 
 class StackedJob(LabelledStage):
-    """Train trees over the scores of trained models."""
+    """Train trees over the scores of trained models, which the bundle holds too, so that it scores raw features.
+
+    A member scores the labelled training groups out of fold: each group by the bundle that was trained without it. So
+    the trees see scores as good as they will be on new groups. Validation groups are scored by the members trained on
+    all folds, which the stack's bundle holds.
+    """
 
     stage: ClassVar = "stack"
     stack: StackConfig
@@ -98,8 +100,57 @@ class StackedJob(LabelledStage):
         return _Stacked(stack=self.stack, members=tuple(self.members), bundles=tuple(self.members.values()))
 
     def work(self, origin: Origin, report: Report) -> None:
-        """Train, and commit the bundle, which holds all members."""
-        train_stack(self.stack, self.members, self.splits, self.out, made_by=origin, report=report)
+        """Train, and commit the bundle.
+
+        Raises:
+            InputError: as `train_gbdt`; a bundle is missing or for other features; the data lacks a chosen feature.
+        """
+        config = self.stack
+        check_disjoint(self.splits)
+        check_alone(config.gbdt)
+        train = learnt(self.splits.train, config.gbdt)
+        _chosen_names(train.features, config.features)
+        for member in self.members.values():
+            for url in (member.bundle, *member.folds):
+                train.serving(load(url).features, whose=url)
+        folds = folds_of(config, self.splits.train) if any(member.folds for member in self.members.values()) else []
+        validation = with_features_of(train, select(self.splits.validation, labelled=True))
+        # launched so that a signal can stop it between trees
+        launch(partial(self._grow, train, folds, validation, origin), workers=ONE, report=report)
+
+    def _grow(
+        self, selection: Selection, folds: Sequence[Selection], judged: Selection, origin: Origin, context: Context
+    ) -> None:
+        config, members = self.stack, self.members
+        chosen = _chosen_names(selection.features, config.features)
+        view = seen_by(config.gbdt, selection.features, chosen)
+        held_out = {name: out_of_fold(name, member, selection, folds) for name, member in members.items()}
+        train, codes = read_labelled(selection, "train", views.scored(view, held_out, standardise=config.standardise))
+        relevant = only_relevant(judged)
+        scores = {name: _score(relevant, load(member.bundle), name) for name, member in members.items()}
+        validation = read_judged(relevant, views.scored(view, scores, standardise=config.standardise))
+        grown = grow(config.gbdt, train, codes, validation, context)
+        cut = config.gbdt.stop_on
+        alone = {name: validation.mean_ndcg(s.scores_N.numpy(), cut) for name, s in scores.items()}
+        trees = TreesArchitecture(
+            library=config.gbdt.kind,
+            sees=chosen,
+            per_query=config.gbdt.per_query,
+            members=tuple(members),
+            standardise=config.standardise,
+        )
+        metrics = {
+            **grown.metrics,
+            "labelled_groups": len(train.ids_Q),
+            "validation_groups": judged.n_groups,
+            **{f"validation_ndcg@{cut}_{name}": value for name, value in alone.items()},
+        }
+        about = facts(selection, config, metrics=metrics, made_by=origin)
+        about["files"] = {
+            path: data for name, m in members.items() for path, data in member_files(name, m.bundle).items()
+        }
+        save_trees(self.out, {"model": grown.model}, trees, **about)
+        log.info("members alone: %s", ", ".join(f"{name} {value:.4f}" for name, value in alone.items()))
 
 
 def check_ready(name: str, url: str, splits: Splits) -> None:
@@ -115,92 +166,6 @@ def check_ready(name: str, url: str, splits: Splits) -> None:
         ) from error
 
 
-def train_stack(
-    config: StackConfig,
-    members: Mapping[str, StackMember],
-    splits: Splits,
-    out: str,
-    *,
-    made_by: Mapping[str, Any],
-    report: Report,
-) -> Bundle:
-    """Train trees on members' scores and commit them, with the members inside, as a bundle that scores raw features.
-
-    A member scores the labelled training groups out of fold: each group by the bundle that was trained without it. So
-    the trees see scores as good as they will be on new groups. Validation groups are scored by the members trained on
-    all folds, which the stack's bundle holds.
-
-    Args:
-        config: see `StackConfig`.
-        members: by name.
-        splits: training and validation; the test split is not read.
-        out: directory of the bundle.
-        made_by: origin, recorded in the bundle's manifest.
-        report: receives a record for each tree.
-
-    Raises:
-        InputError: as `train_gbdt`; a bundle is missing or for other features; the data lacks a chosen feature.
-    """
-    check_disjoint(splits)
-    check_alone(config.gbdt)
-    train = learnt(splits.train, config.gbdt)
-    _chosen(train.features, config.features)
-    for member in members.values():
-        for url in (member.bundle, *member.folds):
-            train.serving(load(url).features, whose=url)
-    folds = folds_of(config, splits.train) if any(member.folds for member in members.values()) else []
-    validation = with_features_of(train, select(splits.validation, labelled=True))
-    grow_trees = functools.partial(_grow, config, members, train, folds, validation, out, made_by)
-    launch(grow_trees, workers=ONE, report=report)
-    return load(out)
-
-
-def _grow(
-    config: StackConfig,
-    members: Mapping[str, StackMember],
-    selection: Selection,
-    folds: Sequence[Selection],
-    validation_split: Selection,
-    out: str,
-    made_by: Mapping[str, Any],
-    context: Context,
-) -> None:
-    """The work of `train_stack`, launched so that a signal can stop it between trees."""
-    chosen = _chosen(selection.features, config.features)
-    view = seen_by(config.gbdt, selection.features, chosen)
-    held_out = {name: out_of_fold(name, member, selection, folds) for name, member in members.items()}
-    train, codes = read_labelled(selection, "train", views.scored(view, held_out, standardise=config.standardise))
-    validation, on_validation = _validation(config, only_relevant(validation_split), members, view)
-    grown = grow(config.gbdt, train, codes, validation, context)
-    cut = config.gbdt.stop_on
-    alone = {name: validation.mean_ndcg(s.scores_N.numpy(), cut) for name, s in on_validation.items()}
-    save_trees(
-        out,
-        {"model": grown.model},
-        TreesArchitecture(
-            library=config.gbdt.kind,
-            sees=chosen,
-            per_query=config.gbdt.per_query,
-            members=tuple(members),
-            standardise=config.standardise,
-        ),
-        config=config.model_dump(mode="json"),
-        features=selection.features,
-        dataset_hash=selection.hash,
-        read_as=selection.read_as,
-        reference=reference_of(selection),
-        metrics={
-            **grown.metrics,
-            "labelled_groups": len(train.ids_Q),
-            "validation_groups": validation_split.n_groups,
-            **{f"validation_ndcg@{cut}_{name}": value for name, value in alone.items()},
-        },
-        made_by=made_by,
-        files={path: data for name, m in members.items() for path, data in member_files(name, m.bundle).items()},
-    )
-    log.info("members alone: %s", ", ".join(f"{name} {value:.4f}" for name, value in alone.items()))
-
-
 def folds_of(config: StackConfig, train: Split) -> list[Selection]:
     """The folds of the labelled training groups that the trees learn from."""
     folds = (config.fold(number, train, held_out=True) for number in range(config.folds))
@@ -208,14 +173,7 @@ def folds_of(config: StackConfig, train: Split) -> list[Selection]:
 
 
 def out_of_fold(name: str, member: StackMember, train: Selection, folds: Sequence[Selection]) -> DocumentScores:
-    """Scores of all labelled training groups, each by a bundle that has not seen the group's labels.
-
-    Args:
-        name: name of the member in errors.
-        member: its bundles.
-        train: the labelled training groups.
-        folds: the folds of these groups; unused if the member has no bundle for each.
-    """
+    """Scores of all labelled training groups, each by a bundle that has not seen the group's labels."""
     if not member.folds:
         return _score(train, load(member.bundle), name)
     parts = []
@@ -240,25 +198,11 @@ def _check_has_not_seen(opened: Bundle, held_out: Selection) -> None:
     assert not (seen & held).any(), f"{opened.url} has seen held-out labels"
 
 
-def _validation(
-    config: StackConfig, selection: Selection, members: Mapping[str, StackMember], view: View
-) -> tuple[Labelled, Mapping[str, DocumentScores]]:
-    """Validation groups as the trees see them, and the members' scores of them."""
-    scores = {name: _score(selection, load(member.bundle), name) for name, member in members.items()}
-    validation, _ = read_labelled(selection, "validation", views.scored(view, scores, standardise=config.standardise))
-    check_validation(validation)
-    return validation, scores
-
-
-def _chosen(features: Sequence[Feature], names: Sequence[str]) -> tuple[str, ...] | None:
-    """The names of the chosen features, None for all.
-
-    Raises:
-        InputError: a feature does not exist or is chosen twice.
-    """
+def _chosen_names(features: Sequence[Feature], names: Sequence[str]) -> tuple[str, ...] | None:
+    """The names of the chosen features, None for all."""
     if tuple(names) == _ALL:
         return None
-    found = tuple(feature.name for name in names for feature in matching(name, features, key="features"))
-    if twice := {name for name in found if found.count(name) > 1}:
+    chosen = tuple(feature.name for name in names for feature in matching(name, features, key="features"))
+    if twice := {name for name in chosen if chosen.count(name) > 1}:
         raise InputError(f"features: {min(twice)!r} is listed twice; leave one out")
-    return found
+    return chosen

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.arrays import Doubles
-from ltrscale.bundle.boosters import CatBoostTable, import_catboost
+from ltrscale.bundle.boosters import catboost_table, import_catboost
 from ltrscale.errors import InputError
 from ltrscale.trees.data import BinCodes, Labelled
-from ltrscale.trees.watch import StoppingWatch
+from ltrscale.trees.library import StoppingWatch
 
 _REFUSALS = ("All features are either constant or ignored", "All train targets are equal")
 
@@ -36,14 +36,7 @@ def boost(
 
     CatBoost's ranking objectives weight groups, not documents: a group's weight is the mean of its documents'.
 
-    Args:
-        parameters: under CatBoost's names.
-        train: the training groups.
-        targets_N: transformed labels of their documents.
-        validation: the validation groups; None for none.
-        codes: codes of the training groups.
-        watch: receives the validation scores after each tree.
-        stop_on: cut-off of CatBoost's own NDCG, reported beside ours.
+    `stop_on` is the cut-off of CatBoost's own NDCG, reported beside ours.
 
     Raises:
         InputError: all features, or all targets, are the same for all documents; or CatBoost is not installed.
@@ -54,18 +47,23 @@ def boost(
     validation_pool = validation and _pool(catboost, validation, validation.labels_N, vocabularies)
     look = _Look(len(validation.labels_N)) if validation else None
     notify = _Notify(look, watch, f"NDCG:top={stop_on};type=Exp")
-    model = catboost.CatBoost({**parameters, **_metrics(look, notify.theirs)})
+    metrics = {"eval_metric": look, "custom_metric": [f"{notify.theirs};hints=skip_train~true"]} if look else {}
+    ours = {
+        "use_best_model": False,  # the watch decides which trees to keep
+        "allow_writing_files": False,
+        "logging_level": "Silent",
+    }
+    model = catboost.CatBoost({**parameters, **metrics, **ours})
     with warnings.catch_warnings(), _refusals(catboost, train.split):
         warnings.filterwarnings("ignore", message="Can't optim")  # CatBoost would compile `_Look` if it could
         model.fit(train_pool, eval_set=validation_pool, callbacks=[notify])
     if notify.error is not None:
         raise notify.error
     model.shrink(watch.kept)
-    return _content(model, [found.astype(int).tolist() for found in vocabularies.values()])
+    return _content(model, [codes_of_one.astype(int).tolist() for codes_of_one in vocabularies.values()])
 
 
 def _pool(catboost: Any, groups: Labelled, labels_N: Doubles, vocabularies: Mapping[int, NDArray[np.float32]]) -> Any:
-    table = CatBoostTable(vocabularies)
     features_NF = np.empty((len(labels_N), len(groups.view.features)), np.float32)
     first = 0
     for rows_NF in groups.rows(vocabularies):
@@ -77,7 +75,11 @@ def _pool(catboost: Any, groups: Labelled, labels_N: Doubles, vocabularies: Mapp
         means_Q = np.bincount(group_N, weights=groups.weights_N) / groups.lengths_Q
         weights["group_weight"] = means_Q[group_N]
     return catboost.Pool(
-        table(features_NF), label=labels_N, group_id=group_N, cat_features=list(vocabularies), **weights
+        catboost_table(features_NF, vocabularies),
+        label=labels_N,
+        group_id=group_N,
+        cat_features=list(vocabularies),
+        **weights,
     )
 
 
@@ -136,16 +138,6 @@ class _Notify:
         except Exception as error:
             self.error = error
             return False
-
-
-def _metrics(look: _Look | None, theirs: str) -> dict[str, Any]:
-    """The parameters that watch the training."""
-    return {
-        **({"eval_metric": look, "custom_metric": [f"{theirs};hints=skip_train~true"]} if look else {}),
-        "use_best_model": False,  # the watch decides which trees to keep
-        "allow_writing_files": False,
-        "logging_level": "Silent",
-    }
 
 
 def _content(model: Any, codes: list[list[int]]) -> bytes:

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from ltrscale.arrays import Doubles
 from ltrscale.progress import log
 from ltrscale.runtime.workers import rank_and_world
-from ltrscale.trees.data import BinCodes, Labelled
-from ltrscale.trees.shares import meeting_points
-from ltrscale.trees.watch import StoppingWatch
+from ltrscale.trees.data import BinCodes, Labelled, meeting_points
+from ltrscale.trees.library import StoppingWatch
 
 GradientFunction = Callable[[Doubles, lgb.Dataset], tuple[Doubles, Doubles]]
 """Maps scores to the loss's first and second derivatives."""
@@ -34,15 +33,7 @@ def boost(
 ) -> bytes:
     """Add trees until the watch ends it; returns the model's text with the trees to keep.
 
-    Args:
-        parameters: under LightGBM's names.
-        train: this worker's training groups.
-        targets_N: transformed labels of its documents.
-        validation: all validation groups, the same on every worker; None for none.
-        codes: codes and sample of all workers' training groups.
-        watch: receives the validation scores after each tree.
-        unbiased: learn a bias of each position.
-        temperature: of the softmax objective, which LightGBM lacks; None for an objective of its own.
+    `temperature` is that of the softmax objective, which LightGBM lacks; None for an objective of its own.
     """
     if (targets_N < 0).any() or (targets_N != targets_N.round()).any():
         # LightGBM's NDCG checks that labels are grades, on the training groups too
@@ -65,7 +56,7 @@ def boost(
     finally:
         booster.free_network()
     # LightGBM's text has a place for the categories of data frames; the scorer reads the codes from there.
-    booster.pandas_categorical = [found.astype(int).tolist() for found in vocabularies.values()]
+    booster.pandas_categorical = [codes_of_one.astype(int).tolist() for codes_of_one in vocabularies.values()]
     return str(booster.model_to_string(num_iteration=watch.kept)).encode()
 
 

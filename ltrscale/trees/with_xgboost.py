@@ -16,9 +16,8 @@ from xgboost.tracker import RabitTracker
 
 from ltrscale.arrays import Doubles
 from ltrscale.runtime.workers import rank_and_world
-from ltrscale.trees.data import BinCodes, Labelled
-from ltrscale.trees.shares import all_workers, own_address
-from ltrscale.trees.watch import StoppingWatch
+from ltrscale.trees.data import BinCodes, Labelled, all_workers, own_address
+from ltrscale.trees.library import StoppingWatch
 
 
 def boost(
@@ -36,15 +35,7 @@ def boost(
 
     Ranking objectives of XGBoost weight groups, not documents: a group's weight is the mean of its documents'.
 
-    Args:
-        parameters: under XGBoost's names.
-        train: this worker's training groups.
-        targets_N: transformed labels of its documents.
-        validation: all validation groups, the same on every worker; None for none.
-        codes: codes of all workers' training groups; XGBoost makes its own bins, from all documents.
-        watch: receives the validation scores after each tree.
-        by_group: whether the objective ranks groups.
-        by_position: whether it estimates how positions attract clicks.
+    Of `codes` only the vocabularies count: XGBoost makes its own bins, from all documents.
     """
     vocabularies = codes.known()
     options = {"max_bin": parameters["max_bin"], "enable_categorical": True, "nthread": parameters["nthread"]}
@@ -55,8 +46,8 @@ def boost(
         if validation is not None:
             validation_rows = _Rows(validation, validation.labels_N, vocabularies, by_group=True)
             validation_set = xgb.QuantileDMatrix(validation_rows, ref=train_set, **options)
-        known = [train_set] if validation_set is None else [train_set, validation_set]
-        booster = xgb.Booster(dict(parameters), known)
+        cached = [train_set] if validation_set is None else [train_set, validation_set]
+        booster = xgb.Booster(dict(parameters), cached)
         enough = False
         while not enough:
             booster.update(train_set, watch.trees)
@@ -68,19 +59,15 @@ def boost(
             scores_N = booster.predict(validation_set, output_margin=True)
             enough = watch(scores_N.astype(np.float64), float(theirs.rpartition(":")[2]))
     kept = booster[: watch.kept]
-    kept.set_attr(codes=json.dumps([found.astype(int).tolist() for found in vocabularies.values()]))
+    kept.set_attr(codes=json.dumps([codes_of_one.astype(int).tolist() for codes_of_one in vocabularies.values()]))
     return bytes(kept.save_raw("json"))
 
 
 class _Rows(xgb.DataIter):  # type: ignore[misc]
     """The rows of a split in chunks of whole groups, some thousand rows each; XGBoost reads them four times.
 
-    Args:
-        groups: groups of the split.
-        labels_N: labels of its documents.
-        vocabularies: codes of categorical columns.
-        by_group: pass each document's group and weight groups; otherwise weight documents.
-        by_position: sort each group by position, for XGBoost takes the place in its group for a document's position.
+    With `by_group`, groups are weighted, otherwise documents. With `by_position`, each group is sorted by position, for
+    XGBoost takes the place in its group for a document's position.
     """
 
     def __init__(

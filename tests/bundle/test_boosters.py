@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ltrscale.bundle.boosters import CatBoostTable, renumber
+from ltrscale.bundle.boosters import catboost_table, renumber
 
 CODES = st.one_of(st.integers(0, 12).map(float), st.just(math.nan))
 
@@ -26,12 +26,12 @@ def test_known_codes_become_their_place_and_others_missing(known: set[int], valu
 def test_without_categories_nothing_is_copied() -> None:
     features_NF = np.ones((3, 2), np.float32)
     assert renumber(features_NF, {}) is features_NF
-    assert CatBoostTable({})(features_NF) is features_NF
+    assert catboost_table(features_NF, {}) is features_NF
 
 
 @given(codes=st.lists(st.one_of(st.integers(0, 3).map(float), st.just(math.nan)), min_size=1, max_size=12))
 def test_catboost_gets_categories_by_number_and_missing_ones_by_name(codes: list[float]) -> None:
     renumbered_NF = np.column_stack([np.arange(len(codes)), codes]).astype(np.float32)
-    table = CatBoostTable({1: np.arange(4, dtype=np.float32)})(renumbered_NF)
+    table = catboost_table(renumbered_NF, {1: np.arange(4, dtype=np.float32)})
     assert list(table[1]) == ["missing" if math.isnan(code) else str(int(code)) for code in codes]
     assert list(table[0]) == list(range(len(codes)))

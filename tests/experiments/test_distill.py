@@ -27,7 +27,7 @@ from ltrscale.evaluation.studies.distillation import Distillation
 from ltrscale.experiments.distill import DistillJob
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.serving.export import ExportJob
-from ltrscale.serving.tree_files import LightGBMFormat
+from ltrscale.serving.trees import LightGBMFormat
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.trees.gbdt import GBDTJob
 

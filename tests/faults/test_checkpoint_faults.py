@@ -26,10 +26,10 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.progress import Report
 from ltrscale.storage.patience import PATIENCE
 from ltrscale.storage.s3 import PatientS3
-from ltrscale.training.checkpoint import Checkpoints, list_checkpoints, read_checkpoint
+from ltrscale.training.checkpoint import Progress, Snapshot, list_checkpoints, read_checkpoint
 from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.pretrain import PretrainConfig
-from ltrscale.training.snapshot import Progress, Snapshot
+from ltrscale.training.resumption import Checkpoints
 from tests.chaos.faulty_proxy import FaultyProxy
 
 Weights = dict[str, Tensor]

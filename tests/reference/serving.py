@@ -53,66 +53,32 @@ def vespa(model: str, document: Document) -> float:
 def function_score(body: Mapping[str, Any], document: Mapping[str, float]) -> float | None:
     """The score of a `function_score` for one document, None if it does not match, as the engines' references say.
 
+    Its `score_mode` is `first`, and its `boost_mode` `replace`.
+
     Raises:
         ValueError: the engine ends the search with an error.
     """
-    if not matches(body.get("query", {"match_all": {}}), document):
+    if body["query"]["exists"]["field"] not in document:
         return None
-    given = body.get("functions", [{"field_value_factor": body.get("field_value_factor")}])
-    mode = body.get("score_mode", "multiply")
-    found: list[tuple[float, float]] = []
-    for function in given:
-        if matches(function.get("filter", {"match_all": {}}), document) and not (mode == "first" and found):
-            weight = float(np.float32(function.get("weight", 1)))
+    for function in body.get("functions", [{"field_value_factor": body.get("field_value_factor")}]):
+        if all(in_range(document, *limits) for limits in function.get("filter", {}).get("range", {}).items()):
             factor = function.get("field_value_factor")
-            found.append((weight * (field_value(factor, document) if factor else 1.0), weight))
-    value = 1.0
-    if found:
-        values = [value for value, _ in found]
-        together = {"multiply": math.prod, "sum": sum, "first": sum, "max": max, "min": min, "avg": sum}
-        value = together[mode](values)
-        value = value / sum(weight for _, weight in found) if mode == "avg" else value
-    value = min(value, body.get("max_boost", float(np.finfo(np.float32).max)))
-    boost = {"multiply": value, "replace": value, "sum": 1 + value, "avg": (1 + value) / 2}
-    boost |= {"max": max(1.0, value), "min": min(1.0, value)}
-    score = float(np.float32(boost[body.get("boost_mode", "multiply")]))
-    if not score >= 0:
-        raise ValueError("invalid score")
-    return score
+            return float(np.float32(field_value(factor, document) if factor else function.get("weight", 1)))
+    return 1.0
 
 
-def matches(query: Mapping[str, Any], document: Mapping[str, float]) -> bool:
-    """Whether a query `match_all`, `exists` or `range` holds for a document."""
-    ((kind, given),) = query.items()
-    if kind == "match_all":
-        return True
-    if kind == "exists":
-        return given["field"] in document
-    ((field, limits),) = given.items()
-    if field not in document:
-        return False
-    value = document[field]
+def in_range(document: Mapping[str, float], field: str, limits: Mapping[str, float]) -> bool:
+    """Whether a document has a field's value within the limits."""
+    value = document.get(field, math.nan)
     tests = {"gt": value.__gt__, "gte": value.__ge__, "lt": value.__lt__, "lte": value.__le__}
     return all(tests[name](float(limit)) for name, limit in limits.items())
 
 
 def field_value(given: Mapping[str, Any], document: Mapping[str, float]) -> float:
-    """`modifier(factor * value)`; an error if the field is missing without `missing`, or the result is negative."""
-    if given["field"] not in document and "missing" not in given:
+    """`factor * value`; an error if the field is missing, or the result is negative."""
+    if given["field"] not in document:
         raise ValueError("missing value")
-    x = document.get(given["field"], given.get("missing", math.nan)) * float(np.float32(given.get("factor", 1)))
-    modifier = given.get("modifier", "none")
-    shift = {"log1p": 1, "log2p": 2, "ln1p": 1, "ln2p": 2}.get(modifier, 0)
-    if modifier.startswith(("log", "ln")):
-        if x + shift <= 0:
-            raise ValueError("logarithm of a number that is not above 0")
-        result = math.log10(x + shift) if modifier.startswith("log") else math.log(x + shift)
-    elif modifier == "sqrt" and x < 0:
-        raise ValueError("square root of a negative number")
-    elif modifier == "reciprocal":
-        result = 1 / x if x else math.copysign(math.inf, x)
-    else:
-        result = {"none": x, "square": x * x, "sqrt": math.sqrt(abs(x))}[modifier]
+    result = document[given["field"]] * float(np.float32(given.get("factor", 1)))
     if result < 0:
         raise ValueError("negative")
     return result

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ltrscale.bundle import BundleConfig
-from ltrscale.bundle.saving import bundle_card
+from ltrscale.bundle.files import bundle_card
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.markdown import as_code, escape
 from ltrscale.reports.markdown import table

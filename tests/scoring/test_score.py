@@ -29,9 +29,11 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
-from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
-from ltrscale.scoring import actors, files
-from ltrscale.scoring.score import ScoreJob, score
+from ltrscale.models.ranker import Architecture
+from ltrscale.models.ranker import Ranker
+from ltrscale.scoring import files
+from ltrscale.scoring.score import ScoreJob
+from ltrscale.models.ranker import HeadConfig
 from ltrscale.stages.origins import dataset_hashes, scored_by
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
@@ -119,7 +121,7 @@ def job(settings: Settings, out: Path | str) -> ScoreJob:
 def run(settings: Settings, out: Path | str) -> list[str]:
     """Score; returns the committed periods, in order."""
     records: list[Mapping[str, Any]] = []
-    score(job(settings, out), report=records.append)
+    job(settings, out).work({}, records.append)
     return [record["period"] for record in records if "period" in record]
 
 
@@ -281,7 +283,7 @@ def test_stopped_anywhere_it_goes_on_with_the_rest(
         if point == "in a period":
             patch.setattr(files, "write_file", _stopping(files.write_file, stop_after(3 * n)))
         with pytest.raises(Killed):
-            score(job(settings, tmp_path), report=report)
+            job(settings, tmp_path).work({}, report)
     done = [period for period in PERIODS if read_period(str(tmp_path), period)]
     assert done == [period for period in records if period]
     assert len(done) == {"before a commit": n, "after a commit": n + 1}.get(point, len(done))
@@ -302,10 +304,10 @@ def _stopping(function: Callable[..., Any], stop: Callable[..., Any]) -> Callabl
 
 _VICTIM = """
 import os, signal, sys
-from ltrscale.scoring.score import ScoreJob, score
+from ltrscale.scoring.score import ScoreJob
 def report(record):
     os.kill(os.getpid(), signal.SIGKILL)
-score(ScoreJob(data=sys.argv[1], bundle=sys.argv[2], out=sys.argv[3]), report=report)
+ScoreJob(data=sys.argv[1], bundle=sys.argv[2], out=sys.argv[3]).work({}, report)
 """
 
 
@@ -364,7 +366,7 @@ def test_data_that_change_while_they_are_scored(bundles: dict[str, str], tmp_pat
 
     message = rf"^{data}: the data set was replaced since the run began, and no longer lists {data}/{lost.path};"
     with pytest.raises(InputError, match=message):
-        score(job(settings, out), report=report)
+        job(settings, out).work({}, report)
     assert done == ["p1", "p2"]
     assert run(settings, out) == ["p3", "p4"]
     assert read(data, str(out)) == expected(data, bundles["trees"])
@@ -397,7 +399,7 @@ def test_ray_gives_the_bytes_of_one_process(data: str, bundles: dict[str, str], 
     by_ray = {**one, "ray": True, "workers": {"number": 2}}
     run(one, tmp_path / "one")
     with pytest.raises(Killed):
-        score(job(by_ray, tmp_path / "ray"), report=_stopping(lambda _: None, stop_after(1)))
+        job(by_ray, tmp_path / "ray").work({}, _stopping(lambda _: None, stop_after(1)))
     done = [period for period in PERIODS if read_period(str(tmp_path / "ray"), period)]
     assert len(done) == 2
     assert sorted(run(by_ray, tmp_path / "ray")) == sorted(set(PERIODS) - set(done))
@@ -422,11 +424,11 @@ def test_an_actor_that_dies_is_replaced_a_few_times(
     data: str, bundles: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config(data, bundles["trees"], ray=True, periods="p1", workers={"number": 1})
-    monkeypatch.setattr(actors, "_RETRIES", 1)
-    monkeypatch.setattr(actors, "_Actor", scoring_actors.KilledOnce)
+    monkeypatch.setattr(files, "_ACTOR_RETRIES", 1)
+    monkeypatch.setattr(files, "_Actor", scoring_actors.KilledOnce)
     assert run(settings, tmp_path / "out") == ["p1"]
     assert (tmp_path / "out-killed").exists()
-    monkeypatch.setattr(actors, "_Actor", scoring_actors.AlwaysKilled)
+    monkeypatch.setattr(files, "_Actor", scoring_actors.AlwaysKilled)
     with pytest.raises(InputError, match=r"trees: the process that scored a file with it ended several times"):
         run(settings, tmp_path / "never")
     assert not files_of(tmp_path / "never")
@@ -438,7 +440,7 @@ def test_data_bundle_and_scores_may_lie_on_s3(s3: str, bundles: dict[str, str], 
     model = save_network(f"{s3}/scoring/network")
     out = f"{s3}/scoring/out"
     with pytest.raises(Killed):
-        score(job(config(there, model), out), report=_stopping(lambda _: None, stop_after(1)))
+        job(config(there, model), out).work({}, _stopping(lambda _: None, stop_after(1)))
     assert run(config(there, model), out) == list(PERIODS[2:])
     run(config(data, bundles["network"]), tmp_path)
     assert read(there, out) == read(data, str(tmp_path))

@@ -21,8 +21,10 @@ from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
-from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
-from ltrscale.scoring.score import ScoreJob, score
+from ltrscale.models.ranker import Architecture
+from ltrscale.models.ranker import Ranker
+from ltrscale.scoring.score import ScoreJob
+from ltrscale.models.ranker import HeadConfig
 
 FEATURES = (Feature(name="f_a"), Feature(name="f_b"))
 Row = tuple[str, str, str | None, float, int, int]
@@ -153,7 +155,7 @@ def test_other_columns_are_other_output_and_the_same_ones_are_not(data: Dataset,
     def run(**settings: Any) -> list[Any]:
         records: list[Any] = []
         job = ScoreJob.model_validate({"out": str(tmp_path), "bundle": ranker, "data": data.url, **settings})
-        score(job, report=records.append)
+        job.work({}, records.append)
         return [record["period"] for record in records if "period" in record]
 
     everything = ["0", "1", "2"]

@@ -28,8 +28,7 @@ from ltrscale.errors import InputError
 from ltrscale.serving import parity as check
 from ltrscale.serving.choices import FORMATS, FormatName
 from ltrscale.serving.export import ExportJob
-from ltrscale.serving.features import ExportedFeatures
-from ltrscale.serving.format import Files, Observed
+from ltrscale.serving.format import ExportedFeatures, Files, Observed
 from ltrscale.serving.parity import Parity, ParityConfig, check_parity
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.stacking import StackedJob, StackMember

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ltrscale.bundle.provenance import Provenance
+from ltrscale.bundle.contents import Provenance
 from ltrscale.config import made_by, validate
 from ltrscale.data.dataset.split import Split
 

@@ -16,10 +16,10 @@ from small_trainers import make_trainer, run_epochs
 from ltrscale import storage
 from ltrscale.errors import InputError, Stopped
 from ltrscale.runtime.workers import rank_and_world
-from ltrscale.training import checkpoint
-from ltrscale.training.checkpoint import Checkpoints, list_checkpoints
+from ltrscale.training import resumption
+from ltrscale.training.checkpoint import Progress, list_checkpoints, read_checkpoint, restore
 from ltrscale.training.loop import StepResult, Trainer
-from ltrscale.training.snapshot import Progress, restore
+from ltrscale.training.resumption import Checkpoints
 
 METHODS = ("simclr_rank", "simsiam")
 
@@ -162,7 +162,7 @@ def test_two_are_kept_and_unusable_ones_are_skipped(
         result = next(other.epoch())
         save(saver, other, result)  # takes the place of the damaged one
     assert saved_steps(tmp_path) == [2, 3]
-    assert checkpoint.read_checkpoint(str(folder / "step-00000003")).step == 3
+    assert read_checkpoint(str(folder / "step-00000003")).step == 3
 
 
 def test_a_damaged_checkpoint_does_not_outlive_the_next_two(synthetic_dataset: str, tmp_path: Path) -> None:
@@ -185,13 +185,13 @@ def test_a_damaged_checkpoint_does_not_outlive_the_next_two(synthetic_dataset: s
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """An event that blocks writing until it is set."""
-    opened, write = threading.Event(), checkpoint.write_checkpoint
+    opened, write = threading.Event(), resumption.write_checkpoint
 
     def gated(*arguments: Any, **named: Any) -> None:
         assert opened.wait(60)
         write(*arguments, **named)
 
-    monkeypatch.setattr(checkpoint, "write_checkpoint", gated)
+    monkeypatch.setattr(resumption, "write_checkpoint", gated)
     yield opened
     opened.set()
 
@@ -218,7 +218,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         assert saved_steps(tmp_path) == [1]
         assert next(running).checkpoint_due  # at once, for its time had come
     assert committed == [3]
-    saved = checkpoint.read_checkpoint(list_checkpoints(f"{tmp_path}/checkpoints")[0])
+    saved = read_checkpoint(list_checkpoints(f"{tmp_path}/checkpoints")[0])
     for name, value in of_step_1.items():
         assert torch.equal(saved.tensors["weights"][name], value), name
 
@@ -285,7 +285,7 @@ def test_a_defect_in_writing_is_not_taken_for_a_full_disk(
     def defect(*_: Any, **__: Any) -> None:
         raise TypeError("a defect of ours")
 
-    monkeypatch.setattr(checkpoint, "write_checkpoint", defect)
+    monkeypatch.setattr(resumption, "write_checkpoint", defect)
     trainer = make_trainer(synthetic_dataset, "simclr_rank")
     with checkpoints_in(tmp_path) as saver, pytest.raises(TypeError, match="a defect of ours"):
         save(saver, trainer, next(trainer.epoch()))
@@ -315,7 +315,7 @@ def test_the_first_checkpoint_comes_early(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_s: float
 ) -> None:
     now, trainer, due_at = 0.0, make_trainer(synthetic_dataset, "simclr_rank"), []
-    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(resumption, "time", SimpleNamespace(monotonic=lambda: now))
     with checkpoints_in(tmp_path, every_s=every_s) as saver:
         trainer.due = saver.due
         for result in steps(trainer):

@@ -10,8 +10,7 @@ import torch
 
 from ltrscale.batch import QueryGroups
 from ltrscale.data.stream.batches import MicroBatches, Position
-from ltrscale.training.account import checksum
-from ltrscale.training.feed import read_ahead
+from ltrscale.training.feed import checksum, read_ahead
 
 CPU = torch.device("cpu")
 

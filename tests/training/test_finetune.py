@@ -10,6 +10,7 @@ from dataset_changes import with_clicks
 from small_trainers import Records, combine, finetuned, pretrain, splits
 
 from ltrscale import bundle
+from ltrscale.bundle import contents
 from ltrscale.config import kind_of, members
 from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.selection import only_relevant, select
@@ -21,11 +22,11 @@ from ltrscale.models.ranker import Ranker
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.ranking.choices import metric_named
 from ltrscale.ranking.metrics import ndcg
-from ltrscale.training import validation
+from ltrscale.training import ranking
 from ltrscale.training.combine import CombineConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.pretrain import PretrainConfig
-from ltrscale.training.validation import LabelledData
+from ltrscale.training.ranking import LabelledData
 
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}
 METHODS = [kind_of(cls) for cls in members(FeatureMethodConfig)]
@@ -153,13 +154,13 @@ def test_a_head_to_keep_must_be_there(synthetic_dataset: str, pretrained: str, t
 def validated(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
     """The weights at each validation from now on."""
     states: list[dict[str, torch.Tensor]] = []
-    validate = validation.validate_ranker
+    validate = ranking.validate_ranker
 
     def listening(model: AnyRanker, *rest: typing.Any) -> float:
         states.append({name: value.clone() for name, value in model.state_dict().items()})
         return validate(model, *rest)
 
-    monkeypatch.setattr(validation, "validate_ranker", listening)
+    monkeypatch.setattr(ranking, "validate_ranker", listening)
     return states
 
 
@@ -315,6 +316,7 @@ def test_weights_do_not_depend_on_what_is_kept_in_memory(
     counts = {}
     for name, gigabytes in (("kept", 1.0), ("anew", 0.0)):
         opened.clear()
+        contents._references.clear()  # which a run of the same groups would take from there
         stream = {"docs_per_batch": 500, "streams": 2, "memory_gb": gigabytes}
         run(synthetic_dataset, tmp_path / name, pretrained, stream=stream)
         counts[name] = len(opened)
@@ -344,7 +346,7 @@ def test_a_network_that_has_diverged_is_named_by_its_validation(synthetic_datase
     for parameter in made.parameters():
         parameter.data.fill_(torch.nan)
     with pytest.raises(InputError, match="validation: a score is NaN, training has diverged; lower"):
-        validation.validate_ranker(made, select(splits(synthetic_dataset)[1], labelled=True), "ndcg@5")
+        ranking.validate_ranker(made, select(splits(synthetic_dataset)[1], labelled=True), "ndcg@5")
 
 
 def test_every_layer_learns_at_its_own_rate(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from ltrscale.runtime.workers import Context
 from ltrscale.trees.configs import CatBoostConfig
 from ltrscale.trees.data import BinCodes, Labelled, read_labelled
 from ltrscale.trees.gbdt import train_gbdt
-from ltrscale.trees.watch import watching
+from ltrscale.trees.library import watching
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]

@@ -24,9 +24,9 @@ from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, WorkersConfig
 from ltrscale.trees import gbdt
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
+from ltrscale.trees.data import deal
 from ltrscale.trees.gbdt import TreeGrowing, train_gbdt
-from ltrscale.trees.shares import deal
-from ltrscale.trees.targets import QuantisedConfig
+from ltrscale.trees.library import QuantisedConfig
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]

@@ -1,6 +1,12 @@
-"""Trees of every library: our validation metric, gains, categories, missing values, repeatability, bad input."""
+"""Trees of every library: our validation metric, gains, categories, missing values, repeatability, bad input.
+
+Transforms of labels into targets for trees: laws, and slow oracles.
+
+Students: trees that learn a teacher's scores of all groups, labelled or not.
+"""
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,22 +16,162 @@ import pyarrow as pa
 import pytest
 import torch
 from dataset_columns import add_column
+from linear_teacher import linear_teacher
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Splits
+from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.agreement import kendall_tau
 from ltrscale.ranking.metrics import ndcg
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.trees import data as tree_data
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
-from ltrscale.trees.gbdt import train_gbdt
+from ltrscale.trees.gbdt import TreesStudent, train_gbdt
+from ltrscale.trees.library import QuantisedConfig, StandardisedConfig, make_targets, quantised, standardised
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
+
+WEIGHTS = [1.0, -0.7, 100.0]
+"""The last feature is the same for all documents of a list: the teacher moves lists as a whole, and far."""
+KINDS = ("regression", "lambdarank", "softmax")
+
+
+def student(kind: str, **trees: object) -> TreesStudent:
+    found: TreesStudent = TypeAdapter(TreesStudent).validate_python({"kind": kind, "trees": trees})
+    return found
+
+
+def groups(rng: np.random.Generator, count: int, *, labelled: bool) -> Groups:
+    found: Groups = []
+    for _ in range(count):
+        n = int(rng.integers(2, 14))
+        x_LF = np.column_stack([rng.normal(size=(n, 2)), np.full(n, rng.normal())]).astype(np.float32)
+        found.append((x_LF, rng.integers(0, 3, n).astype(np.float32) if labelled else None))
+    return found
+
+
+@pytest.fixture(scope="module")
+def splits(write_dataset: WriteDataset, tmp_path_factory: pytest.TempPathFactory) -> Splits:
+    """Unlabelled training groups and the teacher's scores; all other labels are noise."""
+    rng = np.random.default_rng(0)
+    sizes = {"train": 300, "validation": 30, "test": 100}
+    of_periods = {name: groups(rng, size, labelled=name != "train") for name, size in sizes.items()}
+    url = write_dataset(of_periods, [Feature(name=name) for name in "abc"])
+    folder = tmp_path_factory.mktemp("teacher")
+    teacher = linear_teacher(str(folder / "teacher"), url, WEIGHTS)
+    ScoreJob(bundle=teacher, data=url, out=str(folder / "scores")).run()
+    named = {name: {"data": url, "periods": name} for name in sizes}
+    named["train"]["scores"] = str(folder / "scores")
+    return Splits.model_validate(named)
+
+
+def test_students_of_the_paper_have_two_thousand_trees() -> None:
+    for kind in KINDS:
+        found = student(kind)
+        assert (found.trees.num_trees, found.trees.early_stopping_rounds) == (2_000, None)
+        assert student(kind, num_trees=7).trees.objective == kind
+        with pytest.raises(ValueError, match=f"leave it out, kind says that it is {kind}"):
+            student(kind, objective="rank_xendcg")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_student_of_a_linear_teacher_ranks_as_it_does(kind: str, splits: Splits, tmp_path: Path) -> None:
+    config = student(kind, num_trees=150, num_threads=1).trees
+    bundle = train_gbdt(config, splits, str(tmp_path / "out"), made_by={}, report=lambda _: None)
+    assert bundle.metrics["labelled_groups"] == 300
+    assert bundle.metrics["trees"] == 150
+    test = QueryGroups.concat(list(iterate(select(splits.test, labelled=False), docs_per_batch=512)))
+    teacher_N = test.features_NF @ torch.tensor(WEIGHTS)
+    tau_Q = kendall_tau(bundle.scorer()(test), teacher_N, test.offsets_Q1)
+    assert float(tau_Q.nanmean()) > 0.9
+
+
+def test_missing_scores_and_scores_without_grades_are_errors(splits: Splits, tmp_path: Path) -> None:
+    def train(split: Split, **trees: object) -> None:
+        config = student("lambdarank", num_trees=2, **trees).trees
+        settings = splits.replace(train=split.model_dump())
+        train_gbdt(config, settings, str(tmp_path / "out"), made_by={}, report=lambda _: None)
+
+    with pytest.raises(InputError, match=r"period 'train' is not scored there; score .* with jobs.score"):
+        train(splits.train.replace(scores=str(tmp_path)))
+    with pytest.raises(InputError, match=r"gains are for integers .* set gbdt.targets.kind=quantised"):
+        train(splits.train, targets=None)
+
+
+OFFSETS = np.array([0, 3, 4, 9, 12])
+
+
+def scores_of(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=OFFSETS[-1]) * 5 + 2
+
+
+def test_standardised_scores_have_mean_0_and_deviation_1_in_each_group() -> None:
+    scores_N = scores_of(0)
+    scores_N[9:] = 0.1  # a group of equal scores
+    found_N = standardised(scores_N, OFFSETS)
+    for first, last in itertools.pairwise(OFFSETS):
+        group = scores_N[first:last]
+        spread = group.std()
+        expected = (group - group.mean()) / spread if spread > 1e-9 else np.zeros(len(group))
+        np.testing.assert_allclose(found_N[first:last], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("change", [lambda s: 3 * s, lambda s: s - 1e3])
+def test_standardised_scores_do_not_depend_on_scale_and_shift(change: object) -> None:
+    scores_N = scores_of(1)
+    assert callable(change)
+    np.testing.assert_allclose(standardised(change(scores_N), OFFSETS), standardised(scores_N, OFFSETS), atol=1e-9)
+
+
+@pytest.mark.parametrize("bins", ["even", "equal_frequency"])
+@pytest.mark.parametrize("grades", [2, 5, 31])
+def test_grades_rise_with_the_scores_and_equal_scores_have_equal_grades(bins: str, grades: int) -> None:
+    scores_N = np.random.default_rng(2).integers(0, 40, 500).astype(float) ** 2
+    grades_N = quantised(scores_N, grades=grades, bins=bins)  # type: ignore[arg-type]
+    order = np.argsort(scores_N, kind="stable")
+    assert (np.diff(grades_N[order]) >= 0).all()
+    assert (np.diff(grades_N[order])[np.diff(scores_N[order]) == 0] == 0).all()
+    assert grades_N.min() == 0
+    assert grades_N.max() == grades - 1
+
+
+def test_even_bins_are_of_equal_width() -> None:
+    scores_N = np.append(np.random.default_rng(3).uniform(-2, 3, 2000), [-2, 3])
+    expected = np.minimum(np.floor((scores_N + 2) / 5 * 31), 30)
+    np.testing.assert_array_equal(quantised(scores_N, grades=31, bins="even"), expected)
+
+
+def test_equal_frequency_bins_hold_equally_many() -> None:
+    counts = np.bincount(
+        quantised(np.random.default_rng(4).normal(size=3100), grades=31, bins="equal_frequency").astype(int)
+    )
+    assert counts.tolist() == [100] * 31
+
+
+@pytest.mark.parametrize("bins", ["even", "equal_frequency"])
+def test_scores_without_spread_have_one_grade(bins: str) -> None:
+    assert quantised(np.full(5, 0.3), grades=31, bins=bins).tolist() == [0] * 5  # type: ignore[arg-type]
+    assert quantised(np.zeros(0), grades=31, bins=bins).tolist() == []  # type: ignore[arg-type]
+
+
+def test_a_config_chooses() -> None:
+    scores_N = scores_of(5)
+    assert make_targets(None, scores_N, OFFSETS) is scores_N
+    np.testing.assert_array_equal(
+        make_targets(StandardisedConfig(), scores_N, OFFSETS), standardised(scores_N, OFFSETS)
+    )
+    np.testing.assert_array_equal(
+        make_targets(QuantisedConfig(grades=4), scores_N, OFFSETS), quantised(scores_N, grades=4, bins="even")
+    )
+
+
 NUMERIC = [Feature(name=name) for name in ("a", "b@c[0]", "d")]
 SMALL = LightGBMConfig(num_trees=20, num_threads=1, early_stopping_rounds=10)
 XGBOOST = XGBoostConfig(num_trees=20, learning_rate=0.3, num_threads=1, early_stopping_rounds=10)

@@ -23,8 +23,8 @@ from ltrscale.serving.trees import trees_of
 from ltrscale.trees import semi
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.gbdt import GBDTJob, seen_by, train_gbdt
-from ltrscale.trees.semi import SemiConfig, train_semi
-from ltrscale.trees.stacking import StackConfig, StackMember, train_stack
+from ltrscale.trees.semi import SemiConfig, SemiJob
+from ltrscale.trees.stacking import StackConfig, StackedJob, StackMember
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -117,9 +117,8 @@ def test_level_and_scale_of_a_feature_in_a_group_and_other_groups_do_not_matter(
 )
 def test_semi_supervised_trees(both: tuple[Splits, Splits], tmp_path: Path, settings: dict[str, Any]) -> None:
     config = SemiConfig.model_validate({"gbdt": LIGHTGBM.model_dump(), **settings})
-    check_scores_raw_features(
-        train_semi(config, both[0], str(tmp_path / "out"), made_by={}, report=lambda _: None), both[0]
-    )
+    SemiJob(out=str(tmp_path), splits=both[0], semi=config).work({}, lambda _: None)
+    check_scores_raw_features(load(str(tmp_path)), both[0])
 
 
 def test_components_of_features_that_are_not_scaled_are_those_of_scikit_learn(both: tuple[Splits, Splits]) -> None:
@@ -145,8 +144,9 @@ def test_an_ensemble(both: tuple[Splits, Splits], tmp_path: Path) -> None:
 def test_a_stack(both: tuple[Splits, Splits], tmp_path: Path) -> None:
     member = StackMember(bundle=train(LIGHTGBM.replace(num_trees=1), both[0], tmp_path / "member").url)
     config = StackConfig.model_validate({"features": ["c", "a"], "gbdt": LIGHTGBM.model_dump()})
-    stack = train_stack(config, {"m": member}, both[0], str(tmp_path / "out"), made_by={}, report=lambda _: None)
-    check_scores_raw_features(stack, both[0])
+    out = str(tmp_path / "out")
+    StackedJob(out=out, splits=both[0], stack=config, members={"m": member}).work({}, lambda _: None)
+    check_scores_raw_features(load(out), both[0])
 
 
 def test_what_does_not_fit_is_named(both: tuple[Splits, Splits], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 
 from ltrscale import config as configs
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Bundle
+from ltrscale.bundle import Bundle, load
 from ltrscale.bundle.views import Projection
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
@@ -24,8 +24,8 @@ from ltrscale.data.stream.parts import cut_into_parts
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees import semi
-from ltrscale.trees.semi import SemiConfig, train_semi
-from ltrscale.trees.targets import quantised
+from ltrscale.trees.library import quantised
+from ltrscale.trees.semi import SemiConfig, SemiJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -75,7 +75,8 @@ def all_groups(split: Split, *, labelled: bool = True) -> QueryGroups:
 
 def train(splits: Splits, out: Path, **settings: object) -> Bundle:
     config = SemiConfig.model_validate({"gbdt": TREES, **settings})
-    return train_semi(config, splits, str(out), made_by={}, report=lambda _: None)
+    SemiJob(out=str(out), splits=splits, semi=config).work({}, lambda _: None)
+    return load(str(out))
 
 
 def test_components_are_those_of_scikit_learn(url: str) -> None:
@@ -188,7 +189,7 @@ def test_labels_that_are_not_in_use_are_not_read(write_dataset: WriteDataset, ur
 def test_the_first_trees_are_marked_in_the_report(url: str, tmp_path: Path) -> None:
     records: list[Mapping[str, object]] = []
     config = SemiConfig.model_validate({"gbdt": TREES, "pseudo_labels": PSEUDO, "first": {**TREES, "num_trees": 3}})
-    train_semi(config, splits_of(url), str(tmp_path / "out"), made_by={}, report=records.append)
+    SemiJob(out=str(tmp_path / "out"), splits=splits_of(url), semi=config).work({}, records.append)
     assert [record.get("model") for record in records] == ["first"] * 3 + [None] * 8
 
 

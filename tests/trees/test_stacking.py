@@ -25,7 +25,7 @@ from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees import stacking
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.trees.stacking import StackConfig, StackMember, train_stack
+from ltrscale.trees.stacking import StackConfig, StackedJob, StackMember
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -89,7 +89,8 @@ def value(scores_N: torch.Tensor, groups: QueryGroups) -> float:
 
 
 def stack(config: StackConfig, members: Mapping[str, StackMember], splits: Splits, out: Path) -> Bundle:
-    return train_stack(config, members, splits, str(out), made_by={}, report=lambda _: None)
+    StackedJob(out=str(out), splits=splits, stack=config, members=dict(members)).work({}, lambda _: None)
+    return load(str(out))
 
 
 def test_scores_are_found_for_any_groups_in_any_order() -> None:

@@ -29,8 +29,7 @@ from ltrscale.runtime.workers import Context
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.data import read_labelled
 from ltrscale.trees.gbdt import train_gbdt
-from ltrscale.trees.targets import QuantisedConfig
-from ltrscale.trees.watch import watching
+from ltrscale.trees.library import QuantisedConfig, watching
 from ltrscale.trees.with_lightgbm import _Rows, softmax_objective
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]

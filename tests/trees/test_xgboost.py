@@ -18,10 +18,9 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.runtime.workers import Context
 from ltrscale.trees import data as tree_data
-from ltrscale.trees.checks import check_labels
 from ltrscale.trees.configs import XGBoostConfig
-from ltrscale.trees.data import BinCodes, Labelled, read_labelled
-from ltrscale.trees.watch import watching
+from ltrscale.trees.data import BinCodes, Labelled, check_labels, read_labelled
+from ltrscale.trees.library import watching
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -191,8 +190,8 @@ def test_codes_of_few_documents_are_seldom_split_on_by_default(write_dataset: Wr
 def test_linear_gains_take_labels_beyond_the_exponential_ones(splits: Read) -> None:
     train = splits[0]
     with pytest.raises(InputError, match=r"train: group [0-9]+ has label 40, .*gbdt.label_gain"):
-        check_labels(CONFIG, train, train.labels_N * 10)
+        check_labels(train, train.labels_N * 10, CONFIG.highest_label())
     linear = CONFIG.replace(label_gain="linear")
-    check_labels(linear, train, train.labels_N * 10)
+    check_labels(train, train.labels_N * 10, linear.highest_label())
     model = model_of(linear, splits)
     assert not np.allclose(scores_of(model, splits), scores_of(model_of(CONFIG, splits), splits))

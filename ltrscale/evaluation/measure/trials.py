@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from ltrscale.bundle import load
-from ltrscale.bundle.provenance import Provenance
+from ltrscale.bundle.contents import Provenance
 from ltrscale.config import digest, validate
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.evaluation.measure.debiasing import debiased, otherwise

@@ -16,7 +16,7 @@ from scipy.stats import rankdata
 
 from ltrscale import storage
 from ltrscale.bundle import read_bundle_manifest
-from ltrscale.bundle.provenance import Provenance
+from ltrscale.bundle.contents import Provenance
 from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import with_periods_named

@@ -8,7 +8,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
-from ltrscale.training.feature import FeatureJob
+from ltrscale.training.combine import FeatureJob
 
 
 class FeatureMethod(FeatureOrder, AnyMethod):

@@ -13,8 +13,7 @@ from ltrscale.experiments.methods.students import Student
 from ltrscale.training.presets import Preset
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.ensemble import AverageJob, EnsembleConfig, check_draws
-from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.trees.students import LearningTrees
+from ltrscale.trees.gbdt import GBDTJob, LearningTrees
 from ltrscale.tuning.searched import GBDTSearch
 
 

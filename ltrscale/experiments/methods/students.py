@@ -10,7 +10,7 @@ from ltrscale.ranking.loss import SquaredErrorConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.ranking import RankingConfig
 from ltrscale.training.settings import OptimizerConfig
-from ltrscale.trees.students import TreesStudent
+from ltrscale.trees.gbdt import TreesStudent
 
 
 class NetworkStudent(RankingConfig):

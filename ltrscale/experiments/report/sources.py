@@ -13,7 +13,7 @@ from typing import Any
 
 from ltrscale import storage
 from ltrscale.bundle import Bundle, load
-from ltrscale.bundle.provenance import Provenance
+from ltrscale.bundle.contents import Provenance
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import Selection, select

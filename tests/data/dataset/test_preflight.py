@@ -27,7 +27,7 @@ from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
 from ltrscale.pretext.objective import Pretrainer
-from ltrscale.training.account import listed
+from ltrscale.training.feed import listed
 from ltrscale.training.loop import Trainer
 from ltrscale.training.network import fit
 from ltrscale.training.pretrain import PretrainConfig

@@ -29,7 +29,7 @@ from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.shown import AS_SHOWN, order_shown
 from ltrscale.evaluation.pages import number
 from ltrscale.evaluation.statistics.blocks import Tally
-from ltrscale.training.feature import FeatureJob
+from ltrscale.training.combine import FeatureJob
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt

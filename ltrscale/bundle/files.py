@@ -1,13 +1,14 @@
-"""Committing a bundle."""
+"""Bundles on storage: opened as the class of their kind, with files checked against their hashes, and committed."""
 
+import json
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, NotRequired, Protocol, TypedDict, Unpack
+from typing import Any, NotRequired, TypedDict, Unpack
 
 import safetensors.torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.bundle.contents import (
@@ -22,36 +23,144 @@ from ltrscale.bundle.contents import (
     BundleKind,
     FeatureOrder,
     MetricValue,
+    Reference,
     TreesArchitecture,
     member_folder,
     read_bundle_manifest,
+    reference_of,
 )
-from ltrscale.bundle.reference import Reference
+from ltrscale.bundle.networks import CombinedBundle, EncoderBundle, PretrainedBundle, RankerBundle
+from ltrscale.bundle.opened import Bundle, OrderBundle, StackBundle, TreesBundle, fitting
 from ltrscale.bundle.views import Projection
+from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.selection import Selection
+from ltrscale.errors import InputError
 from ltrscale.markdown import as_code, escape
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture
+from ltrscale.models.cross_encoder import CrossEncoderConfig
+from ltrscale.models.layers import EncoderSettings
 from ltrscale.models.ranker import Architecture
+from ltrscale.pretext.objective import Pretrainer
 
 
-class Pretrained(Protocol):
-    """The parts of a pretrained network that a bundle keeps."""
+def load(url: str) -> Bundle:
+    """Open a bundle and check its content against its hashes.
 
-    @property
-    def transform(self) -> nn.Module:
-        """Transform of raw features."""
+    Raises:
+        InputError: nothing is committed there, it is not a bundle or has another version, or a file, which the message
+            names, is missing or changed.
+    """
+    return _open(url, "", read_bundle_manifest(url))
 
-    @property
-    def encoder(self) -> nn.Module:
-        """Encoder of transformed features."""
 
-    @property
-    def projector(self) -> nn.Module | None:
-        """Layers between the encoder and the pretext loss, if there are any."""
+def load_encoder(url: str) -> EncoderBundle:
+    """Open a bundle of one network, from whose encoder a training can start.
 
-    @property
-    def architecture(self) -> Architecture:
-        """Architecture of these parts."""
+    Raises:
+        InputError: as `load`, or it holds trees, the order of a feature, or several rankers.
+    """
+    opened = load(url)
+    if not isinstance(opened, EncoderBundle):
+        raise opened.no_encoder()
+    return opened
+
+
+def load_pretrained(url: str) -> PretrainedBundle:
+    """Open a bundle of a pretrained encoder.
+
+    Raises:
+        InputError: as `load`, or it holds something else.
+    """
+    opened = load(url)
+    if not isinstance(opened, PretrainedBundle):
+        raise InputError(f"{url}: no pretrained encoder; name the bundle that jobs.pretrain made")
+    return opened
+
+
+def load_trees(url: str) -> TreesBundle:
+    """Open a bundle of trees.
+
+    Raises:
+        InputError: as `load`, or it holds something else.
+    """
+    opened = load(url)
+    if not isinstance(opened, TreesBundle):
+        raise InputError(f"{url}: holds {opened.holds}; name a bundle that jobs.train_gbdt made")
+    return opened
+
+
+def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
+    """The bundle in a folder of a committed directory; the folder is "" or ends with a slash."""
+
+    def read(*names: str) -> dict[str, bytes]:
+        return {name: storage.read_verified(url, folder + name, manifest) for name in names}
+
+    where = storage.join(url, folder + CONFIG)
+    config = validate(BundleConfig, _json(read(CONFIG)[CONFIG], where), where)
+    has_reference = folder + REFERENCE in storage.listed_in(manifest)
+    about: dict[str, Any] = {
+        "url": url,
+        "features": config.features,
+        "config": config.training,
+        "dataset_hash": config.dataset_hash,
+        "metrics": config.metrics,
+        "made_by": manifest.get("made_by", {}),
+        "read_as": config.read_as,
+        "reference": _reference(read(REFERENCE)[REFERENCE], url) if has_reference else None,
+    }
+    match config.kind, config.architecture or config.trees or config.order:
+        case "pretrained", Architecture() as architecture:
+            return PretrainedBundle(architecture=architecture, contents=read(WEIGHTS), **about)
+        case "neural", Architecture() as architecture:
+            return RankerBundle(architecture=architecture, contents=read(WEIGHTS), **about)
+        case "neural", CombinedArchitecture() as several:
+            return CombinedBundle(architecture=several, contents=read(WEIGHTS), **about)
+        case "feature", FeatureOrder() as order:
+            return OrderBundle(order=order, contents={}, **about)
+        case "trees", TreesArchitecture() as trees:
+            about |= {"trees": trees, "contents": read(*trees.files())}
+            about["projection"] = read(PROJECTION)[PROJECTION] if trees.projection else None
+            members = {name: _open(url, f"{folder}{member_folder(name)}/", manifest) for name in trees.members}
+            return StackBundle(members=members, **about) if members else TreesBundle(**about)
+    raise InputError(f"{where}: the bundle's files do not fit each other (a {config.kind} lacks its part); train again")
+
+
+def _json(content: bytes, where: str) -> Any:
+    with fitting(where):
+        return json.loads(content)
+
+
+def _reference(content: bytes, url: str) -> Reference:
+    where = storage.join(url, REFERENCE)
+    return validate(Reference, _json(content, where), where)
+
+
+def with_tokens_of(selection: Selection, opened: Iterable[Bundle]) -> Selection:
+    """The same groups with the token fields that some bundles read; unchanged if none reads any.
+
+    Raises:
+        InputError: the data lack a field, or their vocabulary is not the bundle's.
+    """
+    query: dict[str, None] = {}
+    document: dict[str, None] = {}
+    for bundle in opened:
+        for encoder in bundle.encoders:
+            query |= dict.fromkeys(encoder.reads_tokens.query)
+            document |= dict.fromkeys(encoder.reads_tokens.document)
+            if any(encoder.reads_tokens):
+                _check_vocabulary(encoder, selection, bundle.url)
+    return selection.reading(query=[*query], document=[*document]) if query or document else selection
+
+
+def _check_vocabulary(encoder: EncoderSettings, selection: Selection, whose: str) -> None:
+    assert isinstance(encoder, CrossEncoderConfig)
+    own, of_data = encoder.vocabulary, selection.vocabulary
+    if own is not None and of_data is not None and (own.sha256 != of_data.sha256 or own.size < of_data.size):
+        raise InputError(
+            f"{whose}: reads tokens of another vocabulary than that of the data; prepare the data with the tokenizer "
+            "of its training data"
+        )
 
 
 class BundleFacts(TypedDict):
@@ -71,6 +180,21 @@ class BundleFacts(TypedDict):
     files: NotRequired[Mapping[str, bytes]]
 
 
+def facts(
+    selection: Selection, config: Config, *, metrics: Mapping[str, MetricValue], made_by: Mapping[str, Any]
+) -> BundleFacts:
+    """The facts of a model that scores, trained on a selection with the settings of a config."""
+    return {
+        "config": config.model_dump(mode="json"),
+        "features": selection.features,
+        "dataset_hash": selection.hash,
+        "read_as": selection.read_as,
+        "reference": reference_of(selection),
+        "metrics": metrics,
+        "made_by": made_by,
+    }
+
+
 def save_ranker(url: str, model: AnyRanker, **about: Unpack[BundleFacts]) -> None:
     """Commit a ranker as a bundle."""
     title = "A neural ranker: raw features in, one score a document out."
@@ -78,7 +202,7 @@ def save_ranker(url: str, model: AnyRanker, **about: Unpack[BundleFacts]) -> Non
     _save(url, "neural", contents, about, [title], architecture=model.architecture)
 
 
-def save_pretrained(url: str, model: Pretrained, **about: Unpack[BundleFacts]) -> None:
+def save_pretrained(url: str, model: Pretrainer, **about: Unpack[BundleFacts]) -> None:
     """Commit the transform, encoder and projector of a pretrained network as a bundle."""
     modules = {"transform": model.transform, "encoder": model.encoder, "projector": model.projector}
     tensors = {
