@@ -1,7 +1,7 @@
 """BERT's encoder over ragged token sequences, and its sizes and weights under the names that Hugging Face gives them.
 
 There is no padding outside of the attention's buckets of similar lengths. What concerns Hugging Face are pure functions
-of what `config.json` and `model.safetensors` hold; `ltrscale.training.initial` reads the files.
+of what `config.json` and `model.safetensors` hold; `ltrscale.training.network` reads the files.
 
 Shapes: T tokens, S sequences, S1 = S + 1 offsets, D embedding, H heads, E width of a head; in a bucket of M sequences,
 L slots each.
