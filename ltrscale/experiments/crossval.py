@@ -15,10 +15,9 @@ from ltrscale.experiments.pipeline import PipelineConfig, evaluation_on
 from ltrscale.progress import Report, log
 from ltrscale.reports.findings import print_report
 from ltrscale.runtime.launch import cluster_for
-from ltrscale.stages.inputs import OutputUrl
 from ltrscale.stages.origins import Settings
 from ltrscale.stages.runs import recorded
-from ltrscale.stages.stage import Origin, Stage
+from ltrscale.stages.stage import Origin, OutputUrl, Stage
 from ltrscale.storage import join
 
 PLACE = "{fold}"

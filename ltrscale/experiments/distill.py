@@ -33,14 +33,13 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.studies.distillation import TEACHER, Distillation, ServingCost, document, gather_distillation
-from ltrscale.experiments.methods.choices import MethodName
+from ltrscale.experiments.methods.base import MethodName
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.heads import HeadConfig
 from ltrscale.progress import Report, log
 from ltrscale.ranking.pointwise import SquaredErrorConfig
-from ltrscale.reports.findings import print_report, write_report
-from ltrscale.reports.markdown import REPORT
+from ltrscale.reports.findings import REPORT, print_report, write_report
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers, WorkersConfig
 from ltrscale.scoring.score import ScoreJob

@@ -15,8 +15,7 @@ from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
-from ltrscale.experiments.methods.base import AnyMethod
-from ltrscale.experiments.methods.choices import MethodName
+from ltrscale.experiments.methods.base import AnyMethod, MethodName
 from ltrscale.progress import Report
 from ltrscale.stages.origins import Settings, bundle_hashes, dataset_hashes, with_splits
 from ltrscale.stages.stage import Origin

@@ -30,9 +30,17 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.studies.study import Cost, Design, Model, Study
 from ltrscale.evaluation.studies.study_page import document
-from ltrscale.experiments.methods.choices import Method, MethodName, check_methods, with_foundations
-from ltrscale.experiments.study_grid import Cell, GridConfig, shared_encoders
-from ltrscale.experiments.study_models import Spent, StudyParts, StudySummary, Summarised
+from ltrscale.experiments.methods.base import MethodName, check_methods, with_foundations
+from ltrscale.experiments.methods.choices import Method
+from ltrscale.experiments.study_models import (
+    Cell,
+    GridConfig,
+    Spent,
+    StudyParts,
+    StudySummary,
+    Summarised,
+    shared_encoders,
+)
 from ltrscale.progress import log, progress
 from ltrscale.reports.findings import print_report
 from ltrscale.runtime.workers import ONE

@@ -33,13 +33,19 @@ from ltrscale.evaluation.weeks.decay import Decay, DriftJob
 from ltrscale.evaluation.weeks.drift import DriftSettings
 from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.evaluation.weeks.verdict import PRODUCTION, Bounds, of_drift
-from ltrscale.experiments.methods.base import SeedRun
-from ltrscale.experiments.methods.choices import MethodName
-from ltrscale.experiments.next_steps import predict_command, weekly_command
-from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.methods.base import MethodName, SeedRun
+from ltrscale.experiments.pipeline import PipelineConfig, predict_command, weekly_command
 from ltrscale.experiments.refit import RefitJob
-from ltrscale.experiments.service import SERVICE, InService, Week, folder_of
-from ltrscale.experiments.week import check_new, check_newest, published, unseen_periods
+from ltrscale.experiments.week import (
+    SERVICE,
+    InService,
+    Week,
+    check_new,
+    check_newest,
+    folder_of,
+    published,
+    unseen_periods,
+)
 from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import log

@@ -24,8 +24,7 @@ from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context, Workers, WorkersConfig, rank_and_world
-from ltrscale.stages.inputs import BundleUrl
-from ltrscale.stages.stage import LabelledStage, Origin
+from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin
 from ltrscale.trees.checks import check_labels, check_positions, check_validation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import BinCodes, Labelled, read_labelled

@@ -23,9 +23,8 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context
-from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.origins import check_unseen
-from ltrscale.stages.stage import LabelledStage, Origin
+from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin
 from ltrscale.trees.checks import check_alone, check_validation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Labelled, read_labelled

@@ -17,9 +17,8 @@ from ltrscale.data.dataset.periods import with_periods_named
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.runtime.workers import ONE, Workers
-from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.runs import heard_by
-from ltrscale.stages.stage import Stage
+from ltrscale.stages.stage import BundleUrl, Stage
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.pretrain import PretrainConfig, PretrainJob

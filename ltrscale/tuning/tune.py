@@ -20,14 +20,13 @@ from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.preflight import contents_of_read, difference
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
-from ltrscale.reports.markdown import REPORT
+from ltrscale.reports.findings import REPORT
 from ltrscale.signals import stop_on_signal
 from ltrscale.stages.origins import Settings
 from ltrscale.stages.runs import RUN_FILES, holding
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import join
-from ltrscale.tuning.history import History, TrialRecord, best
-from ltrscale.tuning.results import PICTURES, TABLE, SearchOutcome, write_results
+from ltrscale.tuning.history import PICTURES, TABLE, History, SearchOutcome, TrialRecord, best, write_results
 from ltrscale.tuning.search import run_search, search_here
 from ltrscale.tuning.searched import (
     FinetuneSearch,

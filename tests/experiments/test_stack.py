@@ -13,8 +13,8 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.leaks import importances_of
+from ltrscale.experiments.methods.stack import StackJob
 from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.stack import StackJob
 from ltrscale.stages.origins import check_unseen
 from ltrscale.trees.gbdt import GBDTJob
 

@@ -22,9 +22,9 @@ from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.weeks.verdict import Bounds, Verdict
 from ltrscale.experiments import weekly as steps
-from ltrscale.experiments.first.weekly import weekly_text
+from ltrscale.experiments.first.study import weekly_text
 from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.service import InService, Week
+from ltrscale.experiments.week import InService, Week
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import log

@@ -5,8 +5,7 @@ from html import unescape
 from ltrscale.markdown import escape
 from ltrscale.reports import charts
 from ltrscale.reports.document import Chart, Charts, Command, Document, LeftOut, Points, Section, Table, Text
-from ltrscale.reports.html import html
-from ltrscale.reports.markdown import REPORT, files, markdown, table, terminal
+from ltrscale.reports.findings import REPORT, files, html, markdown, table, terminal
 
 CHART = charts.lines([{"x": 1, "y": 2.0, "series": "a"}, {"x": 2, "y": 1.0, "series": "a"}], x="x", y="y")
 OPENING = (

@@ -8,7 +8,7 @@ from ltrscale.bundle import BundleConfig
 from ltrscale.bundle.saving import bundle_card
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.markdown import as_code, escape
-from ltrscale.reports.markdown import table
+from ltrscale.reports.findings import table
 
 HOSTILE = ["a|b", "`a`", "a\n# b", "<script>x</script>", "<img src=x>", "[x](javascript:y)", "[x][y]", "[x]: y", "\\|",
            "![x](y)", "\x1b[31m", "a\r| b", "`a` `b`", "`a|b`", "``"]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The first study of a log: a study.yaml that says before it is run how small a difference it can see, and its minutes.
+"""The later configs of a log: a study.yaml that says what difference it can see, and its minutes; and a weekly.yaml.
 
 Whether a difference is seen depends on its deviations over draws of labels and over test lists, which are known before
 from other logs only; the study's report has those of this one.
@@ -12,14 +12,21 @@ from typing import NamedTuple
 from ltrscale import storage
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, MOST_DRAWS, Spread
 from ltrscale.experiments.first.pipeline import (
+    BOOSTED,
+    FINETUNED,
+    STUDIED,
     FirstPlan,
+    LogSize,
     divided,
+    epoch_minutes,
+    first_sizes,
     methods_text,
     period_range,
     pipeline_text,
     plain_yaml,
 )
-from ltrscale.experiments.first.sizes import BOOSTED, FINETUNED, STUDIED, LogSize, epoch_minutes, first_sizes
+
+_METHOD = "trees"
 
 OVER_DRAWS = 0.14
 """Deviation of a network's difference from tuned trees in NDCG@5 over draws of n labelled lists, times the root of n.
@@ -27,14 +34,22 @@ OVER_DRAWS = 0.14
 The networks of docs/results/study-news.md have .014 at 100, .0046 at 1,000 and .003 at 3,000 in the median: half the
 width of an interval, times the root of the draws, over Student's t.
 """
+
 OVER_LISTS = 0.15
 """Deviation of such a difference over test lists: .147 on the 1,756 lists of week 11 of tests/shop.py."""
+
 _NUMBERS = (100, 300, 1000, 3000)
+
 _LOOKED_FOR = 0.01
+
 _MOST, _MINUTES = 10, 60
+
 _WORKERS = 2
+
 _TRIALS = 10
+
 _VALIDATION = 1500
+
 _START_S, _SCORED = 1.5, 200_000
 """Seconds for the start and the measurement of a model, and documents per second that validation scores on one core."""
 
@@ -206,4 +221,45 @@ grid: # of lists with a relevant document; more draws narrow the intervals, more
 control: scratch # the same network without pretraining: the difference is pretraining's own share
 evaluate:
   baseline: trees_tuned
+"""
+
+
+def weekly_text(out: str, unit: str) -> str:
+    """The config for the log whose other configs are in a directory, by periods of a unit such as `week`."""
+    places = {name: storage.join(out, name) for name in ("weekly", "pipeline.yaml", "weekly.yaml")}
+    return _WEEKLY.format(
+        out=plain_yaml(places["weekly"]),
+        pipeline=plain_yaml(places["pipeline.yaml"]),
+        config=plain_yaml(places["weekly.yaml"]),
+        production=plain_yaml(storage.join(out, "models", "seed-0", _METHOD, "model")),
+        method=_METHOD,
+        unit=unit,
+    )
+
+
+_WEEKLY = """\
+# Made by jobs.init: what is done with the rows of each new {unit}, by one command after jobs.pipeline has run once:
+#   python -m jobs.weekly --config {config} --inputs NEW_ROWS
+# With --dry-run it says what it would do. Status 3: refused, and the old model stays. docs/weeks.md of ltrscale.
+out: {out} # service.json there names the model in service
+pipeline: {pipeline} # the data set that grows, and the settings of the method
+method: {method} # the cheapest to train each {unit}; or another one of the pipeline
+production: {production} # in service before the first {unit}: the pipeline's model
+max_rejected: null # share of bad rows above which nothing is done; null: as in prepare.yaml
+
+splits: # counted from the new {unit}
+  train: {{periods: all but last 2}} # last 26 but 2: forgets what is older
+  validation: {{periods: last 1 but 1}}
+  test: {{periods: last 1}} # judges both models, which may not have seen it; last 2 has more groups, and is less fresh
+
+bounds:
+  refuse: worse # a model that is shown to be worse; unproven: one that is not shown to be as good, which takes groups
+  margin: 0.005
+  feature_psi: 5 # a feature that differs more from training is taken for a fault, such as prices in cents
+  moving: [] # features that may differ, such as the weekday
+  expected: [] # features that rank nearly alone, and are known when the list is shown; others of that kind are refused
+
+refit: false # true: what goes into service learns from the newest {unit}s too, after the gate has said yes
+export: null # lightgbm, xgboost, elasticsearch, opensearch, vespa or treelite, as for jobs.export
+registry: null # {{name: shop, store: "sqlite:///mlflow.db"}} registers it in MLflow
 """

@@ -1,4 +1,4 @@
-"""Sections that read test groups: embeddings, agreement between methods, the groups where two methods differ most.
+"""Sections that read the data: embeddings, agreement, the groups where two methods differ most, outliers, quarantine.
 
 Shapes: N documents, Q groups, M chosen groups, F features, D embedding.
 """
@@ -18,15 +18,18 @@ from torch import Tensor
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, with_tokens_of
-from ltrscale.data.dataset.manifest import Feature, places
-from ltrscale.data.dataset.selection import Selection
+from ltrscale.data.dataset.manifest import Feature, open_dataset, places
+from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.stream import scored
+from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.parts import spread
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.data.stream.windows import Cut, Decoder, assemble
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.leaks import importances_of
+from ltrscale.evaluation.measure.outliers import OUTLIER_BINS, histograms
 from ltrscale.evaluation.measure.parts import committed_row_groups, look_up
 from ltrscale.evaluation.measure.shown import AS_SHOWN, order_shown
 from ltrscale.evaluation.pages import number
@@ -35,8 +38,14 @@ from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Charts, LeftOut, Table, Text
 
+_HISTOGRAMS = 12
+
+_DOCS_PER_BATCH = 65_536
+
 _IDS = ("query_id", "doc_ids")
+
 _OVERLAP_AT = 5
+
 _DOCUMENTS_SHOWN, _FEATURES_SHOWN, _LONGEST_NAME = 12, 6, 64
 
 
@@ -319,3 +328,72 @@ def _ranks(scores_L: NDArray[np.float64]) -> NDArray[np.int64]:
     ranks_L = np.empty(len(scores_L), np.int64)
     ranks_L[np.argsort(-scores_L, kind="stable")] = np.arange(1, len(scores_L) + 1)
     return ranks_L
+
+
+def outliers(sources: Sources, documents: int) -> Iterator[Block]:
+    """The rules of the evaluation over histograms of the validation split."""
+    detector = sources.evaluation.detector
+    how = (
+        "by the named features only" if detector.gap is None else f"beyond {detector.gap} empty bins of {OUTLIER_BINS}"
+    )
+    yield Text(
+        f"{len(detector.rules)} of {len(detector.features)} features have a rule, {how}; {detector.share:.2%} of the "
+        "validation groups have a value beyond one and are outlier groups."
+    )
+    if not detector.rules:
+        return
+    rows = [
+        [name, _shown(rule.below), _shown(rule.at_least), "yes" if rule.missing else "no"]
+        for name, rule in detector.rules.items()
+    ]
+    header = ["feature", "outlier below", "outlier from", "missing is one"]
+    yield Table(header, rows, caption="The rules", folded=len(rows) > _HISTOGRAMS)
+    whole = select(sources.evaluated.splits.validation, labelled=False)
+    sample = spread(whole, documents=documents)
+    known = [f.name for f in sample.features if f.name in detector.rules and f.kind == "numeric"][:_HISTOGRAMS]
+    places = {[f.name for f in sample.features].index(name): name for name in known}
+    found = histograms(lambda: iterate(sample, docs_per_batch=_DOCS_PER_BATCH), list(places))
+    shown = []
+    for column, name in places.items():
+        if (histogram := found.get(column)) is not None:
+            rule = detector.rules[name]
+            spec = charts.histogram(
+                histogram.counts_B.tolist(),
+                histogram.edges_B1.tolist(),
+                title=name,
+                below=rule.below,
+                at_least=rule.at_least,
+            )
+            shown.append(Chart(spec, f"{name}: documents by value; outliers are red"))
+    yield Charts(shown)
+    of = f"{sample.n_documents:,} of {whole.n_documents:,} documents of the validation split"
+    more = f", the first {_HISTOGRAMS} features with a rule" if len(detector.rules) > len(shown) else ""
+    yield Text(f"Counts are of {of}{more}. Rules were fitted on all of them.")
+
+
+def quarantine(sources: Sources) -> Iterator[Block]:
+    """Rows and groups read, kept and rejected by each data set, the rules that rejected them, and what texts lost."""
+    splits = sources.evaluated.splits.by_name.values()
+    rows, rules, texts = [], [], []
+    for url in dict.fromkeys(url for split in splits for url in split.data):
+        manifest = open_dataset(url).manifest
+        a = manifest.accounting
+        counts = (a.rows_in, a.rows_kept, a.rows_rejected, a.rows_merged, a.groups_in, a.groups_kept, a.groups_rejected)
+        rows.append([url, *(f"{n:,}" for n in counts), f"{len(manifest.quarantine)}"])
+        rules += [[url, rule, f"{n:,}"] for rule, n in a.rules.items()]
+        for column, found in manifest.token_summaries.items():
+            of_texts = (found.lists, found.empty, found.tokens, found.longest, found.cut_lists, found.cut_tokens)
+            texts.append([url, column, *(f"{n:,}" for n in of_texts)])
+    header = ["data set", "rows", "kept", "rejected", "merged", "groups", "kept groups", "rejected groups", "files"]
+    yield Table(header, rows, caption="Rows are kept, rejected, or merged with another row of their document")
+    if rules:
+        yield Table(["data set", "rule", "rows"], rules, caption="Why rows were rejected")
+    else:
+        yield Text("No rule has rejected a row.")
+    if texts:
+        header = ["data set", "tokens", "texts", "empty", "tokens kept", "longest", "texts cut", "tokens cut"]
+        yield Table(header, texts, caption="Texts of queries and documents")
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"

@@ -40,8 +40,7 @@ from ltrscale.ranking.loss import Loss
 from ltrscale.ranking.losses import SoftmaxConfig
 from ltrscale.ranking.pointwise import SigmoidConfig
 from ltrscale.ranking.rank_biased import rbp
-from ltrscale.reports.findings import print_report
-from ltrscale.reports.markdown import table
+from ltrscale.reports.findings import print_report, table
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob, train_gbdt
 
