@@ -31,7 +31,7 @@ from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.scoring.predict import PredictJob
 from ltrscale.scoring.score import ScoreJob
-from ltrscale.stages.origins import bundle_hashes, check_unseen, scored_by
+from ltrscale.stages.stage import bundle_hashes, check_unseen, scored_by
 from ltrscale.training import checkpoint
 from ltrscale.training.snapshot import Snapshot
 from ltrscale.tuning.history import Begun, History, Result, best

@@ -404,7 +404,6 @@ def _remove(folder: Path, process: int) -> None:
 
 
 def _files(url: str) -> dict[str, bytes]:
-    """The files of a bundle by name, and its manifest."""
     manifest = bundles.read_bundle_manifest(url)
     files = {name: storage.read_verified(url, name, manifest) for name in storage.listed_in(manifest)}
     return files | {storage.MANIFEST: storage.read_bytes(storage.join(url, storage.MANIFEST))}

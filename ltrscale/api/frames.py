@@ -151,7 +151,6 @@ def _array(rows: Any) -> NDArray[Any]:
 
 
 def _real(values: Any, name: str) -> NDArray[Any]:
-    """An argument as an array."""
     found = np.asarray(values)
     if np.iscomplexobj(found):
         raise InputError(f"{name}: Complex data not supported ({found.dtype}); give real numbers")
@@ -159,7 +158,6 @@ def _real(values: Any, name: str) -> NDArray[Any]:
 
 
 def _query_ids(group: NDArray[Any], n_rows: int) -> pa.Array:
-    """A query id for each row."""
     if group.shape == (n_rows,):
         return pa.array(group, from_pandas=True)
     if group.ndim == 1 and np.issubdtype(group.dtype, np.integer) and (group >= 0).all() and group.sum() == n_rows:

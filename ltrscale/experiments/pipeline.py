@@ -200,7 +200,6 @@ def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]
 
 
 def _final(config: PipelineConfig, name: str) -> str:
-    """The directory of a method's final model."""
     return join(config.out, "final", name)
 
 

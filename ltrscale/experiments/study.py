@@ -243,7 +243,8 @@ def _run(study: StudyConfig, parts: StudyParts) -> dict[str, str]:
             else:
                 failed[task.name] = failure
                 log.warning("study: %s failed: %s", task.name, failure)
-            before, share = share, costs.done(task, seconds, _cost(task, seconds))
+            spent = Spent.read(task.folder) if task.folder else None
+            before, share = share, costs.done(task, seconds, max(seconds, spent.seconds if spent else 0.0))
             advance(1, share - before)
             log.info("study: %d of %d, %s", len(done) + len(failed), len(tasks), task.name)
             if time.monotonic() - reported >= _REPORT_S:
@@ -254,12 +255,6 @@ def _run(study: StudyConfig, parts: StudyParts) -> dict[str, str]:
     log.info("study: %d of %d done in %.0f s", len(done), len(tasks), time.monotonic() - start)
     _summarise(study, parts, done, failed)
     return failed
-
-
-def _cost(task: Task, seconds: float) -> float:
-    """The seconds of a task in all runs, of which this one took some."""
-    spent = Spent.read(task.folder) if task.folder else None
-    return seconds if spent is None else max(seconds, spent.seconds)
 
 
 def _summarise(study: StudyConfig, parts: StudyParts, done: set[str], failed: Mapping[str, str]) -> None:

@@ -23,9 +23,18 @@ from ltrscale.evaluation.studies.study_page import write_study
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.progress import Report
 from ltrscale.runtime.workers import ONE
-from ltrscale.stages.origins import Settings, bundle_hashes, check_unseen, dataset_hashes, with_splits
 from ltrscale.stages.runs import heard_by
-from ltrscale.stages.stage import BundleUrl, Origin, OutputUrl, Stage
+from ltrscale.stages.stage import (
+    BundleUrl,
+    Origin,
+    OutputUrl,
+    Settings,
+    Stage,
+    bundle_hashes,
+    check_unseen,
+    dataset_hashes,
+    with_splits,
+)
 from ltrscale.storage import join
 
 MOST_STUDY_DRAWS = 10_000

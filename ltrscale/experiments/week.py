@@ -105,11 +105,7 @@ def _write(value: Config, url: str) -> None:
 
 
 def check_newest(out: str, week: Week) -> None:
-    """Check that a week that was stopped does not replace the model of a later one.
-
-    Raises:
-        InputError: it would.
-    """
+    """Raise an `InputError` if a week that was stopped would replace the model of a later one."""
     now = InService.read(out)
     if now is not None and now.period > week.period:
         raise InputError(
@@ -126,7 +122,7 @@ def check_new(
     Args:
         new: the rows of the periods.
         periods: the new periods.
-        data: the data set that grows.
+        data: the data set that grows, with `all_periods`.
         all_periods: the periods of `data`.
         joins: whether the rows are others than those of `data`.
         is_begun: whether a week with these rows has begun.
@@ -152,11 +148,7 @@ def check_new(
 
 
 def unseen_periods(splits: SplitsWithTest, production: str) -> Split:
-    """The test periods after the last one that a bundle has learnt from, or was selected on.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The test periods after the last that a bundle has learnt from or was selected on; an `InputError` if none."""
     test, origin = splits.test, validate(Provenance, load_bundle(production).made_by, production)
     named_periods = {period for split in splits.by_name.values() for period in split.periods or ()}
     learnt = {period for split in origin.config.splits for period in split.periods or ()} & named_periods

@@ -16,7 +16,6 @@ Every part is a stage that is skipped where it is up to date, so the same comman
 import sys
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
 
 from pydantic import Field
 
@@ -55,8 +54,6 @@ from ltrscale.serving.export import ExportJob
 from ltrscale.serving.register import Registry
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
-
-_NEW = "NEW"
 
 
 class WeeklyJob(Config):
@@ -103,11 +100,7 @@ class WeeklyJob(Config):
 
     @cached_property
     def of(self) -> PipelineConfig:
-        """The pipeline.
-
-        Raises:
-            InputError: it has no such method, or changes the data set before it trains.
-        """
+        """The pipeline; an `InputError` if it has no such method, or changes the data set before it trains."""
         config = load(PipelineConfig, self.pipeline)
         if self.method not in config.methods:
             near = suggestion(self.method, config.methods, "its methods are")
@@ -129,11 +122,8 @@ class WeeklyJob(Config):
     @property
     def settings(self) -> str:
         """Hash of all that decides on the outcome of a week, besides its rows and the model in service."""
-        return digest([result_of(self).model_dump(mode="json", exclude={"out", "inputs"}), self._of_pipeline])
-
-    @property
-    def _of_pipeline(self) -> dict[str, Any]:
-        return self.of.model_dump(mode="json", include={"methods", "seeds", "evaluate"})
+        of_pipeline = self.of.model_dump(mode="json", include={"methods", "seeds", "evaluate"})
+        return digest([result_of(self).model_dump(mode="json", exclude={"out", "inputs"}), of_pipeline])
 
     @property
     def evaluate(self) -> EvaluateSettings:
@@ -141,11 +131,7 @@ class WeeklyJob(Config):
         return EvaluateSettings.model_validate({**self.of.evaluate.model_dump(), "baseline": None})
 
     def reading(self, *, add: bool) -> PrepareConfig:
-        """The settings of `prepare` that read the new rows as those of the data set.
-
-        Raises:
-            InputError: the data set is missing, or is none of jobs.prepare.
-        """
+        """The settings of `prepare` that read the new rows as those of the data set, which it must have made."""
         before = open_dataset(self.data)
         made_by = before.manifest.made_by
         if made_by.get("stage") != "prepare":
@@ -215,11 +201,7 @@ def _of_week(job: WeeklyJob, new: Dataset) -> list[str]:
 
 
 def _begin(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None) -> Week:
-    """Start a week: find its periods and what is in service, and write them down.
-
-    Raises:
-        InputError: as `check_new` and `_in_service`.
-    """
+    """Start a week: find its periods and what is in service, and write them down."""
     periods, all_periods = _of_week(job, new), open_dataset(job.data).manifest.periods
     is_begun = earlier is not None and earlier.content == content
     check_new(new, periods, job.data, all_periods, joins=bool(job.inputs), is_begun=is_begun)
@@ -239,11 +221,7 @@ def _begin(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None) -> 
 
 
 def _in_service(job: WeeklyJob, earlier: Week | None, before: SplitsWithTest, splits: SplitsWithTest) -> str:
-    """What the candidate of a week is compared with; trains the first model where nothing is in service yet.
-
-    Raises:
-        InputError: as `unseen`, before it is in service: `production` may then name another.
-    """
+    """What the candidate of a week is compared with; trains the first model where nothing is in service yet."""
     now = InService.read(job.out)
     if now is not None:  # a week that is judged anew is compared with what it was compared with before
         compared = earlier.production if earlier is not None and earlier.bundle == now.bundle else now.bundle
@@ -328,7 +306,6 @@ def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
 
 
 def _next(job: WeeklyJob) -> Iterator[str]:
-    """The commands that come next."""
     service = InService.read(job.out)
     if service is not None:
         yield f"to rank new rows: {predict_command(service.bundle, job.data, join(job.out, 'predictions'))}"
@@ -339,7 +316,7 @@ def _next(job: WeeklyJob) -> Iterator[str]:
 def _steps(job: WeeklyJob) -> Iterator[str]:
     """What a run would do, a line each."""
     periods, now = open_dataset(job.data).manifest.periods, InService.read(job.out)
-    before, new = ([*periods], _NEW) if job.inputs else ([*periods[:-1]], periods[-1])
+    before, new = ([*periods], "NEW") if job.inputs else ([*periods[:-1]], periods[-1])
     production = now.bundle if now is not None else job.production
     splits, first = job.named([*before, new]), job.named(before)
     yield f"weekly: dry run, nothing is written; {job.data} has {in_few_words(periods)}"

@@ -15,7 +15,6 @@ ChartRows = Sequence[Mapping[str, Any]]
 """The data of a chart."""
 
 VEGA_LITE_VERSION: Final = "6.4"
-"""Of Vega-Lite."""
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.4.1.json"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _WIDTH = 640
@@ -36,43 +35,26 @@ class Estimated(Protocol):
     @property
     def mean(self) -> float | None:
         """The estimate."""
-        ...
 
     @property
     def low(self) -> float | None:
         """Lower end."""
-        ...
 
     @property
     def high(self) -> float | None:
         """Upper end."""
-        ...
 
 
 def theme(*, dark: bool) -> Spec:
     """The config of charts on a light or a dark ground, which they leave transparent."""
     text, faint, grid = ("#e4e6ea", "#7c828c", "#353b45") if dark else ("#20242b", "#8a9099", "#e3e6ea")
+    words = {"labelColor": text, "titleColor": text, "titleFontWeight": "normal", "labelLimit": _LIMIT}
     return {
         "background": "transparent",
         "font": _FONT,
         "view": {"stroke": None},
-        "axis": {
-            "labelColor": text,
-            "titleColor": text,
-            "titleFontWeight": "normal",
-            "gridColor": grid,
-            "domainColor": faint,
-            "tickColor": faint,
-            "labelLimit": _LIMIT,
-        },
-        "legend": {
-            "labelColor": text,
-            "titleColor": text,
-            "titleFontWeight": "normal",
-            "orient": "top",
-            "columns": 2,
-            "labelLimit": _LIMIT,
-        },
+        "axis": {**words, "gridColor": grid, "domainColor": faint, "tickColor": faint},
+        "legend": {**words, "orient": "top", "columns": 2},
         "title": {"color": text, "fontWeight": "normal", "fontSize": 12, "anchor": "start", "limit": 300},
         "rule": {"color": faint},
         "text": {"color": text},
@@ -140,26 +122,24 @@ def interval_chart(
         log: whether values are on a logarithmic scale.
         unit: format of the values; by default plain numbers.
     """
-    y: Spec = {"y": _of("name", "nominal", sort=_in_order(rows, "name"))}
-    several = len(_in_order(rows, "series")) if len(rows) > len(_in_order(rows, "name")) else 1
-    if len(rows) > len(_in_order(rows, "name")):
-        y["yOffset"] = _of("series", "nominal", sort=_in_order(rows, "series"))
+    names, series, several = _in_order(rows, "name"), _in_order(rows, "series"), 1
+    y: Spec = {"y": _of("name", "nominal", sort=names)}
+    if len(rows) > len(names):
+        y["yOffset"], several = _of("series", "nominal", sort=series), len(series)
     opacity = {"condition": {"test": "datum.faded", "value": 0.3}, "value": 1}
     tips = [_of("name", "nominal", "name"), _of("series", "nominal", "of")]
     tips += [_of(field, "quantitative", field, format=".4f") for field in ("mean", "low", "high")]
     shared = {**y, "color": _series(rows, order), "opacity": opacity, "tooltip": tips}
     scale = {"type": "log", "padding": 10} if log else {"zero": False}
     along = _of("mean", "quantitative", title, scale=scale, axis={"format": unit} if unit else {})
+    bar = {**shared, "x": {**along, "field": "low"}, "x2": {"field": "high"}}
     layers = [
-        {
-            "mark": {"type": "rule", "strokeWidth": 2},
-            "encoding": {**shared, "x": {**along, "field": "low"}, "x2": {"field": "high"}},
-        },
+        {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": bar},
         {"mark": {"type": "point", "filled": True, "size": 60}, "encoding": {**shared, "x": along}},
     ]
     if at is not None:
         layers.insert(0, {"mark": {"type": "rule", "strokeDash": [4, 3]}, "encoding": {"x": {"datum": at}}})
-    return _chart(rows, height=max(24, 10 * several) * len(_in_order(rows, "name")), layer=layers)
+    return _chart(rows, height=max(24, 10 * several) * len(names), layer=layers)
 
 
 def lines(
@@ -214,10 +194,10 @@ def lines(
 
 
 def bars(rows: ChartRows, *, title: str, order: Sequence[str] = (), unit: str = "%") -> Spec:
-    """A bar for each name, side by side for several series of a name; rows have `name`, `value` and `series`.
+    """A bar for each name, side by side for several series of a name.
 
     Args:
-        rows: the data.
+        rows: `name`, `value` and `series`.
         title: of the values.
         order: all series of the page, for their colours.
         unit: format of the values; by default shares in percent.
@@ -294,12 +274,10 @@ def heatmap(rows: ChartRows, *, title: str) -> Spec:
     }
     pale = {"range": ["#f4f7fb", "#79b4ec"], "domain": [0, 1], "clamp": True}
     shades = _of("value", "quantitative", title, legend=None, scale=pale)
+    figures = _of("value", "quantitative", format=".2f")
     layers = [
         {"mark": {"type": "rect"}, "encoding": {**cell, "color": shades}},
-        {
-            "mark": {"type": "text", "color": "#20242b"},
-            "encoding": {**cell, "text": _of("value", "quantitative", format=".2f")},
-        },
+        {"mark": {"type": "text", "color": "#20242b"}, "encoding": {**cell, "text": figures}},
     ]
     return _chart(rows, height=30 * len(names), title=title, layer=layers)
 

@@ -16,9 +16,6 @@ from ltrscale.markdown import escape, one_line
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Charts, Command, Document, LeftOut, Points, Table, Text, is_figure
 
-_GLOBALS = "window.vegaEmbed = vegaEmbed;"
-"""What the script leaves behind for the page."""
-
 
 class Findings(Config):
     """The results of a stage, in the form that it commits."""
@@ -30,11 +27,7 @@ class Findings(Config):
 
     @classmethod
     def read(cls, url: str) -> Self:
-        """Read the results that are committed in a directory.
-
-        Raises:
-            InputError: none are committed there, or the file does not fit.
-        """
+        """Read the results that are committed in a directory; an `InputError` if there are none, or they do not fit."""
         manifest = storage.read_manifest(url)
         if manifest is None:
             what = cls.called.partition(" ")[2]
@@ -53,14 +46,7 @@ class Findings(Config):
 def write_report(
     commit: storage.Commit, found: Findings, document: Document, *, also: Mapping[str, str] | None = None
 ) -> None:
-    """Write results, and the document that shows them, to a commit.
-
-    Args:
-        commit: commit of the directory.
-        found: the results.
-        document: what `report.md` has.
-        also: texts of other files, by name.
-    """
+    """Write results, the document that shows them, and the texts of other files by name, to a commit."""
     texts = {name: text.encode() for name, text in {**(also or {}), found.file: found.to_json()}.items()}
     write_files(commit, texts | files(document))
 
@@ -170,7 +156,9 @@ def html(document: Document) -> str:
     environment = Environment(
         loader=PackageLoader("ltrscale.reports", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.tests |= {cls.__name__.lower(): _is(cls) for cls in get_args(Block)}
+    environment.tests |= {
+        cls.__name__.lower(): lambda block, cls=cls: isinstance(block, cls) for cls in get_args(Block)
+    }
     every = document.charts.values()
     numbers = {id(chart): number for number, chart in enumerate(every)}
     return environment.get_template("page.html.jinja").render(
@@ -182,16 +170,12 @@ def html(document: Document) -> str:
     )
 
 
-def _is(cls: type) -> Callable[[object], bool]:
-    return lambda block: isinstance(block, cls)
-
-
 @cache
 def _javascript() -> str:
     """Vega, Vega-Lite and Vega-Embed in one script, which does not end the element that it stands in."""
     import vl_convert
 
-    text: str = vl_convert.javascript_bundle(_GLOBALS, vl_version=charts.VEGA_LITE_VERSION)
+    text: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=charts.VEGA_LITE_VERSION)
     assert "</script" not in text.lower()
     assert "<!--" not in text
     return text

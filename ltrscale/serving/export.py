@@ -25,8 +25,7 @@ from ltrscale.serving.parity import Parity, ParityConfig, check_parity
 from ltrscale.serving.raw import CODE, reading_raw
 from ltrscale.serving.raw_check import raw_files_of
 from ltrscale.serving.timing import time_queries
-from ltrscale.stages.origins import Settings, dataset_hashes
-from ltrscale.stages.stage import BundleUrl, Origin, Stage
+from ltrscale.stages.stage import BundleUrl, Origin, Settings, Stage, dataset_hashes
 
 _PARITY, _CARD = "parity.json", "README.md"
 _NO_ITEMS = "was not trained on rows that have one item and all features each"

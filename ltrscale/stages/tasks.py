@@ -76,10 +76,10 @@ Ended = Callable[[Task, str | None, float], None]
 
 
 def run_all(tasks: Sequence[Task], workers: TaskWorkersConfig, ended: Ended) -> None:
-    """Run all tasks in their order, as far as what they need allows; returns when each has ended.
+    """Run all tasks, each of which comes after those that it needs; returns when each has ended.
 
     Args:
-        tasks: with different names; each comes after those that it needs.
+        tasks: with different names.
         workers: the processes.
         ended: called in this thread for each task that ends.
 
@@ -108,10 +108,8 @@ class Costs:
     def done(self, task: Task, seconds: float, cost: float) -> float:
         """Take note of a task that has ended; returns the share of this run's work that is done.
 
-        Args:
-            task: the task.
-            seconds: that it took in this run; next to none if it was up to date.
-            cost: the seconds that it took in all runs, which foretell those of tasks like it.
+        A task that was up to date took next to no seconds in this run; its cost, the seconds that it took in all runs,
+        foretells that of tasks like it.
         """
         self._left[task.kind, task.size] -= 1
         self._costs.setdefault((task.kind, task.size), []).append(cost)
@@ -149,7 +147,6 @@ class _Queue:
         return None
 
     def end(self, task: Task, failure: str | None) -> None:
-        """Record the outcome of a task."""
         self._failures[task.name] = failure
         now = time.monotonic()
         self._ended(task, failure, now - self._begun.get(task.name, now))

@@ -57,14 +57,8 @@ def untracked() -> Iterator[None]:
 def tracked(out: str, config: Config, stage: str, folder: Path) -> Iterator[Report]:
     """Track the block in the trackers that the environment names; yields what passes records on to them.
 
-    Args:
-        out: the run's output, which names the run.
-        config: its config.
-        stage: its stage.
-        folder: the files of the run's record, which become artefacts.
-
-    Raises:
-        InputError: a tracker is not installed, or its store cannot be opened.
+    The output and the stage name the run, whose config and the files in `folder` are kept with it. An `InputError` if a
+    tracker is not installed, or its store cannot be opened.
     """
     trackers: list[Tracker] = []
     environment = {} if _off.get() else os.environ
@@ -84,16 +78,12 @@ def tracked(out: str, config: Config, stage: str, folder: Path) -> Iterator[Repo
 
     failed = True
     try:
-        yield report if trackers else _ignore
+        yield report if trackers else lambda _: None
         failed = False
     finally:
         if token is not None:
             _parent.reset(token)
         _each(trackers, lambda tracker: tracker.end(folder, failed=failed))
-
-
-def _ignore(record: Mapping[str, object]) -> None:
-    """Nobody tracks."""
 
 
 def _each(trackers: list[Tracker], call: Callable[[Tracker], None]) -> None:
@@ -160,13 +150,11 @@ class _TensorBoard:
         self._writer.add_text("config", f"| key | value |\n|---|---|\n{rows}")
 
     def report(self, values: Mapping[str, float], step: int) -> None:
-        """Metrics by name, at a step."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def end(self, folder: Path, *, failed: bool) -> None:  # noqa: ARG002
-        """Close the file."""
         self._writer.close()
 
 
@@ -208,7 +196,6 @@ class _MLflow:
         self._sent = time.monotonic()
 
     def end(self, folder: Path, *, failed: bool) -> None:
-        """Attach the run's files and its report, and end the run."""
         self._send()
         for path in sorted(folder.iterdir()):
             if path.is_file():
@@ -221,11 +208,7 @@ class _MLflow:
 
 
 def client(uri: str) -> Any:
-    """MLflow's client of a tracking store and its registry.
-
-    Raises:
-        InputError: MLflow is not installed, or there is no such store.
-    """
+    """MLflow's client of a tracking store and its registry; an `InputError` if either is not there."""
     try:
         from mlflow import MlflowClient
     except ImportError as error:

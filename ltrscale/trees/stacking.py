@@ -23,8 +23,7 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context
-from ltrscale.stages.origins import check_unseen
-from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin
+from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, check_unseen
 from ltrscale.trees.checks import check_alone, check_validation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Labelled, read_labelled

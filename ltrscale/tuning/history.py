@@ -79,11 +79,8 @@ class History:
     def open(self, identity: Mapping[str, Any]) -> None:
         """Begin a history, or check that the existing one belongs to this search.
 
-        Args:
-            identity: everything besides its parameters that the value of a trial depends on, as plain data.
-
-        Raises:
-            InputError: the history of another search exists; names the first difference.
+        The identity is everything besides its parameters that the value of a trial depends on, as plain data. An
+        `InputError` names the first difference from that of another search.
         """
         url = join(self.url, _SEARCH)
         wanted = json.loads(json.dumps(identity))  # tuples become lists, as in the file
@@ -111,11 +108,7 @@ class History:
         return join(self.url, _TRIALS, f"{number:05d}")
 
     def begin(self, begun: Begun) -> None:
-        """Record that a trial begins, or restarts.
-
-        Raises:
-            InputError: the trial has begun with other parameters, because another process runs the same search.
-        """
+        """Record that a trial begins, or restarts; an `InputError` if another process has begun it meanwhile."""
         storage.check_lease(self.url)
         url = join(self.folder(begun.number), _BEGUN)
         if not storage.create_exclusively(url, _lines(begun.model_dump(mode="json"))):
@@ -226,10 +219,7 @@ class SearchOutcome:
 def write_results(out: str, outcome: SearchOutcome, *, commands: Sequence[str]) -> None:
     """Write the table of the trials, the report, Optuna's journal, and pictures if there are values to compare.
 
-    Args:
-        out: directory of the search.
-        outcome: the finished search.
-        commands: shell commands that train with the best settings again.
+    The shell commands train with the best settings again.
     """
     written = {TABLE: _table(outcome).encode(), JOURNAL: _journal(out, outcome), **files(document(outcome, commands))}
     for name, content in written.items():
@@ -318,8 +308,6 @@ def _best(outcome: SearchOutcome, leader: TrialRecord, trials: Sequence[TrialRec
 
 
 def _rows(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> Table:
-    """All trials, the best first."""
-
     def order(trial: TrialRecord) -> tuple[bool, float, int]:
         value = trial.result.value if trial.result else None
         return value is None, -(value or 0.0), trial.number

@@ -102,11 +102,7 @@ def search_here(
 
 
 def check_any_complete(history: History) -> None:
-    """Check that not all trials have failed.
-
-    Raises:
-        InputError: all have failed; gives the most common reason.
-    """
+    """Raise an `InputError` with the most common reason if all trials have failed."""
     results = [t.result for t in history.trials() if t.result is not None]
     reasons = [result.reason for result in results if result.state == "failed"]
     if results and len(reasons) == len(results):

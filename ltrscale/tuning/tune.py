@@ -7,7 +7,6 @@ the trials (`trials/00007/...`), the table and report of the search, and the bes
 import functools
 import math
 import shlex
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
@@ -22,9 +21,8 @@ from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.reports.findings import REPORT
 from ltrscale.signals import stop_on_signal
-from ltrscale.stages.origins import Settings
 from ltrscale.stages.runs import RUN_FILES, holding
-from ltrscale.stages.stage import Origin, Stage
+from ltrscale.stages.stage import Origin, Settings, Stage
 from ltrscale.storage import join
 from ltrscale.tuning.history import PICTURES, TABLE, History, SearchOutcome, TrialRecord, best, write_results
 from ltrscale.tuning.search import run_search, search_here
@@ -42,7 +40,7 @@ from ltrscale.tuning.space import Params, SearchConfig
 
 _WRITTEN = (TABLE, REPORT, *PICTURES)
 _BEST = ("best.yaml", "best-pretrain.yaml", "best-finetune.yaml")
-_STARTER_CPUS = 0.1  # of a trial's process that only waits for its workers
+_STARTER_CPUS = 0.1
 
 
 class TuneJob(SearchConfig, Stage):
@@ -94,18 +92,25 @@ class TuneJob(SearchConfig, Stage):
             InputError: `out` holds a search with other settings or other data, or all trials failed.
             Stopped: the search was asked to stop.
         """
-        history = History(self.out)
-        _open(history, history_of(self))
+        history, identity = History(self.out), history_of(self)
+        before = history.identity()
+        if before is not None and "data" in before and (what := difference(before["data"], identity["data"])):
+            raise InputError(f"{history.url}: the search there {what}, or remove its history with --fresh")
+        history.open(identity)
+        config, cpus, workers = self, self.cpus, self.job.workers
+        if workers.most > 1 or workers.gpus > 0:  # a trial's process only waits for them; they need CPUs to read, too
+            config = self.model_copy(update={"cpus": _STARTER_CPUS, "gpus": 0.0})
+            cpus = _STARTER_CPUS + workers.most * (workers.cpus + 1)
         with one_view() as view, stop_on_signal() as stopping:
             run_search(
-                _resources(self),
+                config,
                 functools.partial(run_trial, self.job, self.space, view=view),
                 history,
                 given=given_params(self.job, self.space),
                 same=functools.partial(_same, self),
                 report=report,
                 stopping=stopping,
-                cluster_cpus=_cluster_cpus(self),
+                cluster_cpus=math.ceil(self.concurrent * cpus),
             )
         write_found(self, history)
 
@@ -145,36 +150,12 @@ def history_of(config: TuneJob) -> dict[str, Any]:
     )
 
 
-def _open(history: History, identity: Mapping[str, Any]) -> None:
-    """Begin a history, or check that the existing one belongs to this search and these data."""
-    before = history.identity()
-    if before is not None and "data" in before and (what := difference(before["data"], identity["data"])):
-        raise InputError(f"{history.url}: the search there {what}, or remove its history with --fresh")
-    history.open(identity)
-
-
 def _same(config: TuneJob, params: Params) -> str:
     """A text that is equal for parameters which lead to the same settings."""
     try:
         return configs.digest(with_params(config.job, config.space, params)[0].result())
     except InputError:  # the trial itself will fail with this error
         return configs.digest(params)
-
-
-def _is_nested(config: TuneJob) -> bool:
-    return config.job.workers.most > 1 or config.job.workers.gpus > 0
-
-
-def _resources(config: TuneJob) -> SearchConfig:
-    """The search, with hardly any resources for the process of a trial if that only starts workers."""
-    return config.model_copy(update={"cpus": _STARTER_CPUS, "gpus": 0.0}) if _is_nested(config) else config
-
-
-def _cluster_cpus(config: TuneJob) -> int:
-    """Logical CPUs for all concurrent trials; trials with workers need some for reading, too."""
-    workers = config.job.workers
-    each = _STARTER_CPUS + workers.most * (workers.cpus + 1) if _is_nested(config) else config.cpus
-    return math.ceil(config.concurrent * each)
 
 
 def write_found(config: TuneJob, history: History) -> None:

@@ -176,7 +176,6 @@ class Asha(FIFOScheduler):  # type: ignore[misc]
         return str(self.CONTINUE if good or number == 0 else self.STOP)
 
     def on_trial_complete(self, controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        """Record the last result like any other."""
         self.on_trial_result(controller, trial, result)
 
     def _is_good(self, number: int, step: int, value: float) -> bool:
@@ -196,11 +195,9 @@ class EndsOnRequest(_Unsaved, tune.Stopper):  # type: ignore[misc]
         self._stopping = stopping
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
-        """Never end a single trial."""
         return False
 
     def stop_all(self) -> bool:
-        """Whether to end all trials."""
         return self._stopping()
 
 
@@ -224,7 +221,6 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         self._trials = {trial.number: trial for trial in ended(past)}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
-        """Note the time at which a trial starts or restarts."""
         self._began[trial.config["number"]] = time.monotonic()
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002

@@ -33,7 +33,7 @@ from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.scoring import actors, files
 from ltrscale.scoring.score import ScoreJob, score
-from ltrscale.stages.origins import dataset_hashes, scored_by
+from ltrscale.stages.stage import dataset_hashes, scored_by
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 

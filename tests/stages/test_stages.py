@@ -17,7 +17,7 @@ from ltrscale.evaluation.measure import evaluate as evaluating
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.stages.origins import bundle_hashes
+from ltrscale.stages.stage import bundle_hashes
 from ltrscale.training.combine import CombineJob
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.trees.gbdt import GBDTJob

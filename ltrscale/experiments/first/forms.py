@@ -34,10 +34,7 @@ _GROUPS_LOOKED_AT = 20_000
 def other_form(file: str, urls: Sequence[str], out: str, given: Mapping[str, str | None]) -> list[str] | None:
     """The lines of prepare.yaml of an input that has another form than one item a row; None where it has that one.
 
-    `given` is as for `guess`.
-
-    Raises:
-        InputError: the form is known, and its files do not fit together.
+    `given` is as for `guess`. An `InputError` where the form is known, and its files do not fit together.
     """
     if letor := [url for url in urls if not _TABLE.search(url) and _first_row(url)]:
         return [*_head(file, out), *_letor(letor, urls)]
@@ -246,7 +243,6 @@ class _Texts:
         return cls(base.url, found, of_query, of_item, judged, rest)
 
     def lines(self) -> Iterator[str]:
-        """The lines of the config below `prepare`."""
         query, item = plain_yaml(self.found.query.name), plain_yaml(self.found.item.name if self.found.item else "")
         split = next((name for name in self.queries.names if name in ("split", "fold", "set")), None)
         taken = {"query": self.queries.texts[0]} | ({split: split} if split else {})
@@ -317,5 +313,4 @@ class _Table:
 
     @property
     def names(self) -> list[str]:
-        """Its columns."""
         return list(self.schema.names)

@@ -18,7 +18,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.clicks.look import ClicksJob
 from ltrscale.experiments.first.forms import other_form
 from ltrscale.experiments.first.pipeline import FirstPlan, LogSize, engine_score
-from ltrscale.experiments.first.prepare import FEWEST_LISTS, clicks_text, count_lists, prepare_text, summary
+from ltrscale.experiments.first.prepare import FEWEST_LISTS, clicks_text, count_lists, prepare_lines, summary
 from ltrscale.experiments.first.study import first_runs, weekly_text
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import StudyConfig
@@ -60,11 +60,13 @@ def init(config: InitConfig) -> None:
         InputError: the log cannot be read, no column looks like the query's, or configs are there already.
     """
     out = config.out or re.sub(r"[^\w.-]", "-", PurePosixPath(config.file.rstrip("/")).name.partition(".")[0]) or "log"
-    _refuse_to_overwrite(out)
+    for path in (storage.join(out, f"{name}.yaml") for name in _WRITES):  # before anything is read
+        if storage.exists(path):  # it may have been edited
+            raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
     urls = storage.list_files(config.file)
     given = {"query": config.query, "item": config.item, "label": config.label, "time": config.time}
     if lines := other_form(config.file, urls, out, given):
-        _write(out, {"prepare": "\n".join(lines) + "\n"})
+        _write(out, {"prepare": "\n".join([*lines, ""])})
         log.info("init: not a table with one item a row: see source.kind of prepare.yaml, and docs/guide.md for splits")
         log.info("next: python -m jobs.prepare --config %s", storage.join(out, "prepare.yaml"))
         return
@@ -74,11 +76,12 @@ def init(config: InitConfig) -> None:
     names = {*structured(columns), *(name for name in given.values() if name is not None)} or {columns[0].name}
     seen = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
     found = guess(columns, seen, given, urls[0])
-    every = seen if seen.whole else read_structure(urls, _in_roles(found), dialect, rows=None)
+    in_roles = [each.name for each in (found.query, *found.within, found.item, found.label, found.time) if each]
+    every = seen if seen.whole else read_structure(urls, in_roles, dialect, rows=None)
     counted = count_lists(found, every)
     found = replace(found, asked=asked_of(found, every, urls, dialect))
     said: tuple[str, ...] = ()
-    texts = {"prepare": prepare_text(config.file, out, dialect, found, counted)}
+    texts = {"prepare": "\n".join([*prepare_lines(config.file, out, dialect, found, counted), ""])}
     if found.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST_LISTS:
         size = LogSize(counted.rows, counted.told_apart, len([*found.features, *found.categorical, *found.dates]))
         score = engine_score([each.name for each in found.features])
@@ -108,13 +111,6 @@ _WRITES: dict[str, type[Config]] = {
 }
 
 
-def _refuse_to_overwrite(out: str) -> None:
-    """Refuse before anything is read: a config that is there may have been edited."""
-    for name in _WRITES:
-        if storage.exists(path := storage.join(out, f"{name}.yaml")):
-            raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
-
-
 def _refuse_without_values(columns: Sequence[LogColumn], given: Mapping[str, str | None], where: str) -> None:
     """Refuse columns that are named for a role and cannot have it."""
     for use, name in given.items():
@@ -132,12 +128,6 @@ def _write(out: str, texts: Mapping[str, str]) -> None:
         path = storage.join(out, f"{name}.yaml")
         validate(_WRITES[name], yaml.safe_load(text), path)  # a config that is written can be read
         storage.write_bytes(path, text.encode())
-
-
-def _in_roles(found: Guess) -> list[str]:
-    """The columns that all rows are counted by."""
-    used = (found.query, *found.within, found.item, found.label, found.time)
-    return [column.name for column in used if column is not None]
 
 
 def _missing(found: Guess, plan: FirstPlan | None) -> Iterator[str]:
@@ -158,14 +148,8 @@ def _missing(found: Guess, plan: FirstPlan | None) -> Iterator[str]:
 def asked_of(found: Guess, log: Structure, urls: Sequence[str], dialect: Dialect) -> dict[str, str]:
     """What to ask of the features that were guessed, by their names; empty without a label.
 
-    Whole lists are looked at, a sample of all: fragments of lists, such as the first rows of a shuffled log have, are
-    short, and any order of a short list is near the best one.
-
-    Args:
-        found: the uses of columns.
-        log: the structure of the query's columns in all rows.
-        urls: the files.
-        dialect: their form.
+    Whole lists are looked at, a sample of all rows, whose query's columns are in `log`: fragments of lists, such as the
+    first rows of a shuffled log have, are short, and any order of a short list is near the best one.
     """
     features = [*found.features, *found.categorical]
     if found.label is None or not features:
@@ -179,8 +163,9 @@ def asked_of(found: Guess, log: Structure, urls: Sequence[str], dialect: Dialect
     query_N, labels_N = seen.joined(key[0], key[1:]), _labels(found, seen)
     rows_L = np.flatnonzero((query_N >= 0) & np.isfinite(labels_N) & (labels_N >= 0))
     rows_L = rows_L[np.argsort(query_N[rows_L], kind="stable")]
-    codes = [column in found.categorical for column in features]
-    x_LF = [_values(column.name, seen, coded=coded)[rows_L] for column, coded in zip(features, codes, strict=True)]
+    x_LF = [seen.numbers(column.name)[rows_L] for column in found.features]
+    codes_LF = (seen.codes[column.name][rows_L] for column in found.categorical)
+    x_LF += [np.where(codes_L < 0, np.nan, codes_L) for codes_L in codes_LF]
     lengths_Q = np.unique(query_N[rows_L], return_counts=True)[1]
     return questions(
         alone(
@@ -188,7 +173,7 @@ def asked_of(found: Guess, log: Structure, urls: Sequence[str], dialect: Dialect
             torch.from_numpy(labels_N[rows_L].astype(np.float32)),
             torch.from_numpy(np.append(0, np.cumsum(lengths_Q))),
             names=[column.name for column in features],
-            categorical=codes,
+            categorical=[False] * len(found.features) + [True] * len(found.categorical),
         )
     )
 
@@ -204,9 +189,3 @@ def _labels(found: Guess, seen: Structure) -> NDArray[np.float64]:
     if grades is None:
         return labels_N
     return np.where(np.isnan(labels_N), np.nan, np.searchsorted(grades, labels_N, side="right").astype(np.float64))
-
-
-def _values(name: str, seen: Structure, *, coded: bool) -> NDArray[np.float64]:
-    if not coded:
-        return seen.numbers(name)
-    return np.where(seen.codes[name] < 0, np.nan, seen.codes[name])

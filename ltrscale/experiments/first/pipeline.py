@@ -155,16 +155,13 @@ def engine_score(features: Sequence[str]) -> str | None:
 
 
 def pipeline_text(out: str, plan: FirstPlan, score: str | None, size: LogSize) -> tuple[str, str]:
-    """The methods on the data set, and a search engine's score: the last periods test, those before validate.
+    """The first pipeline.yaml, and a sentence on its time: the last periods test, those before them validate.
 
     Args:
         out: directory of the configs.
         plan: the periods.
         score: the feature that is a search engine's score, if there is one.
         size: what all periods hold; it decides the settings, and how many periods train where they are very large.
-
-    Returns:
-        The text, and a sentence on the time that it takes.
     """
     train, validation, test = divided(plan.names)
     models, every = (2 if score is None else 6), train  # a stack trains its members for each of five folds, too

@@ -112,12 +112,8 @@ def _plan(found: Guess, seen: Structure, usable_N: NDArray[np.bool_]) -> FirstPl
     return FirstPlan("week", names, formats)
 
 
-def prepare_text(file: str, out: str, dialect: Dialect, found: Guess, counted: LogCounts) -> str:
-    """The prepare.yaml of a log with one item a row."""
-    return "\n".join(_lines(file, out, dialect, found, counted)) + "\n"
-
-
-def _lines(file: str, out: str, dialect: Dialect, found: Guess, counted: LogCounts) -> Iterator[str]:
+def prepare_lines(file: str, out: str, dialect: Dialect, found: Guess, counted: LogCounts) -> Iterator[str]:
+    """The lines of the prepare.yaml of a log with one item a row."""
     yield f"# Made by jobs.init from {file}. Correct what was guessed wrong."
     yield "# Lines with CHECK are close calls: jobs.prepare names them until the word is gone."
     lengths = f"{counted.median:,} rows in the median, {counted.longest:,} at most"
@@ -255,18 +251,16 @@ def clicks_text(out: str, found: Guess) -> str | None:
     if found.positions is None or found.clicks is None or found.item is None:
         return None
     asked = next((column.name for column in found.meta if is_asked(column)), None)
-    query = (
-        f"query: {plain_yaml(f'meta_{asked}')} # what several lists were shown for, so that documents are seen to move"
-    )
     if asked is None:
         query = (
             "# query: meta_NAME # each list is a query of its own: name the text that was searched for, kept under meta"
         )
-    return "\n".join(
-        [
-            "# Made by jobs.init: what clicks tell apart from places, before anything is trained on them.",
-            f"out: {plain_yaml(storage.join(out, 'clicks'))}",
-            f"log: {{data: {plain_yaml(storage.join(out, 'data'))}}}",
-            f"{query}\n",
-        ]
-    )
+    else:
+        name = plain_yaml(f"meta_{asked}")
+        query = f"query: {name} # what several lists were shown for, so that documents are seen to move"
+    return f"""\
+# Made by jobs.init: what clicks tell apart from places, before anything is trained on them.
+out: {plain_yaml(storage.join(out, "clicks"))}
+log: {{data: {plain_yaml(storage.join(out, "data"))}}}
+{query}
+"""

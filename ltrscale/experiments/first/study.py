@@ -77,12 +77,7 @@ def first_runs(
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """The texts of pipeline.yaml and, where there are lists enough to draw from, study.yaml; and a sentence on each.
 
-    Args:
-        out: directory of the configs.
-        plan: the periods.
-        score: the feature that is a search engine's score, if there is one.
-        size: what all periods hold.
-        lists: lists of all periods whose labels differ.
+    `size` is what all periods hold, and `lists` are those of all periods whose labels differ.
     """
     pipeline, takes = pipeline_text(out, plan, score, size)
     said = f"pipeline.yaml: {takes}"
@@ -100,28 +95,21 @@ def first_runs(
 def study_size(size: LogSize, lists: int, plan: FirstPlan) -> StudySize | None:
     """The numbers of labelled lists and draws of a study that takes an hour; None where the lists are too few.
 
-    Args:
-        size: what all periods hold.
-        lists: lists of all periods whose labels differ.
-        plan: the periods.
+    The arguments are as for `first_runs`.
     """
     train, validation, test = (len(names) / len(plan.names) for names in divided(plan.names))
     numbers = tuple(n for n in _NUMBERS if n <= train * lists / 2)
     if not numbers or test * lists < 2:
         return None
-    length = size.told_apart / lists
+    length, scored = size.told_apart / lists, min(_VALIDATION, validation * lists) * size.told_apart / lists
+    each = 0.0  # minutes for the models of a draw: the trials of trees, and two networks with all their epochs
+    for documents in (round(n * length) for n in numbers):
+        epoch = epoch_minutes(documents, FINETUNED[256], size.features) + scored / _SCORED / 60
+        trees = _TRIALS * documents * size.features * STUDIED["trees"] / BOOSTED / 60
+        each += (trees + 2 * STUDIED["finetuning"] * epoch + (_TRIALS + 2) * _START_S / 60) / _WORKERS
     pretraining = first_sizes(size.part(train)).minutes["pretraining"]
-    each = sum(_minutes(n, length, size.features, min(_VALIDATION, validation * lists)) for n in numbers) / _WORKERS
     draws = min(_MOST, max(FEWEST_DRAWS, int((_MINUTES - pretraining) / each)))
     return StudySize(numbers, draws, round(validation * lists), round(test * lists), pretraining + draws * each)
-
-
-def _minutes(labelled: int, length: float, features: int, validation: float) -> float:
-    """Minutes of one core for the models of a draw: the trials of trees, and two networks with all their epochs."""
-    documents = round(labelled * length)
-    epoch = epoch_minutes(documents, FINETUNED[256], features) + validation * length / _SCORED / 60
-    trees = _TRIALS * documents * features * STUDIED["trees"] / BOOSTED / 60
-    return trees + 2 * STUDIED["finetuning"] * epoch + (_TRIALS + 2) * _START_S / 60
 
 
 def study_text(out: str, plan: FirstPlan, size: LogSize, study: StudySize) -> tuple[str, str]:
@@ -225,16 +213,15 @@ evaluate:
 
 
 def weekly_text(out: str, unit: str) -> str:
-    """The config for the log whose other configs are in a directory, by periods of a unit such as `week`."""
-    places = {name: storage.join(out, name) for name in ("weekly", "pipeline.yaml", "weekly.yaml")}
-    return _WEEKLY.format(
-        out=plain_yaml(places["weekly"]),
-        pipeline=plain_yaml(places["pipeline.yaml"]),
-        config=plain_yaml(places["weekly.yaml"]),
-        production=plain_yaml(storage.join(out, "models", "seed-0", _METHOD, "model")),
-        method=_METHOD,
-        unit=unit,
-    )
+    """The config of what `jobs.weekly` does with each new period of a unit such as `week`."""
+    places = {
+        "out": "weekly",
+        "pipeline": "pipeline.yaml",
+        "config": "weekly.yaml",
+        "production": f"models/seed-0/{_METHOD}/model",
+    }
+    named = {key: plain_yaml(storage.join(out, place)) for key, place in places.items()}
+    return _WEEKLY.format(method=_METHOD, unit=unit, **named)
 
 
 _WEEKLY = """\

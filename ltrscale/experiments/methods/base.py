@@ -87,30 +87,17 @@ class AnyMethod(Config):
         return ()
 
     def check(self, where: str, name: str, methods: Mapping[str, "AnyMethod"]) -> None:
-        """Check that it builds on existing methods of the right kind.
-
-        Args:
-            where: its place in the config, for errors.
-            name: its own.
-            methods: all of the run, by name.
+        """Check that it, called `name`, builds on existing methods of the right kind.
 
         Raises:
-            ValueError: it does not; the message begins with the place.
+            ValueError: it does not; the message begins with `where`, its place in the config.
         """
 
     def check_differs(self, where: str) -> None:
-        """Check that runs with other seeds give other models.
-
-        Raises:
-            ValueError: they do not.
-        """
+        """Raise a ValueError, which begins with `where`, unless runs with other seeds give other models."""
 
     def check_features(self, splits: Splits) -> None:
-        """Check that the features that it names exist.
-
-        Raises:
-            InputError: one does not.
-        """
+        """Raise an `InputError` unless the features that it names exist."""
 
     def streams(self) -> Sequence[StreamConfig]:
         """The streams of data that its stages read."""
@@ -146,13 +133,7 @@ class AnyMethod(Config):
 
     @classmethod
     def with_preset(cls, preset: Preset, given: Mapping[str, Any], methods: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The settings as in a config with this preset, if the kind has presets and they name none.
-
-        Args:
-            preset: of all methods of a comparison.
-            given: the settings.
-            methods: those of all methods, by name.
-        """
+        """The settings, as in a config, with the preset of all `methods`, if the kind has presets and none is named."""
         return given
 
     @abstractmethod
@@ -284,25 +265,18 @@ class SeedRun:
 
     def without(self, fold: Fold) -> "SeedRun":
         """The run on all labelled groups except those of a fold."""
+        splits = self.splits.replace(train={**self.splits.train.model_dump(), "fold": fold.model_dump()})
         out = self.place("folds", f"{fold.number}-of-{fold.of}")
-        train = {**self.splits.train.model_dump(), "fold": fold.model_dump()}
-        return replace(
-            self, splits=self.splits.replace(train=train), out=out, encoders=self.encoders or self, searches=None
-        )
+        return replace(self, splits=splits, out=out, encoders=self.encoders or self, searches=None)
 
     def repeated(self, name: str, number: int) -> list[str]:
         """Models of a method: its own, and more with other seeds, from the same pretrained encoder and search."""
-        further = [
-            replace(
-                self,
-                seed=mix("run", self.seed, repeat) % 2**31,
-                out=self.place("runs", str(repeat)),
-                encoders=self.encoders or self,
-                searches=self.searches or self,
-            )
-            for repeat in range(1, number)
-        ]
-        return [run.model(name) for run in (self, *further)]
+        runs = [self]
+        for repeat in range(1, number):
+            seed, out = mix("run", self.seed, repeat) % 2**31, self.place("runs", str(repeat))
+            encoders, searches = self.encoders or self, self.searches or self
+            runs.append(replace(self, seed=seed, out=out, encoders=encoders, searches=searches))
+        return [run.model(name) for run in runs]
 
 
 def check_methods(

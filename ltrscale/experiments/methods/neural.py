@@ -53,12 +53,7 @@ class NeuralMethod(ReadingMethod):
 
     @classmethod
     def of_preset(cls, preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Pretraining, head and finetuning of a preset.
-
-        Raises:
-            ValueError: the method starts from another one's encoder, and does not say how much of its projector it
-                keeps.
-        """
+        """Pretraining, head and finetuning of a preset; a ValueError where the layers that are kept must be given."""
         finetune = given.get("finetune", {})
         if given.get("pretrained_as") is not None:
             if preset == "hou24" and isinstance(finetune, Mapping) and "projector_layers" not in finetune:

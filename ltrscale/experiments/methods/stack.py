@@ -62,14 +62,8 @@ def train_stacked(
 ) -> None:
     """Train each member on all groups and once without each fold, then trees over their scores.
 
-    Members without a fold are in `folds/K-of-N/METHOD`. Stacks with the same number of folds share them.
-
-    Args:
-        run: which trains.
-        members: names of methods.
-        ready: bundles from elsewhere that have seen no label of the training split, by name.
-        settings: of the stack.
-        out: directory of the bundle.
+    Members without a fold are in `folds/K-of-N/METHOD`. Stacks with the same number of folds share them. The bundles
+    that are `ready`, by name, have seen no label of the training split.
     """
     settings = settings.replace(seed=run.seed, gbdt={**settings.gbdt.model_dump(), "seed": run.seed})
     folds = [run.without(settings.fold(k, run.splits.train, held_out=False)) for k in range(settings.folds)]

@@ -69,11 +69,7 @@ def chosen_groups(test: Selection, numbers_M: NDArray[np.int64]) -> Selection:
 
 
 def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence[str] = ()) -> Iterator[Read]:
-    """The groups of a selection, with the scores of the first trial of each method.
-
-    Raises:
-        InputError: data, bundles or committed scores are missing or do not fit.
-    """
+    """The groups of a selection, with the scores of the first trial of each method."""
     evaluated = sources.evaluated
     committed = {
         name: committed_row_groups(evaluated.scores[name], evaluated.splits.test)
@@ -99,10 +95,7 @@ def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence
 
 
 def values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.float64]]:
-    """The primary metric of every test group by the first trial of some methods, NaN where undefined, in their order.
-
-    Memory is eight bytes for each group and method.
-    """
+    """The primary metric of every test group by the first trial of each method, NaN where undefined."""
     url = sources.url
     data = storage.read_verified(url, GROUPS, storage.read_manifest(url) or {})
     parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in methods}
@@ -177,11 +170,7 @@ def sampled(sources: Sources, documents: int, seed: int) -> Selection:
 
 
 def embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]:
-    """The function from a batch to embeddings [N, D]: of a pretrained encoder, or of a ranker before its last layer.
-
-    Raises:
-        InputError: the bundle holds trees or several rankers, or was made for other features.
-    """
+    """The function from a batch to embeddings [N, D]: of a pretrained encoder, or of a ranker before its last layer."""
     columns, embed = places(bundle.features, test.features, whose=bundle.url), bundle.embedder()
     if columns is None:
         return embed
@@ -285,7 +274,6 @@ def _most_important(sources: Sources) -> list[str]:
 def _lists(
     sources: Sources, part: Read, methods: tuple[str, str], names: Sequence[str], selection: Selection
 ) -> Iterator[Table]:
-    """A table for each group."""
     one, other = methods
     columns = [[feature.name for feature in selection.features].index(name) for name in names]
     shown_as = [partial(_shown_as, sources, selection.features[column]) for column in columns]

@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -23,11 +23,8 @@ from ltrscale.experiments.report.sources import SUMMARY, Sources
 from ltrscale.progress import log
 from ltrscale.reports.document import Block, Command, Document, LeftOut, Points, Section, Text
 from ltrscale.reports.findings import files, html, write_files
-from ltrscale.stages.origins import content_of
-from ltrscale.stages.stage import Origin, Stage
+from ltrscale.stages.stage import Origin, Stage, content_of
 from ltrscale.tuning.history import TABLE
-
-T = TypeVar("T")
 
 _ASKED = 2
 """Features of which the opening asks."""
@@ -36,16 +33,6 @@ _HOPELESS = 20.0
 """Times the groups and draws, beyond which a difference is not worth its proof."""
 
 HTML = "report.html"
-
-_ABSENT = "absent"
-
-
-class _Part(NamedTuple):
-    """A section that is to be made."""
-
-    name: str
-    question: str
-    blocks: Iterator[Block]
 
 
 class ReportJob(Stage):
@@ -100,11 +87,7 @@ class ReportJob(Stage):
         return found
 
     def work(self, origin: Origin, report: object) -> None:  # noqa: ARG002
-        """Commit `report.html`, and `report.md` with its pictures.
-
-        Raises:
-            InputError: there is no evaluation, or `compare` names a method that it lacks.
-        """
+        """Commit `report.html`, and `report.md` with its pictures; raises as `make_document`."""
         document = make_document(self)
         with storage.Commit(self.out) as commit:
             write_files(commit, files(document) | {HTML: html(document).encode()})
@@ -124,7 +107,7 @@ def make_document(job: ReportJob) -> Document:
         f"{test.documents:,} documents (selection {test.hash[:12]}).",
         f"Made from the evaluation {job.evaluation}.",
     )
-    every = [Section(part.name, _blocks(part), part.question) for part in _parts(job, sources)]
+    every = _sections(job, sources)
     lines = [
         f"{section.name}: {block.why}"
         for section in every
@@ -141,84 +124,62 @@ def make_document(job: ReportJob) -> Document:
     )
 
 
-def _blocks(part: _Part) -> list[Block]:
-    """The blocks of a section; the rest is left out where a source cannot be read."""
-    log.info("report: %s", part.name)
-    blocks: list[Block] = []
-    try:
-        blocks.extend(part.blocks)
-    except InputError as error:
-        log.info("report: left out of %s: %s", part.name, error)
-        blocks.append(LeftOut(str(error)))
-    return blocks
+def _sections(job: ReportJob, sources: Sources) -> list[Section]:
+    """All sections; what a source that cannot be read would give is left out."""
 
+    def section(name: str, question: str, blocks: Iterator[Block]) -> Section:
+        log.info("report: %s", name)
+        made: list[Block] = []
+        try:
+            made.extend(blocks)
+        except InputError as error:
+            log.info("report: left out of %s: %s", name, error)
+            made.append(LeftOut(str(error)))
+        return Section(name, made, question)
 
-def _parts(job: ReportJob, sources: Sources) -> tuple[_Part, ...]:
-    """All sections, none of which is made yet."""
     pictured = groups.embeddings(sources, job.embeddings, documents=job.documents, seed=job.seed)
     alike = groups.orders_alike(sources, job.agreement_groups, seed=job.seed)
-    studied = results.study(job.study)
-    return (
-        _Part("Leaderboard", "Which method ranks best, and how sure is that?", results.leaders(sources)),
-        _Part("Slices", "For which groups is a method better or worse than the baseline?", results.slices(sources)),
-        _Part(
-            "Periods",
-            "Does quality last after training, and how far has the data drifted?",
-            results.weeks(sources, job.drift),
-        ),
-        _Part("Gate", "May the candidate replace the model in production?", results.gate(job.gate)),
-        _Part("Learning curves", "Has each model learnt, and long enough?", results.learning_curves(sources)),
-        _Part("Study", "How many labelled groups does each method need, and where do they cross?", studied),
-        _Part("Search", "What has the search for settings found?", results.search(job.search)),
-        _Part("Features", "Which features matter to trees, and which are missing?", results.feature_blocks(sources)),
-        _Part("Outliers", "Which values count as outliers?", groups.outliers(sources, job.histogram_documents)),
-        _Part("Embeddings", "Do networks place documents of equal relevance together?", pictured),
-        _Part("Agreement", "Do the methods rank alike?", alike),
-        _Part("Differences", "In which groups do two methods differ most?", groups.differing(sources, job.lists)),
-        _Part("Quarantine", "What was left out of the data, and why?", groups.quarantine(sources)),
-        _Part("Cost", "What has each model cost?", results.cost(sources, job.study)),
-    )
+    lasting = "Does quality last after training, and how far has the data drifted?"
+    needed = "How many labelled groups does each method need, and where do they cross?"
+    return [
+        section("Leaderboard", "Which method ranks best, and how sure is that?", results.leaders(sources)),
+        section("Slices", "For which groups is a method better or worse than the baseline?", results.slices(sources)),
+        section("Periods", lasting, results.weeks(sources, job.drift)),
+        section("Gate", "May the candidate replace the model in production?", results.gate(job.gate)),
+        section("Learning curves", "Has each model learnt, and long enough?", results.learning_curves(sources)),
+        section("Study", needed, results.study(job.study)),
+        section("Search", "What has the search for settings found?", results.search(job.search)),
+        section("Features", "Which features matter to trees, and which are missing?", results.feature_blocks(sources)),
+        section("Outliers", "Which values count as outliers?", groups.outliers(sources, job.histogram_documents)),
+        section("Embeddings", "Do networks place documents of equal relevance together?", pictured),
+        section("Agreement", "Do the methods rank alike?", alike),
+        section("Differences", "In which groups do two methods differ most?", groups.differing(sources, job.lists)),
+        section("Quarantine", "What was left out of the data, and why?", groups.quarantine(sources)),
+        section("Cost", "What has each model cost?", results.cost(sources, job.study)),
+    ]
 
 
 def _content(url: str) -> str:
     try:
         return content_of(url)
     except InputError:
-        return _ABSENT
+        return "absent"
 
 
 def paragraphs(sources: Sources, *, gate: str | None = None, drift: str | None = None) -> list[Text | Command]:
     """What the report opens with; sections say what cannot be read."""
-    verdicts = list(_readable(_verdict(gate)))
-    asked = dict(_readable(_unanswered(sources, verdicts)))
-    texts = [" ".join(opening(sources.evaluation)), *_readable(_drift(drift)), *leaks([*asked.values()])]
-    step, command = next_step(sources.evaluation, verdicts[0] if verdicts else None, [*asked])
-    return [*(Text(text) for text in [*texts, step] if text), *([Command(command)] if command else [])]
-
-
-def _readable(found: Iterator[T]) -> Iterator[T]:
-    """What comes until a source cannot be read."""
+    texts, asked, verdict = [" ".join(opening(sources.evaluation))], dict[str, str](), None
     with suppress(InputError):
-        yield from found
-
-
-def _verdict(gate: str | None) -> Iterator[Verdict]:
-    """That of the gate, if one is named."""
-    if gate is not None:
-        yield Verdict.read(gate)
-
-
-def _drift(url: str | None) -> Iterator[str]:
-    """The features that drifted most, where a drift report is named."""
-    if url is not None:
-        yield drifted(Decay.read(url).drift)
-
-
-def _unanswered(sources: Sources, verdicts: Sequence[Verdict]) -> Iterator[tuple[str, str]]:
-    """The features that rank too well alone, with the question, unless the `bounds.expected` of the gate has them."""
-    checks = [check for verdict in verdicts for check in verdict.checks]
-    expected = {check.where for check in checks if check.bound == "expected" and check.holds}
-    yield from (item for item in sources.questions.items() if item[0] not in expected)
+        verdict = None if gate is None else Verdict.read(gate)
+    with suppress(InputError):
+        checks = verdict.checks if verdict else ()
+        expected = {check.where for check in checks if check.bound == "expected" and check.holds}
+        asked = {name: question for name, question in sources.questions.items() if name not in expected}
+    with suppress(InputError):
+        texts += [] if drift is None else [drifted(Decay.read(drift).drift)]
+    step, command = next_step(sources.evaluation, verdict, [*asked])
+    texts += [*leaks([*asked.values()]), step]
+    return [*(Text(text) for text in texts if text), *([Command(command)] if command else [])]
 
 
 def leaks(questions: Sequence[str]) -> Iterator[str]:

@@ -13,7 +13,6 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.leaks import importances_of
 from ltrscale.evaluation.measure.opening import FEW_GROUPS
 from ltrscale.evaluation.measure.page import leaderboard, leaders_chart, slice_rows
-from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import definitions, how_intervals, number, verdicts
 from ltrscale.evaluation.studies.study import Study
@@ -90,16 +89,18 @@ def slices(sources: Sources) -> Iterator[Block]:
 
 def weeks(sources: Sources, drift: str | None) -> Iterator[Block]:
     """The metric by period, and drift where a drift report is named."""
-    evaluation, primary = sources.evaluation, sources.primary
-    what = metric_label(primary)
     if drift is not None:
         yield from _decay(Decay.read(drift))
         return
+    evaluation, primary = sources.evaluation, sources.primary
+    what = metric_label(primary)
     periods = [name for name in evaluation.test.slices if name.startswith("period=")]
     if not periods:
         raise InputError("the evaluation is not sliced by period; run jobs.evaluate with evaluate.slice_by=[period]")
     if len(periods) == 1:
-        yield _of_one_period(evaluation, periods[0])
+        header, table = slice_rows(evaluation)  # a curve has at least two periods
+        caption = f"{what} in the only period, {periods[0].removeprefix('period=')}"
+        yield Table(header[1:], [row[1:] for row in table if row[0] == periods[0]], caption=caption)
         yield LeftOut(_NO_DRIFT)
         return
     rows = []
@@ -114,13 +115,6 @@ def weeks(sources: Sources, drift: str | None) -> Iterator[Block]:
 
 
 _NO_DRIFT = "drift needs the directory of a drift report; run jobs.drift on the evaluation and set drift=DIR"
-
-
-def _of_one_period(evaluation: Evaluation, name: str) -> Table:
-    """A row for each method: a curve has at least two periods."""
-    header, rows = slice_rows(evaluation)
-    caption = f"{metric_label(evaluation.primary)} in the only period, {name.removeprefix('period=')}"
-    return Table(header[1:], [row[1:] for row in rows if row[0] == name], caption=caption)
 
 
 def _decay(found: Decay) -> Iterator[Block]:
@@ -163,11 +157,6 @@ def study(url: str | None) -> Iterator[Block]:
 
 
 def _study(url: str | None) -> Study:
-    """The study.
-
-    Raises:
-        InputError: none is named, or none is there.
-    """
     if url is None:
         raise InputError("no study is named; run jobs.study and set study=DIR")
     return Study.read(join(url, SUMMARY))
@@ -195,17 +184,16 @@ def search(url: str | None) -> Iterator[Block]:
     yield Chart(spec, "The search, trial by trial")
     ranked = sorted(valued, key=lambda pair: -pair[1])[:_TRIALS_SHOWN]
     keys = list(dict.fromkeys(key for trial, _ in ranked for key in trial.begun.params))
+
+    def shown(params: Mapping[str, object], key: str) -> str:
+        value = params.get(key)
+        return "as given" if key not in params else f"{value:.4g}" if isinstance(value, float) else label(value)
+
     cells = [
-        [f"{trial.number}", number(value), *(_setting(trial.begun.params, key) for key in keys)]
-        for trial, value in ranked
+        [f"{trial.number}", number(value), *(shown(trial.begun.params, key) for key in keys)] for trial, value in ranked
     ]
     caption = f"The best of {len(trials)} trials, by their last value on validation"
     yield Table(["trial", "metric", *keys], cells, caption=caption)
-
-
-def _setting(params: dict[str, object], key: str) -> str:
-    value = params.get(key)
-    return "as given" if key not in params else f"{value:.4g}" if isinstance(value, float) else label(value)
 
 
 def learning_curves(sources: Sources) -> Iterator[Block]:
