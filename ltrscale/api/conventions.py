@@ -64,21 +64,13 @@ class Arguments(Config):
     directory: str | None
 
     def as_method(self) -> ReadingMethod:
-        """The method as a pipeline has it.
-
-        Raises:
-            InputError: there is no such method, or its settings are wrong.
-        """
+        """The method as a pipeline has it."""
         config, named = _config_of(self.method)
         return validate(config, overlay(named, self.settings or {}), f"Ranker({self.method!r}).settings")
 
 
 def _config_of(method: str) -> tuple[type[ReadingMethod], dict[str, Any]]:
-    """The config of a method as a pipeline has it, and the settings that its name stands for.
-
-    Raises:
-        InputError: there is no such method.
-    """
+    """The config of a method as a pipeline has it, and the settings that its name stands for."""
     trees, pretexts = by_kind(GBDTConfig), by_kind(FeatureMethodConfig)
     if method in trees:
         return GBDTMethod, {"gbdt": {"kind": method}}

@@ -33,6 +33,9 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import choose_device
 from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.mapping import ColumnMapping
@@ -126,11 +129,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     __metadata_request__score = {"group": True, "sample_weight": None}  # noqa: RUF012
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The arguments of the constructor, by name.
-
-        Args:
-            deep: with the values inside `settings` and `prepare`, such as `settings__gbdt__num_trees`.
-        """
+        """The arguments of the constructor, by name; `deep` with the values inside `settings` and `prepare`."""
         params: dict[str, Any] = super().get_params(deep=False)
         return params | inner_values(params) if deep else params
 
@@ -160,12 +159,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     def pretrain(self, X: Any, *, group: Any = None, **columns: Any) -> Self:
         """Pretrain the encoder on query groups without their labels; `fit` then starts from it.
 
-        Without this call `fit` pretrains on its own training rows.
-
-        Args:
-            X: rows; if they have labels, name the column, or it would be a feature.
-            group: a query id for each row, or the lengths of the groups; not for tables that name `query`.
-            columns: uses of columns.
+        Without this call `fit` pretrains on its own training rows. The arguments are those of `fit`; if the rows have
+        labels, name the column, or it would be a feature.
 
         Raises:
             InputError: the method does not pretrain, or as `jobs.prepare` and `jobs.pretrain`.
@@ -225,10 +220,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Any, *, group: Any = None, **columns: Any) -> NDArray[np.float64]:
         """Scores [N] of the rows, in their order; within a query the highest ranks first.
 
-        Args:
-            X: rows with the features of `fit`; other columns are not read.
-            group: a query id for each row, or the lengths of the groups; not for tables that have the query column.
-            columns: uses of columns that differ from those in `fit`, of which scoring reads the query, times and dates.
+        The arguments are those of `fit`. Columns other than features are not read, but for the query, times and dates;
+        uses of columns are named where they differ from those in `fit`.
 
         Raises:
             InputError: the ranker is not fitted, X lacks features, a row cannot be used, or scoring does not read a use
@@ -261,11 +254,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     def score(self, X: Any, y: Any = None, *, group: Any = None, **columns: Any) -> float:
         """The mean of `metric` over the labelled groups for which it is defined; NaN if there is none.
 
-        Args:
-            X: rows with the features of `fit`.
-            y: labels, unless X has the label column.
-            group: a query id for each row, or the lengths of the groups; not for tables that have the query column.
-            columns: uses of columns that differ from those in `fit`.
+        The arguments are those of `fit`; uses of columns are named where they differ.
 
         Raises:
             InputError: as `predict`; no group has labels.
@@ -398,6 +387,52 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         return str(folder)
 
 
+def compare(
+    rankers: Mapping[str, Ranker],
+    X: Any,
+    y: Any = None,
+    *,
+    out: str,
+    group: Any = None,
+    evaluate: Keys | None = None,
+    **columns: Any,
+) -> Evaluation:
+    """Evaluate rankers on the same labelled groups as `jobs.evaluate` does, print the table, and write the report.
+
+    The first ranker is the baseline. Outlier rules are fitted on its validation groups.
+
+    Args:
+        rankers: by their names in the report; the first one was fitted by this process.
+        X: rows with the features of the rankers, none of which was trained on.
+        y: labels, unless X has the label column.
+        out: directory; `evaluation/report.md` is the report.
+        group: a query id for each row, or the lengths of the groups; not for tables that have the query column.
+        evaluate: further keys of `jobs.evaluate`, such as `{"ndcg_at": [10], "primary_cutoff": 10}`.
+        columns: uses of columns that differ from those of the first ranker.
+
+    Raises:
+        InputError: as `jobs.prepare` and `jobs.evaluate`; a ranker is not fitted, or the first one was loaded.
+    """
+    for name, ranker in rankers.items():
+        if "bundle_" not in vars(ranker):
+            raise InputError(f"compare: {name} is not fitted; fit it first")
+    name, first = next(iter(rankers.items()))
+    if "splits_" not in vars(first):
+        raise InputError(f"{name} was not fitted by this process, so its validation groups are not known; fit it first")
+    table, columns = frames.rows_as_table(X, y, group, {**first.columns_, **columns}, labels_needed=True)
+    data = storage.join(out, "data")
+    frames.prepare_tables({"test": table}, columns, first.prepare or {}, data)
+    config = {
+        "baseline": name,
+        **(evaluate or {}),
+        "models": {name: ranker.bundle_ for name, ranker in rankers.items()},
+        "splits": {**first.splits_.model_dump(), "test": {"data": data}},
+    }
+    job = EvaluateJob(out=storage.join(out, "evaluation"), evaluate=validate(EvaluateConfig, config, "compare"))
+    job.run()
+    return Evaluation.read(job.out)
+
+
 def _remove(folder: Path, process: int) -> None:
     if os.getpid() == process:  # a forked process has a copy of the object, not of the directory
         shutil.rmtree(folder, ignore_errors=True)
@@ -409,12 +444,6 @@ def _files(url: str) -> dict[str, bytes]:
     return files | {storage.MANIFEST: storage.read_bytes(storage.join(url, storage.MANIFEST))}
 
 
-def _run(
-    arguments: Arguments,
-    method: AnyMethod,
-    splits: Splits,
-    out: str,
-    encoders: SeedRun | None = None,
-) -> SeedRun:
+def _run(arguments: Arguments, method: AnyMethod, splits: Splits, out: str, encoders: SeedRun | None = None) -> SeedRun:
     """The one method as a pipeline trains it."""
     return SeedRun({arguments.method: method}, splits, arguments.seed, arguments.workers, out, encoders)

@@ -72,22 +72,13 @@ def to_raw_table(rows: Any, labels: Any = None, group: Any = None) -> pa.Table:
 
 
 def width(rows: Any) -> int | None:
-    """The columns of an array; None of a table, whose columns have names.
-
-    Raises:
-        InputError: the rows are neither.
-    """
-    return None if _has_names(rows) else int(_array(rows).shape[1])
+    """The columns of an array; None of a table, whose columns have names."""
+    has_names = isinstance(rows, pa.Table) or _is_pandas(rows) or _exports_arrow(rows) or hasattr(rows, "to_arrow")
+    return None if has_names else int(_array(rows).shape[1])
 
 
 def check_width(rows: Any, expected: int | None, name: str = "X") -> None:
-    """Refuse an array with other columns than the one that was fitted: their number alone identifies them.
-
-    Args:
-        rows: as those of `to_raw_table`.
-        expected: the `width` of the rows that were fitted; None, of a table, allows any.
-        name: the argument that holds the rows.
-    """
+    """Refuse an array with other columns than the one that was fitted: their number alone identifies them."""
     found = width(rows)
     if found is not None and expected is not None and found != expected:
         raise InputError(
@@ -109,11 +100,6 @@ def _arrow(rows: Any) -> pa.Table:
     values_NF = _array(rows)
     with _one_type("X"):
         return pa.table({str(i + 1): values_NF[:, i] for i in range(values_NF.shape[1])})
-
-
-def _has_names(rows: Any) -> bool:
-    """Whether the rows are a table."""
-    return isinstance(rows, pa.Table) or _is_pandas(rows) or _exports_arrow(rows) or hasattr(rows, "to_arrow")
 
 
 def _is_pandas(rows: Any) -> bool:
@@ -253,11 +239,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def held_out(table: pa.Table, columns: Mapping[str, Any], share: float, seed: int) -> tuple[pa.Table, pa.Table]:
-    """Rows to learn from, and those of a random share of the labelled query groups; groups stay whole.
-
-    Raises:
-        InputError: fewer than two groups have labels.
-    """
+    """Rows to learn from, and those of a random share of at least two labelled query groups; groups stay whole."""
     label_N = table[columns["label"]]
     missing_N = pc.is_null(label_N, nan_is_null=True).to_numpy()
     query_N = _codes(table, columns["query"])
@@ -295,9 +277,6 @@ def prepare_tables(
         settings: further keys of `prepare`, such as `max_rejected`.
         out: directory of the data set.
         job: the stage that reads them.
-
-    Raises:
-        InputError: as `prepare`; a key is unknown.
     """
     source = {"kind": "items", "columns": columns}
     apart = any(_is_apart(table, columns.get("query")) for table in tables.values())
@@ -325,11 +304,7 @@ def _is_apart(table: pa.Table, query: str | None) -> bool:
 
 
 def reading_of(columns: Mapping[str, Any], settings: Mapping[str, Any]) -> PrepareConfig:
-    """How rows to score are read, by the uses of their columns and further keys of `prepare`.
-
-    Raises:
-        InputError: a key is unknown, or a value wrong.
-    """
+    """How rows to score are read, by the uses of their columns and further keys of `prepare`."""
     source = {"kind": "items", "columns": {**columns, "item": None}}
     settings = {**settings, "duplicates": "reject"}  # each row is a document of its own
     return validate(PrepareConfig, {**settings, "inputs": "X", "source": source}, "prepare")
@@ -338,13 +313,7 @@ def reading_of(columns: Mapping[str, Any], settings: Mapping[str, Any]) -> Prepa
 def in_memory(table: pa.Table, config: PrepareConfig, bundle: Bundle) -> tuple[QueryGroups, NDArray[np.int64]] | None:
     """The query groups of a small table, and the row of each document, as `prepared` would give them, at once.
 
-    Args:
-        table: rows to score.
-        config: how they are read; see `reading_of`.
-        bundle: scores them.
-
-    Returns:
-        None where only `prepare` can do it: for many rows, texts and positions, and for rows that it would name.
+    None where only `prepare` can do it: for many rows, texts and positions, and for rows that it would name.
     """
     if len(table) > _SMALL or bundle.reads_positions or bundle.reads_tokens:
         return None
