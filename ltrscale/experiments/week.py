@@ -104,16 +104,6 @@ def _write(value: Config, url: str) -> None:
     storage.write_bytes(url, (json.dumps(value.model_dump(mode="json"), indent=1) + "\n").encode())
 
 
-def check_newest(out: str, week: Week) -> None:
-    """Raise an `InputError` if a week that was stopped would replace the model of a later one."""
-    now = InService.read(out)
-    if now is not None and now.period > week.period:
-        raise InputError(
-            f"{week.period}: was stopped, and {now.bundle} of {now.period} is in service since, which an older model "
-            "must not replace; nothing is left to do"
-        )
-
-
 def check_new(
     new: Dataset, periods: list[str], data: str, all_periods: list[str], *, joins: bool, is_begun: bool
 ) -> None:

@@ -40,7 +40,6 @@ from ltrscale.experiments.week import (
     InService,
     Week,
     check_new,
-    check_newest,
     folder_of,
     published,
     unseen_periods,
@@ -175,14 +174,22 @@ def _run(job: WeeklyJob) -> Week:
     elif earlier.outcome != "under way":
         log.info("weekly: %s is done: %s; other rows or settings would be judged anew", earlier.period, earlier.outcome)
         return earlier
-    check_newest(job.out, earlier)
+    now = InService.read(job.out)
+    if now is not None and now.period > earlier.period:
+        raise InputError(
+            f"{earlier.period}: was stopped, and {now.bundle} of {now.period} is in service since, which an older "
+            "model must not replace; nothing is left to do"
+        )
     week = _judged(job, new, earlier)
     week.write(job.out)
     log.info(
         "weekly: %s: %s; %s names what serves: %s", week.period, week.outcome, join(job.out, SERVICE), _serving(job)
     )
-    for line in _next(job):
-        log.info("next, %s", line)
+    if (now := InService.read(job.out)) is not None:
+        rank = predict_command(now.bundle, job.data, join(job.out, "predictions"))
+        log.info("next, to rank new rows: %s", rank)
+    if command := weekly_command(f"{job.out.rstrip('/')}.yaml"):
+        log.info("next, when the next period is there: %s", command)
     return week
 
 
@@ -303,14 +310,6 @@ def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
     EvaluateJob(out=evaluation, evaluate=config, ray=job.ray).run(show=False)
     DriftJob(out=drift, evaluation=evaluation, **job.drift.model_dump()).run(show=False)
     return [check.reason for check in of_drift(Decay.read(drift).drift, job.bounds, PRODUCTION) if not check.holds]
-
-
-def _next(job: WeeklyJob) -> Iterator[str]:
-    service = InService.read(job.out)
-    if service is not None:
-        yield f"to rank new rows: {predict_command(service.bundle, job.data, join(job.out, 'predictions'))}"
-    if command := weekly_command(f"{job.out.rstrip('/')}.yaml"):
-        yield f"when the next period is there: {command}"
 
 
 def _steps(job: WeeklyJob) -> Iterator[str]:

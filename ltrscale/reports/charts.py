@@ -268,10 +268,7 @@ def shade(label: float, highest: float) -> int:
 def heatmap(rows: ChartRows, *, title: str) -> Spec:
     """A matrix with the values in its cells; the rows have `one`, `other` and `value`, from -1 to 1."""
     names = _in_order(rows, "one")
-    cell = {
-        "x": _of("one", "nominal", sort=names, axis={"labelAngle": -30}),
-        "y": _of("other", "nominal", sort=names),
-    }
+    cell = {"x": _of("one", "nominal", sort=names, axis={"labelAngle": -30}), "y": _of("other", "nominal", sort=names)}
     pale = {"range": ["#f4f7fb", "#79b4ec"], "domain": [0, 1], "clamp": True}
     shades = _of("value", "quantitative", title, legend=None, scale=pale)
     figures = _of("value", "quantitative", format=".2f")

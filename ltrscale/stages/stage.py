@@ -98,8 +98,8 @@ def _check_unseen_by(url: str, test: Split) -> list[str]:
 
 def _is_there(split: Split) -> bool:
     """Whether the data sets still exist, with at least one of the periods that were read."""
-    there = all(storage.exists(storage.join(data, storage.MANIFEST)) for data in split.data)
-    return there and bool(_still_there(split) or split.periods is None)
+    exist = all(storage.exists(storage.join(data, storage.MANIFEST)) for data in split.data)
+    return exist and bool(_still_there(split) or split.periods is None)
 
 
 def _still_there(split: Split) -> list[str]:

@@ -67,12 +67,7 @@ def run_search(
 
 
 def search_here(
-    config: SearchConfig,
-    trial: TrialFunction,
-    history: History,
-    *,
-    given: Params | None,
-    same: Callable[[Params], str],
+    config: SearchConfig, trial: TrialFunction, history: History, *, given: Params | None, same: Callable[[Params], str]
 ) -> TrialRecord:
     """Run the trials of a search one after the other in this process; returns the best.
 
@@ -220,10 +215,8 @@ class _Curve:
             return
         self.points.append((step, value))
         self._last, self._next = step, math.ceil(step * 1.05)  # so that the curve of a long trial stays short
-        if decides:
-            self._report(step, value)
-
-    def _report(self, step: int, value: float) -> None:
+        if not decides:
+            return
         from ray import tune
 
         assert self._asha is not None

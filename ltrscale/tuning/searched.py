@@ -183,11 +183,7 @@ class PretrainSearch(_SearchedJob):
         return (
             PretrainJob(out=pretrained, train=self.documents, pretrain=self.pretrain, workers=self.workers),
             FinetuneJob(
-                out=finetuned,
-                pretrained=pretrained,
-                splits=self.splits,
-                finetune=self.finetune,
-                workers=self.workers,
+                out=finetuned, pretrained=pretrained, splits=self.splits, finetune=self.finetune, workers=self.workers
             ),
         )
 

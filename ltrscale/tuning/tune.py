@@ -141,13 +141,7 @@ class TuneJob(SearchConfig, Stage):
 
 def history_of(config: TuneJob) -> dict[str, Any]:
     """Everything besides its parameters that the value of a trial depends on: the identity of the history."""
-    return recordable(
-        {
-            **config.identity(),
-            "inputs": config.inputs(),
-            "data": contents_of_read(config.job.reads()),
-        }
-    )
+    return recordable({**config.identity(), "inputs": config.inputs(), "data": contents_of_read(config.job.reads())})
 
 
 def _same(config: TuneJob, params: Params) -> str:
