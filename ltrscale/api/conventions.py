@@ -91,13 +91,13 @@ def inner_values(params: Mapping[str, Any]) -> dict[str, Any]:
         >>> inner_values({"settings": {"gbdt": {"num_trees": 50, "seed": 1}}, "prepare": None, "seed": 0})
         {'settings__gbdt__num_trees': 50, 'settings__gbdt__seed': 1}
     """
-    return dict(pair for name in _NESTED for pair in _leaves(name, params[name]) if pair[0] != name)
+    return dict(pair for name in _NESTED for pair in _inner(name, params[name]) if pair[0] != name)
 
 
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _inner(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, below in value.items():
-            yield from _leaves(f"{name}__{key}", below)
+            yield from _inner(f"{name}__{key}", below)
     else:
         yield name, value
 

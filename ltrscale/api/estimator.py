@@ -44,7 +44,7 @@ from ltrscale.serving.uses import ROW, uses_in_scoring, uses_of, with_fills
 from ltrscale.stages.runs import check_replaceable
 
 _ESTIMATOR = "estimator.json"
-_DOCS_PER_BATCH = 1 << 16
+_SCORED_AT_ONCE = 1 << 16
 Keys = Mapping[str, Any]
 
 
@@ -194,10 +194,10 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         Raises:
             InputError: as `jobs.prepare` and the jobs that train.
         """
-        arguments, known = self._arguments(), vars(self)
+        arguments, state = self._arguments(), vars(self)
         method = arguments.as_method()
         table, columns = frames.rows_as_table(
-            X, y, group, {**known.get("_pretrained_on", {}), **columns}, labels_needed=True
+            X, y, group, {**state.get("_pretrained_on", {}), **columns}, labels_needed=True
         )
         if validation is None:
             train, held_out = frames.held_out(table, columns, arguments.validation_fraction, arguments.seed)
@@ -211,7 +211,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         splits = Splits(
             train=Split(data=(data,), periods=("train",)), validation=Split(data=(data,), periods=("validation",))
         )
-        run = _run(arguments, method, splits, out, known.get("_encoders"))
+        run = _run(arguments, method, splits, out, state.get("_encoders"))
         self._open(run.model(self.method), columns, frames.width(X))
         self.splits_ = splits
         return self
@@ -234,11 +234,11 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             return np.zeros(0)
         table = table.append_column(ROW, pa.array(np.arange(len(table))))
         uses, reading = self._reading(uses, columns)
-        found_N = np.empty(len(table))
+        scores_N = np.empty(len(table))
         if small := frames.in_memory(table, reading, bundle):
             groups, rows_N = small
-            found_N[rows_N] = scored.finite(self._scorer()(groups), bundle.url).numpy()
-            return found_N
+            scores_N[rows_N] = scored.finite(self._scorer()(groups), bundle.url).numpy()
+            return scores_N
         # every row needs a score, so none may be left out
         with frames.prepared(table, uses, {**(self.prepare or {}), "max_rejected": 0, "expect": {}}) as split:
             selection = bundles.with_tokens_of(select(split, labelled=False), [bundle])
@@ -247,8 +247,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             read = pa.concat_tables(read_direct(selection.row_groups, ["gid", "doc_ids"]))
         assert np.array_equal(read["gid"].to_numpy(), scores.ids_Q.numpy())
         rows_N = read["doc_ids"].combine_chunks().flatten().cast(pa.int64()).to_numpy()
-        found_N[rows_N] = scores.scores_N.numpy()
-        return found_N
+        scores_N[rows_N] = scores.scores_N.numpy()
+        return scores_N
 
     @as_value_errors
     def score(self, X: Any, y: Any = None, *, group: Any = None, **columns: Any) -> float:
@@ -266,7 +266,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             selection = bundles.with_tokens_of(select(split, labelled=True), [bundle])
             scorer = bundle.scorer(features=selection.features, device=choose_device("auto"))
             values = []
-            for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH):
+            for groups in iterate(selection, docs_per_batch=_SCORED_AT_ONCE):
                 assert groups.labels_N is not None
                 values.append(metric.of(scorer(groups), groups.labels_N, groups.offsets_Q1))
         return float(torch.cat(values).nanmean())
@@ -293,7 +293,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         made_by = dict(self._fitted().made_by)
         check_replaceable(url, made_by["stage"])
         saved = _Saved(arguments=self.get_params(deep=False), columns=self.columns_, array_width=self._array_width)
-        files = _files(self.bundle_) | {_ESTIMATOR: json.dumps(saved.model_dump(mode="json"), indent=1).encode()}
+        files = _bundle_files(self.bundle_) | {_ESTIMATOR: json.dumps(saved.model_dump(mode="json"), indent=1).encode()}
         manifest = json.loads(files.pop(storage.MANIFEST))
         with storage.Commit(url) as commit:
             for name, content in files.items():
@@ -329,7 +329,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         kept = {*self.get_params(deep=False), "_metadata_request"}
         state = {name: value for name, value in vars(self).items() if name in kept}
         if "_bundle" in vars(self):
-            state |= {"_files": _files(self.bundle_), "_opened": (self.columns_, self._array_width)}
+            state |= {"_files": _bundle_files(self.bundle_), "_opened": (self.columns_, self._array_width)}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -359,8 +359,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             of_scoring = uses_in_scoring(uses, self._fitted(), named=named)
             # key and value as one: another thread may ask with other uses
             kept = self._kept["reading"] = key, (of_scoring, frames.reading_of(of_scoring, self.prepare or {}))
-        found: tuple[dict[str, Any], PrepareConfig] = kept[1]
-        return found
+        reading: tuple[dict[str, Any], PrepareConfig] = kept[1]
+        return reading
 
     def _scorer(self) -> bundles.Scorer:
         """The function that scores features of the bundle, in its order; made once."""
@@ -438,7 +438,7 @@ def _remove(folder: Path, process: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _files(url: str) -> dict[str, bytes]:
+def _bundle_files(url: str) -> dict[str, bytes]:
     manifest = bundles.read_bundle_manifest(url)
     files = {name: storage.read_verified(url, name, manifest) for name in storage.listed_in(manifest)}
     return files | {storage.MANIFEST: storage.read_bytes(storage.join(url, storage.MANIFEST))}

@@ -34,7 +34,7 @@ from ltrscale.ingest.structure import of_table
 from ltrscale.progress import log
 from ltrscale.stages.trackers import untracked
 
-_LOOKED_AT = 100_000
+_FIRST_ROWS = 100_000
 """First rows that decide whether a column looks like a feature, as many as those of `jobs.init`."""
 _SMALL = 10_000
 """Rows up to which a table is scored without writing it."""
@@ -74,15 +74,15 @@ def to_raw_table(rows: Any, labels: Any = None, group: Any = None) -> pa.Table:
 def width(rows: Any) -> int | None:
     """The columns of an array; None of a table, whose columns have names."""
     has_names = isinstance(rows, pa.Table) or _is_pandas(rows) or _exports_arrow(rows) or hasattr(rows, "to_arrow")
-    return None if has_names else int(_array(rows).shape[1])
+    return None if has_names else int(_matrix(rows).shape[1])
 
 
 def check_width(rows: Any, expected: int | None, name: str = "X") -> None:
     """Refuse an array with other columns than the one that was fitted: their number alone identifies them."""
-    found = width(rows)
-    if found is not None and expected is not None and found != expected:
+    given = width(rows)
+    if given is not None and expected is not None and given != expected:
         raise InputError(
-            f"{name} has {found} features, but Ranker is expecting {expected} features as input; give the columns of "
+            f"{name} has {given} features, but Ranker is expecting {expected} features as input; give the columns of "
             "fit, in its order"
         )
 
@@ -97,7 +97,7 @@ def _arrow(rows: Any) -> pa.Table:
         return pa.table(rows)
     if hasattr(rows, "to_arrow"):
         return rows.to_arrow()
-    values_NF = _array(rows)
+    values_NF = _matrix(rows)
     with _one_type("X"):
         return pa.table({str(i + 1): values_NF[:, i] for i in range(values_NF.shape[1])})
 
@@ -120,7 +120,7 @@ def _one_type(name: str) -> Iterator[None]:
         raise InputError(f"{name}: {why}; give all values of the column one type") from error
 
 
-def _array(rows: Any) -> NDArray[Any]:
+def _matrix(rows: Any) -> NDArray[Any]:
     """Rows without names as an array [N, F]; scikit-learn's users know the words of its errors."""
     if hasattr(rows, "toarray"):
         raise InputError(f"X is a sparse {type(rows).__name__}; features are read dense: give X.toarray()")
@@ -137,10 +137,10 @@ def _array(rows: Any) -> NDArray[Any]:
 
 
 def _real(values: Any, name: str) -> NDArray[Any]:
-    found = np.asarray(values)
-    if np.iscomplexobj(found):
-        raise InputError(f"{name}: Complex data not supported ({found.dtype}); give real numbers")
-    return found
+    array = np.asarray(values)
+    if np.iscomplexobj(array):
+        raise InputError(f"{name}: Complex data not supported ({array.dtype}); give real numbers")
+    return array
 
 
 def _query_ids(group: NDArray[Any], n_rows: int) -> pa.Array:
@@ -212,12 +212,12 @@ def _warn_of_doubtful(table: pa.Table, columns: Mapping[str, Any], features: Col
     given = {use: name for use, name in given.items() if name in table.column_names}
     if not len(table) or "query" not in given:
         return
-    first = table.slice(0, _LOOKED_AT)
+    first = table.slice(0, _FIRST_ROWS)
     looked_at = columns_of(first, table.schema, Dialect())
-    if found := {name: why for name, why in doubtful(looked_at, of_table(first), given).items() if name in features}:
+    if doubts := {name: why for name, why in doubtful(looked_at, of_table(first), given).items() if name in features}:
         log.warning(
             "taken as features: %s; leave out what is not known before the ranking: exclude=%s",
-            *(", ".join(f"{name} ({why})" for name, why in found.items()), [*found]),
+            *(", ".join(f"{name} ({why})" for name, why in doubts.items()), [*doubts]),
         )
 
 
@@ -242,7 +242,7 @@ def held_out(table: pa.Table, columns: Mapping[str, Any], share: float, seed: in
     """Rows to learn from, and those of a random share of at least two labelled query groups; groups stay whole."""
     label_N = table[columns["label"]]
     missing_N = pc.is_null(label_N, nan_is_null=True).to_numpy()
-    query_N = _codes(table, columns["query"])
+    query_N = _value_codes(table, columns["query"])
     labelled_M = np.unique(query_N[~missing_N])
     if len(labelled_M) < 2:
         raise InputError(
@@ -254,7 +254,7 @@ def held_out(table: pa.Table, columns: Mapping[str, Any], share: float, seed: in
     return table.filter(pa.array(~chosen_N)), table.filter(pa.array(chosen_N))
 
 
-def _codes(table: pa.Table, column: str) -> NDArray[np.int64]:
+def _value_codes(table: pa.Table, column: str) -> NDArray[np.int64]:
     """A number for each value of a column, in the order of first appearance; -1 where it has none."""
     encoded = cols.without_dictionary(table[column].combine_chunks()).dictionary_encode()
     codes_N: NDArray[np.int64] = encoded.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
@@ -299,7 +299,7 @@ def _is_apart(table: pa.Table, query: str | None) -> bool:
     """Whether the rows of some query are not all together."""
     if query is None or query not in table.column_names or not len(table):
         return False  # `prepare` names what is missing
-    codes_N = _codes(table, query)
+    codes_N = _value_codes(table, query)
     return 1 + int(np.count_nonzero(np.diff(codes_N))) > len(np.unique(codes_N))
 
 

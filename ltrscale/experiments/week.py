@@ -158,10 +158,10 @@ def published(
     bundle: str, folder: str, *, export: ExportJob | None, registry: Registry | None
 ) -> Mapping[str, str | None]:
     """Export and register what goes into service, as far as it is asked for; returns where it is and its version."""
-    found = dict[str, str | None]()
+    places = dict[str, str | None]()
     if export is not None:
         export.run()
-        found["export"] = storage.absolute(export.out)
+        places["export"] = storage.absolute(export.out)
     if registry is not None:
         # a run that was stopped after this must not register it again
         done = join(folder, f"registered-{content_hash(bundle)[:12]}.txt")
@@ -169,5 +169,5 @@ def published(
         if version is None:
             version = RegisterJob(bundle=bundle, **registry.model_dump()).run().encode()
             storage.write_bytes(done, version)
-        found["version"] = version.decode()
-    return found
+        places["version"] = version.decode()
+    return places

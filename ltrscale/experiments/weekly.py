@@ -170,7 +170,7 @@ def _run(job: WeeklyJob) -> Week:
     earlier = Week.read(job.out, new.manifest.periods[-1])
     content = new.manifest.hash_of(_of_week(job, new))
     if earlier is None or (earlier.content, earlier.settings) != (content, job.settings):
-        earlier = _begin(job, new, content, earlier)
+        earlier = _begin_week(job, new, content, earlier)
     elif earlier.outcome != "under way":
         log.info("weekly: %s is done: %s; other rows or settings would be judged anew", earlier.period, earlier.outcome)
         return earlier
@@ -180,7 +180,7 @@ def _run(job: WeeklyJob) -> Week:
             f"{earlier.period}: was stopped, and {now.bundle} of {now.period} is in service since, which an older "
             "model must not replace; nothing is left to do"
         )
-    week = _judged(job, new, earlier)
+    week = _judged_week(job, new, earlier)
     week.write(job.out)
     log.info(
         "weekly: %s: %s; %s names what serves: %s", week.period, week.outcome, join(job.out, SERVICE), _serving(job)
@@ -207,7 +207,7 @@ def _of_week(job: WeeklyJob, new: Dataset) -> list[str]:
     return [*new.manifest.periods] if job.inputs else [new.manifest.periods[-1]]
 
 
-def _begin(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None) -> Week:
+def _begin_week(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None) -> Week:
     """Start a week: find its periods and what is in service, and write them down."""
     periods, all_periods = _of_week(job, new), open_dataset(job.data).manifest.periods
     is_begun = earlier is not None and earlier.content == content
@@ -234,7 +234,7 @@ def _in_service(job: WeeklyJob, earlier: Week | None, before: SplitsWithTest, sp
         compared = earlier.production if earlier is not None and earlier.bundle == now.bundle else now.bundle
         unseen_periods(splits, compared)
         return compared
-    first = storage.absolute(job.production or _first(job, before))
+    first = storage.absolute(job.production or _first_model(job, before))
     unseen_periods(splits, first)
     InService.now(first, (before.test.periods or ("",))[-1]).write(job.out)
     log.info("weekly: %s is in service to begin with, compared with no other", first)
@@ -246,7 +246,7 @@ def _serving(job: WeeklyJob) -> str:
     return "nothing" if now is None else now.bundle
 
 
-def _first(job: WeeklyJob, before: SplitsWithTest) -> str:
+def _first_model(job: WeeklyJob, before: SplitsWithTest) -> str:
     """The first model, which is evaluated alone."""
     log.info("weekly: nothing is in service; the first model learns from the periods before the new one")
     folder = join(job.out, "first")
@@ -263,7 +263,7 @@ def _trained(job: WeeklyJob, splits: SplitsWithTest, folder: str) -> str:
         return SeedRun(job.of.methods, splits.drawn(seed), seed, job.of.workers, folder).model(job.method)
 
 
-def _judged(job: WeeklyJob, new: Dataset, week: Week) -> Week:
+def _judged_week(job: WeeklyJob, new: Dataset, week: Week) -> Week:
     """Do all steps of a week, of which those that are done do nothing; returns how it ended."""
     folder = folder_of(job.out, week.period)
     if reasons := _drifted(job, new, week, join(folder, "arrival")):

@@ -15,7 +15,7 @@ ChartRows = Sequence[Mapping[str, Any]]
 """The data of a chart."""
 
 VEGA_LITE_VERSION: Final = "6.4"
-_SCHEMA = "https://vega.github.io/schema/vega-lite/v6.4.1.json"
+_VEGA_LITE = "https://vega.github.io/schema/vega-lite/v6.4.1.json"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _WIDTH = 640
 """Pixels of a chart in a picture; in a page it takes the width of its container."""
@@ -23,9 +23,9 @@ _NARROW = 420
 """Pixels of one of several charts in a picture."""
 _LIMIT = 150
 """Pixels of a label; a longer one is cut, and its tooltip is whole."""
-_COLOURS = 10
+_FEW_COLOURS = 10
 """Series of one chart; for more the scheme of twice as many colours is taken."""
-_LABELS = ["#b9b9b9", "#4c9be8", "#2fae66", "#f2a33a", "#e0455a"]
+_LABEL_COLOURS = ["#b9b9b9", "#4c9be8", "#2fae66", "#f2a33a", "#e0455a"]
 """Colours of labels from 0 up, readable on white and on black."""
 
 
@@ -61,9 +61,9 @@ def theme(*, dark: bool) -> Spec:
     }
 
 
-def _chart(rows: ChartRows, **parts: Any) -> Spec:
+def _chart_of(rows: ChartRows, **parts: Any) -> Spec:
     return {
-        "$schema": _SCHEMA,
+        "$schema": _VEGA_LITE,
         "data": {"values": list(rows)},
         "width": "container",
         "autosize": {"type": "fit-x", "contains": "padding"},
@@ -93,7 +93,7 @@ def _series(rows: ChartRows, order: Sequence[str] = ()) -> Spec:
     names = _in_order(rows, "series")
     legend = {"values": names} if len(names) > 1 else None
     domain = list(order or names)
-    colours = "tableau10" if len(domain) <= _COLOURS else "tableau20"
+    colours = "tableau10" if len(domain) <= _FEW_COLOURS else "tableau20"
     return _of("series", "nominal", scale={"domain": domain, "scheme": colours}, legend=legend)
 
 
@@ -139,7 +139,7 @@ def interval_chart(
     ]
     if at is not None:
         layers.insert(0, {"mark": {"type": "rule", "strokeDash": [4, 3]}, "encoding": {"x": {"datum": at}}})
-    return _chart(rows, height=max(24, 10 * several) * len(names), layer=layers)
+    return _chart_of(rows, height=max(24, 10 * several) * len(names), layer=layers)
 
 
 def lines(
@@ -190,7 +190,7 @@ def lines(
         cross = {"type": "point", "shape": "cross", "angle": 45, "size": 90, "filled": True}
         place = {"x": across["x"], "y": {"datum": level or 0}, "color": _series(rows, order)}
         layers.append({"data": {"values": list(marks)}, "mark": cross, "encoding": place})
-    return _chart(rows, height=260, layer=layers)
+    return _chart_of(rows, height=260, layer=layers)
 
 
 def bars(rows: ChartRows, *, title: str, order: Sequence[str] = (), unit: str = "%") -> Spec:
@@ -212,7 +212,7 @@ def bars(rows: ChartRows, *, title: str, order: Sequence[str] = (), unit: str = 
     beside = len(series) if len(rows) > len(names) else 1
     if beside > 1:
         encoding["yOffset"] = _of("series", "nominal", sort=series)
-    return _chart(rows, height=max(18, 9 * beside) * len(names), mark="bar", encoding=encoding)
+    return _chart_of(rows, height=max(18, 9 * beside) * len(names), mark="bar", encoding=encoding)
 
 
 def histogram(
@@ -226,20 +226,20 @@ def histogram(
         for i, count in enumerate(counts)
         if count
     ]
-    colour = {"condition": {"test": "datum.beyond", "value": _LABELS[4]}, "value": _LABELS[1]}
+    colour = {"condition": {"test": "datum.beyond", "value": _LABEL_COLOURS[4]}, "value": _LABEL_COLOURS[1]}
     across = {"x": _number("low", title, domain=[edges[0], edges[-1]]), "x2": {"field": "high"}}
     ticks = [0, *(10**power for power in range(1, 12) if 10**power <= max(counts))]
     up = _of("count", "quantitative", "documents", scale={"type": "symlog"}, axis={"values": ticks, "format": ",d"})
     layers: list[Spec] = [{"mark": "bar", "encoding": {**across, "y": up, "y2": {"datum": 0}, "color": colour}}]
     places = [cut for cut in (left, right) if edges[0] <= cut <= edges[-1]]
     layers += [{"mark": {"type": "rule", "strokeDash": [4, 3]}, "encoding": {"x": {"datum": cut}}} for cut in places]
-    return _chart(rows, height=120, layer=layers)
+    return _chart_of(rows, height=120, layer=layers)
 
 
 def scatter(rows: ChartRows, *, title: str, labels: Sequence[float]) -> Spec:
     """Points without axes, whose size and colour are their labels; the rows have `x`, `y`, `label`, and rise by it."""
     shades = [shade(label, max(labels)) for label in labels]
-    colours = {"scale": {"domain": list(labels), "range": [_LABELS[s] for s in shades]}}
+    colours = {"scale": {"domain": list(labels), "range": [_LABEL_COLOURS[s] for s in shades]}}
     sizes = {"scale": {"domain": list(labels), "range": [16 + 16 * s for s in shades]}}
     bare: Spec = {"axis": None, "scale": {"zero": False}}
     encoding = {
@@ -250,7 +250,7 @@ def scatter(rows: ChartRows, *, title: str, labels: Sequence[float]) -> Spec:
         "tooltip": [_of("label", "ordinal", "label")],
     }
     mark = {"type": "circle", "opacity": 0.75}
-    return _chart(rows, height=300, title=title, mark=mark, encoding=encoding)
+    return _chart_of(rows, height=300, title=title, mark=mark, encoding=encoding)
 
 
 def shade(label: float, highest: float) -> int:
@@ -276,7 +276,7 @@ def heatmap(rows: ChartRows, *, title: str) -> Spec:
         {"mark": {"type": "rect"}, "encoding": {**cell, "color": shades}},
         {"mark": {"type": "text", "color": "#20242b"}, "encoding": {**cell, "text": figures}},
     ]
-    return _chart(rows, height=30 * len(names), title=title, layer=layers)
+    return _chart_of(rows, height=30 * len(names), title=title, layer=layers)
 
 
 def parallel(rows: ChartRows, ends: ChartRows, *, title: str) -> Spec:
@@ -297,7 +297,7 @@ def parallel(rows: ChartRows, ends: ChartRows, *, title: str) -> Spec:
         {"mark": {"type": "line", "opacity": 0.6}, "encoding": drawn},
         {"data": {"values": list(ends)}, "mark": text, "encoding": {**across, **up, "text": _of("shown", "nominal")}},
     ]
-    return _chart(rows, height=260, layer=layers)
+    return _chart_of(rows, height=260, layer=layers)
 
 
 def titled(spec: Spec, title: str) -> Spec:
@@ -307,13 +307,13 @@ def titled(spec: Spec, title: str) -> Spec:
 
 def chart_row(*specs: Spec) -> Spec:
     """Charts side by side in one picture."""
-    return {"$schema": _SCHEMA, "hconcat": [_part(spec) for spec in specs]}
+    return {"$schema": _VEGA_LITE, "hconcat": [_part(spec) for spec in specs]}
 
 
 def above(*specs: Spec, alike: bool = True) -> Spec:
     """Charts one above the other in one picture; without `alike` each has series of its own, and a legend."""
     resolve = {} if alike else {"resolve": {"scale": {"color": "independent"}}}
-    return {"$schema": _SCHEMA, "vconcat": [_part(spec) for spec in specs], **resolve}
+    return {"$schema": _VEGA_LITE, "vconcat": [_part(spec) for spec in specs], **resolve}
 
 
 def _part(spec: Spec) -> Spec:

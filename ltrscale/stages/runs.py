@@ -33,8 +33,7 @@ from ltrscale.stages.trackers import tracked
 
 PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")
 LOG, METRICS, CONFIG, ENVIRONMENT = "log.txt", "metrics.jsonl", "config.yaml", "environment.json"
-_FILES = (LOG, METRICS, CONFIG, ENVIRONMENT)
-RUN_FILES = tuple(f"{storage.RUN}/{name}" for name in _FILES)
+RUN_FILES = tuple(f"{storage.RUN}/{name}" for name in (LOG, METRICS, CONFIG, ENVIRONMENT))
 """The files that `recorded` writes below a directory."""
 _COPY_S = 60.0
 _listeners: ContextVar[tuple[Report, ...]] = ContextVar("listeners", default=())
@@ -86,9 +85,11 @@ def record_file(out: str, name: str) -> str | None:
 
 def check_replaceable(out: str, stage: str) -> None:
     """Raise an `InputError` unless the stage replaces its own output: a model must not overwrite a data set."""
-    there = _committed_by(out)
-    if there not in (None, stage):
-        raise InputError(f"{out}: the output of {there} is there, which {stage} would delete; choose another directory")
+    before = _committed_by(out)
+    if before not in (None, stage):
+        raise InputError(
+            f"{out}: the output of {before} is there, which {stage} would delete; choose another directory"
+        )
 
 
 def _committed_by(out: str) -> str | None:
@@ -112,7 +113,7 @@ def recorded(out: str, config: Config, stage: str, *, name: str = storage.RUN) -
         InputError: `out` holds the output of another stage than this one; nothing is written there.
     """
     check_replaceable(out, stage)
-    with holding(out), _folder(storage.join(out, name)) as folder:
+    with holding(out), _record_folder(storage.join(out, name)) as folder:
         with storage.named_errors(str(folder), "write"):
             (folder / CONFIG).write_text(configs.dump(config))
             began = environment()
@@ -194,7 +195,7 @@ def heard_by(listener: Report) -> Iterator[None]:
 
 
 @contextmanager
-def _folder(target: str) -> Iterator[Path]:
+def _record_folder(target: str) -> Iterator[Path]:
     """A local folder for the files of a run directory: itself, or scratch that is copied there every minute."""
     if storage.is_local(target):
         folder = storage.local_path(target)

@@ -104,17 +104,17 @@ def _is_there(split: Split) -> bool:
 
 def _still_there(split: Split) -> list[str]:
     """The periods and ranges that a split names, without periods that its data sets no longer have."""
-    known = {period for url in split.data for period in open_dataset(url).manifest.periods}
-    return [item for item in split.periods or () if item in known or ".." in item]
+    existing = {period for url in split.data for period in open_dataset(url).manifest.periods}
+    return [item for item in split.periods or () if item in existing or ".." in item]
 
 
 def scored_by(split: Split) -> list[str]:
     """The bundles that made the scores which serve as labels of a split."""
     assert split.scores is not None
     periods = sorted({file.period for _, files in chosen_files(split) for file in files})
-    found = [read_period(split.scores, period) for period in periods]
+    scored = [read_period(split.scores, period) for period in periods]
     try:
-        named = [scores.made_by["config"]["bundle"] for scores in found if scores]
+        named = [scores.made_by["config"]["bundle"] for scores in scored if scores]
         return sorted({str(url) for bundle in named for url in ([bundle] if isinstance(bundle, str) else bundle)})
     except (LookupError, TypeError) as error:
         raise InputError(f"{split.scores}: does not record which bundle made the scores; score again") from error
@@ -122,7 +122,7 @@ def scored_by(split: Split) -> list[str]:
 
 def bundle_hashes(urls: Iterable[str]) -> dict[str, str]:
     """Content hashes of the files of each bundle, in the form of `content_of`."""
-    return {url: _content(read_bundle_manifest(url)) for url in urls}
+    return {url: _file_hashes(read_bundle_manifest(url)) for url in urls}
 
 
 def content_of(url: str) -> str:
@@ -130,24 +130,24 @@ def content_of(url: str) -> str:
     manifest = storage.read_manifest(url)
     if manifest is None:
         raise InputError(f"{url}: nothing is committed there; run the same command again, which makes it")
-    return _content(manifest)
+    return _file_hashes(manifest)
 
 
-def _content(manifest: Mapping[str, Any]) -> str:
+def _file_hashes(manifest: Mapping[str, Any]) -> str:
     # not a single hash, as `ltrscale.bundle.content_hash` is: this form shows which file changed
     return ",".join(sorted(f"{path}:{sha256}" for path, sha256 in storage.listed_in(manifest).items()))
 
 
-class _Place(NamedTuple):
+class _InputPlace(NamedTuple):
     """The mark of a field that holds the place of an input."""
 
     content: Callable[[str], str]
     """The content hash of what is there."""
 
 
-_DATA = _Place(lambda url: open_dataset(url).manifest.hash)
+_DATA = _InputPlace(lambda url: open_dataset(url).manifest.hash)
 
-_BUNDLE = _Place(lambda url: bundle_hashes([url])[url])
+_BUNDLE = _InputPlace(lambda url: bundle_hashes([url])[url])
 
 DataUrl = Annotated[str, _DATA]
 """The directory of a data set, all of which is read."""
@@ -158,7 +158,7 @@ BundleUrl = Annotated[str, _BUNDLE]
 BundleUrls = Annotated[Texts, _BUNDLE]
 """The directories of bundles; one alone needs no list."""
 
-OutputUrl = Annotated[str, _Place(content_of)]
+OutputUrl = Annotated[str, _InputPlace(content_of)]
 """The directory of another committed output, such as an evaluation."""
 
 
@@ -166,7 +166,7 @@ class Input(NamedTuple):
     """A split that is read, or the place of an input with its mark."""
 
     what: Split | str
-    place: _Place | None = None
+    place: _InputPlace | None = None
 
 
 def read_of(field: FieldInfo, value: Any) -> tuple[Split, ...]:
@@ -186,7 +186,7 @@ def read_of(field: FieldInfo, value: Any) -> tuple[Split, ...]:
 
 def is_input(field: FieldInfo) -> bool:
     """Whether a field holds nothing but places of inputs or splits."""
-    return any(isinstance(mark, _Place) for mark in field.metadata) or _is_input(field.annotation)
+    return any(isinstance(mark, _InputPlace) for mark in field.metadata) or _is_input(field.annotation)
 
 
 def _is_input(declared: Any) -> bool:
@@ -196,7 +196,7 @@ def _is_input(declared: Any) -> bool:
         return True
     inner = typing.get_args(declared)
     if typing.get_origin(declared) is Annotated:
-        return any(isinstance(mark, _Place) for mark in inner[1:])
+        return any(isinstance(mark, _InputPlace) for mark in inner[1:])
     if typing.get_origin(declared) is dict:
         inner = inner[1:]  # the keys are names
     return bool(inner) and all(map(_is_input, inner))
@@ -225,7 +225,7 @@ def _inputs_in(field: FieldInfo, value: Any) -> Iterator[Input]:
         case Config():
             yield from inputs_in(value)
         case str():
-            marks = [mark for mark in field.metadata if isinstance(mark, _Place)]
+            marks = [mark for mark in field.metadata if isinstance(mark, _InputPlace)]
             yield from (Input(value, mark) for mark in (*marks, *_marks(field.annotation)))
         case tuple():
             yield from (found for item in value for found in _inputs_in(field, item))
@@ -233,9 +233,9 @@ def _inputs_in(field: FieldInfo, value: Any) -> Iterator[Input]:
             yield from (found for item in value.values() for found in _inputs_in(field, item))
 
 
-def _marks(declared: Any) -> Iterator[_Place]:
+def _marks(declared: Any) -> Iterator[_InputPlace]:
     """The marks that a type mentions, at any depth."""
-    yield from (mark for mark in getattr(declared, "__metadata__", ()) if isinstance(mark, _Place))
+    yield from (mark for mark in getattr(declared, "__metadata__", ()) if isinstance(mark, _InputPlace))
     for inner in typing.get_args(declared):
         yield from _marks(inner)
 

@@ -27,7 +27,7 @@ from ltrscale.runtime.engine import plain_errors, ray_cluster
 from ltrscale.runtime.workers import or_number
 from ltrscale.signals import ending_on_signal, stop_on_signal
 
-_RETRIES = 2
+_RESTARTS = 2
 """How often Ray starts a task again whose process has died."""
 _LOOK_S, _PATIENCE_S = 1.0, 10.0
 _STOP_S = 60.0
@@ -158,7 +158,7 @@ def _run_with_ray(queue: _Queue, workers: TaskWorkersConfig, stopping: Callable[
     from ltrscale.runtime.mailbox import open_mailbox
 
     mailbox = open_mailbox()
-    remote = ray.remote(_in_worker).options(num_cpus=workers.cpus, num_gpus=workers.gpus, max_retries=_RETRIES)
+    remote = ray.remote(_in_worker).options(num_cpus=workers.cpus, num_gpus=workers.gpus, max_retries=_RESTARTS)
     room = workers.number or max(1, int(ray.cluster_resources().get("CPU", 1) / workers.cpus))
     leases, running = storage.held(), dict[Any, Task]()
     try:

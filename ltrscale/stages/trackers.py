@@ -28,7 +28,7 @@ TENSORBOARD, MLFLOW = "LTRSCALE_TENSORBOARD", "LTRSCALE_MLFLOW"
 EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 _REPORTS = ("report.md", "report.html", "metrics.json")
 _LONGEST_VALUE, _MOST_PARAMS, _MOST_METRICS = 6000, 100, 1000  # MLflow's limits
-_EVERY_S = 5.0
+_SEND_EVERY_S = 5.0
 _parent: ContextVar[str | None] = ContextVar("parent", default=None)
 _off: ContextVar[bool] = ContextVar("off", default=False)
 
@@ -74,7 +74,7 @@ def tracked(out: str, config: Config, stage: str, folder: Path) -> Iterator[Repo
     def report(record: Mapping[str, object]) -> None:
         prefix, step = _place(record, stage, counts)
         values = {f"{prefix}/{key}": value for key, value in numbers(record).items()}
-        _each(trackers, lambda tracker: tracker.report(values, step))
+        _call_each(trackers, lambda tracker: tracker.report(values, step))
 
     failed = True
     try:
@@ -83,10 +83,10 @@ def tracked(out: str, config: Config, stage: str, folder: Path) -> Iterator[Repo
     finally:
         if token is not None:
             _parent.reset(token)
-        _each(trackers, lambda tracker: tracker.end(folder, failed=failed))
+        _call_each(trackers, lambda tracker: tracker.end(folder, failed=failed))
 
 
-def _each(trackers: list[Tracker], call: Callable[[Tracker], None]) -> None:
+def _call_each(trackers: list[Tracker], call: Callable[[Tracker], None]) -> None:
     """Call each tracker; one that fails is left out from then on."""
     for tracker in list(trackers):
         try:
@@ -126,13 +126,13 @@ def flat(settings: Mapping[str, Any]) -> dict[str, str]:
         >>> flat({"out": "runs/a", "network": {"width": 8, "sizes": [4, 2]}})
         {'out': 'runs/a', 'network.width': '8', 'network.sizes': '[4, 2]'}
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
-            found |= {f"{key}.{below}": text for below, text in flat(value).items()}
+            texts |= {f"{key}.{below}": text for below, text in flat(value).items()}
         else:
-            found[key] = without_credentials(str(value))
-    return found
+            texts[key] = without_credentials(str(value))
+    return texts
 
 
 class _TensorBoard:
@@ -145,7 +145,7 @@ class _TensorBoard:
             raise InputError(
                 f"{TENSORBOARD}: TensorBoard is not installed; pip install 'ltrscale[tensorboard]'"
             ) from error
-        self._writer: Any = SummaryWriter(storage.join(place, _name(out)))
+        self._writer: Any = SummaryWriter(storage.join(place, _run_name(out)))
         rows = "\n".join(f"| {key} | {value} |" for key, value in flat(config.model_dump(mode="json")).items())
         self._writer.add_text("config", f"| key | value |\n|---|---|\n{rows}")
 
@@ -167,9 +167,9 @@ class _MLflow:
 
         name = os.environ.get(EXPERIMENT, "ltrscale")
         try:
-            there = self._client.get_experiment_by_name(name)
-            experiment = there.experiment_id if there else self._client.create_experiment(name)
-            tags = {"mlflow.runName": _name(out), "stage": stage, "out": without_credentials(out)}
+            existing = self._client.get_experiment_by_name(name)
+            experiment = existing.experiment_id if existing else self._client.create_experiment(name)
+            tags = {"mlflow.runName": _run_name(out), "stage": stage, "out": without_credentials(out)}
             if (parent := _parent.get()) is not None:
                 tags["mlflow.parentRunId"] = parent
             self.run_id: str = self._client.create_run(experiment, tags=tags).info.run_id
@@ -186,7 +186,7 @@ class _MLflow:
         """Metrics by name, at a step; sent every few seconds, because a request at each step would slow training."""
         now = int(time.time() * 1000)
         self._metrics += [self._metric(plain_key(key), value, now, step) for key, value in values.items()]
-        if time.monotonic() - self._sent > _EVERY_S:
+        if time.monotonic() - self._sent > _SEND_EVERY_S:
             self._send()
 
     def _send(self) -> None:
@@ -224,11 +224,11 @@ def _unreachable(error: Exception) -> InputError:
     return InputError(f"{MLFLOW}: MLflow cannot be reached ({line}); check the URI, and that its server runs")
 
 
-def _name(out: str) -> str:
+def _run_name(out: str) -> str:
     """A name for a run: the path of its output, in full where it leads out of the working directory by `..`.
 
     Example:
-        >>> _name("s3://bucket/runs/demo/"), _name("runs/demo"), _name("/tmp/a/../b")
+        >>> _run_name("s3://bucket/runs/demo/"), _run_name("runs/demo"), _run_name("/tmp/a/../b")
         ('bucket/runs/demo', 'runs/demo', 'tmp/b')
     """
     if storage.is_local(out):

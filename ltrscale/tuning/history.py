@@ -84,10 +84,10 @@ class History:
         """
         url = join(self.url, _SEARCH)
         wanted = json.loads(json.dumps(identity))  # tuples become lists, as in the file
-        if not storage.create_exclusively(url, _lines(wanted)) and not _is_same(there := _read(url), wanted):
+        if not storage.create_exclusively(url, _json_lines(wanted)) and not _is_same(before := _read(url), wanted):
             raise InputError(
                 f"{self.url}: holds the history of another search, which differs in "
-                f"{_first_difference(there, wanted)}; choose another out, or remove that history with --fresh"
+                f"{_first_difference(before, wanted)}; choose another out, or remove that history with --fresh"
             )
 
     def identity(self) -> dict[str, Any] | None:
@@ -95,13 +95,13 @@ class History:
         url = join(self.url, _SEARCH)
         if not storage.exists(url):
             return None
-        found: dict[str, Any] = _read(url)
-        return found
+        identity: dict[str, Any] = _read(url)
+        return identity
 
     def is_of_another(self, identity: Mapping[str, Any]) -> bool:
         """Whether there is a history, of another search than this one."""
-        there = self.identity()
-        return there is not None and not _is_same(there, json.loads(json.dumps(identity)))
+        before = self.identity()
+        return before is not None and not _is_same(before, json.loads(json.dumps(identity)))
 
     def folder(self, number: int) -> str:
         """The directory of a trial."""
@@ -111,14 +111,14 @@ class History:
         """Record that a trial begins, or restarts; an `InputError` if another process has begun it meanwhile."""
         storage.check_lease(self.url)
         url = join(self.folder(begun.number), _BEGUN)
-        if not storage.create_exclusively(url, _lines(begun.model_dump(mode="json"))):
+        if not storage.create_exclusively(url, _json_lines(begun.model_dump(mode="json"))):
             raise InputError(f"{url}: another process has begun this trial meanwhile; run one search at a time here")
 
     def end(self, number: int, result: Result) -> Result:
         """Record the result of a trial, unless it already has one; returns the recorded result."""
         storage.check_lease(self.url)
         url = join(self.folder(number), _ENDED)
-        if storage.create_exclusively(url, _lines(result.model_dump(mode="json"))):
+        if storage.create_exclusively(url, _json_lines(result.model_dump(mode="json"))):
             return result
         return validate(Result, _read(url), url)
 
@@ -129,15 +129,15 @@ class History:
 
     def trials(self) -> list[TrialRecord]:
         """All trials that have begun, by number."""
-        found = []
+        records = []
         for folder in storage.children(join(self.url, _TRIALS)):
             url = join(folder, _BEGUN)
             if storage.exists(url):
                 begun = validate(Begun, _read(url), url)
                 if folder != self.folder(begun.number):
                     raise InputError(f"{url}: number {begun.number} does not match its directory; remove it")
-                found.append(TrialRecord(begun, self.result(begun.number)))
-        return sorted(found, key=lambda trial: trial.number)
+                records.append(TrialRecord(begun, self.result(begun.number)))
+        return sorted(records, key=lambda trial: trial.number)
 
     def remove(self, loose: Collection[str] = ()) -> None:
         """Delete the history, the outputs that trials committed, and the files named `loose` below the trials."""
@@ -163,7 +163,7 @@ def best(trials: Sequence[TrialRecord]) -> TrialRecord | None:
     return max(((v, -t.number, t) for v, t in complete if v is not None), default=(0, 0, None))[2]
 
 
-def _lines(value: Any) -> bytes:
+def _json_lines(value: Any) -> bytes:
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
@@ -289,7 +289,7 @@ def document(outcome: SearchOutcome, commands: Sequence[str]) -> Document:
     failed = {t.number: t.result.reason or "" for t in trials if t.result and t.result.state == "failed"}
     if failed:
         sections.append(Section("Failed", [Points([f"trial {number}: {why}" for number, why in failed.items()])]))
-    return Document("Search", (opening, *_charts(outcome)), sections)
+    return Document("Search", (opening, *_result_charts(outcome)), sections)
 
 
 def _best(outcome: SearchOutcome, leader: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Block]:
@@ -322,7 +322,7 @@ def _rows(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> Table:
     return Table(["trial", outcome.metric, "state", "seconds", *outcome.keys.values()], rows)
 
 
-def _charts(outcome: SearchOutcome) -> Iterator[Chart]:
+def _result_charts(outcome: SearchOutcome) -> Iterator[Chart]:
     """The trials that have a value, if there are several."""
     valued = [trial for trial in ended(outcome.trials) if trial.result is not None and trial.result.value is not None]
     drawn = [trial for trial in valued if is_in(outcome.space, trial.begun.params)]

@@ -292,14 +292,14 @@ def given_params(job: Searched, space: Space) -> Params | None:
         given = find(job.model_dump(mode="json"), key)
         in_range = dimension.choices is None and dimension.contains(given)
         candidates = [given] if in_range else dimension.probes()
-        same = [candidate for candidate in candidates if _leaves(job, {**params, key: candidate}, space)]
+        same = [candidate for candidate in candidates if _is_unchanged(job, {**params, key: candidate}, space)]
         if not same:
             return None
         params[key] = same[0]
     return params
 
 
-def _leaves(job: Searched, params: Params, space: Space) -> bool:
+def _is_unchanged(job: Searched, params: Params, space: Space) -> bool:
     try:
         return with_params(job, space, params)[0].result() == job.result()
     except InputError:

@@ -127,8 +127,8 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
         asked = self._asked.pop(trial_id, None)
         if asked is None:
             return
-        known = self._history.result(self._numbers[trial_id])
-        value = known.value if known is not None else None if error else (result or {}).get(VALUE)
+        recorded = self._history.result(self._numbers[trial_id])
+        value = recorded.value if recorded is not None else None if error else (result or {}).get(VALUE)
         self._study.tell(asked, value, state=_state(value))
 
     def save(self, checkpoint_path: str) -> None:
@@ -239,8 +239,8 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         """Log the result of a trial that finished; record and log that of a trial that ASHA stopped."""
         number = trial.config["number"]
         curve = tuple(self._curves.get(number, ()))
-        if (known := self._history.result(number)) is not None:
-            self._announce(trial, known)
+        if (recorded := self._history.result(number)) is not None:
+            self._announce(trial, recorded)
         elif not self._stopping():  # a trial that the end of the search cut off runs again the next time
             value = curve[-1][1] if curve else None
             self._end(trial, Result(state="stopped", value=value, curve=curve, seconds=self._seconds(number)))

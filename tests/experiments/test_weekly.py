@@ -183,7 +183,7 @@ def test_the_same_command_goes_on_from_wherever_it_was_stopped(place: Path, monk
         "at the gate": lambda m: m.setattr(steps.GateJob, "run", stop),
         "at the export": lambda m: m.setattr(steps.ExportJob, "work", stop),
         "at the pointer": lambda m: m.setattr(InService, "write", stop),
-        "after the pointer": lambda m: m.setattr(steps, "_next", stop),
+        "after the pointer": lambda m: m.setattr(steps, "predict_command", stop),
     }
     for number, (where, stopped) in enumerate(stops.items()):
         with monkeypatch.context() as patch:
@@ -208,7 +208,7 @@ def test_a_week_that_was_stopped_does_not_replace_the_model_of_a_later_one(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "_judged", lambda *_: sys.exit("stopped"))
+        patch.setattr(steps, "_judged_week", lambda *_: sys.exit("stopped"))
         with pytest.raises(SystemExit):
             job(place).run()
     later = service(place).replace(bundle="later", period="2026-W13")

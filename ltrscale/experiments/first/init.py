@@ -75,25 +75,27 @@ def init(config: InitConfig) -> None:
     _refuse_without_values(columns, given, urls[0])
     names = {*structured(columns), *(name for name in given.values() if name is not None)} or {columns[0].name}
     seen = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
-    found = guess(columns, seen, given, urls[0])
-    in_roles = [each.name for each in (found.query, *found.within, found.item, found.label, found.time) if each]
+    guessed = guess(columns, seen, given, urls[0])
+    in_roles = [
+        each.name for each in (guessed.query, *guessed.within, guessed.item, guessed.label, guessed.time) if each
+    ]
     every = seen if seen.whole else read_structure(urls, in_roles, dialect, rows=None)
-    counted = count_lists(found, every)
-    found = replace(found, asked=asked_of(found, every, urls, dialect))
+    counted = count_lists(guessed, every)
+    guessed = replace(guessed, asked=asked_of(guessed, every, urls, dialect))
     said: tuple[str, ...] = ()
-    texts = {"prepare": "\n".join([*prepare_lines(config.file, out, dialect, found, counted), ""])}
-    if found.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST_LISTS:
-        size = LogSize(counted.rows, counted.told_apart, len([*found.features, *found.categorical, *found.dates]))
-        score = engine_score([each.name for each in found.features])
+    texts = {"prepare": "\n".join([*prepare_lines(config.file, out, dialect, guessed, counted), ""])}
+    if guessed.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST_LISTS:
+        size = LogSize(counted.rows, counted.told_apart, len([*guessed.features, *guessed.categorical, *guessed.dates]))
+        score = engine_score([each.name for each in guessed.features])
         runs, said = first_runs(out, counted.plan, score, size, counted.queries_told_apart)
         texts |= runs
         texts["weekly"] = weekly_text(out, counted.plan.unit)
-    if clicks := clicks_text(out, found):
+    if clicks := clicks_text(out, guessed):
         texts["clicks"] = clicks
     _write(out, texts)
-    for line in summary(found):
+    for line in summary(guessed):
         log.info("init: %s", line)
-    for reason in (*said, *_missing(found, counted.plan)):
+    for reason in (*said, *_why_less(guessed, counted.plan)):
         log.info("init: %s", reason)
     for name in (each for each in _WRITES if each in texts and each not in _LATER):
         log.info("next: python -m jobs.%s --config %s", name, storage.join(out, f"{name}.yaml"))
@@ -130,7 +132,7 @@ def _write(out: str, texts: Mapping[str, str]) -> None:
         storage.write_bytes(path, text.encode())
 
 
-def _missing(found: Guess, plan: FirstPlan | None) -> Iterator[str]:
+def _why_less(found: Guess, plan: FirstPlan | None) -> Iterator[str]:
     if found.label is None:
         yield "no column looks like a label; name it with --set label=COLUMN for a pipeline.yaml"
     if plan is None or len(plan.names) < FEWEST_LISTS:

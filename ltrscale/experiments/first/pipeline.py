@@ -35,7 +35,7 @@ _SHARES = {"trees": 1.0, "pretraining": 5.0, "finetuning": 5.0}
 """Minutes of the stages of a first pipeline at most: it may take 15 on two cores, and evaluation and slower cores need
 the others."""
 _OTHER = 1.0
-_FEWEST = {"trees": 200, "pretraining": 1, "finetuning": 4}
+_AT_LEAST = {"trees": 200, "pretraining": 1, "finetuning": 4}
 
 
 class LogSize(NamedTuple):
@@ -112,7 +112,7 @@ def first_sizes(size: LogSize, *, cores: int = 2, models: float = 2) -> FirstSiz
         "finetuning": models * epoch_minutes(size.told_apart, FINETUNED[batch], size.features),
     }
     n = {
-        stage: min(STUDIED[stage], max(_FEWEST[stage], int(_SHARES[stage] / (one or 1e-9))))
+        stage: min(STUDIED[stage], max(_AT_LEAST[stage], int(_SHARES[stage] / (one or 1e-9))))
         for stage, one in each.items()
     }
     minutes = {stage: n[stage] * one for stage, one in each.items()}

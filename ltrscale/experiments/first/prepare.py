@@ -131,7 +131,7 @@ def prepare_lines(file: str, out: str, dialect: Dialect, found: Guess, counted: 
     yield "  source:"
     yield "    kind: items"
     yield "    columns:"
-    yield from _columns(file, found, dialect, counted.plan)
+    yield from _column_lines(file, found, dialect, counted.plan)
     if counted.longest > 10_000:
         yield f"  max_group: {counted.longest} # of the longest query"
 
@@ -153,7 +153,7 @@ def _rejected(found: Guess) -> Iterator[str]:
         yield f"  max_rejected: {share:g} {CHECK}: about {total:.2%} of the rows cannot be used: {worst}"
 
 
-def _columns(path: str, found: Guess, dialect: Dialect, plan: FirstPlan | None) -> Iterator[str]:
+def _column_lines(path: str, found: Guess, dialect: Dialect, plan: FirstPlan | None) -> Iterator[str]:
     for role, column in (("query", found.query), ("item", found.item)):
         if column is not None:
             yield from _role(role, column, found.choices.get(role))
@@ -175,10 +175,10 @@ def _columns(path: str, found: Guess, dialect: Dialect, plan: FirstPlan | None) 
     for name, value in (("delimiter", dialect.delimiter), ("decimal", dialect.decimal), ("encoding", dialect.encoding)):
         if value != {"delimiter": usual.delimiter, "decimal": ".", "encoding": UTF8}[name]:
             yield f"      {name}: {json.dumps(value)}"
-    yield from _listed("meta", found.meta, "of the user or session, kept beside the features")
-    yield from _listed("features", found.features, "numbers", found.asked)
+    yield from _column_list("meta", found.meta, "of the user or session, kept beside the features")
+    yield from _column_list("features", found.features, "numbers", found.asked)
     what = "categories, and ids that come often enough to learn from"
-    yield from _listed("categorical", found.categorical, what, found.asked)
+    yield from _column_list("categorical", found.categorical, what, found.asked)
     if found.dates:
         yield "      dates: # days up to the row's time"
         for column in found.dates:
@@ -213,7 +213,7 @@ def _times(found: Guess, plan: FirstPlan | None) -> Iterator[str]:
     yield f"      period: {plan.unit} # {span}"
 
 
-def _listed(
+def _column_list(
     key: str, columns: Sequence[LogColumn], what: str, asked: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[str]:
     if columns:

@@ -38,7 +38,7 @@ width of an interval, times the root of the draws, over Student's t.
 OVER_LISTS = 0.15
 """Deviation of such a difference over test lists: .147 on the 1,756 lists of week 11 of tests/shop.py."""
 
-_NUMBERS = (100, 300, 1000, 3000)
+_LABELLED = (100, 300, 1000, 3000)
 
 _LOOKED_FOR = 0.01
 
@@ -98,7 +98,7 @@ def study_size(size: LogSize, lists: int, plan: FirstPlan) -> StudySize | None:
     The arguments are as for `first_runs`.
     """
     train, validation, test = (len(names) / len(plan.names) for names in divided(plan.names))
-    numbers = tuple(n for n in _NUMBERS if n <= train * lists / 2)
+    numbers = tuple(n for n in _LABELLED if n <= train * lists / 2)
     if not numbers or test * lists < 2:
         return None
     length, scored = size.told_apart / lists, min(_VALIDATION, validation * lists) * size.told_apart / lists

@@ -40,7 +40,7 @@ from ltrscale.reports.document import Block, Chart, Charts, LeftOut, Table, Text
 
 _HISTOGRAMS = 12
 
-_DOCS_PER_BATCH = 65_536
+_COUNTED_AT_ONCE = 65_536
 
 _IDS = ("query_id", "doc_ids")
 
@@ -111,23 +111,23 @@ def values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.flo
 
 def embeddings(sources: Sources, of: Mapping[str, str], *, documents: int, seed: int) -> Iterator[Block]:
     """t-SNE of documents in the embeddings of the bundles named, by title, or of each network of the evaluation."""
-    found: dict[str, Bundle] = {}
+    bundles: dict[str, Bundle] = {}
     problems: list[str] = []
     for title, url in (of or dict(_networks(sources, problems))).items():
         try:
-            found[title] = sources.opened(url)
+            bundles[title] = sources.opened(url)
         except InputError as error:
             problems.append(f"{title}: {error}")
     yield from map(LeftOut, problems)
-    if not found:
+    if not bundles:
         raise InputError("the evaluation has no single network; name bundles of networks under embeddings")
     batches = [
         part.groups
-        for part in read_groups_scored(sources, with_tokens_of(sampled(sources, documents, seed), found.values()))
+        for part in read_groups_scored(sources, with_tokens_of(sampled(sources, documents, seed), bundles.values()))
     ]
-    labels_N = torch.cat([_labels(groups) for groups in batches]).numpy()
+    labels_N = torch.cat([_labels_of(groups) for groups in batches]).numpy()
     shown = []
-    for title, bundle in found.items():
+    for title, bundle in bundles.items():
         try:
             embedded_ND = torch.cat(list(map(embedder(bundle, sources.test), batches)))
             shown.append(_scatter(title, project(embedded_ND.numpy(), seed), labels_N))
@@ -145,7 +145,7 @@ def embeddings(sources: Sources, of: Mapping[str, str], *, documents: int, seed:
 
 def _networks(sources: Sources, problems: list[str]) -> Iterator[tuple[str, str]]:
     """Title and bundle of each network to picture, each encoder once."""
-    known = set()
+    encoders = set()
     for name, url in sources.bundles():
         try:
             bundle = sources.opened(url)
@@ -153,8 +153,8 @@ def _networks(sources: Sources, problems: list[str]) -> Iterator[tuple[str, str]
         except InputError as error:
             problems.append(f"{name}: {error}")
             continue
-        if bundle.parts and (before or url) not in known:
-            known.add(before or url)
+        if bundle.parts and (before or url) not in encoders:
+            encoders.add(before or url)
             yield (f"{name}, pretrained" if before else f"{name}, supervised"), before or url
 
 
@@ -191,11 +191,11 @@ def _scatter(title: str, places_N2: NDArray[np.float32], labels_N: NDArray[np.fl
         {"x": round(float(x), 2), "y": round(float(y), 2), "label": float(label)}
         for (x, y), label in zip(places_N2[order], labels_N[order], strict=True)
     ]
-    known = sorted(set(labels_N.tolist()))
-    return Chart(charts.scatter(rows, title=title, labels=known), f"{title}: {len(rows):,} documents by label")
+    levels = sorted(set(labels_N.tolist()))
+    return Chart(charts.scatter(rows, title=title, labels=levels), f"{title}: {len(rows):,} documents by label")
 
 
-def _labels(groups: QueryGroups) -> Tensor:
+def _labels_of(groups: QueryGroups) -> Tensor:
     assert groups.labels_N is not None
     return groups.labels_N
 
@@ -253,7 +253,7 @@ def differing(sources: Sources, n: int) -> Iterator[Block]:
     tables = [
         table
         for part in read_groups_scored(sources, selection, (one, other))
-        for table in _lists(sources, part, (one, other), names, selection)
+        for table in _list_tables(sources, part, (one, other), names, selection)
     ]
     place = {q: i for i, q in enumerate(sorted(picked))}
     for q in picked:
@@ -266,12 +266,12 @@ def _most_important(sources: Sources) -> list[str]:
     """The features to show: the most important ones of the first trees, or else the first ones of the data."""
     names = [feature.name for feature in sources.test.features]
     for _, url in sources.bundles():
-        if found := importances_of(sources.opened(url)):
-            return [name for name in found if name in names][:_FEATURES_SHOWN]
+        if important := importances_of(sources.opened(url)):
+            return [name for name in important if name in names][:_FEATURES_SHOWN]
     return names[:_FEATURES_SHOWN]
 
 
-def _lists(
+def _list_tables(
     sources: Sources, part: Read, methods: tuple[str, str], names: Sequence[str], selection: Selection
 ) -> Iterator[Table]:
     one, other = methods
@@ -279,7 +279,7 @@ def _lists(
     shown_as = [partial(_shown_as, sources, selection.features[column]) for column in columns]
     bounds = itertools.pairwise(part.groups.offsets_Q1.tolist())
     for q, (first, last) in enumerate(bounds):
-        labels_L = _labels(part.groups)[first:last].numpy()
+        labels_L = _labels_of(part.groups)[first:last].numpy()
         ranks = {name: _ranks(part.scores[name][first:last].numpy()) for name in methods}
         close_L = np.minimum(ranks[one], ranks[other]) <= _DOCUMENTS_SHOWN
         shown = [i for i in np.argsort(ranks[other]) if close_L[i] or labels_L[i] > 0]
@@ -338,12 +338,12 @@ def outliers(sources: Sources, documents: int) -> Iterator[Block]:
     yield Table(header, rows, caption="The rules", folded=len(rows) > _HISTOGRAMS)
     whole = select(sources.evaluated.splits.validation, labelled=False)
     sample = spread(whole, documents=documents)
-    known = [f.name for f in sample.features if f.name in detector.rules and f.kind == "numeric"][:_HISTOGRAMS]
-    places = {[f.name for f in sample.features].index(name): name for name in known}
-    found = histograms(lambda: iterate(sample, docs_per_batch=_DOCS_PER_BATCH), list(places))
+    ruled = [f.name for f in sample.features if f.name in detector.rules and f.kind == "numeric"][:_HISTOGRAMS]
+    places = {[f.name for f in sample.features].index(name): name for name in ruled}
+    counted = histograms(lambda: iterate(sample, docs_per_batch=_COUNTED_AT_ONCE), list(places))
     shown = []
     for column, name in places.items():
-        if (histogram := found.get(column)) is not None:
+        if (histogram := counted.get(column)) is not None:
             rule = detector.rules[name]
             spec = charts.histogram(
                 histogram.counts_B.tolist(),

@@ -26,7 +26,7 @@ from ltrscale.reports.findings import files, html, write_files
 from ltrscale.stages.stage import Origin, Stage, content_of
 from ltrscale.tuning.history import TABLE
 
-_ASKED = 2
+_FEATURES_ASKED = 2
 """Features of which the opening asks."""
 
 _HOPELESS = 20.0
@@ -81,10 +81,10 @@ class ReportJob(Stage):
         named = [self.evaluation, self.drift, self.gate, study, *self.embeddings.values()]
         urls = [url for url in named if url is not None] + sources.evaluated.bundles
         urls += [url for split in sources.evaluated.splits.by_name.values() for url in split.data]
-        found = {url: _content(url) for url in dict.fromkeys(urls)}
+        contents = {url: _content_or_absent(url) for url in dict.fromkeys(urls)}
         if self.search is not None and storage.exists(trials := storage.join(self.search, TABLE)):
-            found[self.search] = storage.fingerprint(trials)
-        return found
+            contents[self.search] = storage.fingerprint(trials)
+        return contents
 
     def work(self, origin: Origin, report: object) -> None:  # noqa: ARG002
         """Commit `report.html`, and `report.md` with its pictures; raises as `make_document`."""
@@ -159,7 +159,7 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
     ]
 
 
-def _content(url: str) -> str:
+def _content_or_absent(url: str) -> str:
     try:
         return content_of(url)
     except InputError:
@@ -184,8 +184,8 @@ def paragraphs(sources: Sources, *, gate: str | None = None, drift: str | None =
 
 def leaks(questions: Sequence[str]) -> Iterator[str]:
     """The paragraph of these questions, of which it has the first."""
-    asked = [*questions[:_ASKED]]
-    if (more := len(questions) - _ASKED) > 0:
+    asked = [*questions[:_FEATURES_ASKED]]
+    if (more := len(questions) - _FEATURES_ASKED) > 0:
         asked.append(f"Section Features asks the same of {more} more.")
     if asked:
         yield f"Before this is believed: {' '.join(asked)} If not, leave it out (leave_out of a method)."

@@ -30,7 +30,7 @@ from ltrscale.tuning.space import label
 _POINTS = 150
 """Of a curve; more are averaged in runs."""
 
-_FEATURES_SHOWN = 20
+_MOST_FEATURES = 20
 
 LinePoints = list[tuple[float, float]]
 
@@ -62,10 +62,10 @@ def slices(sources: Sources) -> Iterator[Block]:
     for name in shown:
         for method in sources.others:
             scope = method.slices[name]
-            summary, found = scope.summaries[primary], scope.comparisons.get(primary)
+            summary, compared = scope.summaries[primary], scope.comparisons.get(primary)
             row = charts.interval_row(name, summary, series=method.name, faded=summary.groups < FEW_GROUPS)
             if evaluation.baseline is not None:
-                ends = (None, None, None) if found is None else (found.difference, found.low, found.high)
+                ends = (None, None, None) if compared is None else (compared.difference, compared.low, compared.high)
                 row |= dict(zip(("mean", "low", "high"), ends, strict=True))
             if row["mean"] is not None:
                 rows.append(row)
@@ -140,20 +140,22 @@ def gate(url: str | None) -> Iterator[Block]:
 
 def study(url: str | None) -> Iterator[Block]:
     """The curves of a study by the number of labelled groups, with crossovers."""
-    found = _study(url)
-    what = metric_label(found.primary)
-    yield from map(Text, sentences(found))
-    yield Chart(curves_chart(found), f"{what} by the number of labelled groups; dots side by side belong to one number")
-    if found.opponents:
-        against = found.opponents[0]
+    results = _study(url)
+    what = metric_label(results.primary)
+    yield from map(Text, sentences(results))
+    yield Chart(
+        curves_chart(results), f"{what} by the number of labelled groups; dots side by side belong to one number"
+    )
+    if results.opponents:
+        against = results.opponents[0]
         said = f"Differences from {against}; a cross marks where a method falls behind or overtakes it"
-        yield Chart(differences_chart(found, against), said)
+        yield Chart(differences_chart(results, against), said)
     means = [
-        [name, *(number(p.estimates["all"][found.primary].mean) if p else "-" for p in points)]
-        for name in found.methods
-        if any(points := [found.find(name, n) for n in found.labelled])
+        [name, *(number(p.estimates["all"][results.primary].mean) if p else "-" for p in points)]
+        for name in results.methods
+        if any(points := [results.find(name, n) for n in results.labelled])
     ]
-    yield Table(["method", *found.labelled], means, caption=f"{what} by the number of labelled groups")
+    yield Table(["method", *results.labelled], means, caption=f"{what} by the number of labelled groups")
 
 
 def _study(url: str | None) -> Study:
@@ -238,7 +240,7 @@ def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, LinePoints]:
         >>> curves_of(steps)
         {'loss': [(1, 3.0), (2, 2.0)], 'validation_map': [(3, 0.5)]}
     """
-    found: dict[str, dict[float, float]] = defaultdict(dict)
+    curves: dict[str, dict[float, float]] = defaultdict(dict)
     phase, before, at, last = None, 0, 0, 0.0
     begun: dict[str | None, int] = {}  # phases, and the step after which each began
     for line in lines:
@@ -253,16 +255,18 @@ def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, LinePoints]:
         if place is None:
             continue
         if place < last:
-            found = defaultdict(dict, {name: {x: y for x, y in of.items() if x < place} for name, of in found.items()})
+            curves = defaultdict(
+                dict, {name: {x: y for x, y in of.items() if x < place} for name, of in curves.items()}
+            )
             begun = {name: start for name, start in begun.items() if start < place}
         last = place
         if "step" in line and line.get("loss") is not None:  # none if no group has one, as where none is relevant
-            found["loss"][place] = line["loss"]
+            curves["loss"][place] = line["loss"]
         for name, value in line.items():
             ours = name.startswith("validation_") and not name.endswith(("_lightgbm", "_xgboost", "_catboost"))
             if ours and isinstance(value, float):
-                found[name][place] = value
-    return {name: sorted(curve.items()) for name, curve in found.items() if curve}
+                curves[name][place] = value
+    return {name: sorted(curve.items()) for name, curve in curves.items() if curve}
 
 
 def thinned(curve: LinePoints) -> LinePoints:
@@ -282,15 +286,15 @@ def feature_blocks(sources: Sources) -> Iterator[Block]:
     of_methods: dict[str, dict[str, float]] = {}
     for name, url in sources.bundles():
         try:
-            found = importances_of(sources.opened(url))
-            of_methods |= {} if found is None else {name: found}
+            importances = importances_of(sources.opened(url))
+            of_methods |= {} if importances is None else {name: importances}
         except InputError as error:
             yield LeftOut(f"{name}: {error}")
     if of_methods:
         most = {
             name: max(of.get(name, 0.0) for of in of_methods.values()) for name in set().union(*of_methods.values())
         }
-        top = sorted(most, key=lambda name: (-most[name], name))[:_FEATURES_SHOWN]
+        top = sorted(most, key=lambda name: (-most[name], name))[:_MOST_FEATURES]
         rows = [
             {"name": name, "value": of.get(name, 0.0), "series": method}
             for name in top
@@ -301,13 +305,13 @@ def feature_blocks(sources: Sources) -> Iterator[Block]:
     else:
         yield LeftOut("no method of the evaluation has trees, which alone have importances; evaluate one of trees too")
     yield from _alone(sources, of_methods)
-    yield from _missing(sources)
+    yield from _missing_values(sources)
 
 
 def _alone(sources: Sources, of_methods: Mapping[str, Mapping[str, float]]) -> Iterator[Block]:
     """What each feature says of the labels by itself, beside its importance; suspicious ones are a question."""
-    found = sources.alone
-    if not found or not found[0].lists:
+    features = sources.alone
+    if not features or not features[0].lists:
         return
     for name, question in sources.questions.items():
         shares = [f"{of[name]:.0%} of the importance to {method}" for method, of in of_methods.items() if name in of]
@@ -319,14 +323,14 @@ def _alone(sources: Sources, of_methods: Mapping[str, Mapping[str, float]]) -> I
             *(f"{of[feature.name]:.1%}" if feature.name in of else "-" for of in of_methods.values()),
             "-" if feature.there is None else feature.there.stated,
         ]
-        for feature in found[:_FEATURES_SHOWN]
+        for feature in features[:_MOST_FEATURES]
     ]
-    header = ["feature", f"NDCG@{found[0].k} alone", *(f"importance to {method}" for method in of_methods), "there"]
-    said = f"Features that rank best alone, in the better direction; a random order has {found[0].random:.3f}"
-    yield Table(header, rows, caption=f"{said}, on {found[0].lists:,} test lists with a relevant document")
+    header = ["feature", f"NDCG@{features[0].k} alone", *(f"importance to {method}" for method in of_methods), "there"]
+    said = f"Features that rank best alone, in the better direction; a random order has {features[0].random:.3f}"
+    yield Table(header, rows, caption=f"{said}, on {features[0].lists:,} test lists with a relevant document")
 
 
-def _missing(sources: Sources) -> Iterator[Block]:
+def _missing_values(sources: Sources) -> Iterator[Block]:
     """How often each feature is missing in each data set of the test split, as its manifest counts."""
     for url in sources.evaluation.test.data:
         manifest = open_dataset(url).manifest
@@ -341,8 +345,8 @@ def _missing(sources: Sources) -> Iterator[Block]:
         if not some:
             yield Text(f"{said}.")
             continue
-        rows = [{"name": name, "value": shares[name], "series": "missing"} for name in some[:_FEATURES_SHOWN]]
-        more = f"; the {_FEATURES_SHOWN} most often missing" if len(some) > _FEATURES_SHOWN else ""
+        rows = [{"name": name, "value": shares[name], "series": "missing"} for name in some[:_MOST_FEATURES]]
+        more = f"; the {_MOST_FEATURES} most often missing" if len(some) > _MOST_FEATURES else ""
         yield Chart(charts.bars(rows, title="share of documents without it"), said + more)
 
 
@@ -352,7 +356,7 @@ def cost(sources: Sources, study: str | None) -> Iterator[Block]:
     for name, url in sources.bundles():
         try:
             before = pretrained_for(sources.opened(url))
-            rows.append([name, *_cost(url), *(("-", "-") if before is None else _cost(before))])
+            rows.append([name, *_spent(url), *(("-", "-") if before is None else _spent(before))])
         except InputError as error:
             yield LeftOut(f"{name}: {error}")
     if rows:
@@ -365,7 +369,7 @@ def cost(sources: Sources, study: str | None) -> Iterator[Block]:
     yield from study_costs(study)
 
 
-def _cost(url: str) -> tuple[str, str]:
+def _spent(url: str) -> tuple[str, str]:
     spent = minutes(url)
     rates = [line["documents_per_s"] for line in records(url) if "documents_per_s" in line]
     return "-" if spent is None else f"{spent:.2f}", f"{statistics.median(rates):,.0f}" if rates else "-"

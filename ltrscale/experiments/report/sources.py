@@ -117,11 +117,11 @@ class Sources:
     @cached_property
     def categories(self) -> Mapping[str, Mapping[int, str]]:
         """The texts of categorical features by their codes, as far as the test data sets have recorded them."""
-        found: dict[str, dict[int, str]] = defaultdict(dict)
+        texts: dict[str, dict[int, str]] = defaultdict(dict)
         for url in self.evaluation.test.data:
             for name, codes in open_dataset(url).manifest.categories.items():
-                found[name] |= {code: text for text, code in codes.items()}
-        return found
+                texts[name] |= {code: text for text, code in codes.items()}
+        return texts
 
     @cached_property
     def test(self) -> Selection:
