@@ -17,7 +17,7 @@ from typing import Any, Literal
 import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState, create_trial
+from optuna.trial import TrialState
 from pydantic import Field
 
 from ltrscale import storage
@@ -27,7 +27,7 @@ from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Command, Document, Points, Section, Table, Text
 from ltrscale.reports.findings import files
 from ltrscale.storage import join
-from ltrscale.tuning.space import Dimension, Space, is_in, label, to_optuna
+from ltrscale.tuning.space import Dimension, Space, as_trial, is_in, label
 
 _SEARCH, _TRIALS, _BEGUN, _ENDED = "search.json", "trials", "trial.json", "result.json"
 
@@ -232,7 +232,6 @@ def _journal(out: str, outcome: SearchOutcome) -> bytes:
     Optuna checks values by the space, so the settings as given, which may lie outside, have no parameters there.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    distributions = {key: dimension.distribution() for key, dimension in outcome.space.items()}
     states = {"complete": TrialState.COMPLETE, "stopped": TrialState.PRUNED, "failed": TrialState.FAIL}
     with storage.scratch.directory() as folder:
         place = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
@@ -242,11 +241,11 @@ def _journal(out: str, outcome: SearchOutcome) -> bytes:
             assert trial.result is not None
             inside = is_in(outcome.space, trial.begun.params)
             study.add_trial(
-                create_trial(
+                as_trial(
+                    outcome.space if inside else {},
+                    trial.begun.params,
                     state=states[trial.result.state],
                     value=trial.result.value if trial.result.state == "complete" else None,
-                    params=to_optuna(outcome.space, trial.begun.params) if inside else {},
-                    distributions=distributions if inside else {},
                     intermediate_values=dict(trial.result.curve),
                     user_attrs={"trial": trial.number, "seconds": trial.result.seconds},
                 )
@@ -381,12 +380,9 @@ def _importances(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> chart
     """The importance of each setting to the metric, by Optuna: shares that add up to 1."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")
-    distributions = {key: dimension.distribution() for key, dimension in outcome.space.items()}
     for trial in trials:
-        params = to_optuna(outcome.space, trial.begun.params)
-        study.add_trial(
-            create_trial(state=TrialState.COMPLETE, value=_value(trial), params=params, distributions=distributions)
-        )
+        state, value = TrialState.COMPLETE, _value(trial)
+        study.add_trial(as_trial(outcome.space, trial.begun.params, state=state, value=value))
     shares = optuna.importance.get_param_importances(study)
     rows = [{"name": outcome.keys[key], "value": share, "series": "importance"} for key, share in shares.items()]
     return charts.bars(rows, title=f"importance to {outcome.metric}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
-from optuna.trial import TrialState, create_trial
+from optuna.trial import TrialState
 from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler
@@ -24,6 +24,7 @@ from ltrscale.tuning.space import (
     Params,
     SamplerConfig,
     SearchConfig,
+    as_trial,
     cells,
     from_optuna,
     is_in,
@@ -72,14 +73,8 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
         self._study = optuna.create_study(direction="maximize", sampler=RandomSampler())
         for trial in past:
             if trial.result is not None and is_in(config.space, trial.begun.params):
-                self._study.add_trial(
-                    create_trial(
-                        state=_state(trial.result.value),
-                        value=trial.result.value,
-                        params=to_optuna(config.space, trial.begun.params),
-                        distributions=self._distributions,
-                    )
-                )
+                state, value = _state(trial.result.value), trial.result.value
+                self._study.add_trial(as_trial(config.space, trial.begun.params, state=state, value=value))
 
     def suggest(self, trial_id: str) -> Any:
         """The next trial, recorded in the history as begun; see `Searcher.suggest`."""
