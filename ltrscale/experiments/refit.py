@@ -79,6 +79,10 @@ class _Learned(NamedTuple):
         probed = opened.metrics.get("start")  # the best of several encoders
         return cls(opened, settings, train, validation, str(probed) if probed else next(iter(others), None))
 
+    def epochs(self) -> dict[str, int]:
+        """The epochs of each phase that validation chose."""
+        return {phase: self.opened.count(f"epochs_{phase}") or 0 for phase in ("head", "full")}
+
 
 class RefitJob(TrainingStage):
     """Train a model once more, on its training and validation groups together, for as long as validation found best."""
@@ -109,7 +113,6 @@ class RefitJob(TrainingStage):
         splits = Splits(train=learned.train, validation=self._rest(learned))
         match learned.settings:
             case FinetuneConfig() as settings:
-                epochs = {phase: learned.opened.count(f"epochs_{phase}") or 0 for phase in ("head", "full")}
                 job = FinetuneJob(
                     out=self.out,
                     splits=splits,
@@ -117,7 +120,7 @@ class RefitJob(TrainingStage):
                     finetune=settings.replace(probe_epochs=0),
                     workers=self.workers,
                 )
-                job.work(origin, report, epochs=epochs)
+                job.work(origin, report, epochs=learned.epochs())
             case trees:
                 train_gbdt(
                     trees,

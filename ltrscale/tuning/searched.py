@@ -25,8 +25,7 @@ from ltrscale.training.pretrain import PretrainConfig, PretrainJob
 from ltrscale.training.resumption import EPOCHS
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.tuning.search import ReportValue
-from ltrscale.tuning.space import Params, Space, assign, find, label
+from ltrscale.tuning.space import Params, ReportValue, Space, assign, find, label
 
 
 class _SearchedJob(Config):

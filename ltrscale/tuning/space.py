@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Self
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -17,6 +17,9 @@ VALUE, STEP = "value", "step"
 
 Params = dict[str, Any]
 """A value for every key of a space."""
+
+ReportValue = Callable[[int, float], None]
+"""Reports to the search a step, as ASHA counts steps, and the metric there; greater is better."""
 
 
 class Dimension(Config):
