@@ -13,7 +13,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.experiments.stack import StackJob
+    from ltrscale.experiments.methods.stack import StackJob
 
     return StackJob, StackJob.run
 

@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ltrscale.api.comparison import compare
-    from ltrscale.api.estimator import Ranker
+    from ltrscale.api.estimator import Ranker, compare
 
 __all__ = ["Ranker", "compare"]
 
@@ -17,7 +16,7 @@ def __getattr__(name: str) -> Any:
 
             return Ranker
         case "compare":
-            from ltrscale.api.comparison import compare
+            from ltrscale.api.estimator import compare
 
             return compare
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

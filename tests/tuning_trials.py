@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ltrscale.errors import InputError
-from ltrscale.tuning.search import ReportValue
+from ltrscale.tuning.space import ReportValue
 
 STEPS = 9
 

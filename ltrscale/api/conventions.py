@@ -9,10 +9,9 @@ from sklearn.exceptions import NotFittedError
 
 from ltrscale.config import Config, by_kind, check_keys, overlay, validate
 from ltrscale.errors import InputError, suggestion
-from ltrscale.experiments.methods.gbdt import GBDTMethod
+from ltrscale.experiments.methods.base import ReadingMethod
 from ltrscale.experiments.methods.neural import NeuralMethod
-from ltrscale.experiments.methods.reading import ReadingMethod
-from ltrscale.experiments.methods.semi import SemiMethod
+from ltrscale.experiments.methods.trees import GBDTMethod, SemiMethod
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.ranking.choices import MetricName
@@ -65,21 +64,13 @@ class Arguments(Config):
     directory: str | None
 
     def as_method(self) -> ReadingMethod:
-        """The method as a pipeline has it.
-
-        Raises:
-            InputError: there is no such method, or its settings are wrong.
-        """
+        """The method as a pipeline has it."""
         config, named = _config_of(self.method)
         return validate(config, overlay(named, self.settings or {}), f"Ranker({self.method!r}).settings")
 
 
 def _config_of(method: str) -> tuple[type[ReadingMethod], dict[str, Any]]:
-    """The config of a method as a pipeline has it, and the settings that its name stands for.
-
-    Raises:
-        InputError: there is no such method.
-    """
+    """The config of a method as a pipeline has it, and the settings that its name stands for."""
     trees, pretexts = by_kind(GBDTConfig), by_kind(FeatureMethodConfig)
     if method in trees:
         return GBDTMethod, {"gbdt": {"kind": method}}
@@ -100,13 +91,13 @@ def inner_values(params: Mapping[str, Any]) -> dict[str, Any]:
         >>> inner_values({"settings": {"gbdt": {"num_trees": 50, "seed": 1}}, "prepare": None, "seed": 0})
         {'settings__gbdt__num_trees': 50, 'settings__gbdt__seed': 1}
     """
-    return dict(pair for name in _NESTED for pair in _leaves(name, params[name]) if pair[0] != name)
+    return dict(pair for name in _NESTED for pair in _inner(name, params[name]) if pair[0] != name)
 
 
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _inner(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, below in value.items():
-            yield from _leaves(f"{name}__{key}", below)
+            yield from _inner(f"{name}__{key}", below)
     else:
         yield name, value
 

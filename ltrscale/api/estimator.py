@@ -33,6 +33,9 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import choose_device
 from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.mapping import ColumnMapping
@@ -41,7 +44,7 @@ from ltrscale.serving.raw import ROW, uses_in_scoring, uses_of, with_fills
 from ltrscale.stages.runs import check_replaceable
 
 _ESTIMATOR = "estimator.json"
-_DOCS_PER_BATCH = 1 << 16
+_SCORED_AT_ONCE = 1 << 16
 Keys = Mapping[str, Any]
 
 
@@ -126,11 +129,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     __metadata_request__score = {"group": True, "sample_weight": None}  # noqa: RUF012
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The arguments of the constructor, by name.
-
-        Args:
-            deep: with the values inside `settings` and `prepare`, such as `settings__gbdt__num_trees`.
-        """
+        """The arguments of the constructor, by name; `deep` with the values inside `settings` and `prepare`."""
         params: dict[str, Any] = super().get_params(deep=False)
         return params | inner_values(params) if deep else params
 
@@ -160,12 +159,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     def pretrain(self, X: Any, *, group: Any = None, **columns: Any) -> Self:
         """Pretrain the encoder on query groups without their labels; `fit` then starts from it.
 
-        Without this call `fit` pretrains on its own training rows.
-
-        Args:
-            X: rows; if they have labels, name the column, or it would be a feature.
-            group: a query id for each row, or the lengths of the groups; not for tables that name `query`.
-            columns: uses of columns.
+        Without this call `fit` pretrains on its own training rows. The arguments are those of `fit`; if the rows have
+        labels, name the column, or it would be a feature.
 
         Raises:
             InputError: the method does not pretrain, or as `jobs.prepare` and `jobs.pretrain`.
@@ -199,10 +194,10 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         Raises:
             InputError: as `jobs.prepare` and the jobs that train.
         """
-        arguments, known = self._arguments(), vars(self)
+        arguments, state = self._arguments(), vars(self)
         method = arguments.as_method()
         table, columns = frames.rows_as_table(
-            X, y, group, {**known.get("_pretrained_on", {}), **columns}, labels_needed=True
+            X, y, group, {**state.get("_pretrained_on", {}), **columns}, labels_needed=True
         )
         if validation is None:
             train, held_out = frames.held_out(table, columns, arguments.validation_fraction, arguments.seed)
@@ -216,7 +211,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         splits = Splits(
             train=Split(data=(data,), periods=("train",)), validation=Split(data=(data,), periods=("validation",))
         )
-        run = _run(arguments, method, splits, out, known.get("_encoders"))
+        run = _run(arguments, method, splits, out, state.get("_encoders"))
         self._open(run.model(self.method), columns, frames.width(X))
         self.splits_ = splits
         return self
@@ -225,10 +220,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Any, *, group: Any = None, **columns: Any) -> NDArray[np.float64]:
         """Scores [N] of the rows, in their order; within a query the highest ranks first.
 
-        Args:
-            X: rows with the features of `fit`; other columns are not read.
-            group: a query id for each row, or the lengths of the groups; not for tables that have the query column.
-            columns: uses of columns that differ from those in `fit`, of which scoring reads the query, times and dates.
+        The arguments are those of `fit`. Columns other than features are not read, but for the query, times and dates;
+        uses of columns are named where they differ from those in `fit`.
 
         Raises:
             InputError: the ranker is not fitted, X lacks features, a row cannot be used, or scoring does not read a use
@@ -241,11 +234,11 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             return np.zeros(0)
         table = table.append_column(ROW, pa.array(np.arange(len(table))))
         uses, reading = self._reading(uses, columns)
-        found_N = np.empty(len(table))
+        scores_N = np.empty(len(table))
         if small := frames.in_memory(table, reading, bundle):
             groups, rows_N = small
-            found_N[rows_N] = scored.finite(self._scorer()(groups), bundle.url).numpy()
-            return found_N
+            scores_N[rows_N] = scored.finite(self._scorer()(groups), bundle.url).numpy()
+            return scores_N
         # every row needs a score, so none may be left out
         with frames.prepared(table, uses, {**(self.prepare or {}), "max_rejected": 0, "expect": {}}) as split:
             selection = bundles.with_tokens_of(select(split, labelled=False), [bundle])
@@ -254,18 +247,14 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             read = pa.concat_tables(read_direct(selection.row_groups, ["gid", "doc_ids"]))
         assert np.array_equal(read["gid"].to_numpy(), scores.ids_Q.numpy())
         rows_N = read["doc_ids"].combine_chunks().flatten().cast(pa.int64()).to_numpy()
-        found_N[rows_N] = scores.scores_N.numpy()
-        return found_N
+        scores_N[rows_N] = scores.scores_N.numpy()
+        return scores_N
 
     @as_value_errors
     def score(self, X: Any, y: Any = None, *, group: Any = None, **columns: Any) -> float:
         """The mean of `metric` over the labelled groups for which it is defined; NaN if there is none.
 
-        Args:
-            X: rows with the features of `fit`.
-            y: labels, unless X has the label column.
-            group: a query id for each row, or the lengths of the groups; not for tables that have the query column.
-            columns: uses of columns that differ from those in `fit`.
+        The arguments are those of `fit`; uses of columns are named where they differ.
 
         Raises:
             InputError: as `predict`; no group has labels.
@@ -277,7 +266,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             selection = bundles.with_tokens_of(select(split, labelled=True), [bundle])
             scorer = bundle.scorer(features=selection.features, device=choose_device("auto"))
             values = []
-            for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH):
+            for groups in iterate(selection, docs_per_batch=_SCORED_AT_ONCE):
                 assert groups.labels_N is not None
                 values.append(metric.of(scorer(groups), groups.labels_N, groups.offsets_Q1))
         return float(torch.cat(values).nanmean())
@@ -304,7 +293,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         made_by = dict(self._fitted().made_by)
         check_replaceable(url, made_by["stage"])
         saved = _Saved(arguments=self.get_params(deep=False), columns=self.columns_, array_width=self._array_width)
-        files = _files(self.bundle_) | {_ESTIMATOR: json.dumps(saved.model_dump(mode="json"), indent=1).encode()}
+        files = _bundle_files(self.bundle_) | {_ESTIMATOR: json.dumps(saved.model_dump(mode="json"), indent=1).encode()}
         manifest = json.loads(files.pop(storage.MANIFEST))
         with storage.Commit(url) as commit:
             for name, content in files.items():
@@ -340,7 +329,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         kept = {*self.get_params(deep=False), "_metadata_request"}
         state = {name: value for name, value in vars(self).items() if name in kept}
         if "_bundle" in vars(self):
-            state |= {"_files": _files(self.bundle_), "_opened": (self.columns_, self._array_width)}
+            state |= {"_files": _bundle_files(self.bundle_), "_opened": (self.columns_, self._array_width)}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -370,8 +359,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             of_scoring = uses_in_scoring(uses, self._fitted(), named=named)
             # key and value as one: another thread may ask with other uses
             kept = self._kept["reading"] = key, (of_scoring, frames.reading_of(of_scoring, self.prepare or {}))
-        found: tuple[dict[str, Any], PrepareConfig] = kept[1]
-        return found
+        reading: tuple[dict[str, Any], PrepareConfig] = kept[1]
+        return reading
 
     def _scorer(self) -> bundles.Scorer:
         """The function that scores features of the bundle, in its order; made once."""
@@ -398,24 +387,63 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         return str(folder)
 
 
+def compare(
+    rankers: Mapping[str, Ranker],
+    X: Any,
+    y: Any = None,
+    *,
+    out: str,
+    group: Any = None,
+    evaluate: Keys | None = None,
+    **columns: Any,
+) -> Evaluation:
+    """Evaluate rankers on the same labelled groups as `jobs.evaluate` does, print the table, and write the report.
+
+    The first ranker is the baseline. Outlier rules are fitted on its validation groups.
+
+    Args:
+        rankers: by their names in the report; the first one was fitted by this process.
+        X: rows with the features of the rankers, none of which was trained on.
+        y: labels, unless X has the label column.
+        out: directory; `evaluation/report.md` is the report.
+        group: a query id for each row, or the lengths of the groups; not for tables that have the query column.
+        evaluate: further keys of `jobs.evaluate`, such as `{"ndcg_at": [10], "primary_cutoff": 10}`.
+        columns: uses of columns that differ from those of the first ranker.
+
+    Raises:
+        InputError: as `jobs.prepare` and `jobs.evaluate`; a ranker is not fitted, or the first one was loaded.
+    """
+    for name, ranker in rankers.items():
+        if "bundle_" not in vars(ranker):
+            raise InputError(f"compare: {name} is not fitted; fit it first")
+    name, first = next(iter(rankers.items()))
+    if "splits_" not in vars(first):
+        raise InputError(f"{name} was not fitted by this process, so its validation groups are not known; fit it first")
+    table, columns = frames.rows_as_table(X, y, group, {**first.columns_, **columns}, labels_needed=True)
+    data = storage.join(out, "data")
+    frames.prepare_tables({"test": table}, columns, first.prepare or {}, data)
+    config = {
+        "baseline": name,
+        **(evaluate or {}),
+        "models": {name: ranker.bundle_ for name, ranker in rankers.items()},
+        "splits": {**first.splits_.model_dump(), "test": {"data": data}},
+    }
+    job = EvaluateJob(out=storage.join(out, "evaluation"), evaluate=validate(EvaluateConfig, config, "compare"))
+    job.run()
+    return Evaluation.read(job.out)
+
+
 def _remove(folder: Path, process: int) -> None:
     if os.getpid() == process:  # a forked process has a copy of the object, not of the directory
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _files(url: str) -> dict[str, bytes]:
-    """The files of a bundle by name, and its manifest."""
+def _bundle_files(url: str) -> dict[str, bytes]:
     manifest = bundles.read_bundle_manifest(url)
     files = {name: storage.read_verified(url, name, manifest) for name in storage.listed_in(manifest)}
     return files | {storage.MANIFEST: storage.read_bytes(storage.join(url, storage.MANIFEST))}
 
 
-def _run(
-    arguments: Arguments,
-    method: AnyMethod,
-    splits: Splits,
-    out: str,
-    encoders: SeedRun | None = None,
-) -> SeedRun:
+def _run(arguments: Arguments, method: AnyMethod, splits: Splits, out: str, encoders: SeedRun | None = None) -> SeedRun:
     """The one method as a pipeline trains it."""
     return SeedRun({arguments.method: method}, splits, arguments.seed, arguments.workers, out, encoders)

@@ -34,7 +34,7 @@ from ltrscale.ingest.structure import of_table
 from ltrscale.progress import log
 from ltrscale.stages.trackers import untracked
 
-_LOOKED_AT = 100_000
+_FIRST_ROWS = 100_000
 """First rows that decide whether a column looks like a feature, as many as those of `jobs.init`."""
 _SMALL = 10_000
 """Rows up to which a table is scored without writing it."""
@@ -72,26 +72,17 @@ def to_raw_table(rows: Any, labels: Any = None, group: Any = None) -> pa.Table:
 
 
 def width(rows: Any) -> int | None:
-    """The columns of an array; None of a table, whose columns have names.
-
-    Raises:
-        InputError: the rows are neither.
-    """
-    return None if _has_names(rows) else int(_array(rows).shape[1])
+    """The columns of an array; None of a table, whose columns have names."""
+    has_names = isinstance(rows, pa.Table) or _is_pandas(rows) or _exports_arrow(rows) or hasattr(rows, "to_arrow")
+    return None if has_names else int(_matrix(rows).shape[1])
 
 
 def check_width(rows: Any, expected: int | None, name: str = "X") -> None:
-    """Refuse an array with other columns than the one that was fitted: their number alone identifies them.
-
-    Args:
-        rows: as those of `to_raw_table`.
-        expected: the `width` of the rows that were fitted; None, of a table, allows any.
-        name: the argument that holds the rows.
-    """
-    found = width(rows)
-    if found is not None and expected is not None and found != expected:
+    """Refuse an array with other columns than the one that was fitted: their number alone identifies them."""
+    given = width(rows)
+    if given is not None and expected is not None and given != expected:
         raise InputError(
-            f"{name} has {found} features, but Ranker is expecting {expected} features as input; give the columns of "
+            f"{name} has {given} features, but Ranker is expecting {expected} features as input; give the columns of "
             "fit, in its order"
         )
 
@@ -106,14 +97,9 @@ def _arrow(rows: Any) -> pa.Table:
         return pa.table(rows)
     if hasattr(rows, "to_arrow"):
         return rows.to_arrow()
-    values_NF = _array(rows)
+    values_NF = _matrix(rows)
     with _one_type("X"):
         return pa.table({str(i + 1): values_NF[:, i] for i in range(values_NF.shape[1])})
-
-
-def _has_names(rows: Any) -> bool:
-    """Whether the rows are a table."""
-    return isinstance(rows, pa.Table) or _is_pandas(rows) or _exports_arrow(rows) or hasattr(rows, "to_arrow")
 
 
 def _is_pandas(rows: Any) -> bool:
@@ -134,7 +120,7 @@ def _one_type(name: str) -> Iterator[None]:
         raise InputError(f"{name}: {why}; give all values of the column one type") from error
 
 
-def _array(rows: Any) -> NDArray[Any]:
+def _matrix(rows: Any) -> NDArray[Any]:
     """Rows without names as an array [N, F]; scikit-learn's users know the words of its errors."""
     if hasattr(rows, "toarray"):
         raise InputError(f"X is a sparse {type(rows).__name__}; features are read dense: give X.toarray()")
@@ -151,15 +137,13 @@ def _array(rows: Any) -> NDArray[Any]:
 
 
 def _real(values: Any, name: str) -> NDArray[Any]:
-    """An argument as an array."""
-    found = np.asarray(values)
-    if np.iscomplexobj(found):
-        raise InputError(f"{name}: Complex data not supported ({found.dtype}); give real numbers")
-    return found
+    array = np.asarray(values)
+    if np.iscomplexobj(array):
+        raise InputError(f"{name}: Complex data not supported ({array.dtype}); give real numbers")
+    return array
 
 
 def _query_ids(group: NDArray[Any], n_rows: int) -> pa.Array:
-    """A query id for each row."""
     if group.shape == (n_rows,):
         return pa.array(group, from_pandas=True)
     if group.ndim == 1 and np.issubdtype(group.dtype, np.integer) and (group >= 0).all() and group.sum() == n_rows:
@@ -228,12 +212,12 @@ def _warn_of_doubtful(table: pa.Table, columns: Mapping[str, Any], features: Col
     given = {use: name for use, name in given.items() if name in table.column_names}
     if not len(table) or "query" not in given:
         return
-    first = table.slice(0, _LOOKED_AT)
+    first = table.slice(0, _FIRST_ROWS)
     looked_at = columns_of(first, table.schema, Dialect())
-    if found := {name: why for name, why in doubtful(looked_at, of_table(first), given).items() if name in features}:
+    if doubts := {name: why for name, why in doubtful(looked_at, of_table(first), given).items() if name in features}:
         log.warning(
             "taken as features: %s; leave out what is not known before the ranking: exclude=%s",
-            *(", ".join(f"{name} ({why})" for name, why in found.items()), [*found]),
+            *(", ".join(f"{name} ({why})" for name, why in doubts.items()), [*doubts]),
         )
 
 
@@ -255,14 +239,10 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def held_out(table: pa.Table, columns: Mapping[str, Any], share: float, seed: int) -> tuple[pa.Table, pa.Table]:
-    """Rows to learn from, and those of a random share of the labelled query groups; groups stay whole.
-
-    Raises:
-        InputError: fewer than two groups have labels.
-    """
+    """Rows to learn from, and those of a random share of at least two labelled query groups; groups stay whole."""
     label_N = table[columns["label"]]
     missing_N = pc.is_null(label_N, nan_is_null=True).to_numpy()
-    query_N = _codes(table, columns["query"])
+    query_N = _value_codes(table, columns["query"])
     labelled_M = np.unique(query_N[~missing_N])
     if len(labelled_M) < 2:
         raise InputError(
@@ -274,7 +254,7 @@ def held_out(table: pa.Table, columns: Mapping[str, Any], share: float, seed: in
     return table.filter(pa.array(~chosen_N)), table.filter(pa.array(chosen_N))
 
 
-def _codes(table: pa.Table, column: str) -> NDArray[np.int64]:
+def _value_codes(table: pa.Table, column: str) -> NDArray[np.int64]:
     """A number for each value of a column, in the order of first appearance; -1 where it has none."""
     encoded = cols.without_dictionary(table[column].combine_chunks()).dictionary_encode()
     codes_N: NDArray[np.int64] = encoded.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
@@ -297,9 +277,6 @@ def prepare_tables(
         settings: further keys of `prepare`, such as `max_rejected`.
         out: directory of the data set.
         job: the stage that reads them.
-
-    Raises:
-        InputError: as `prepare`; a key is unknown.
     """
     source = {"kind": "items", "columns": columns}
     apart = any(_is_apart(table, columns.get("query")) for table in tables.values())
@@ -322,16 +299,12 @@ def _is_apart(table: pa.Table, query: str | None) -> bool:
     """Whether the rows of some query are not all together."""
     if query is None or query not in table.column_names or not len(table):
         return False  # `prepare` names what is missing
-    codes_N = _codes(table, query)
+    codes_N = _value_codes(table, query)
     return 1 + int(np.count_nonzero(np.diff(codes_N))) > len(np.unique(codes_N))
 
 
 def reading_of(columns: Mapping[str, Any], settings: Mapping[str, Any]) -> PrepareConfig:
-    """How rows to score are read, by the uses of their columns and further keys of `prepare`.
-
-    Raises:
-        InputError: a key is unknown, or a value wrong.
-    """
+    """How rows to score are read, by the uses of their columns and further keys of `prepare`."""
     source = {"kind": "items", "columns": {**columns, "item": None}}
     settings = {**settings, "duplicates": "reject"}  # each row is a document of its own
     return validate(PrepareConfig, {**settings, "inputs": "X", "source": source}, "prepare")
@@ -340,13 +313,7 @@ def reading_of(columns: Mapping[str, Any], settings: Mapping[str, Any]) -> Prepa
 def in_memory(table: pa.Table, config: PrepareConfig, bundle: Bundle) -> tuple[QueryGroups, NDArray[np.int64]] | None:
     """The query groups of a small table, and the row of each document, as `prepared` would give them, at once.
 
-    Args:
-        table: rows to score.
-        config: how they are read; see `reading_of`.
-        bundle: scores them.
-
-    Returns:
-        None where only `prepare` can do it: for many rows, texts and positions, and for rows that it would name.
+    None where only `prepare` can do it: for many rows, texts and positions, and for rows that it would name.
     """
     if len(table) > _SMALL or bundle.reads_positions or bundle.reads_tokens:
         return None

@@ -5,8 +5,7 @@ from typing import ClassVar
 from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.errors import InputError
-from ltrscale.stages.inputs import DataUrl
-from ltrscale.stages.stage import Stage
+from ltrscale.stages.stage import DataUrl, Stage
 
 
 class Derivation(Stage):

@@ -15,10 +15,8 @@ from ltrscale.experiments.pipeline import PipelineConfig, evaluation_on
 from ltrscale.progress import Report, log
 from ltrscale.reports.findings import print_report
 from ltrscale.runtime.launch import cluster_for
-from ltrscale.stages.inputs import OutputUrl
-from ltrscale.stages.origins import Settings
 from ltrscale.stages.runs import recorded
-from ltrscale.stages.stage import Origin, Stage
+from ltrscale.stages.stage import Origin, OutputUrl, Settings, Stage
 from ltrscale.storage import join
 
 PLACE = "{fold}"
@@ -66,11 +64,7 @@ class CrossvalJob(Config):
         return self
 
     def run(self) -> None:
-        """Run the pipeline on each fold, then summarise; skips stages that are up to date.
-
-        Raises:
-            InputError: as the pipeline; two folds have the same test groups.
-        """
+        """Run the pipeline on each fold, then summarise; skips stages that are up to date."""
         with recorded(self.out, self, "crossval"), cluster_for(self.pipeline.workers):  # one cluster for all folds
             for fold in self.folds:
                 log.info("fold %s", fold)
@@ -85,7 +79,6 @@ class CrossvalJob(Config):
         return validate(PipelineConfig, values, f"fold {fold}")
 
     def _summarised(self, column: LabelColumn) -> str:
-        """Summarise the folds' evaluations on these labels; returns the directory of the summary."""
         name = evaluation_on(column)
         out = join(self.out, name.replace("evaluation", _SUMMARY))
         evaluations = {fold: join(self.out, fold, name) for fold in self.folds}

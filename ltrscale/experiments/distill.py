@@ -32,22 +32,22 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.studies.distillation import TEACHER, Distillation, ServingCost, document, gather_distillation
-from ltrscale.experiments.methods.choices import MethodName
+from ltrscale.experiments.methods.base import MethodName
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.ranker import HeadConfig
 from ltrscale.progress import Report, log
+from ltrscale.reports.findings import print_report
+from ltrscale.reports.findings import write_report
 from ltrscale.ranking.loss import SquaredErrorConfig
-from ltrscale.reports.findings import print_report, write_report
-from ltrscale.reports.markdown import REPORT
+from ltrscale.reports.findings import REPORT
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers, WorkersConfig
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.serving.export import ExportJob
 from ltrscale.serving.parity import ParityConfig
-from ltrscale.stages.origins import bundle_hashes, check_unseen, content_of, scored_by
 from ltrscale.stages.runs import recorded
-from ltrscale.stages.stage import Origin, Stage
+from ltrscale.stages.stage import Origin, Stage, bundle_hashes, check_unseen, content_of, scored_by
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.settings import OptimizerConfig
@@ -160,12 +160,13 @@ class DistillJob(Config):
             self._score()
             models = {name: self._student(name) for name in self.students}
             if self.direct is not None:
-                models[DIRECT] = self._direct(self.direct)
-            self._evaluate(models)
-            self._agree(models)
-            for name, student in self.students.items():
-                if student.exported:
-                    self._export(name, models[name])
+                models[DIRECT] = join(self.out, DIRECT)
+                GBDTJob(out=models[DIRECT], splits=self._splits, gbdt=self.direct, workers=self.workers).run()
+            self._compare(models)
+            periods, parity = self._splits.test.periods, self.parity.model_dump()
+            for name in (name for name, student in self.students.items() if student.exported):
+                out = join(self.out, "export", name)
+                ExportJob(out=out, bundle=models[name], data=self.data, periods=periods, **parity).run()
             made = self._report(models)
         print_report(self.out, document(made, self._links()))
 
@@ -176,13 +177,7 @@ class DistillJob(Config):
 
     @property
     def _scores(self) -> str:
-        """The directory of the teacher's scores."""
         return self.scores or join(self.out, "scores")
-
-    @property
-    def _baseline(self) -> str:
-        """The method that students are compared with."""
-        return TEACHER if self.direct is None else DIRECT
 
     def _check(self) -> None:
         """Check splits, labels and the periods that the teacher has seen, before anything is computed."""
@@ -205,93 +200,64 @@ class DistillJob(Config):
         return Split(data=split.data, periods=split.periods, scores=self._scores, leave_out=split.leave_out)
 
     def _score(self) -> None:
-        """Let the teacher score the training and test periods."""
         if self.teacher is None:
             return
-        periods = [
-            file.period
-            for split in (self._splits.train, self._splits.test)
-            for file in select(split, labelled=False).row_groups
-        ]
+        selected = [select(split, labelled=False) for split in (self._splits.train, self._splits.test)]
+        periods = tuple(sorted({file.period for selection in selected for file in selection.row_groups}))
         ScoreJob(
             out=self._scores,
             bundle=self.teacher,
             data=self.data,
-            periods=tuple(sorted(set(periods))),
+            periods=periods,
             layout="scores",
             docs_per_batch=self.docs_per_batch,
             ray=self.ray,
         ).run()
 
     def _student(self, name: str) -> str:
-        """Train a student; returns its bundle."""
         out = join(self.out, "students", name)
         train = self._scored(self._splits.train).replace(labelled_fraction=self.student_fraction)
-        splits, workers = self._splits.replace(train=train.model_dump()), self.workers
-        self.students[name].job(out, splits, workers).run()
+        self.students[name].job(out, self._splits.replace(train=train.model_dump()), self.workers).run()
         return out
 
-    def _direct(self, config: GBDTConfig) -> str:
-        """Train trees on the labels; returns their bundle."""
-        out = join(self.out, DIRECT)
-        GBDTJob(out=out, splits=self._splits, gbdt=config, workers=self.workers).run()
-        return out
-
-    def _evaluate(self, models: Mapping[str, str]) -> None:
-        """Evaluate all methods on the labelled groups of the test split; the teacher by its scores."""
-        settings: dict[str, Any] = {**self.evaluate.model_dump(), "baseline": self._baseline, "as_shown": False}
+    def _compare(self, models: Mapping[str, str]) -> None:
+        """Evaluate all methods on labelled test groups; compare their rankings with the teacher's on all of them."""
+        baseline = TEACHER if self.direct is None else DIRECT
+        settings: dict[str, Any] = {**self.evaluate.model_dump(), "baseline": baseline, "as_shown": False}
         config = EvaluateConfig(**settings, models=dict(models), scores={TEACHER: self._scores}, splits=self._splits)
-        EvaluateJob(out=self._place("evaluation"), evaluate=config).run(show=False)
-
-    def _agree(self, models: Mapping[str, str]) -> None:
-        """Compare the rankings of all methods with the teacher's on all groups of the test split."""
-        config = AgreementConfig(
+        EvaluateJob(out=join(self.out, "evaluation"), evaluate=config).run(show=False)
+        agreement = AgreementConfig(
             models=dict(models),
             scores=self._scores,
             test=self._scored(self._splits.test),
             overlap_at=self.overlap_at,
-            resamples=self.evaluate.resamples,
-            seed=self.evaluate.seed,
-            docs_per_batch=self.evaluate.docs_per_batch,
+            **self.evaluate.model_dump(include={"resamples", "seed", "docs_per_batch"}),
         )
-        AgreementStage(out=self._place("agreement"), agreement=config).run()
-
-    def _export(self, name: str, bundle: str) -> None:
-        """Export a student's trees as LightGBM's own text."""
-        parity, test = self.parity, self._splits.test
-        out = join(self._place("export"), name)
-        job = ExportJob(out=out, bundle=bundle, data=self.data, periods=test.periods, **parity.model_dump())
-        job.run()
+        AgreementStage(out=join(self.out, "agreement"), agreement=agreement).run()
 
     def _report(self, models: Mapping[str, str]) -> Distillation:
         """Commit the report, or read it if it is up to date."""
-        out, identity = self.out, _ReportIdentity(speed=self.speed, seed=self.evaluate.seed)
-        bundles = ([self.teacher] if self.teacher else []) + list(models.values())
-        of_figures = {name: content_of(self._place(name)) for name in ("evaluation", "agreement")}
-        origin = made_by("distill", identity, bundle_hashes(bundles) | of_figures)
-        if is_current(out, origin):
-            log.info("distill: %s is up to date", out)
-            return Distillation.read(out)
-        every = {**({TEACHER: self.teacher} if self.teacher else {}), **models}
-        costs = measure_costs(every, self._splits.test, self.speed)
-        comparison = gather_distillation(
-            self._place("evaluation"), self._place("agreement"), costs, seed=self.evaluate.seed
-        )
+        measured = ({TEACHER: self.teacher} if self.teacher else {}) | dict(models)
+        evaluation, agreement = (join(self.out, name) for name in ("evaluation", "agreement"))
+        of_figures = {"evaluation": content_of(evaluation), "agreement": content_of(agreement)}
+        identity = {"speed": self.speed.model_dump(mode="json"), "seed": self.evaluate.seed}
+        origin = made_by("distill", identity, bundle_hashes(measured.values()) | of_figures)
+        if is_current(self.out, origin):
+            log.info("distill: %s is up to date", self.out)
+            return Distillation.read(self.out)
+        costs = measure_costs(measured, self._splits.test, self.speed)
+        comparison = gather_distillation(evaluation, agreement, costs, seed=self.evaluate.seed)
         with storage.Commit(self.out) as commit:
             write_report(commit, comparison, document(comparison, self._links()))
             commit.finish({"made_by": origin})
         return comparison
 
     def _links(self) -> dict[str, str]:
-        """Further reports and files, by what they are."""
         return {
-            "the evaluation, with all metrics": join(self._place("evaluation"), REPORT),
-            "the agreement of every group": join(self._place("agreement"), GROUPS),
-            "the trees of students for LightGBM alone": self._place("export"),
+            "the evaluation, with all metrics": join(join(self.out, "evaluation"), REPORT),
+            "the agreement of every group": join(join(self.out, "agreement"), GROUPS),
+            "the trees of students for LightGBM alone": join(self.out, "export"),
         }
-
-    def _place(self, name: str) -> str:
-        return join(self.out, name)
 
 
 class AgreementStage(Stage):
@@ -303,13 +269,6 @@ class AgreementStage(Stage):
     def work(self, origin: Origin, report: Report) -> None:
         """Compare, and commit the agreement."""
         agree(self.agreement, self.out, made_by=origin, report=report)
-
-
-class _ReportIdentity(Config):
-    """The settings of a report."""
-
-    speed: SpeedConfig
-    seed: int
 
 
 def measure_costs(models: Mapping[str, str], test: Split, config: SpeedConfig) -> dict[str, ServingCost]:

@@ -14,12 +14,12 @@ from rich.table import Table
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
+from ltrscale.stages.runs import CONFIG, ENVIRONMENT, LOG, METRICS, record_file
 from ltrscale.stages.trackers import flat, numbers
 
 _WIDEST = 1000
 _OF_METHOD = ": "
 """Between a method and its metric, where a run measures several."""
-_CONFIG, _ENVIRONMENT, _METRICS, _LOG = "config.yaml", "environment.json", "metrics.jsonl", "log.txt"
 
 
 class RunsJob(Config):
@@ -31,11 +31,7 @@ class RunsJob(Config):
     """Output directories of two runs to compare instead."""
 
     def run(self) -> None:
-        """Print the table.
-
-        Raises:
-            InputError: there is no run.
-        """
+        """Print the table; raises an `InputError` where there is no run."""
         table = comparison(*map(read_run, self.compare)) if self.compare else listing(list(runs_below(self.under)))
         console = Console()
         width = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
@@ -75,12 +71,8 @@ class ListedRun:
 
 
 def runs_below(under: str) -> Iterator[ListedRun]:
-    """The runs of all directories below a path, in the order of their names.
-
-    Raises:
-        InputError: there is none.
-    """
-    ends = tuple(f"/{name}/{_CONFIG}" for name in (storage.RUN, storage.HIDDEN_RUN))
+    """The runs of all directories below a path, in the order of their names; an `InputError` if there is none."""
+    ends = tuple(f"/{name}/{CONFIG}" for name in (storage.RUN, storage.HIDDEN_RUN))
     names = {name.rpartition("/")[0].rpartition("/")[0] for name in storage.below(under) if f"/{name}".endswith(ends)}
     urls = sorted(storage.join(under, name) if name else under for name in names)
     if not urls:
@@ -89,45 +81,27 @@ def runs_below(under: str) -> Iterator[ListedRun]:
 
 
 def read_run(out: str) -> ListedRun:
-    """The record of the run that made, or is making, an output.
-
-    Raises:
-        InputError: no run is recorded there.
-    """
-    folder = next(
-        (
-            f
-            for name in (storage.RUN, storage.HIDDEN_RUN)
-            if storage.exists(storage.join(f := storage.join(out, name), _CONFIG))
-        ),
-        "",
-    )
-    if not folder:
+    """The record of the run that made, or is making, an output; raises an `InputError` where none is recorded."""
+    config = record_file(out, CONFIG)
+    if config is None:
         raise InputError(f"{out}: no run is recorded there; name the output directory of a job")
-
-    def text(name: str) -> str:
-        place = storage.join(folder, name)
-        return storage.read_bytes(place).decode(errors="replace") if storage.exists(place) else ""
-
-    environment = json.loads(text(_ENVIRONMENT) or "{}")
+    environment = json.loads(record_file(out, ENVIRONMENT) or "{}")
     manifest = storage.read_manifest(out)
-    records = [json.loads(line) for line in text(_METRICS).splitlines() if line.startswith("{")]
-    log = text(_LOG)
+    records = [json.loads(line) for line in (record_file(out, METRICS) or "").splitlines() if line.startswith("{")]
+    command = environment.get("command", [])
+    verb = command[0].rpartition("/")[2].removesuffix(".py") if command else ""
+    stated = storage.read_if_there(storage.join(out, "config.json"))  # by a bundle
     # a pipeline commits what it makes below it, scores and predictions are committed period by period
     made = manifest is not None or "ended" in environment
     return ListedRun(
         out=out,
-        stage=(manifest or {}).get("made_by", {}).get("stage") or _verb(environment.get("command", [])),
+        stage=(manifest or {}).get("made_by", {}).get("stage") or verb,
         started=environment.get("time", ""),
-        state="done" if made else "failed" if " ERROR failed: " in log else "not done",
+        state="done" if made else "failed" if " ERROR failed: " in (record_file(out, LOG) or "") else "not done",
         seconds=_since(environment.get("time", ""), records),
-        settings=flat(yaml.safe_load(text(_CONFIG))),
-        metrics=_last(records) | _stated(out),
+        settings=flat(yaml.safe_load(config)),
+        metrics=_last(records) | numbers(json.loads(stated or b"{}").get("metrics", {})),
     )
-
-
-def _verb(command: list[str]) -> str:
-    return command[0].rpartition("/")[2].removesuffix(".py") if command else ""
 
 
 def _since(started: str, records: list[dict[str, Any]]) -> float | None:
@@ -145,12 +119,6 @@ def _last(records: list[dict[str, Any]]) -> dict[str, float]:
         for record in records
         for key, value in numbers(record).items()
     }
-
-
-def _stated(out: str) -> dict[str, float]:
-    """The metrics that a bundle states."""
-    place = storage.join(out, "config.json")
-    return numbers(json.loads(storage.read_bytes(place)).get("metrics", {})) if storage.exists(place) else {}
 
 
 def listing(runs: list[ListedRun]) -> Table:

@@ -3,16 +3,19 @@
 Every method is trained once for each seed, which determines the sample of labelled groups, the initial weights and the
 data order. All methods of a seed see the same labelled groups. Stages that are up to date are skipped, so a pipeline
 that was stopped, or whose config changed in one place, runs only the remaining stages.
+
+The commands that come next, as the jobs print them; they run as they are printed.
 """
 
 import re
+import shlex
 import typing
 from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from ltrscale import bundle
+from ltrscale import bundle, storage
 from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view, open_dataset
@@ -25,9 +28,8 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, correction_of
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.shown import AS_SHOWN
-from ltrscale.experiments.methods.base import AnyMethod, SeedRun
-from ltrscale.experiments.methods.choices import Method, MethodName, check_methods, with_preset
-from ltrscale.experiments.next_steps import command, predict_command, rank_command, weekly_command
+from ltrscale.experiments.methods.base import AnyMethod, MethodName, SeedRun, check_methods
+from ltrscale.experiments.methods.choices import Method, with_preset
 from ltrscale.experiments.refit import RefitJob, RefitSettings
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
@@ -197,7 +199,6 @@ def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]
 
 
 def _final(config: PipelineConfig, name: str) -> str:
-    """The directory of a method's final model."""
     return join(config.out, "final", name)
 
 
@@ -261,3 +262,43 @@ def _check_features(splits: Splits, methods: Mapping[str, AnyMethod]) -> None:
             method.check_features(splits)
         except InputError as error:
             raise InputError(f"methods.{name}.{error}") from error
+
+
+def command(job: str, **settings: str) -> str:
+    """A command line that sets some keys.
+
+    Example:
+        >>> command("refit", out="runs/final", bundle="runs/the trees")
+        "python -m jobs.refit --set out=runs/final --set 'bundle=runs/the trees'"
+    """
+    return f"python -m jobs.{job}{_set(settings)}"
+
+
+def predict_command(bundle: str, data: str, out: str) -> str:
+    """The command that ranks a file of raw rows: the last file of the data set, to be replaced by a new one.
+
+    It allows as many bad rows as the data set.
+    """
+    made = open_dataset(data).manifest.made_by
+    latest = (made.get("added") or [made])[-1].get("config", {})
+    inputs = latest.get("inputs") or [{"path": "NEW_ROWS"}]
+    allowed = latest.get("max_rejected", default := PrepareConfig.model_fields["max_rejected"].default)
+    words = (("bundle", bundle), ("inputs", inputs[-1]["path"]), ("out", out))
+    options = "".join(f" --{key} {shlex.quote(value)}" for key, value in words)
+    return f"python -m jobs.predict{options}{_set({} if allowed == default else {'max_rejected': f'{allowed:g}'})}"
+
+
+def rank_command(bundle: str, data: str, out: str) -> str | None:
+    """The command that ranks the items of the newest period of a data set; None if its periods are no times."""
+    if not re.match(r"\d{4}-", open_dataset(data).manifest.periods[-1]):
+        return None
+    return command("score", bundle=bundle, data=data, out=out, layout="items", periods="last 1")
+
+
+def weekly_command(config: str) -> str | None:
+    """The command for the next period, by its config; None where that is not there."""
+    return f"python -m jobs.weekly --config {shlex.quote(config)} --inputs NEW_ROWS" if storage.exists(config) else None
+
+
+def _set(settings: Mapping[str, str]) -> str:
+    return "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in settings.items())

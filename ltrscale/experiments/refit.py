@@ -15,11 +15,9 @@ from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
-from ltrscale.experiments.methods.base import AnyMethod
-from ltrscale.experiments.methods.choices import MethodName
+from ltrscale.experiments.methods.base import AnyMethod, MethodName
 from ltrscale.progress import Report
-from ltrscale.stages.origins import Settings, bundle_hashes, dataset_hashes, with_splits
-from ltrscale.stages.stage import Origin
+from ltrscale.stages.stage import Origin, Settings, bundle_hashes, dataset_hashes, with_splits
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.resumption import TrainingStage
 from ltrscale.trees.configs import GBDTConfig
@@ -35,11 +33,7 @@ class RefitSettings(Config):
     """Learn from the test periods too: a model for use, with nothing left to test it on."""
 
     def check(self, methods: Mapping[str, AnyMethod]) -> None:
-        """Check that the methods exist, and make a bundle that can be trained once more.
-
-        Raises:
-            ValueError: one does not; the message names it.
-        """
+        """Raise a ValueError unless the methods exist, and make a bundle that can be trained once more."""
         for name in self.methods:
             if name not in methods:
                 raise ValueError(f"refit.methods: {name!r} is not among the methods {', '.join(methods)}")
@@ -69,11 +63,7 @@ class _Learned(NamedTuple):
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """Read the record of a bundle.
-
-        Raises:
-            InputError: it holds several models, or another kind of job made it.
-        """
+        """Read the record of a bundle; an `InputError` if it holds several models, or another kind of job made it."""
         opened = bundle.load(url)
         origin, stage = validate(Provenance, opened.made_by, url), opened.made_by.get("stage")
         kinds: dict[Any, type[_Network | _Trees]] = {"finetune": _Network, "train_gbdt": _Trees}
@@ -120,7 +110,6 @@ class RefitJob(TrainingStage):
     def work(self, origin: Origin, report: Report) -> None:
         """Train, and commit the bundle."""
         learned = _Learned.of(self.bundle)
-        common: dict[str, Any] = {"start": learned.start, "report": report, "workers": self.workers}
         splits = Splits(train=learned.train, validation=self._rest(learned))
         match learned.settings:
             case FinetuneConfig() as settings:
@@ -133,8 +122,16 @@ class RefitJob(TrainingStage):
                 )
                 job.work(origin, report, epochs=learned.epochs())
             case trees:
-                number = learned.opened.count("trees")
-                train_gbdt(trees, splits, self.out, trees=number, made_by=origin, **common)
+                train_gbdt(
+                    trees,
+                    splits,
+                    self.out,
+                    start=learned.start,
+                    trees=learned.opened.count("trees"),
+                    made_by=origin,
+                    report=report,
+                    workers=self.workers,
+                )
 
     def _rest(self, learned: _Learned) -> Split:
         """The groups that join those of the training split."""

@@ -29,9 +29,17 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.studies.study import Cost, Design, Model, Study
 from ltrscale.evaluation.studies.study_page import document
-from ltrscale.experiments.methods.choices import Method, MethodName, check_methods, with_foundations
-from ltrscale.experiments.study_grid import Cell, GridConfig, shared_encoders
-from ltrscale.experiments.study_models import Spent, StudyParts, StudySummary, Summarised
+from ltrscale.experiments.methods.base import MethodName, check_methods, with_foundations
+from ltrscale.experiments.methods.choices import Method
+from ltrscale.experiments.study_models import (
+    Cell,
+    GridConfig,
+    Spent,
+    StudyParts,
+    StudySummary,
+    Summarised,
+    shared_encoders,
+)
 from ltrscale.progress import log, progress
 from ltrscale.reports.findings import print_report
 from ltrscale.runtime.workers import ONE
@@ -234,7 +242,8 @@ def _run(study: StudyConfig, parts: StudyParts) -> dict[str, str]:
             else:
                 failed[task.name] = failure
                 log.warning("study: %s failed: %s", task.name, failure)
-            before, share = share, costs.done(task, seconds, _cost(task, seconds))
+            spent = Spent.read(task.folder) if task.folder else None
+            before, share = share, costs.done(task, seconds, max(seconds, spent.seconds if spent else 0.0))
             advance(1, share - before)
             log.info("study: %d of %d, %s", len(done) + len(failed), len(tasks), task.name)
             if time.monotonic() - reported >= _REPORT_S:
@@ -245,12 +254,6 @@ def _run(study: StudyConfig, parts: StudyParts) -> dict[str, str]:
     log.info("study: %d of %d done in %.0f s", len(done), len(tasks), time.monotonic() - start)
     _summarise(study, parts, done, failed)
     return failed
-
-
-def _cost(task: Task, seconds: float) -> float:
-    """The seconds of a task in all runs, of which this one took some."""
-    spent = Spent.read(task.folder) if task.folder else None
-    return seconds if spent is None else max(seconds, spent.seconds)
 
 
 def _summarise(study: StudyConfig, parts: StudyParts, done: set[str], failed: Mapping[str, str]) -> None:

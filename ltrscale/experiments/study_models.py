@@ -1,10 +1,12 @@
-"""The stages of a study's models, and the record of their time."""
+"""The models of a study: the grid that it trains, their stages, and the record of their time."""
 
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
+
+from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Config, Operational, digest
@@ -19,14 +21,71 @@ from ltrscale.evaluation.studies.group_metrics import describe_test, measure_gro
 from ltrscale.evaluation.studies.study import Design, Model, study_of
 from ltrscale.evaluation.studies.study_page import write_study
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
-from ltrscale.experiments.study_grid import MOST_STUDY_DRAWS, Cell
 from ltrscale.progress import Report
 from ltrscale.runtime.workers import ONE
-from ltrscale.stages.inputs import BundleUrl, OutputUrl
-from ltrscale.stages.origins import Settings, bundle_hashes, check_unseen, dataset_hashes, with_splits
 from ltrscale.stages.runs import heard_by
-from ltrscale.stages.stage import Origin, Stage
+from ltrscale.stages.stage import (
+    BundleUrl,
+    Origin,
+    OutputUrl,
+    Settings,
+    Stage,
+    bundle_hashes,
+    check_unseen,
+    dataset_hashes,
+    with_splits,
+)
 from ltrscale.storage import join
+
+MOST_STUDY_DRAWS = 10_000
+
+LabelledCount = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)]
+
+
+class GridConfig(Config):
+    """A part of the study: every method with every number of labelled groups, draw and seed."""
+
+    labelled: tuple[LabelledCount, ...] = Field(min_length=1)
+    """Labelled groups of the training split that are used: a number, see `counts`, or as a decimal up to 1.0 a share of
+    all (HOU24: .001 to 1)."""
+    draws: int = Field(5, ge=1, lt=MOST_STUDY_DRAWS)
+    """Random samples of that size; fewer than five judge nothing, and ten cost twice as much for intervals that are a
+    third narrower. With the same number a smaller sample is part of a larger one."""
+    seeds: tuple[int, ...] = Field((0,), min_length=1)
+    """Of pretraining; finetuning and trees mix the draw in. Several are averaged for each draw."""
+    methods: tuple[str, ...] = ()
+    """Names of methods; empty for all. Methods that these are built on come along."""
+
+
+class Cell(Config):
+    """One model of the study."""
+
+    labelled: LabelledCount
+    draw: int
+    seed: int
+    method: str
+
+    @property
+    def run(self) -> str:
+        """The directory of the models that share labelled groups and seed, below that of the study."""
+        return join("models", str(self.labelled), f"draw-{self.draw}", f"seed-{self.seed}")
+
+    @property
+    def folder(self) -> str:
+        """The directory of the model."""
+        return join(self.run, self.method)
+
+
+def shared_encoders(methods: Mapping[str, AnyMethod]) -> dict[str, AnyMethod]:
+    """The methods, of which those with the same pretraining share the encoder of the first."""
+    owners: dict[str, str] = {}
+    shared: dict[str, AnyMethod] = {}
+    for name, method in methods.items():
+        pretraining = method.pretraining()
+        owner = name if pretraining is None else owners.setdefault(digest(pretraining), name)
+        shared[name] = method if owner == name else method.starting_as(owner)
+    return shared
+
 
 _WRITE_S = 30.0
 

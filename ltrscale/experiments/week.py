@@ -1,34 +1,108 @@
-"""What a week of `jobs.weekly` checks, and how it publishes what goes into service."""
+"""A week of `jobs.weekly`: the record of what is in service and of each week, what is checked, and what is published.
 
+OUT/service.json                the bundle to serve, replaced in one step
+OUT/weeks/PERIOD/week.json      what the week began with, and how it ended
+"""
+
+import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Literal, Self
+
+from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.bundle import content_hash
 from ltrscale.bundle import load as load_bundle
-from ltrscale.bundle.contents import Provenance
 from ltrscale.config import validate
+from ltrscale.bundle.contents import Provenance
+from ltrscale.config import Config
+from ltrscale.config import ConfigT
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.split import Split, SplitsWithTest, in_few_words
 from ltrscale.errors import InputError
-from ltrscale.experiments.service import InService, Week
 from ltrscale.progress import log
 from ltrscale.serving.export import ExportJob
 from ltrscale.serving.register import RegisterJob, Registry
 from ltrscale.storage import join
 
+SERVICE = "service.json"
+_WEEKS, _WEEK = "weeks", "week.json"
 
-def check_newest(out: str, week: Week) -> None:
-    """Check that a week that was stopped does not replace the model of a later one.
 
-    Raises:
-        InputError: it would.
-    """
-    now = InService.read(out)
-    if now is not None and now.period > week.period:
-        raise InputError(
-            f"{week.period}: was stopped, and {now.bundle} of {now.period} is in service since, which an older model "
-            "must not replace; nothing is left to do"
-        )
+class InService(Config):
+    """The bundle in service."""
+
+    bundle: str
+    period: str
+    """The newest period when it went into service."""
+    since: str
+    """When it did, UTC."""
+    export: str | None = None
+    """Directory of its export, if there is one."""
+    version: str | None = None
+    """Its version in the registry, if it is registered."""
+    before: str | None = None
+    """The bundle in service before it."""
+
+    @classmethod
+    def now(cls, bundle: str, period: str, **others: str | None) -> Self:
+        """The bundle, from now on."""
+        since = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        return cls(bundle=bundle, period=period, since=since, **others)
+
+    @classmethod
+    def read(cls, out: str) -> Self | None:
+        """What is in service; None where nothing is."""
+        return _read(cls, storage.join(out, SERVICE))
+
+    def write(self, out: str) -> None:
+        """Put it into service: a reader sees the one before or this one."""
+        _write(self, storage.join(out, SERVICE))
+
+
+class Week(Config):
+    """A week of `jobs.weekly`: what it began with, so that it ends on that, and how it ended."""
+
+    period: str
+    content: str
+    """Hash of the new period's groups."""
+    settings: str
+    """Hash of the settings."""
+    production: str
+    """The bundle in service when it began."""
+    before: SplitsWithTest
+    """The periods by name, as if the new ones were not there: from these the new ones may have drifted."""
+    splits: SplitsWithTest
+    """The periods by name, with the new ones: from these the candidate learns, and on `test` it is judged."""
+    outcome: Literal["under way", "in service", "refused"] = "under way"
+    reasons: tuple[str, ...] = Field(())
+    """Why it was refused."""
+    bundle: str | None = None
+    """What went into service, now or when it was judged by other settings."""
+
+    @classmethod
+    def read(cls, out: str, period: str) -> Self | None:
+        """The record of a period; None where there is none."""
+        return _read(cls, storage.join(folder_of(out, period), _WEEK))
+
+    def write(self, out: str) -> None:
+        """Replace the record."""
+        _write(self, storage.join(folder_of(out, self.period), _WEEK))
+
+
+def folder_of(out: str, period: str) -> str:
+    """The directory of a week."""
+    return storage.join(out, _WEEKS, period)
+
+
+def _read(cls: type[ConfigT], url: str) -> ConfigT | None:
+    data = storage.read_if_there(url)
+    return None if data is None else validate(cls, json.loads(data), url)
+
+
+def _write(value: Config, url: str) -> None:
+    storage.write_bytes(url, (json.dumps(value.model_dump(mode="json"), indent=1) + "\n").encode())
 
 
 def check_new(
@@ -39,7 +113,7 @@ def check_new(
     Args:
         new: the rows of the periods.
         periods: the new periods.
-        data: the data set that grows.
+        data: the data set that grows, with `all_periods`.
         all_periods: the periods of `data`.
         joins: whether the rows are others than those of `data`.
         is_begun: whether a week with these rows has begun.
@@ -65,11 +139,7 @@ def check_new(
 
 
 def unseen_periods(splits: SplitsWithTest, production: str) -> Split:
-    """The test periods after the last one that a bundle has learnt from, or was selected on.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The test periods after the last that a bundle has learnt from or was selected on; an `InputError` if none."""
     test, origin = splits.test, validate(Provenance, load_bundle(production).made_by, production)
     named_periods = {period for split in splits.by_name.values() for period in split.periods or ()}
     learnt = {period for split in origin.config.splits for period in split.periods or ()} & named_periods
@@ -89,10 +159,10 @@ def published(
     bundle: str, folder: str, *, export: ExportJob | None, registry: Registry | None
 ) -> Mapping[str, str | None]:
     """Export and register what goes into service, as far as it is asked for; returns where it is and its version."""
-    found = dict[str, str | None]()
+    places = dict[str, str | None]()
     if export is not None:
         export.run()
-        found["export"] = storage.absolute(export.out)
+        places["export"] = storage.absolute(export.out)
     if registry is not None:
         # a run that was stopped after this must not register it again
         done = join(folder, f"registered-{content_hash(bundle)[:12]}.txt")
@@ -100,5 +170,5 @@ def published(
         if version is None:
             version = RegisterJob(bundle=bundle, **registry.model_dump()).run().encode()
             storage.write_bytes(done, version)
-        found["version"] = version.decode()
-    return found
+        places["version"] = version.decode()
+    return places

@@ -16,7 +16,6 @@ Every part is a stage that is skipped where it is up to date, so the same comman
 import sys
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
 
 from pydantic import Field
 
@@ -32,13 +31,18 @@ from ltrscale.evaluation.weeks.decay import Decay, DriftJob
 from ltrscale.evaluation.weeks.drift import DriftSettings
 from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.evaluation.weeks.verdict import PRODUCTION, Bounds, of_drift
-from ltrscale.experiments.methods.base import SeedRun
-from ltrscale.experiments.methods.choices import MethodName
-from ltrscale.experiments.next_steps import predict_command, weekly_command
-from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.methods.base import MethodName, SeedRun
+from ltrscale.experiments.pipeline import PipelineConfig, predict_command, weekly_command
 from ltrscale.experiments.refit import RefitJob
-from ltrscale.experiments.service import SERVICE, InService, Week, folder_of
-from ltrscale.experiments.week import check_new, check_newest, published, unseen_periods
+from ltrscale.experiments.week import (
+    SERVICE,
+    InService,
+    Week,
+    check_new,
+    folder_of,
+    published,
+    unseen_periods,
+)
 from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import log
@@ -48,8 +52,6 @@ from ltrscale.serving.export import ExportJob
 from ltrscale.serving.register import Registry
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
-
-_NEW = "NEW"
 
 
 class WeeklyJob(Config):
@@ -96,11 +98,7 @@ class WeeklyJob(Config):
 
     @cached_property
     def of(self) -> PipelineConfig:
-        """The pipeline.
-
-        Raises:
-            InputError: it has no such method, or changes the data set before it trains.
-        """
+        """The pipeline; an `InputError` if it has no such method, or changes the data set before it trains."""
         config = load(PipelineConfig, self.pipeline)
         if self.method not in config.methods:
             near = suggestion(self.method, config.methods, "its methods are")
@@ -122,11 +120,8 @@ class WeeklyJob(Config):
     @property
     def settings(self) -> str:
         """Hash of all that decides on the outcome of a week, besides its rows and the model in service."""
-        return digest([result_of(self).model_dump(mode="json", exclude={"out", "inputs"}), self._of_pipeline])
-
-    @property
-    def _of_pipeline(self) -> dict[str, Any]:
-        return self.of.model_dump(mode="json", include={"methods", "seeds", "evaluate"})
+        of_pipeline = self.of.model_dump(mode="json", include={"methods", "seeds", "evaluate"})
+        return digest([result_of(self).model_dump(mode="json", exclude={"out", "inputs"}), of_pipeline])
 
     @property
     def evaluate(self) -> EvaluateSettings:
@@ -134,11 +129,7 @@ class WeeklyJob(Config):
         return EvaluateSettings.model_validate({**self.of.evaluate.model_dump(), "baseline": None})
 
     def reading(self, *, add: bool) -> PrepareConfig:
-        """The settings of `prepare` that read the new rows as those of the data set.
-
-        Raises:
-            InputError: the data set is missing, or is none of jobs.prepare.
-        """
+        """The settings of `prepare` that read the new rows as those of the data set, which it must have made."""
         before = open_dataset(self.data)
         made_by = before.manifest.made_by
         if made_by.get("stage") != "prepare":
@@ -178,18 +169,26 @@ def _run(job: WeeklyJob) -> Week:
     earlier = Week.read(job.out, new.manifest.periods[-1])
     content = new.manifest.hash_of(_of_week(job, new))
     if earlier is None or (earlier.content, earlier.settings) != (content, job.settings):
-        earlier = _begin(job, new, content, earlier)
+        earlier = _begin_week(job, new, content, earlier)
     elif earlier.outcome != "under way":
         log.info("weekly: %s is done: %s; other rows or settings would be judged anew", earlier.period, earlier.outcome)
         return earlier
-    check_newest(job.out, earlier)
-    week = _judged(job, new, earlier)
+    now = InService.read(job.out)
+    if now is not None and now.period > earlier.period:
+        raise InputError(
+            f"{earlier.period}: was stopped, and {now.bundle} of {now.period} is in service since, which an older "
+            "model must not replace; nothing is left to do"
+        )
+    week = _judged_week(job, new, earlier)
     week.write(job.out)
     log.info(
         "weekly: %s: %s; %s names what serves: %s", week.period, week.outcome, join(job.out, SERVICE), _serving(job)
     )
-    for line in _next(job):
-        log.info("next, %s", line)
+    if (now := InService.read(job.out)) is not None:
+        rank = predict_command(now.bundle, job.data, join(job.out, "predictions"))
+        log.info("next, to rank new rows: %s", rank)
+    if command := weekly_command(f"{job.out.rstrip('/')}.yaml"):
+        log.info("next, when the next period is there: %s", command)
     return week
 
 
@@ -207,12 +206,8 @@ def _of_week(job: WeeklyJob, new: Dataset) -> list[str]:
     return [*new.manifest.periods] if job.inputs else [new.manifest.periods[-1]]
 
 
-def _begin(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None) -> Week:
-    """Start a week: find its periods and what is in service, and write them down.
-
-    Raises:
-        InputError: as `check_new` and `_in_service`.
-    """
+def _begin_week(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None) -> Week:
+    """Start a week: find its periods and what is in service, and write them down."""
     periods, all_periods = _of_week(job, new), open_dataset(job.data).manifest.periods
     is_begun = earlier is not None and earlier.content == content
     check_new(new, periods, job.data, all_periods, joins=bool(job.inputs), is_begun=is_begun)
@@ -232,17 +227,13 @@ def _begin(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None) -> 
 
 
 def _in_service(job: WeeklyJob, earlier: Week | None, before: SplitsWithTest, splits: SplitsWithTest) -> str:
-    """What the candidate of a week is compared with; trains the first model where nothing is in service yet.
-
-    Raises:
-        InputError: as `unseen`, before it is in service: `production` may then name another.
-    """
+    """What the candidate of a week is compared with; trains the first model where nothing is in service yet."""
     now = InService.read(job.out)
     if now is not None:  # a week that is judged anew is compared with what it was compared with before
         compared = earlier.production if earlier is not None and earlier.bundle == now.bundle else now.bundle
         unseen_periods(splits, compared)
         return compared
-    first = storage.absolute(job.production or _first(job, before))
+    first = storage.absolute(job.production or _first_model(job, before))
     unseen_periods(splits, first)
     InService.now(first, (before.test.periods or ("",))[-1]).write(job.out)
     log.info("weekly: %s is in service to begin with, compared with no other", first)
@@ -254,7 +245,7 @@ def _serving(job: WeeklyJob) -> str:
     return "nothing" if now is None else now.bundle
 
 
-def _first(job: WeeklyJob, before: SplitsWithTest) -> str:
+def _first_model(job: WeeklyJob, before: SplitsWithTest) -> str:
     """The first model, which is evaluated alone."""
     log.info("weekly: nothing is in service; the first model learns from the periods before the new one")
     folder = join(job.out, "first")
@@ -271,7 +262,7 @@ def _trained(job: WeeklyJob, splits: SplitsWithTest, folder: str) -> str:
         return SeedRun(job.of.methods, splits.drawn(seed), seed, job.of.workers, folder).model(job.method)
 
 
-def _judged(job: WeeklyJob, new: Dataset, week: Week) -> Week:
+def _judged_week(job: WeeklyJob, new: Dataset, week: Week) -> Week:
     """Do all steps of a week, of which those that are done do nothing; returns how it ended."""
     folder = folder_of(job.out, week.period)
     if reasons := _drifted(job, new, week, join(folder, "arrival")):
@@ -320,19 +311,10 @@ def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
     return [check.reason for check in of_drift(Decay.read(drift).drift, job.bounds, PRODUCTION) if not check.holds]
 
 
-def _next(job: WeeklyJob) -> Iterator[str]:
-    """The commands that come next."""
-    service = InService.read(job.out)
-    if service is not None:
-        yield f"to rank new rows: {predict_command(service.bundle, job.data, join(job.out, 'predictions'))}"
-    if command := weekly_command(f"{job.out.rstrip('/')}.yaml"):
-        yield f"when the next period is there: {command}"
-
-
 def _steps(job: WeeklyJob) -> Iterator[str]:
     """What a run would do, a line each."""
     periods, now = open_dataset(job.data).manifest.periods, InService.read(job.out)
-    before, new = ([*periods], _NEW) if job.inputs else ([*periods[:-1]], periods[-1])
+    before, new = ([*periods], "NEW") if job.inputs else ([*periods[:-1]], periods[-1])
     production = now.bundle if now is not None else job.production
     splits, first = job.named([*before, new]), job.named(before)
     yield f"weekly: dry run, nothing is written; {job.data} has {in_few_words(periods)}"

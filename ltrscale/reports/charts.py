@@ -15,8 +15,7 @@ ChartRows = Sequence[Mapping[str, Any]]
 """The data of a chart."""
 
 VEGA_LITE_VERSION: Final = "6.4"
-"""Of Vega-Lite."""
-_SCHEMA = "https://vega.github.io/schema/vega-lite/v6.4.1.json"
+_VEGA_LITE = "https://vega.github.io/schema/vega-lite/v6.4.1.json"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _WIDTH = 640
 """Pixels of a chart in a picture; in a page it takes the width of its container."""
@@ -24,9 +23,9 @@ _NARROW = 420
 """Pixels of one of several charts in a picture."""
 _LIMIT = 150
 """Pixels of a label; a longer one is cut, and its tooltip is whole."""
-_COLOURS = 10
+_FEW_COLOURS = 10
 """Series of one chart; for more the scheme of twice as many colours is taken."""
-_LABELS = ["#b9b9b9", "#4c9be8", "#2fae66", "#f2a33a", "#e0455a"]
+_LABEL_COLOURS = ["#b9b9b9", "#4c9be8", "#2fae66", "#f2a33a", "#e0455a"]
 """Colours of labels from 0 up, readable on white and on black."""
 
 
@@ -36,52 +35,35 @@ class Estimated(Protocol):
     @property
     def mean(self) -> float | None:
         """The estimate."""
-        ...
 
     @property
     def low(self) -> float | None:
         """Lower end."""
-        ...
 
     @property
     def high(self) -> float | None:
         """Upper end."""
-        ...
 
 
 def theme(*, dark: bool) -> Spec:
     """The config of charts on a light or a dark ground, which they leave transparent."""
     text, faint, grid = ("#e4e6ea", "#7c828c", "#353b45") if dark else ("#20242b", "#8a9099", "#e3e6ea")
+    words = {"labelColor": text, "titleColor": text, "titleFontWeight": "normal", "labelLimit": _LIMIT}
     return {
         "background": "transparent",
         "font": _FONT,
         "view": {"stroke": None},
-        "axis": {
-            "labelColor": text,
-            "titleColor": text,
-            "titleFontWeight": "normal",
-            "gridColor": grid,
-            "domainColor": faint,
-            "tickColor": faint,
-            "labelLimit": _LIMIT,
-        },
-        "legend": {
-            "labelColor": text,
-            "titleColor": text,
-            "titleFontWeight": "normal",
-            "orient": "top",
-            "columns": 2,
-            "labelLimit": _LIMIT,
-        },
+        "axis": {**words, "gridColor": grid, "domainColor": faint, "tickColor": faint},
+        "legend": {**words, "orient": "top", "columns": 2},
         "title": {"color": text, "fontWeight": "normal", "fontSize": 12, "anchor": "start", "limit": 300},
         "rule": {"color": faint},
         "text": {"color": text},
     }
 
 
-def _chart(rows: ChartRows, **parts: Any) -> Spec:
+def _chart_of(rows: ChartRows, **parts: Any) -> Spec:
     return {
-        "$schema": _SCHEMA,
+        "$schema": _VEGA_LITE,
         "data": {"values": list(rows)},
         "width": "container",
         "autosize": {"type": "fit-x", "contains": "padding"},
@@ -111,7 +93,7 @@ def _series(rows: ChartRows, order: Sequence[str] = ()) -> Spec:
     names = _in_order(rows, "series")
     legend = {"values": names} if len(names) > 1 else None
     domain = list(order or names)
-    colours = "tableau10" if len(domain) <= _COLOURS else "tableau20"
+    colours = "tableau10" if len(domain) <= _FEW_COLOURS else "tableau20"
     return _of("series", "nominal", scale={"domain": domain, "scheme": colours}, legend=legend)
 
 
@@ -140,26 +122,24 @@ def interval_chart(
         log: whether values are on a logarithmic scale.
         unit: format of the values; by default plain numbers.
     """
-    y: Spec = {"y": _of("name", "nominal", sort=_in_order(rows, "name"))}
-    several = len(_in_order(rows, "series")) if len(rows) > len(_in_order(rows, "name")) else 1
-    if len(rows) > len(_in_order(rows, "name")):
-        y["yOffset"] = _of("series", "nominal", sort=_in_order(rows, "series"))
+    names, series, several = _in_order(rows, "name"), _in_order(rows, "series"), 1
+    y: Spec = {"y": _of("name", "nominal", sort=names)}
+    if len(rows) > len(names):
+        y["yOffset"], several = _of("series", "nominal", sort=series), len(series)
     opacity = {"condition": {"test": "datum.faded", "value": 0.3}, "value": 1}
     tips = [_of("name", "nominal", "name"), _of("series", "nominal", "of")]
     tips += [_of(field, "quantitative", field, format=".4f") for field in ("mean", "low", "high")]
     shared = {**y, "color": _series(rows, order), "opacity": opacity, "tooltip": tips}
     scale = {"type": "log", "padding": 10} if log else {"zero": False}
     along = _of("mean", "quantitative", title, scale=scale, axis={"format": unit} if unit else {})
+    bar = {**shared, "x": {**along, "field": "low"}, "x2": {"field": "high"}}
     layers = [
-        {
-            "mark": {"type": "rule", "strokeWidth": 2},
-            "encoding": {**shared, "x": {**along, "field": "low"}, "x2": {"field": "high"}},
-        },
+        {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": bar},
         {"mark": {"type": "point", "filled": True, "size": 60}, "encoding": {**shared, "x": along}},
     ]
     if at is not None:
         layers.insert(0, {"mark": {"type": "rule", "strokeDash": [4, 3]}, "encoding": {"x": {"datum": at}}})
-    return _chart(rows, height=max(24, 10 * several) * len(_in_order(rows, "name")), layer=layers)
+    return _chart_of(rows, height=max(24, 10 * several) * len(names), layer=layers)
 
 
 def lines(
@@ -210,14 +190,14 @@ def lines(
         cross = {"type": "point", "shape": "cross", "angle": 45, "size": 90, "filled": True}
         place = {"x": across["x"], "y": {"datum": level or 0}, "color": _series(rows, order)}
         layers.append({"data": {"values": list(marks)}, "mark": cross, "encoding": place})
-    return _chart(rows, height=260, layer=layers)
+    return _chart_of(rows, height=260, layer=layers)
 
 
 def bars(rows: ChartRows, *, title: str, order: Sequence[str] = (), unit: str = "%") -> Spec:
-    """A bar for each name, side by side for several series of a name; rows have `name`, `value` and `series`.
+    """A bar for each name, side by side for several series of a name.
 
     Args:
-        rows: the data.
+        rows: `name`, `value` and `series`.
         title: of the values.
         order: all series of the page, for their colours.
         unit: format of the values; by default shares in percent.
@@ -232,7 +212,7 @@ def bars(rows: ChartRows, *, title: str, order: Sequence[str] = (), unit: str = 
     beside = len(series) if len(rows) > len(names) else 1
     if beside > 1:
         encoding["yOffset"] = _of("series", "nominal", sort=series)
-    return _chart(rows, height=max(18, 9 * beside) * len(names), mark="bar", encoding=encoding)
+    return _chart_of(rows, height=max(18, 9 * beside) * len(names), mark="bar", encoding=encoding)
 
 
 def histogram(
@@ -246,20 +226,20 @@ def histogram(
         for i, count in enumerate(counts)
         if count
     ]
-    colour = {"condition": {"test": "datum.beyond", "value": _LABELS[4]}, "value": _LABELS[1]}
+    colour = {"condition": {"test": "datum.beyond", "value": _LABEL_COLOURS[4]}, "value": _LABEL_COLOURS[1]}
     across = {"x": _number("low", title, domain=[edges[0], edges[-1]]), "x2": {"field": "high"}}
     ticks = [0, *(10**power for power in range(1, 12) if 10**power <= max(counts))]
     up = _of("count", "quantitative", "documents", scale={"type": "symlog"}, axis={"values": ticks, "format": ",d"})
     layers: list[Spec] = [{"mark": "bar", "encoding": {**across, "y": up, "y2": {"datum": 0}, "color": colour}}]
     places = [cut for cut in (left, right) if edges[0] <= cut <= edges[-1]]
     layers += [{"mark": {"type": "rule", "strokeDash": [4, 3]}, "encoding": {"x": {"datum": cut}}} for cut in places]
-    return _chart(rows, height=120, layer=layers)
+    return _chart_of(rows, height=120, layer=layers)
 
 
 def scatter(rows: ChartRows, *, title: str, labels: Sequence[float]) -> Spec:
     """Points without axes, whose size and colour are their labels; the rows have `x`, `y`, `label`, and rise by it."""
     shades = [shade(label, max(labels)) for label in labels]
-    colours = {"scale": {"domain": list(labels), "range": [_LABELS[s] for s in shades]}}
+    colours = {"scale": {"domain": list(labels), "range": [_LABEL_COLOURS[s] for s in shades]}}
     sizes = {"scale": {"domain": list(labels), "range": [16 + 16 * s for s in shades]}}
     bare: Spec = {"axis": None, "scale": {"zero": False}}
     encoding = {
@@ -270,7 +250,7 @@ def scatter(rows: ChartRows, *, title: str, labels: Sequence[float]) -> Spec:
         "tooltip": [_of("label", "ordinal", "label")],
     }
     mark = {"type": "circle", "opacity": 0.75}
-    return _chart(rows, height=300, title=title, mark=mark, encoding=encoding)
+    return _chart_of(rows, height=300, title=title, mark=mark, encoding=encoding)
 
 
 def shade(label: float, highest: float) -> int:
@@ -288,20 +268,15 @@ def shade(label: float, highest: float) -> int:
 def heatmap(rows: ChartRows, *, title: str) -> Spec:
     """A matrix with the values in its cells; the rows have `one`, `other` and `value`, from -1 to 1."""
     names = _in_order(rows, "one")
-    cell = {
-        "x": _of("one", "nominal", sort=names, axis={"labelAngle": -30}),
-        "y": _of("other", "nominal", sort=names),
-    }
+    cell = {"x": _of("one", "nominal", sort=names, axis={"labelAngle": -30}), "y": _of("other", "nominal", sort=names)}
     pale = {"range": ["#f4f7fb", "#79b4ec"], "domain": [0, 1], "clamp": True}
     shades = _of("value", "quantitative", title, legend=None, scale=pale)
+    figures = _of("value", "quantitative", format=".2f")
     layers = [
         {"mark": {"type": "rect"}, "encoding": {**cell, "color": shades}},
-        {
-            "mark": {"type": "text", "color": "#20242b"},
-            "encoding": {**cell, "text": _of("value", "quantitative", format=".2f")},
-        },
+        {"mark": {"type": "text", "color": "#20242b"}, "encoding": {**cell, "text": figures}},
     ]
-    return _chart(rows, height=30 * len(names), title=title, layer=layers)
+    return _chart_of(rows, height=30 * len(names), title=title, layer=layers)
 
 
 def parallel(rows: ChartRows, ends: ChartRows, *, title: str) -> Spec:
@@ -322,7 +297,7 @@ def parallel(rows: ChartRows, ends: ChartRows, *, title: str) -> Spec:
         {"mark": {"type": "line", "opacity": 0.6}, "encoding": drawn},
         {"data": {"values": list(ends)}, "mark": text, "encoding": {**across, **up, "text": _of("shown", "nominal")}},
     ]
-    return _chart(rows, height=260, layer=layers)
+    return _chart_of(rows, height=260, layer=layers)
 
 
 def titled(spec: Spec, title: str) -> Spec:
@@ -332,13 +307,13 @@ def titled(spec: Spec, title: str) -> Spec:
 
 def chart_row(*specs: Spec) -> Spec:
     """Charts side by side in one picture."""
-    return {"$schema": _SCHEMA, "hconcat": [_part(spec) for spec in specs]}
+    return {"$schema": _VEGA_LITE, "hconcat": [_part(spec) for spec in specs]}
 
 
 def above(*specs: Spec, alike: bool = True) -> Spec:
     """Charts one above the other in one picture; without `alike` each has series of its own, and a legend."""
     resolve = {} if alike else {"resolve": {"scale": {"color": "independent"}}}
-    return {"$schema": _SCHEMA, "vconcat": [_part(spec) for spec in specs], **resolve}
+    return {"$schema": _VEGA_LITE, "vconcat": [_part(spec) for spec in specs], **resolve}
 
 
 def _part(spec: Spec) -> Spec:

@@ -123,11 +123,14 @@ class Document:
     @property
     def charts(self) -> dict[str, Chart]:
         """All charts in order, by the file name of their picture."""
-        found = [*_charts(self.opening), *(chart for section in self.sections for chart in _charts(section.blocks))]
-        return {f"{chart.name or f'chart-{number:02d}'}.png": chart for number, chart in enumerate(found)}
+        every = [
+            *_charts_in(self.opening),
+            *(chart for section in self.sections for chart in _charts_in(section.blocks)),
+        ]
+        return {f"{chart.name or f'chart-{number:02d}'}.png": chart for number, chart in enumerate(every)}
 
 
-def _charts(blocks: Sequence[Block]) -> Iterator[Chart]:
+def _charts_in(blocks: Sequence[Block]) -> Iterator[Chart]:
     for block in blocks:
         match block:
             case Chart():

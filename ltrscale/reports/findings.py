@@ -1,14 +1,20 @@
-"""The results of an analysis: committed as `metrics.json` beside the report that shows them, read, and printed."""
+"""The results of an analysis, committed beside the report that shows them: `metrics.json`, and a document in Markdown.
+
+A document is written as Markdown with pictures of its charts, in a terminal as its opening, and as one page of HTML
+with live charts that opens without a network.
+"""
 
 import sys
-from collections.abc import Mapping
-from typing import ClassVar, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import ClassVar, Self, get_args
 
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.reports.document import Document
-from ltrscale.reports.markdown import REPORT, files, terminal
+from ltrscale.markdown import escape, one_line
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Chart, Charts, Command, Document, LeftOut, Points, Table, Text, is_figure
 
 
 class Findings(Config):
@@ -21,11 +27,7 @@ class Findings(Config):
 
     @classmethod
     def read(cls, url: str) -> Self:
-        """Read the results that are committed in a directory.
-
-        Raises:
-            InputError: none are committed there, or the file does not fit.
-        """
+        """Read the results that are committed in a directory; an `InputError` if there are none, or they do not fit."""
         manifest = storage.read_manifest(url)
         if manifest is None:
             what = cls.called.partition(" ")[2]
@@ -44,14 +46,7 @@ class Findings(Config):
 def write_report(
     commit: storage.Commit, found: Findings, document: Document, *, also: Mapping[str, str] | None = None
 ) -> None:
-    """Write results, and the document that shows them, to a commit.
-
-    Args:
-        commit: commit of the directory.
-        found: the results.
-        document: what `report.md` has.
-        also: texts of other files, by name.
-    """
+    """Write results, the document that shows them, and the texts of other files by name, to a commit."""
     texts = {name: text.encode() for name, text in {**(also or {}), found.file: found.to_json()}.items()}
     write_files(commit, texts | files(document))
 
@@ -66,3 +61,121 @@ def write_files(commit: storage.Commit, contents: Mapping[str, bytes]) -> None:
 def print_report(url: str, document: Document) -> None:
     """Write what a committed report opens with, and its place, to standard output."""
     sys.stdout.write(f"{terminal(document)}\n\n{storage.join(url, REPORT)}\n")
+
+
+REPORT = "report.md"
+
+
+def files(document: Document) -> dict[str, bytes]:
+    """The document in Markdown and the pictures that it shows, by file name."""
+    pictures = {name: charts.png(chart.spec) for name, chart in document.charts.items()}
+    return {**pictures, REPORT: markdown(document).encode()}
+
+
+def markdown(document: Document) -> str:
+    """The document in Markdown, which names the pictures beside it."""
+    pictures = {id(chart): name for name, chart in document.charts.items()}
+    parts = [f"# {escape(document.title)}", *_markdown(document.opening, pictures), *map(escape, document.made_from)]
+    for section in document.sections:
+        question = [f"**{escape(section.question)}**"] if section.question else []
+        parts += [f"## {escape(section.name)}", *question, *_markdown(section.blocks, pictures)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown(blocks: Iterable[Block], pictures: Mapping[int, str]) -> Iterator[str]:
+    for block in blocks:
+        if isinstance(block, Points | Table) and block.caption:
+            yield f"*{escape(block.caption)}*"
+        match block:
+            case Text(text):
+                yield escape(text)
+            case Command(line):
+                yield f"```sh\n{line}\n```"
+            case Points(texts):
+                yield _list(texts, escape)
+            case Table(header, rows):
+                yield table(header, rows)
+            case Chart(_, shows):
+                yield f"![{escape(shows)}]({pictures[id(block)]})"
+            case Charts(every):
+                yield from _markdown(every, pictures)
+            case LeftOut(why):
+                yield f"*Left out: {escape(why)}*"
+
+
+def terminal(document: Document) -> str:
+    """What the document opens with, without charts."""
+    return "\n\n".join(_plain(document.opening))
+
+
+def _plain(blocks: Iterable[Block]) -> Iterator[str]:
+    for block in blocks:
+        caption = f"{one_line(block.caption)}:\n" if isinstance(block, Points | Table) and block.caption else ""
+        match block:
+            case Text(text):
+                yield one_line(text)
+            case Command(line):
+                yield line
+            case Points(texts):
+                yield caption + _list(texts, one_line)
+            case Table(header, rows):
+                yield caption + table(header, rows, one_line)
+            case LeftOut(why):
+                yield f"Left out: {one_line(why)}"
+
+
+def _list(texts: Iterable[str], plain: Callable[[str], str]) -> str:
+    return "\n".join(f"- {plain(text)}" for text in texts)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], plain: Callable[[str], str] = escape) -> str:
+    """A table with aligned columns, so that it reads well in a terminal too; numbers are right-aligned.
+
+    Example:
+        >>> print(table(["method", "MAP"], [["gbdt", "0.5"]]))
+        | method | MAP |
+        | ------ | --: |
+        | gbdt   | 0.5 |
+    """
+    cells = [[plain(text) for text in row] for row in (header, *rows)]
+    widths = [max(2, *map(len, column)) for column in zip(*cells, strict=True)]  # a ruler has a dash and a colon
+    right = [all(is_figure(row[i]) for row in cells[1:]) for i in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        padded = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
+        return f"| {' | '.join(padded)} |"
+
+    ruler = [("-" * (w - 1) + ":") if r else "-" * w for w, r in zip(widths, right, strict=True)]
+    return "\n".join([line(cells[0]), line(ruler), *map(line, cells[1:])])
+
+
+def html(document: Document) -> str:
+    """One page with everything inside: style, charts as data, and the JavaScript that draws them."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # which only pages need
+
+    environment = Environment(
+        loader=PackageLoader("ltrscale.reports", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.tests |= {
+        cls.__name__.lower(): lambda block, cls=cls: isinstance(block, cls) for cls in get_args(Block)
+    }
+    every = document.charts.values()
+    numbers = {id(chart): number for number, chart in enumerate(every)}
+    return environment.get_template("page.html.jinja").render(
+        document=document,
+        number=lambda chart: numbers[id(chart)],
+        specifications=[chart.spec for chart in every],
+        themes={"light": charts.theme(dark=False), "dark": charts.theme(dark=True)},
+        javascript=_javascript(),
+    )
+
+
+@cache
+def _javascript() -> str:
+    """Vega, Vega-Lite and Vega-Embed in one script, which does not end the element that it stands in."""
+    import vl_convert
+
+    text: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=charts.VEGA_LITE_VERSION)
+    assert "</script" not in text.lower()
+    assert "<!--" not in text
+    return text

@@ -27,9 +27,11 @@ from ltrscale.serving.choices import FORMATS, FormatName
 from ltrscale.serving.format import FEATURES_FILE, ExportedFeatures, Files, Format, MatrixScorer
 from ltrscale.serving.parity import Parity, ParityConfig, check_parity, raw_files_of, sample_raw, transformer
 from ltrscale.serving.raw import CODE, reading_raw
-from ltrscale.stages.inputs import BundleUrl
-from ltrscale.stages.origins import Settings, dataset_hashes
-from ltrscale.stages.stage import Origin, Stage
+from ltrscale.stages.stage import Origin
+from ltrscale.stages.stage import Stage
+from ltrscale.stages.stage import BundleUrl
+from ltrscale.stages.stage import Settings
+from ltrscale.stages.stage import dataset_hashes
 
 _QUERIES, _WARM = 1_000, 20
 _PARITY, _CARD = "parity.json", "README.md"

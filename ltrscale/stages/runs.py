@@ -32,9 +32,8 @@ from ltrscale.progress import Report, log
 from ltrscale.stages.trackers import tracked
 
 PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")
-_LOG, _METRICS, _CONFIG, _ENVIRONMENT = "log.txt", "metrics.jsonl", "config.yaml", "environment.json"
-_FILES = (_LOG, _METRICS, _CONFIG, _ENVIRONMENT)
-RUN_FILES = tuple(f"{storage.RUN}/{name}" for name in _FILES)
+LOG, METRICS, CONFIG, ENVIRONMENT = "log.txt", "metrics.jsonl", "config.yaml", "environment.json"
+RUN_FILES = tuple(f"{storage.RUN}/{name}" for name in (LOG, METRICS, CONFIG, ENVIRONMENT))
 """The files that `recorded` writes below a directory."""
 _COPY_S = 60.0
 _listeners: ContextVar[tuple[Report, ...]] = ContextVar("listeners", default=())
@@ -69,26 +68,28 @@ def _git(*arguments: str) -> str | None:
 
 @contextmanager
 def holding(out: str) -> Iterator[None]:
-    """Hold an output directory while the block runs; removes the leftovers of a dead holder; see `storage.hold`.
-
-    Raises:
-        InputError: another job runs there, and this one must not wait.
-    """
+    """Hold an output directory while the block runs; removes the leftovers of a dead holder; see `storage.hold`."""
     with storage.hold(out) as before:
         if before:
             storage.sweep(out, before)
         yield
 
 
-def check_replaceable(out: str, stage: str) -> None:
-    """Check that the stage replaces only its own output: a model must not overwrite a data set.
+def record_file(out: str, name: str) -> str | None:
+    """The text of a file of the record of the run that made an output; None where it is not there."""
+    for folder in (storage.RUN, storage.HIDDEN_RUN):
+        if (data := storage.read_if_there(storage.join(out, folder, name))) is not None:
+            return data.decode(errors="replace")
+    return None
 
-    Raises:
-        InputError: `out` holds the output of another stage.
-    """
-    there = _committed_by(out)
-    if there not in (None, stage):
-        raise InputError(f"{out}: the output of {there} is there, which {stage} would delete; choose another directory")
+
+def check_replaceable(out: str, stage: str) -> None:
+    """Raise an `InputError` unless the stage replaces its own output: a model must not overwrite a data set."""
+    before = _committed_by(out)
+    if before not in (None, stage):
+        raise InputError(
+            f"{out}: the output of {before} is there, which {stage} would delete; choose another directory"
+        )
 
 
 def _committed_by(out: str) -> str | None:
@@ -112,19 +113,19 @@ def recorded(out: str, config: Config, stage: str, *, name: str = storage.RUN) -
         InputError: `out` holds the output of another stage than this one; nothing is written there.
     """
     check_replaceable(out, stage)
-    with holding(out), _folder(storage.join(out, name)) as folder:
+    with holding(out), _record_folder(storage.join(out, name)) as folder:
         with storage.named_errors(str(folder), "write"):
-            (folder / _CONFIG).write_text(configs.dump(config))
+            (folder / CONFIG).write_text(configs.dump(config))
             began = environment()
-            (folder / _ENVIRONMENT).write_text(json.dumps(began, indent=1) + "\n")
-            handler = _LogFile(folder / _LOG)
+            (folder / ENVIRONMENT).write_text(json.dumps(began, indent=1) + "\n")
+            handler = _LogFile(folder / LOG)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)
         listeners = _listeners.get()
         try:
             with (
                 tracked(out, config, stage, folder) as track,
-                (folder / _METRICS).open("ab", buffering=0) as metrics,  # unbuffered: a killed process loses nothing
+                (folder / METRICS).open("ab", buffering=0) as metrics,  # unbuffered: a killed process loses nothing
             ):
 
                 def report(record: Mapping[str, object]) -> None:
@@ -137,7 +138,7 @@ def recorded(out: str, config: Config, stage: str, *, name: str = storage.RUN) -
                     listener({})
                 yield report
             with suppress(OSError):  # a full disk does not fail what is done
-                (folder / _ENVIRONMENT).write_text(json.dumps({**began, "ended": _now()}, indent=1) + "\n")
+                (folder / ENVIRONMENT).write_text(json.dumps({**began, "ended": _now()}, indent=1) + "\n")
         except BaseException as error:
             # to the file alone: the job itself prints the error
             trace = None if isinstance(error, InputError | Stopped | KeyboardInterrupt) else sys.exc_info()
@@ -194,11 +195,8 @@ def heard_by(listener: Report) -> Iterator[None]:
 
 
 @contextmanager
-def _folder(target: str) -> Iterator[Path]:
-    """A local folder for the files of a run directory: the directory itself, or a scratch folder that is copied to it.
-
-    The copy is made every minute, so that a killed process loses little, and at the end.
-    """
+def _record_folder(target: str) -> Iterator[Path]:
+    """A local folder for the files of a run directory: itself, or scratch that is copied there every minute."""
     if storage.is_local(target):
         folder = storage.local_path(target)
         with storage.named_errors(target, "write"):
@@ -206,7 +204,7 @@ def _folder(target: str) -> Iterator[Path]:
         yield folder
         return
     with storage.scratch.directory() as folder:
-        for name in (_LOG, _METRICS):
+        for name in (LOG, METRICS):
             if storage.exists(url := storage.join(target, name)):
                 (folder / name).write_bytes(storage.read_bytes(url))
         over = threading.Event()

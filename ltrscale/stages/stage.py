@@ -7,33 +7,260 @@ inputs       the content hashes of the inputs, which the types of the fields dec
 is_done      whether the output of this origin is committed
 clear        removes the remains of an earlier run, if the job is to start anew
 work         makes the output and commits it
+
+A field that holds the place of an input is declared as `DataUrl`, `BundleUrl` or `OutputUrl`, at any depth: in a list,
+a mapping or a config below the job. Nothing else needs to be written for its content to be part of the origin.
 """
 
+import inspect
 import time
+import typing
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from pydantic.fields import FieldInfo
 
 from ltrscale import storage
-from ltrscale.config import Config, Operational, is_current, is_operational, made_by, settings_of
+from ltrscale.bundle import read_bundle_manifest
+from ltrscale.bundle.provenance import Provenance
+from ltrscale.config import Config, Operational, is_current, is_operational, made_by, models_in, settings_of, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.split import Split, Splits, with_relative_named
+from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.split import Splits
+from ltrscale.data.dataset.split import with_relative_named
+from ltrscale.data.dataset.manifest import Dataset
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.periods import chosen_files
+from ltrscale.data.dataset.periods import with_periods_named
+from ltrscale.data.dataset.scores import read_period
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import SplitsWithTest
+from ltrscale.data.dataset.split import Texts
+from ltrscale.errors import InputError
+from ltrscale.errors import UnavailableError
 from ltrscale.progress import Report, log
-from ltrscale.stages.inputs import hashes_of, is_input, read_of
-from ltrscale.stages.origins import Settings, with_splits
 from ltrscale.stages.runs import holding, recorded
+
+Settings = dict[str, Any]
+"""What an output depends on besides the content of its inputs, as plain data."""
+
+
+def with_splits(config: Config | Settings, *splits: Split) -> Settings:
+    """The settings, and splits that name all their periods: periods added later do not belong to them."""
+    named = [with_periods_named(split).model_dump(mode="json") for split in splits]
+    return {"config": settings_of(config), "splits": named}
+
+
+def dataset_hashes(splits: Iterable[Split]) -> dict[str, str]:
+    """Content hashes of each data set's periods that the splits read, and of the scores that serve as labels."""
+    splits = list(splits)
+    datasets: dict[str, Dataset] = {}
+    periods: dict[str, set[str]] = {}
+    for split in splits:
+        for url, (dataset, files) in zip(split.data, chosen_files(split), strict=True):
+            datasets[url] = dataset
+            periods.setdefault(url, set()).update(file.period for file in files)
+    hashes = {url: datasets[url].manifest.hash_of(periods[url]) for url in datasets}
+    for split in splits:
+        if split.scores:
+            parts = [hashes[split.scores]] if split.scores in hashes else []
+            hashes[split.scores] = ",".join([*parts, select(split, labelled=True).hash])
+    return hashes
+
+
+def check_unseen(url: str, test: Split) -> None:
+    """Check that a bundle, the bundles it was made from and its teacher have seen no period of the test split.
+
+    A bundle has seen the periods that it was trained or selected on. The check covers bundles that a job made, as long
+    as their inputs are still at their recorded URLs.
+
+    Raises:
+        InputError: one of them has; the message names the period.
+    """
+    waiting, looked_at = [url], set()
+    while waiting:
+        if (one := waiting.pop()) not in looked_at:
+            looked_at.add(one)
+            waiting += _check_unseen_by(one, test)
+
+
+def _check_unseen_by(url: str, test: Split) -> list[str]:
+    """Check the splits of one bundle; returns the URLs of its inputs and teachers."""
+    origin = validate(Provenance, (storage.read_manifest(url) or {}).get("made_by", {}), url)
+    seen = origin.config.splits
+    made_from = list(origin.inputs) if seen else []
+    if len(seen) != 2 or not all(map(_is_there, seen)):  # pretraining records one split: it reads no labels
+        return made_from
+    seen = tuple(split.replace(periods=_still_there(split) or None) for split in seen)
+    try:
+        check_disjoint(SplitsWithTest(train=seen[0], validation=seen[1], test=test))
+    except UnavailableError:  # storage does not answer, which is no verdict on the bundle
+        raise
+    except InputError as error:
+        raise InputError(f"{url} was made from other splits than it is evaluated on: {error}") from error
+    return made_from + [teacher for split in seen if split.scores for teacher in scored_by(split)]
+
+
+def _is_there(split: Split) -> bool:
+    """Whether the data sets still exist, with at least one of the periods that were read."""
+    exist = all(storage.exists(storage.join(data, storage.MANIFEST)) for data in split.data)
+    return exist and bool(_still_there(split) or split.periods is None)
+
+
+def _still_there(split: Split) -> list[str]:
+    """The periods and ranges that a split names, without periods that its data sets no longer have."""
+    existing = {period for url in split.data for period in open_dataset(url).manifest.periods}
+    return [item for item in split.periods or () if item in existing or ".." in item]
+
+
+def scored_by(split: Split) -> list[str]:
+    """The bundles that made the scores which serve as labels of a split."""
+    assert split.scores is not None
+    periods = sorted({file.period for _, files in chosen_files(split) for file in files})
+    scored = [read_period(split.scores, period) for period in periods]
+    try:
+        named = [scores.made_by["config"]["bundle"] for scores in scored if scores]
+        return sorted({str(url) for bundle in named for url in ([bundle] if isinstance(bundle, str) else bundle)})
+    except (LookupError, TypeError) as error:
+        raise InputError(f"{split.scores}: does not record which bundle made the scores; score again") from error
+
+
+def bundle_hashes(urls: Iterable[str]) -> dict[str, str]:
+    """Content hashes of the files of each bundle, in the form of `content_of`."""
+    return {url: _file_hashes(read_bundle_manifest(url)) for url in urls}
+
+
+def content_of(url: str) -> str:
+    """Content hashes of the files of an evaluation or another directory; an `InputError` if it is not committed."""
+    manifest = storage.read_manifest(url)
+    if manifest is None:
+        raise InputError(f"{url}: nothing is committed there; run the same command again, which makes it")
+    return _file_hashes(manifest)
+
+
+def _file_hashes(manifest: Mapping[str, Any]) -> str:
+    # not a single hash, as `ltrscale.bundle.content_hash` is: this form shows which file changed
+    return ",".join(sorted(f"{path}:{sha256}" for path, sha256 in storage.listed_in(manifest).items()))
+
+
+class _InputPlace(NamedTuple):
+    """The mark of a field that holds the place of an input."""
+
+    content: Callable[[str], str]
+    """The content hash of what is there."""
+
+
+_DATA = _InputPlace(lambda url: open_dataset(url).manifest.hash)
+
+_BUNDLE = _InputPlace(lambda url: bundle_hashes([url])[url])
+
+DataUrl = Annotated[str, _DATA]
+"""The directory of a data set, all of which is read."""
+
+BundleUrl = Annotated[str, _BUNDLE]
+"""The directory of a bundle."""
+
+BundleUrls = Annotated[Texts, _BUNDLE]
+"""The directories of bundles; one alone needs no list."""
+
+OutputUrl = Annotated[str, _InputPlace(content_of)]
+"""The directory of another committed output, such as an evaluation."""
+
+
+class Input(NamedTuple):
+    """A split that is read, or the place of an input with its mark."""
+
+    what: Split | str
+    place: _InputPlace | None = None
+
+
+def read_of(field: FieldInfo, value: Any) -> tuple[Split, ...]:
+    """The splits that a job reads of a field: training and validation, or validation and test if it demands a test.
+
+    What is declared counts: the splits of a job that trains may have a test split, which it does not read.
+    """
+    match value:
+        case Split():
+            return (value,)
+        case Splits(validation=validation, test=Split() as test) if SplitsWithTest in models_in(field.annotation):
+            return validation, test
+        case Splits(train=train, validation=validation):
+            return train, validation
+    return ()
+
+
+def is_input(field: FieldInfo) -> bool:
+    """Whether a field holds nothing but places of inputs or splits."""
+    return any(isinstance(mark, _InputPlace) for mark in field.metadata) or _is_input(field.annotation)
+
+
+def _is_input(declared: Any) -> bool:
+    if declared in (None, type(None), Ellipsis, str):
+        return declared is not str
+    if inspect.isclass(declared) and issubclass(declared, Split | Splits):
+        return True
+    inner = typing.get_args(declared)
+    if typing.get_origin(declared) is Annotated:
+        return any(isinstance(mark, _InputPlace) for mark in inner[1:])
+    if typing.get_origin(declared) is dict:
+        inner = inner[1:]  # the keys are names
+    return bool(inner) and all(map(_is_input, inner))
+
+
+def inputs_in(config: Config) -> Iterator[Input]:
+    """All that the fields of a config name as input, in their order, also in configs below it.
+
+    Example:
+        >>> class Job(Config):
+        ...     models: dict[str, tuple[BundleUrl, ...]]
+        ...     name: str = "no input"
+        >>> [found.what for found in inputs_in(Job(models={"a": ("runs/a",), "b": ("runs/b", "runs/c")}))]
+        ['runs/a', 'runs/b', 'runs/c']
+    """
+    for name, field in type(config).model_fields.items():
+        if not is_operational(field):
+            yield from _inputs_in(field, getattr(config, name))
+
+
+def _inputs_in(field: FieldInfo, value: Any) -> Iterator[Input]:
+    """The inputs in the value of a field, or in an item of it."""
+    match value:
+        case Split() | Splits():
+            yield from map(Input, read_of(field, value))
+        case Config():
+            yield from inputs_in(value)
+        case str():
+            marks = [mark for mark in field.metadata if isinstance(mark, _InputPlace)]
+            yield from (Input(value, mark) for mark in (*marks, *_marks(field.annotation)))
+        case tuple():
+            yield from (found for item in value for found in _inputs_in(field, item))
+        case dict():
+            yield from (found for item in value.values() for found in _inputs_in(field, item))
+
+
+def _marks(declared: Any) -> Iterator[_InputPlace]:
+    """The marks that a type mentions, at any depth."""
+    yield from (mark for mark in getattr(declared, "__metadata__", ()) if isinstance(mark, _InputPlace))
+    for inner in typing.get_args(declared):
+        yield from _marks(inner)
+
+
+def hashes_of(config: Config, *further: Split) -> dict[str, str]:
+    """The content hash of each input of a config, by its place, and of further splits that it reads."""
+    inputs = list(inputs_in(config))
+    hashes = dataset_hashes([*(each.what for each in inputs if isinstance(each.what, Split)), *further])
+    return hashes | {what: place.content(what) for what, place in inputs if isinstance(what, str) and place}
+
 
 Origin = Mapping[str, Any]
 """Stage, settings and inputs of an output, as its manifest records them."""
 
 
 class Stage(Config):
-    """A job that commits one directory; the fields of a subclass are its settings.
-
-    Running it again with the same settings and the same inputs does nothing but log that.
-    """
+    """A job that commits one directory; the fields of a subclass are its settings."""
 
     stage: ClassVar[str]
     """The name that manifests record."""
@@ -107,7 +334,6 @@ class Stage(Config):
             return with_relative_named(self)._run()
 
     def _run(self) -> bool:
-        """Make the output unless it is up to date."""
         self.check()
         origin = made_by(self.stage, self.identity(), self.inputs())
         if self.is_done(origin):

@@ -27,7 +27,7 @@ from ltrscale.runtime.engine import plain_errors, ray_cluster
 from ltrscale.runtime.workers import or_number
 from ltrscale.signals import ending_on_signal, stop_on_signal
 
-_RETRIES = 2
+_RESTARTS = 2
 """How often Ray starts a task again whose process has died."""
 _LOOK_S, _PATIENCE_S = 1.0, 10.0
 _STOP_S = 60.0
@@ -76,10 +76,10 @@ Ended = Callable[[Task, str | None, float], None]
 
 
 def run_all(tasks: Sequence[Task], workers: TaskWorkersConfig, ended: Ended) -> None:
-    """Run all tasks in their order, as far as what they need allows; returns when each has ended.
+    """Run all tasks, each of which comes after those that it needs; returns when each has ended.
 
     Args:
-        tasks: with different names; each comes after those that it needs.
+        tasks: with different names.
         workers: the processes.
         ended: called in this thread for each task that ends.
 
@@ -108,10 +108,8 @@ class Costs:
     def done(self, task: Task, seconds: float, cost: float) -> float:
         """Take note of a task that has ended; returns the share of this run's work that is done.
 
-        Args:
-            task: the task.
-            seconds: that it took in this run; next to none if it was up to date.
-            cost: the seconds that it took in all runs, which foretell those of tasks like it.
+        A task that was up to date took next to no seconds in this run; its cost, the seconds that it took in all runs,
+        foretells that of tasks like it.
         """
         self._left[task.kind, task.size] -= 1
         self._costs.setdefault((task.kind, task.size), []).append(cost)
@@ -149,7 +147,6 @@ class _Queue:
         return None
 
     def end(self, task: Task, failure: str | None) -> None:
-        """Record the outcome of a task."""
         self._failures[task.name] = failure
         now = time.monotonic()
         self._ended(task, failure, now - self._begun.get(task.name, now))
@@ -161,7 +158,7 @@ def _run_with_ray(queue: _Queue, workers: TaskWorkersConfig, stopping: Callable[
     from ltrscale.runtime.mailbox import open_mailbox
 
     mailbox = open_mailbox()
-    remote = ray.remote(_in_worker).options(num_cpus=workers.cpus, num_gpus=workers.gpus, max_retries=_RETRIES)
+    remote = ray.remote(_in_worker).options(num_cpus=workers.cpus, num_gpus=workers.gpus, max_retries=_RESTARTS)
     room = workers.number or max(1, int(ray.cluster_resources().get("CPU", 1) / workers.cpus))
     leases, running = storage.held(), dict[Any, Task]()
     try:

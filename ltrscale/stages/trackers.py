@@ -28,7 +28,7 @@ TENSORBOARD, MLFLOW = "LTRSCALE_TENSORBOARD", "LTRSCALE_MLFLOW"
 EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 _REPORTS = ("report.md", "report.html", "metrics.json")
 _LONGEST_VALUE, _MOST_PARAMS, _MOST_METRICS = 6000, 100, 1000  # MLflow's limits
-_EVERY_S = 5.0
+_SEND_EVERY_S = 5.0
 _parent: ContextVar[str | None] = ContextVar("parent", default=None)
 _off: ContextVar[bool] = ContextVar("off", default=False)
 
@@ -57,14 +57,8 @@ def untracked() -> Iterator[None]:
 def tracked(out: str, config: Config, stage: str, folder: Path) -> Iterator[Report]:
     """Track the block in the trackers that the environment names; yields what passes records on to them.
 
-    Args:
-        out: the run's output, which names the run.
-        config: its config.
-        stage: its stage.
-        folder: the files of the run's record, which become artefacts.
-
-    Raises:
-        InputError: a tracker is not installed, or its store cannot be opened.
+    The output and the stage name the run, whose config and the files in `folder` are kept with it. An `InputError` if a
+    tracker is not installed, or its store cannot be opened.
     """
     trackers: list[Tracker] = []
     environment = {} if _off.get() else os.environ
@@ -80,23 +74,19 @@ def tracked(out: str, config: Config, stage: str, folder: Path) -> Iterator[Repo
     def report(record: Mapping[str, object]) -> None:
         prefix, step = _place(record, stage, counts)
         values = {f"{prefix}/{key}": value for key, value in numbers(record).items()}
-        _each(trackers, lambda tracker: tracker.report(values, step))
+        _call_each(trackers, lambda tracker: tracker.report(values, step))
 
     failed = True
     try:
-        yield report if trackers else _ignore
+        yield report if trackers else lambda _: None
         failed = False
     finally:
         if token is not None:
             _parent.reset(token)
-        _each(trackers, lambda tracker: tracker.end(folder, failed=failed))
+        _call_each(trackers, lambda tracker: tracker.end(folder, failed=failed))
 
 
-def _ignore(record: Mapping[str, object]) -> None:
-    """Nobody tracks."""
-
-
-def _each(trackers: list[Tracker], call: Callable[[Tracker], None]) -> None:
+def _call_each(trackers: list[Tracker], call: Callable[[Tracker], None]) -> None:
     """Call each tracker; one that fails is left out from then on."""
     for tracker in list(trackers):
         try:
@@ -136,13 +126,13 @@ def flat(settings: Mapping[str, Any]) -> dict[str, str]:
         >>> flat({"out": "runs/a", "network": {"width": 8, "sizes": [4, 2]}})
         {'out': 'runs/a', 'network.width': '8', 'network.sizes': '[4, 2]'}
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
-            found |= {f"{key}.{below}": text for below, text in flat(value).items()}
+            texts |= {f"{key}.{below}": text for below, text in flat(value).items()}
         else:
-            found[key] = without_credentials(str(value))
-    return found
+            texts[key] = without_credentials(str(value))
+    return texts
 
 
 class _TensorBoard:
@@ -155,18 +145,16 @@ class _TensorBoard:
             raise InputError(
                 f"{TENSORBOARD}: TensorBoard is not installed; pip install 'ltrscale[tensorboard]'"
             ) from error
-        self._writer: Any = SummaryWriter(storage.join(place, _name(out)))
+        self._writer: Any = SummaryWriter(storage.join(place, _run_name(out)))
         rows = "\n".join(f"| {key} | {value} |" for key, value in flat(config.model_dump(mode="json")).items())
         self._writer.add_text("config", f"| key | value |\n|---|---|\n{rows}")
 
     def report(self, values: Mapping[str, float], step: int) -> None:
-        """Metrics by name, at a step."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def end(self, folder: Path, *, failed: bool) -> None:  # noqa: ARG002
-        """Close the file."""
         self._writer.close()
 
 
@@ -179,9 +167,9 @@ class _MLflow:
 
         name = os.environ.get(EXPERIMENT, "ltrscale")
         try:
-            there = self._client.get_experiment_by_name(name)
-            experiment = there.experiment_id if there else self._client.create_experiment(name)
-            tags = {"mlflow.runName": _name(out), "stage": stage, "out": without_credentials(out)}
+            existing = self._client.get_experiment_by_name(name)
+            experiment = existing.experiment_id if existing else self._client.create_experiment(name)
+            tags = {"mlflow.runName": _run_name(out), "stage": stage, "out": without_credentials(out)}
             if (parent := _parent.get()) is not None:
                 tags["mlflow.parentRunId"] = parent
             self.run_id: str = self._client.create_run(experiment, tags=tags).info.run_id
@@ -198,7 +186,7 @@ class _MLflow:
         """Metrics by name, at a step; sent every few seconds, because a request at each step would slow training."""
         now = int(time.time() * 1000)
         self._metrics += [self._metric(plain_key(key), value, now, step) for key, value in values.items()]
-        if time.monotonic() - self._sent > _EVERY_S:
+        if time.monotonic() - self._sent > _SEND_EVERY_S:
             self._send()
 
     def _send(self) -> None:
@@ -208,7 +196,6 @@ class _MLflow:
         self._sent = time.monotonic()
 
     def end(self, folder: Path, *, failed: bool) -> None:
-        """Attach the run's files and its report, and end the run."""
         self._send()
         for path in sorted(folder.iterdir()):
             if path.is_file():
@@ -221,11 +208,7 @@ class _MLflow:
 
 
 def client(uri: str) -> Any:
-    """MLflow's client of a tracking store and its registry.
-
-    Raises:
-        InputError: MLflow is not installed, or there is no such store.
-    """
+    """MLflow's client of a tracking store and its registry; an `InputError` if either is not there."""
     try:
         from mlflow import MlflowClient
     except ImportError as error:
@@ -241,11 +224,11 @@ def _unreachable(error: Exception) -> InputError:
     return InputError(f"{MLFLOW}: MLflow cannot be reached ({line}); check the URI, and that its server runs")
 
 
-def _name(out: str) -> str:
+def _run_name(out: str) -> str:
     """A name for a run: the path of its output, in full where it leads out of the working directory by `..`.
 
     Example:
-        >>> _name("s3://bucket/runs/demo/"), _name("runs/demo"), _name("/tmp/a/../b")
+        >>> _run_name("s3://bucket/runs/demo/"), _run_name("runs/demo"), _run_name("/tmp/a/../b")
         ('bucket/runs/demo', 'runs/demo', 'tmp/b')
     """
     if storage.is_local(out):

@@ -21,8 +21,7 @@ from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import metric_named
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context
-from ltrscale.stages.inputs import BundleUrl
-from ltrscale.stages.stage import LabelledStage, Origin
+from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin
 from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import Best, LabelledData, RankingConfig, RankingObjective
 from ltrscale.training.resumption import TrainingStage, begin

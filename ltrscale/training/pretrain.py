@@ -25,8 +25,7 @@ from ltrscale.pretext.watch import Geometry, Sums, warning_of
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import cluster_for, launch, run_for
 from ltrscale.runtime.workers import Context, rank_and_world
-from ltrscale.stages.origins import dataset_hashes
-from ltrscale.stages.stage import Origin
+from ltrscale.stages.stage import Origin, dataset_hashes
 from ltrscale.storage import join
 from ltrscale.training.network import fitted, fitted_to, load_initial, masked_features, sample_inputs, with_tokens
 from ltrscale.training.phases import Phase, Record, Training

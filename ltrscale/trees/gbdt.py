@@ -29,8 +29,9 @@ from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context, Workers, WorkersConfig, rank_and_world
-from ltrscale.stages.inputs import BundleUrl
-from ltrscale.stages.stage import LabelledStage, Origin
+from ltrscale.stages.stage import LabelledStage
+from ltrscale.stages.stage import Origin
+from ltrscale.stages.stage import BundleUrl
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import (
     BinCodes,

@@ -1,20 +1,33 @@
-"""The history of a search: two small files for each trial, in storage. A search resumes from them alone.
+"""The trials of a search in storage, from which alone it resumes, and its results for people.
 
 `trials/00007/trial.json` exists once trial 7 has begun, `result.json` once it has ended. A result is written only where
-none exists, so it never changes.
+none exists, so it never changes. For people there are a table of the trials, a report with pictures, and a storage for
+optuna-dashboard.
 """
 
+import csv
+import io
+import itertools
 import json
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
 from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Config, by_content, validate
 from ltrscale.errors import InputError
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Chart, Command, Document, Points, Section, Table, Text
+from ltrscale.reports.findings import files
 from ltrscale.storage import join
+from ltrscale.tuning.space import Dimension, Space, as_trial, is_in, label
 
 _SEARCH, _TRIALS, _BEGUN, _ENDED = "search.json", "trials", "trial.json", "result.json"
 
@@ -66,18 +79,15 @@ class History:
     def open(self, identity: Mapping[str, Any]) -> None:
         """Begin a history, or check that the existing one belongs to this search.
 
-        Args:
-            identity: everything besides its parameters that the value of a trial depends on, as plain data.
-
-        Raises:
-            InputError: the history of another search exists; names the first difference.
+        The identity is everything besides its parameters that the value of a trial depends on, as plain data. An
+        `InputError` names the first difference from that of another search.
         """
         url = join(self.url, _SEARCH)
         wanted = json.loads(json.dumps(identity))  # tuples become lists, as in the file
-        if not storage.create_exclusively(url, _lines(wanted)) and not _is_same(there := _read(url), wanted):
+        if not storage.create_exclusively(url, _json_lines(wanted)) and not _is_same(before := _read(url), wanted):
             raise InputError(
                 f"{self.url}: holds the history of another search, which differs in "
-                f"{_first_difference(there, wanted)}; choose another out, or remove that history with --fresh"
+                f"{_first_difference(before, wanted)}; choose another out, or remove that history with --fresh"
             )
 
     def identity(self) -> dict[str, Any] | None:
@@ -85,34 +95,30 @@ class History:
         url = join(self.url, _SEARCH)
         if not storage.exists(url):
             return None
-        found: dict[str, Any] = _read(url)
-        return found
+        identity: dict[str, Any] = _read(url)
+        return identity
 
     def is_of_another(self, identity: Mapping[str, Any]) -> bool:
         """Whether there is a history, of another search than this one."""
-        there = self.identity()
-        return there is not None and not _is_same(there, json.loads(json.dumps(identity)))
+        before = self.identity()
+        return before is not None and not _is_same(before, json.loads(json.dumps(identity)))
 
     def folder(self, number: int) -> str:
         """The directory of a trial."""
         return join(self.url, _TRIALS, f"{number:05d}")
 
     def begin(self, begun: Begun) -> None:
-        """Record that a trial begins, or restarts.
-
-        Raises:
-            InputError: the trial has begun with other parameters, because another process runs the same search.
-        """
+        """Record that a trial begins, or restarts; an `InputError` if another process has begun it meanwhile."""
         storage.check_lease(self.url)
         url = join(self.folder(begun.number), _BEGUN)
-        if not storage.create_exclusively(url, _lines(begun.model_dump(mode="json"))):
+        if not storage.create_exclusively(url, _json_lines(begun.model_dump(mode="json"))):
             raise InputError(f"{url}: another process has begun this trial meanwhile; run one search at a time here")
 
     def end(self, number: int, result: Result) -> Result:
         """Record the result of a trial, unless it already has one; returns the recorded result."""
         storage.check_lease(self.url)
         url = join(self.folder(number), _ENDED)
-        if storage.create_exclusively(url, _lines(result.model_dump(mode="json"))):
+        if storage.create_exclusively(url, _json_lines(result.model_dump(mode="json"))):
             return result
         return validate(Result, _read(url), url)
 
@@ -123,15 +129,15 @@ class History:
 
     def trials(self) -> list[TrialRecord]:
         """All trials that have begun, by number."""
-        found = []
+        records = []
         for folder in storage.children(join(self.url, _TRIALS)):
             url = join(folder, _BEGUN)
             if storage.exists(url):
                 begun = validate(Begun, _read(url), url)
                 if folder != self.folder(begun.number):
                     raise InputError(f"{url}: number {begun.number} does not match its directory; remove it")
-                found.append(TrialRecord(begun, self.result(begun.number)))
-        return sorted(found, key=lambda trial: trial.number)
+                records.append(TrialRecord(begun, self.result(begun.number)))
+        return sorted(records, key=lambda trial: trial.number)
 
     def remove(self, loose: Collection[str] = ()) -> None:
         """Delete the history, the outputs that trials committed, and the files named `loose` below the trials."""
@@ -157,7 +163,7 @@ def best(trials: Sequence[TrialRecord]) -> TrialRecord | None:
     return max(((v, -t.number, t) for v, t in complete if v is not None), default=(0, 0, None))[2]
 
 
-def _lines(value: Any) -> bytes:
+def _json_lines(value: Any) -> bytes:
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
@@ -177,3 +183,206 @@ def _first_difference(a: Any, b: Any, key: str = "") -> str:
             if a.get(name) != b.get(name) or (name in a) != (name in b):
                 return _first_difference(a.get(name), b.get(name), f"{key}.{name}" if key else str(name))
     return key or "everything"
+
+
+TABLE, JOURNAL = "trials.csv", "optuna.journal"
+PICTURES = ("history.png", "parallel.png", "importances.png")
+_LONGEST_LABEL = 24
+_FEWEST_FOR_IMPORTANCES = 4
+_TICKS = 20
+
+
+@dataclass(frozen=True)
+class SearchOutcome:
+    """A finished search, as the report shows it."""
+
+    space: Space
+    trials: Sequence[TrialRecord]
+    metric: str
+    used: Callable[[TrialRecord, str], bool]
+    """Whether a trial's config uses this key, which depends on the key's `when`."""
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """Each key with its shortest ending that no other key has."""
+        return {key: _ending(key, self.space) for key in self.space}
+
+    def shown(self, trial: TrialRecord, key: str, *, exactly: bool = False) -> str:
+        """A trial's value of a key, in four digits or exactly; empty if its config does not use the key or set it."""
+        params = trial.begun.params
+        if key not in params or not self.used(trial, key):
+            return ""
+        value = params[key]
+        return f"{value:.4g}" if isinstance(value, float) and not exactly else label(value)
+
+
+def write_results(out: str, outcome: SearchOutcome, *, commands: Sequence[str]) -> None:
+    """Write the table of the trials, the report, Optuna's journal, and pictures if there are values to compare.
+
+    The shell commands train with the best settings again.
+    """
+    written = {TABLE: _table(outcome).encode(), JOURNAL: _journal(out, outcome), **files(document(outcome, commands))}
+    for name, content in written.items():
+        storage.write_bytes(join(out, name), content)
+
+
+def _journal(out: str, outcome: SearchOutcome) -> bytes:
+    """The ended trials as a storage of Optuna, which optuna-dashboard opens; a stopped trial has its curve.
+
+    Optuna checks values by the space, so the settings as given, which may lie outside, have no parameters there.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    states = {"complete": TrialState.COMPLETE, "stopped": TrialState.PRUNED, "failed": TrialState.FAIL}
+    with storage.scratch.directory() as folder:
+        place = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+        study = optuna.create_study(storage=place, study_name=out.rstrip("/"), direction="maximize")
+        study.set_user_attr("metric", outcome.metric)
+        for trial in ended(outcome.trials):
+            assert trial.result is not None
+            inside = is_in(outcome.space, trial.begun.params)
+            study.add_trial(
+                as_trial(
+                    outcome.space if inside else {},
+                    trial.begun.params,
+                    state=states[trial.result.state],
+                    value=trial.result.value if trial.result.state == "complete" else None,
+                    intermediate_values=dict(trial.result.curve),
+                    user_attrs={"trial": trial.number, "seconds": trial.result.seconds},
+                )
+            )
+        return (folder / JOURNAL).read_bytes()
+
+
+def _ending(key: str, space: Space) -> str:
+    parts = key.split(".")
+    for count in range(1, len(parts)):
+        ending = ".".join(parts[-count:])
+        if sum(other == ending or other.endswith(f".{ending}") for other in space) == 1:
+            return ending
+    return key
+
+
+def _table(outcome: SearchOutcome) -> str:
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["trial", "state", outcome.metric, "seconds", *outcome.space, "reason"])
+    for trial in ended(outcome.trials):
+        result = trial.result
+        assert result is not None
+        value = "" if result.value is None else repr(result.value)
+        params = [outcome.shown(trial, key, exactly=True) for key in outcome.space]
+        rows.writerow([trial.number, result.state, value, result.seconds, *params, result.reason or ""])
+    return text.getvalue()
+
+
+def document(outcome: SearchOutcome, commands: Sequence[str]) -> Document:
+    """The report of a search; `commands` train with the best settings again."""
+    trials, leader = ended(outcome.trials), best(outcome.trials)
+    states = [t.result.state for t in trials if t.result]
+    counts = ", ".join(f"{states.count(s)} {s}" for s in ("complete", "stopped", "failed") if s in states)
+    opening = Text(f"{len(trials)} trials: {counts}. Metric: {outcome.metric} on the validation split.")
+    sections = [Section("Trials, best first", [_rows(outcome, trials)])]
+    if leader is not None:
+        again = (Text("Train it again:"), Command("\n".join(commands)))
+        sections.insert(0, Section("Best", [*_best(outcome, leader, trials), *again]))
+    failed = {t.number: t.result.reason or "" for t in trials if t.result and t.result.state == "failed"}
+    if failed:
+        sections.append(Section("Failed", [Points([f"trial {number}: {why}" for number, why in failed.items()])]))
+    return Document("Search", (opening, *_result_charts(outcome)), sections)
+
+
+def _best(outcome: SearchOutcome, leader: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Block]:
+    assert leader.result is not None
+    assert leader.result.value is not None
+    value, first = leader.result.value, next((t.result for t in trials if t.number == 0), None)
+    if leader.number == 0:
+        compared = "no trial is better than the settings as given"
+    elif first is None or first.value is None:
+        compared = "with the settings as given the trial failed"
+    else:
+        compared = f"the settings as given (trial 0) have {first.value:.4f}, a difference of {value - first.value:+.4f}"
+    yield Text(f"Trial {leader.number}: {value:.4f}; {compared}.")
+    if settings := [f"{key}: {shown}" for key in outcome.space if (shown := outcome.shown(leader, key))]:
+        yield Points(settings)
+
+
+def _rows(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> Table:
+    def order(trial: TrialRecord) -> tuple[bool, float, int]:
+        value = trial.result.value if trial.result else None
+        return value is None, -(value or 0.0), trial.number
+
+    rows = []
+    for trial in sorted(trials, key=order):
+        assert trial.result is not None
+        value = "-" if trial.result.value is None else f"{trial.result.value:.4f}"
+        given = trial.number == 0 and not trial.begun.params
+        params = ["as given" if given else outcome.shown(trial, key) or "-" for key in outcome.space]
+        rows.append([f"{trial.number}", value, trial.result.state, f"{trial.result.seconds:.0f}", *params])
+    return Table(["trial", outcome.metric, "state", "seconds", *outcome.keys.values()], rows)
+
+
+def _result_charts(outcome: SearchOutcome) -> Iterator[Chart]:
+    """The trials that have a value, if there are several."""
+    valued = [trial for trial in ended(outcome.trials) if trial.result is not None and trial.result.value is not None]
+    drawn = [trial for trial in valued if is_in(outcome.space, trial.begun.params)]
+    if len({_value(trial) for trial in valued}) < 2:  # nothing to compare
+        return
+    metric = outcome.metric
+    yield Chart(history_chart(valued, metric), f"{metric} of each trial, and the best so far", "history")
+    if drawn:
+        yield Chart(_parallel(outcome, drawn), f"the settings of each trial, coloured by {metric}", "parallel")
+    if len(outcome.space) > 1 and len(drawn) >= _FEWEST_FOR_IMPORTANCES and len(set(map(_value, drawn))) > 1:
+        yield Chart(_importances(outcome, drawn), f"importance of each setting to {metric}", "importances")
+
+
+def _value(trial: TrialRecord) -> float:
+    assert trial.result is not None
+    assert trial.result.value is not None
+    return trial.result.value
+
+
+def history_chart(trials: Sequence[TrialRecord], metric: str) -> charts.Spec:
+    """The metric of each trial that has one, and the best so far."""
+    rows: list[dict[str, float | str]] = [{"x": t.number, "y": _value(t), "series": "trial"} for t in trials]
+    highest = itertools.accumulate(map(_value, trials), max)
+    rows += [{"x": t.number, "y": y, "series": "best so far"} for t, y in zip(trials, highest, strict=True)]
+    ticks = [trial.number for trial in trials] if len(trials) <= _TICKS else []
+    return charts.lines(rows, x="trial", y=metric, ticks=ticks)
+
+
+def _parallel(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> charts.Spec:
+    """Every trial as a line over the axes of its settings, coloured by the metric."""
+    rows: list[dict[str, object]] = []
+    ends: list[dict[str, object]] = []
+    for key, dimension in outcome.space.items():
+        place = _scale(dimension)
+        for trial in trials:
+            value = trial.begun.params[key]
+            row = {"line": trial.number, "axis": outcome.keys[key], "place": place(value), "value": _value(trial)}
+            rows.append({**row, "shown": outcome.shown(trial, key) or label(value)})
+        for value in dimension.choices or dimension.bounds:
+            text = label(value)[:_LONGEST_LABEL] if dimension.choices else f"{value:g}"
+            ends.append({"axis": outcome.keys[key], "place": place(value), "shown": text})
+    return charts.parallel(rows, ends, title=outcome.metric)
+
+
+def _scale(dimension: Dimension) -> Callable[[Any], float]:
+    """The place of a value on its axis, from 0 to 1."""
+    if dimension.choices is not None:
+        names = [label(choice) for choice in dimension.choices]
+        return lambda value: names.index(label(value)) / max(1, len(names) - 1)
+    change: Callable[[float], float] = math.log if dimension.log else float
+    low, high = map(change, dimension.bounds)
+    return lambda value: (change(value) - low) / (high - low)
+
+
+def _importances(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> charts.Spec:
+    """The importance of each setting to the metric, by Optuna: shares that add up to 1."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize")
+    for trial in trials:
+        state, value = TrialState.COMPLETE, _value(trial)
+        study.add_trial(as_trial(outcome.space, trial.begun.params, state=state, value=value))
+    shares = optuna.importance.get_param_importances(study)
+    rows = [{"name": outcome.keys[key], "value": share, "series": "importance"} for key, share in shares.items()]
+    return charts.bars(rows, title=f"importance to {outcome.metric}")

@@ -16,17 +16,15 @@ from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.split import Split, Splits, with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.runtime.workers import ONE, Workers
-from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.runs import heard_by
-from ltrscale.stages.stage import Stage
+from ltrscale.stages.stage import BundleUrl, Stage
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.pretrain import PretrainConfig, PretrainJob
 from ltrscale.training.resumption import EPOCHS
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.tuning.search import ReportValue
-from ltrscale.tuning.space import Params, Space, assign, find, label
+from ltrscale.tuning.space import Params, ReportValue, Space, assign, find, label
 
 
 class _SearchedJob(Config):
@@ -104,19 +102,15 @@ class GBDTSearch(_SearchedJob):
 
     @property
     def metric(self) -> str:
-        """The metric of early stopping."""
         return f"validation_ndcg@{self.gbdt.stop_on}"
 
     def with_seed(self, seed: int) -> Self:
-        """The job with another seed of the trees."""
         return self.replace(gbdt=self.gbdt.replace(seed=seed))
 
     def stages(self, out: str) -> tuple[Stage, ...]:
-        """The stage that trains trees."""
         return (GBDTJob(out=out, splits=self.splits, gbdt=self.gbdt, workers=self.workers),)
 
     def step_of(self, record: Mapping[str, Any]) -> int | None:
-        """Number of trees so far."""
         return record.get("tree")
 
 
@@ -130,20 +124,16 @@ class FinetuneSearch(_SearchedJob):
 
     @property
     def metric(self) -> str:
-        """The metric that chooses the epoch."""
         return f"validation_{self.finetune.validation_metric}"
 
     def with_seed(self, seed: int) -> Self:
-        """The job with another seed of finetuning."""
         return self.replace(finetune=self.finetune.replace(seed=seed))
 
     def stages(self, out: str) -> tuple[Stage, ...]:
-        """The stage that finetunes."""
         shared: dict[str, Any] = {"splits": self.splits, "workers": self.workers}
         return (FinetuneJob(out=out, pretrained=self.pretrained, finetune=self.finetune, **shared),)
 
     def step_of(self, record: Mapping[str, Any]) -> int | None:
-        """Number of epochs so far, in both phases."""
         if "epoch" not in record or self.metric not in record:
             return None
         before = self.finetune.head_epochs if self.pretrained and record["phase"] != "head" else 0
@@ -163,7 +153,6 @@ class PretrainSearch(_SearchedJob):
 
     @property
     def metric(self) -> str:
-        """The metric that chooses the epoch of finetuning."""
         return f"validation_{self.finetune.validation_metric}"
 
     @property
@@ -172,46 +161,32 @@ class PretrainSearch(_SearchedJob):
         return self.train or self.splits.train
 
     def result(self) -> Config:
-        """The settings that determine the metric."""
         return configs.result_of(self.replace(train=self.documents))
 
     def identity(self) -> dict[str, Any]:
-        """The settings that determine the metric, with the periods of all splits by name."""
         return {**super().identity(), "train": _named(self.documents)}
 
     def reads(self) -> Iterable[Split]:
-        """The splits that a trial reads, those of pretraining first."""
         return self.documents, *super().reads()
 
     @property
     def judges_on_the_way(self) -> bool:
-        """Whether encoders are kept along the way, and finetuned."""
         return self.pretrain.keep_every is not None
 
     def with_seed(self, seed: int) -> Self:
-        """The job with another seed of pretraining and finetuning."""
         return self.replace(pretrain=self.pretrain.replace(seed=seed), finetune=self.finetune.replace(seed=seed))
 
     def stages(self, out: str) -> tuple[PretrainJob, FinetuneJob]:
-        """Pretraining, and finetuning of its final bundle."""
         pretrained, finetuned = join(out, "pretrained"), join(out, "finetuned")
         return (
             PretrainJob(out=pretrained, train=self.documents, pretrain=self.pretrain, workers=self.workers),
             FinetuneJob(
-                out=finetuned,
-                pretrained=pretrained,
-                splits=self.splits,
-                finetune=self.finetune,
-                workers=self.workers,
+                out=finetuned, pretrained=pretrained, splits=self.splits, finetune=self.finetune, workers=self.workers
             ),
         )
 
     def run(self, folder: str, report: ReportValue) -> float:
-        """Pretrain and finetune in a directory, or resume there; returns the metric.
-
-        Each encoder that pretraining keeps is finetuned at once, and the metric is reported to the search.
-        """
-        pretraining, finetuning = self.stages(folder)
+        pretraining, finetuning = self.stages(folder)  # each encoder that pretraining keeps is finetuned at once
 
         def finetuned(job: FinetuneJob) -> float:
             with _same_mode():
@@ -231,7 +206,7 @@ class PretrainSearch(_SearchedJob):
         return finetuned(finetuning)
 
     def jobs(self, out: str) -> dict[str, Stage]:
-        """The stages as separate jobs, which keep no encoders along the way."""
+        # which keep no encoders along the way
         alone = self.replace(pretrain=self.pretrain.replace(keep_every=None))
         return super(PretrainSearch, alone).jobs(out)
 
@@ -315,14 +290,14 @@ def given_params(job: Searched, space: Space) -> Params | None:
         given = find(job.model_dump(mode="json"), key)
         in_range = dimension.choices is None and dimension.contains(given)
         candidates = [given] if in_range else dimension.probes()
-        same = [candidate for candidate in candidates if _leaves(job, {**params, key: candidate}, space)]
+        same = [candidate for candidate in candidates if _is_unchanged(job, {**params, key: candidate}, space)]
         if not same:
             return None
         params[key] = same[0]
     return params
 
 
-def _leaves(job: Searched, params: Params, space: Space) -> bool:
+def _is_unchanged(job: Searched, params: Params, space: Space) -> bool:
     try:
         return with_params(job, space, params)[0].result() == job.result()
     except InputError:
@@ -330,11 +305,7 @@ def _leaves(job: Searched, params: Params, space: Space) -> bool:
 
 
 def check_space(job: Searched, space: Space) -> None:
-    """Check that the job has every key and takes its values, and that trials stay comparable.
-
-    Raises:
-        InputError: it does not; the message names the key and the remedy.
-    """
+    """Raise an `InputError` unless the job has every key, takes its values, and trials stay comparable."""
     for key, dimension in space.items():
         where = _enabling(job, space, key)
         for place, probe in enumerate(dimension.probes()):

@@ -2,10 +2,11 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Self
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config, Operational
@@ -16,6 +17,9 @@ VALUE, STEP = "value", "step"
 
 Params = dict[str, Any]
 """A value for every key of a space."""
+
+ReportValue = Callable[[int, float], None]
+"""Reports to the search a step, as ASHA counts steps, and the metric there; greater is better."""
 
 
 class Dimension(Config):
@@ -168,6 +172,12 @@ def label(value: Any) -> str:
 def to_optuna(space: Space, params: Params) -> Params:
     """Values as Optuna stores them: choices by their labels."""
     return {key: label(params[key]) if space[key].choices is not None else params[key] for key in space}
+
+
+def as_trial(space: Space, params: Params, *, state: TrialState, value: float | None, **more: Any) -> FrozenTrial:
+    """A trial of Optuna with parameters of the space, and further arguments of `create_trial`."""
+    distributions = {key: dimension.distribution() for key, dimension in space.items()}
+    return create_trial(state=state, value=value, params=to_optuna(space, params), distributions=distributions, **more)
 
 
 def from_optuna(space: Space, drawn: Mapping[str, Any]) -> Params:

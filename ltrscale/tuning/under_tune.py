@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
-from optuna.trial import TrialState, create_trial
+from optuna.trial import TrialState
 from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler
@@ -24,6 +24,7 @@ from ltrscale.tuning.space import (
     Params,
     SamplerConfig,
     SearchConfig,
+    as_trial,
     cells,
     from_optuna,
     is_in,
@@ -72,14 +73,8 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
         self._study = optuna.create_study(direction="maximize", sampler=RandomSampler())
         for trial in past:
             if trial.result is not None and is_in(config.space, trial.begun.params):
-                self._study.add_trial(
-                    create_trial(
-                        state=_state(trial.result.value),
-                        value=trial.result.value,
-                        params=to_optuna(config.space, trial.begun.params),
-                        distributions=self._distributions,
-                    )
-                )
+                state, value = _state(trial.result.value), trial.result.value
+                self._study.add_trial(as_trial(config.space, trial.begun.params, state=state, value=value))
 
     def suggest(self, trial_id: str) -> Any:
         """The next trial, recorded in the history as begun; see `Searcher.suggest`."""
@@ -127,8 +122,8 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
         asked = self._asked.pop(trial_id, None)
         if asked is None:
             return
-        known = self._history.result(self._numbers[trial_id])
-        value = known.value if known is not None else None if error else (result or {}).get(VALUE)
+        recorded = self._history.result(self._numbers[trial_id])
+        value = recorded.value if recorded is not None else None if error else (result or {}).get(VALUE)
         self._study.tell(asked, value, state=_state(value))
 
     def save(self, checkpoint_path: str) -> None:
@@ -176,7 +171,6 @@ class Asha(FIFOScheduler):  # type: ignore[misc]
         return str(self.CONTINUE if good or number == 0 else self.STOP)
 
     def on_trial_complete(self, controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        """Record the last result like any other."""
         self.on_trial_result(controller, trial, result)
 
     def _is_good(self, number: int, step: int, value: float) -> bool:
@@ -196,11 +190,9 @@ class EndsOnRequest(_Unsaved, tune.Stopper):  # type: ignore[misc]
         self._stopping = stopping
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
-        """Never end a single trial."""
         return False
 
     def stop_all(self) -> bool:
-        """Whether to end all trials."""
         return self._stopping()
 
 
@@ -224,7 +216,6 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         self._trials = {trial.number: trial for trial in ended(past)}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
-        """Note the time at which a trial starts or restarts."""
         self._began[trial.config["number"]] = time.monotonic()
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
@@ -243,8 +234,8 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         """Log the result of a trial that finished; record and log that of a trial that ASHA stopped."""
         number = trial.config["number"]
         curve = tuple(self._curves.get(number, ()))
-        if (known := self._history.result(number)) is not None:
-            self._announce(trial, known)
+        if (recorded := self._history.result(number)) is not None:
+            self._announce(trial, recorded)
         elif not self._stopping():  # a trial that the end of the search cut off runs again the next time
             value = curve[-1][1] if curve else None
             self._end(trial, Result(state="stopped", value=value, curve=curve, seconds=self._seconds(number)))

@@ -22,7 +22,7 @@ from ltrscale.evaluation.clicks.page import UnderstoodLog, document
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.reports.document import Text
-from ltrscale.reports.markdown import markdown
+from ltrscale.reports.findings import markdown
 
 NAN = math.nan
 

@@ -12,12 +12,11 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
-from ltrscale.experiments.methods.base import SeedRun
-from ltrscale.experiments.methods.choices import Method, check_methods
-from ltrscale.experiments.methods.ensemble import EnsembleMethod
-from ltrscale.experiments.methods.gbdt import GBDTMethod
+from ltrscale.experiments.methods.base import SeedRun, check_methods
+from ltrscale.experiments.methods.choices import Method
+from ltrscale.experiments.methods.composed import EnsembleMethod, TunedMethod
 from ltrscale.experiments.methods.neural import NeuralMethod
-from ltrscale.experiments.methods.tuned import TunedMethod
+from ltrscale.experiments.methods.trees import GBDTMethod
 from ltrscale.ranking.choices import metric_named
 from ltrscale.runtime.workers import ONE
 from ltrscale.trees.ensemble import AverageJob

@@ -13,9 +13,9 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.leaks import importances_of
+from ltrscale.experiments.methods.stack import StackJob
 from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.stack import StackJob
-from ltrscale.stages.origins import check_unseen
+from ltrscale.stages.stage import check_unseen
 from ltrscale.trees.gbdt import GBDTJob
 
 WEEKS = {"train": ("2026-W01", "2026-W02"), "validation": ("2026-W03",), "test": ("2026-W04",)}

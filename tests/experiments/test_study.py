@@ -21,8 +21,7 @@ from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.statistics.crossed import crossed_means
 from ltrscale.evaluation.studies.study import Study
 from ltrscale.experiments.study import StudyConfig
-from ltrscale.experiments.study_grid import shared_encoders
-from ltrscale.experiments.study_models import Spent
+from ltrscale.experiments.study_models import Spent, shared_encoders
 from ltrscale.stages.runs import heard_by
 
 CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs" / "results"

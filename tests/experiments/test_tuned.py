@@ -8,11 +8,11 @@ import pytest
 from ltrscale import bundle
 from ltrscale.config import validate
 from ltrscale.data.dataset.split import Splits
-from ltrscale.experiments.methods.base import SeedRun
-from ltrscale.experiments.methods.choices import Method, check_methods
-from ltrscale.experiments.methods.gbdt import GBDTMethod
+from ltrscale.experiments.methods.base import SeedRun, check_methods
+from ltrscale.experiments.methods.choices import Method
+from ltrscale.experiments.methods.composed import TunedMethod
 from ltrscale.experiments.methods.neural import NeuralMethod
-from ltrscale.experiments.methods.tuned import TunedMethod
+from ltrscale.experiments.methods.trees import GBDTMethod
 from ltrscale.runtime.workers import ONE
 from ltrscale.tuning import tune
 from ltrscale.tuning.history import History, TrialRecord, best

@@ -22,9 +22,9 @@ from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.weeks.verdict import Bounds, Verdict
 from ltrscale.experiments import weekly as steps
-from ltrscale.experiments.first.weekly import weekly_text
+from ltrscale.experiments.first.study import weekly_text
 from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.service import InService, Week
+from ltrscale.experiments.week import InService, Week
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import log
@@ -183,7 +183,7 @@ def test_the_same_command_goes_on_from_wherever_it_was_stopped(place: Path, monk
         "at the gate": lambda m: m.setattr(steps.GateJob, "run", stop),
         "at the export": lambda m: m.setattr(steps.ExportJob, "work", stop),
         "at the pointer": lambda m: m.setattr(InService, "write", stop),
-        "after the pointer": lambda m: m.setattr(steps, "_next", stop),
+        "after the pointer": lambda m: m.setattr(steps, "predict_command", stop),
     }
     for number, (where, stopped) in enumerate(stops.items()):
         with monkeypatch.context() as patch:
@@ -208,7 +208,7 @@ def test_a_week_that_was_stopped_does_not_replace_the_model_of_a_later_one(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "_judged", lambda *_: sys.exit("stopped"))
+        patch.setattr(steps, "_judged_week", lambda *_: sys.exit("stopped"))
         with pytest.raises(SystemExit):
             job(place).run()
     later = service(place).replace(bundle="later", period="2026-W13")

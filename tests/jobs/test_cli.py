@@ -16,9 +16,9 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.experiments.crossval import CrossvalJob
 from ltrscale.experiments.distill import DistillJob
-from ltrscale.experiments.methods.gbdt import GBDTMethod
+from ltrscale.experiments.methods.stack import StackJob
+from ltrscale.experiments.methods.trees import GBDTMethod
 from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.stack import StackJob
 from ltrscale.experiments.study import StudyConfig
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob

@@ -34,7 +34,8 @@ from ltrscale.models.ranker import Ranker
 from ltrscale.scoring import files
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.models.ranker import HeadConfig
-from ltrscale.stages.origins import dataset_hashes, scored_by
+from ltrscale.stages.stage import dataset_hashes
+from ltrscale.stages.stage import scored_by
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 

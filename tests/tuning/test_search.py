@@ -21,8 +21,8 @@ from ltrscale.draws import mix
 from ltrscale.errors import InputError, Stopped
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.tuning.history import Begun, History, Result, TrialRecord
-from ltrscale.tuning.search import TrialFunction, _Curve, attempt, check_any_complete, run_search
 from ltrscale.tuning.space import AshaConfig, Params, SearchConfig
+from ltrscale.tuning.tune import TrialFunction, _Curve, attempt, check_any_complete, run_search
 from ltrscale.tuning.under_tune import Asha, Proposals
 
 SPACE = {"x": {"low": 0, "high": 10}, "c": {"choices": ["a", "b"]}}

@@ -33,9 +33,7 @@ from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import METRICS, MetricName, metric_named
 from ltrscale.reports.findings import print_report, write_report
 from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
-from ltrscale.stages.inputs import BundleUrl, hashes_of
-from ltrscale.stages.origins import check_unseen, scored_by
-from ltrscale.stages.stage import Origin, Stage
+from ltrscale.stages.stage import BundleUrl, Origin, Stage, check_unseen, hashes_of, scored_by
 
 
 class InterleaveJob(Stage):

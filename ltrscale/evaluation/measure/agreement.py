@@ -29,7 +29,7 @@ from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Summary, scopes
 from ltrscale.progress import Report, progress
 from ltrscale.reports.findings import Findings
-from ltrscale.stages.inputs import BundleUrl
+from ltrscale.stages.stage import BundleUrl
 
 TAU = "tau"
 _PAIRS = 1 << 21

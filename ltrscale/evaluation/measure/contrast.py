@@ -34,8 +34,7 @@ from ltrscale.progress import Report, progress
 from ltrscale.reports import charts
 from ltrscale.reports.document import Chart, Document, Points, Section, Table, Text
 from ltrscale.reports.findings import Findings, print_report, write_report
-from ltrscale.stages.inputs import BundleUrl, hashes_of
-from ltrscale.stages.stage import Origin, Stage
+from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
 
 _BATCH = 512
 _SHOWN = 15

@@ -34,9 +34,7 @@ from ltrscale.progress import Report
 from ltrscale.reports.findings import print_report, write_report
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.on_ray import run_with_ray
-from ltrscale.stages.inputs import hashes_of
-from ltrscale.stages.origins import check_unseen, content_of, scored_by
-from ltrscale.stages.stage import Origin, Stage
+from ltrscale.stages.stage import Origin, Stage, check_unseen, content_of, hashes_of, scored_by
 
 
 class EvaluateJob(Stage):

@@ -26,7 +26,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import committed, finite
 from ltrscale.errors import InputError, nearest
 from ltrscale.evaluation.measure.parts import look_up
-from ltrscale.stages.inputs import BundleUrl, hashes_of
+from ltrscale.stages.stage import BundleUrl, hashes_of
 
 
 @dataclass(frozen=True)

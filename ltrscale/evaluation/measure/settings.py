@@ -14,7 +14,7 @@ from ltrscale.evaluation.measure.shown import AS_SHOWN, POSITIONS
 from ltrscale.evaluation.measure.slices import ConditionText, SliceName
 from ltrscale.ranking.choices import MetricName
 from ltrscale.ranking.graded import Gains
-from ltrscale.stages.inputs import BundleUrls
+from ltrscale.stages.stage import BundleUrls
 
 CutOff = Annotated[int, Field(ge=1)]
 

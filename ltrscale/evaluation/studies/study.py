@@ -20,7 +20,7 @@ from ltrscale.evaluation.measure.report import EvaluatedData
 from ltrscale.evaluation.statistics.curves import Crossover, Drawn, MeanEstimate, crossovers, estimate
 from ltrscale.evaluation.studies.group_metrics import Measured, TestedOn, read_outliers, read_values
 from ltrscale.reports.findings import Findings
-from ltrscale.stages.inputs import OutputUrl
+from ltrscale.stages.stage import OutputUrl
 
 ScopeName = Literal["all", "outliers"]
 SCOPES: tuple[ScopeName, ...] = ("all", "outliers")

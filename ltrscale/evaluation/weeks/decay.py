@@ -32,9 +32,7 @@ from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
 from ltrscale.reports.findings import Findings, print_report, write_report
-from ltrscale.stages.inputs import OutputUrl, hashes_of
-from ltrscale.stages.origins import bundle_hashes, dataset_hashes
-from ltrscale.stages.stage import Origin, Stage
+from ltrscale.stages.stage import Origin, OutputUrl, Stage, bundle_hashes, dataset_hashes, hashes_of
 
 FEWEST_PERIODS = 5
 """With fewer periods no order of them has a probability below 5%."""

@@ -26,7 +26,7 @@ from ltrscale.ingest.profile import batches, columns_of
 from ltrscale.ingest.structure import of_table
 
 _ROW = re.compile(rb"\s*[-+.\deE]+\s+(qid:\S+\s+)?\d+:\S+")
-_INDEX = re.compile(rb"\s(\d+):")
+_FEATURE_INDEX = re.compile(rb"\s(\d+):")
 _TABLE = re.compile(r"\.(parquet|([ct]sv|jsonl|ndjson)(\.gz|\.xz)?)$")
 _GROUPS_LOOKED_AT = 20_000
 
@@ -34,23 +34,20 @@ _GROUPS_LOOKED_AT = 20_000
 def other_form(file: str, urls: Sequence[str], out: str, given: Mapping[str, str | None]) -> list[str] | None:
     """The lines of prepare.yaml of an input that has another form than one item a row; None where it has that one.
 
-    `given` is as for `guess`.
-
-    Raises:
-        InputError: the form is known, and its files do not fit together.
+    `given` is as for `guess`. An `InputError` where the form is known, and its files do not fit together.
     """
     if letor := [url for url in urls if not _TABLE.search(url) and _first_row(url)]:
-        return [*_head(file, out), *_letor(letor, urls)]
+        return [*_first_lines(file, out), *_letor(letor, urls)]
     if not all(_TABLE.search(url) for url in urls):
         return None  # the reader of items says what it cannot read
     if urls[0].endswith(".parquet"):
         laid = _laid_out(urls[0])
-        return [*_head(file, out), *_groups(file, urls[0], laid, given)] if laid else None
+        return [*_first_lines(file, out), *_query_rows(file, urls[0], laid, given)] if laid else None
     texts = _Texts.of(urls) if len(urls) > 1 else None
-    return [*_head(file, out), *texts.lines()] if texts else None
+    return [*_first_lines(file, out), *texts.lines()] if texts else None
 
 
-def _head(file: str, out: str) -> Iterator[str]:
+def _first_lines(file: str, out: str) -> Iterator[str]:
     yield f"# Made by jobs.init from {file}. Correct what was guessed wrong."
     yield f"out: {plain_yaml(storage.join(out, 'data'))}"
     yield ""
@@ -95,8 +92,8 @@ def _width(urls: Sequence[str]) -> tuple[bool, int]:
     for url in urls:
         for number, piece in enumerate(read_lines(url, size=1 << 20)):
             text = re.sub(rb"#[^\n]*", b"", piece.text)
-            highest = max(highest, max((int(index) for index in _INDEX.findall(text)), default=0))
-            counts |= {len(_INDEX.findall(line)) for line in text.split(b"\n") if line.strip()}
+            highest = max(highest, max((int(index) for index in _FEATURE_INDEX.findall(text)), default=0))
+            counts |= {len(_FEATURE_INDEX.findall(line)) for line in text.split(b"\n") if line.strip()}
             if number == 0 and counts == {highest}:
                 break  # dense: all rows of the first megabyte have all features
     return counts == {highest}, highest
@@ -107,10 +104,10 @@ def _sizes_of(url: str, beside: Sequence[str]) -> str:
     stem = re.sub(r"(\.gz|\.xz)$", "", url)
     endings = (".query", ".group", ".groups")
     near = [*beside, *storage.children(url.rpartition("/")[0] or ".")]
-    found = next((each for each in near if any(each.endswith(stem + ending) for ending in endings)), None)
-    if found is None:
+    sizes = next((each for each in near if any(each.endswith(stem + ending) for ending in endings)), None)
+    if sizes is None:
         raise InputError(f"{url}: rows have no qid; put the sizes of the groups into {stem}.query, one a line")
-    return found
+    return sizes
 
 
 # lists by row
@@ -157,16 +154,16 @@ def _laid_out(url: str) -> _Laid | None:
     return _Laid(pa.table(flat), names, wide)
 
 
-def _groups(file: str, url: str, laid: _Laid, given: Mapping[str, str | None]) -> Iterator[str]:
+def _query_rows(file: str, url: str, laid: _Laid, given: Mapping[str, str | None]) -> Iterator[str]:
     """A row for each query, whose roles are guessed as those of items."""
     ones = {name: one for one, name in laid.names.items()}
     given = {use: ones.get(name, name) for use, name in given.items() if name is not None}
-    found = guess(columns_of(laid.items, laid.items.schema, Dialect()), of_table(laid.items), given, url)
+    guessed = guess(columns_of(laid.items, laid.items.schema, Dialect()), of_table(laid.items), given, url)
     yield f"  inputs: {plain_yaml(file)}"
     yield "  source:"
     yield "    kind: groups # a row for each query, with lists of its documents"
     yield "    columns:"
-    yield from _group_columns(found, laid.names, laid.wide)
+    yield from _group_columns(guessed, laid.names, laid.wide)
 
 
 def _one(name: str) -> str:
@@ -215,15 +212,15 @@ class _Texts:
 
     pairs: str
     found: Guess
-    queries: "_Table"
-    documents: "_Table"
-    judged: "_Table | None"
+    queries: "_TextTable"
+    documents: "_TextTable"
+    judged: "_TextTable | None"
     unused: tuple[str, ...]
 
     @classmethod
     def of(cls, urls: Sequence[str]) -> "_Texts | None":
         """The parts of a collection of texts; None where the files are none."""
-        read = [_Table.of(url) for url in urls]
+        read = [_TextTable.of(url) for url in urls]
         texts = [table for table in read if len(table.ids) == 1 and table.texts]
         keys = {table.ids[0] for table in texts}
         pairs = [table for table in read if len(keys & {*table.names}) >= 2]
@@ -246,7 +243,6 @@ class _Texts:
         return cls(base.url, found, of_query, of_item, judged, rest)
 
     def lines(self) -> Iterator[str]:
-        """The lines of the config below `prepare`."""
         query, item = plain_yaml(self.found.query.name), plain_yaml(self.found.item.name if self.found.item else "")
         split = next((name for name in self.queries.names if name in ("split", "fold", "set")), None)
         taken = {"query": self.queries.texts[0]} | ({split: split} if split else {})
@@ -291,7 +287,7 @@ class _Texts:
 
 
 @dataclass(frozen=True, eq=False)
-class _Table:
+class _TextTable:
     """The first rows of a table: its ids (each value once), its texts, and its label."""
 
     url: str
@@ -302,7 +298,7 @@ class _Table:
     label: str | None
 
     @classmethod
-    def of(cls, url: str) -> "_Table":
+    def of(cls, url: str) -> "_TextTable":
         """Look at a table; tabs divide texts that may have quotes."""
         dialect = Dialect("\t", quotes=False) if ".tsv" in url else Dialect()
         schema = tables.read_schema(url, dialect)
@@ -317,5 +313,4 @@ class _Table:
 
     @property
     def names(self) -> list[str]:
-        """Its columns."""
         return list(self.schema.names)

@@ -1,12 +1,15 @@
-"""The first config of a log: looks at a table and writes configs that run, with what was seen as comments."""
+"""The first configs of a log: looks at a table and writes configs that run, with what was seen as comments."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+import numpy as np
 import pyarrow as pa
+import torch
 import yaml
+from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale import storage
@@ -14,22 +17,21 @@ from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.clicks.look import ClicksJob
 from ltrscale.experiments.first.forms import other_form
-from ltrscale.experiments.first.look import asked_of
-from ltrscale.experiments.first.pipeline import FirstPlan, engine_score
-from ltrscale.experiments.first.prepare import FEWEST_LISTS, clicks_text, count_lists, prepare_text, summary
-from ltrscale.experiments.first.sizes import LogSize
-from ltrscale.experiments.first.study import first_runs
-from ltrscale.experiments.first.weekly import weekly_text
+from ltrscale.experiments.first.pipeline import FirstPlan, LogSize, engine_score
+from ltrscale.experiments.first.prepare import FEWEST_LISTS, clicks_text, count_lists, prepare_lines, summary
+from ltrscale.experiments.first.study import first_runs, weekly_text
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import StudyConfig
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.csvtext import Dialect
-from ltrscale.ingest.guess import Guess, guess
+from ltrscale.ingest.guess import Guess, grades_of, guess
+from ltrscale.ingest.leaks import questions
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.ingest.profile import LogColumn, dialect_of, first_columns
 from ltrscale.ingest.roles import structured
-from ltrscale.ingest.structure import read_structure
+from ltrscale.ingest.structure import KeyLists, Structure, read_structure
 from ltrscale.progress import log
+from ltrscale.ranking.alone import alone
 
 
 class InitConfig(Config):
@@ -58,11 +60,13 @@ def init(config: InitConfig) -> None:
         InputError: the log cannot be read, no column looks like the query's, or configs are there already.
     """
     out = config.out or re.sub(r"[^\w.-]", "-", PurePosixPath(config.file.rstrip("/")).name.partition(".")[0]) or "log"
-    _refuse_to_overwrite(out)
+    for path in (storage.join(out, f"{name}.yaml") for name in _WRITES):  # before anything is read
+        if storage.exists(path):  # it may have been edited
+            raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
     urls = storage.list_files(config.file)
     given = {"query": config.query, "item": config.item, "label": config.label, "time": config.time}
     if lines := other_form(config.file, urls, out, given):
-        _write(out, {"prepare": "\n".join(lines) + "\n"})
+        _write(out, {"prepare": "\n".join([*lines, ""])})
         log.info("init: not a table with one item a row: see source.kind of prepare.yaml, and docs/guide.md for splits")
         log.info("next: python -m jobs.prepare --config %s", storage.join(out, "prepare.yaml"))
         return
@@ -71,24 +75,27 @@ def init(config: InitConfig) -> None:
     _refuse_without_values(columns, given, urls[0])
     names = {*structured(columns), *(name for name in given.values() if name is not None)} or {columns[0].name}
     seen = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
-    found = guess(columns, seen, given, urls[0])
-    every = seen if seen.whole else read_structure(urls, _in_roles(found), dialect, rows=None)
-    counted = count_lists(found, every)
-    found = replace(found, asked=asked_of(found, every, urls, dialect))
+    guessed = guess(columns, seen, given, urls[0])
+    in_roles = [
+        each.name for each in (guessed.query, *guessed.within, guessed.item, guessed.label, guessed.time) if each
+    ]
+    every = seen if seen.whole else read_structure(urls, in_roles, dialect, rows=None)
+    counted = count_lists(guessed, every)
+    guessed = replace(guessed, asked=asked_of(guessed, every, urls, dialect))
     said: tuple[str, ...] = ()
-    texts = {"prepare": prepare_text(config.file, out, dialect, found, counted)}
-    if found.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST_LISTS:
-        size = LogSize(counted.rows, counted.told_apart, len([*found.features, *found.categorical, *found.dates]))
-        score = engine_score([each.name for each in found.features])
+    texts = {"prepare": "\n".join([*prepare_lines(config.file, out, dialect, guessed, counted), ""])}
+    if guessed.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST_LISTS:
+        size = LogSize(counted.rows, counted.told_apart, len([*guessed.features, *guessed.categorical, *guessed.dates]))
+        score = engine_score([each.name for each in guessed.features])
         runs, said = first_runs(out, counted.plan, score, size, counted.queries_told_apart)
         texts |= runs
         texts["weekly"] = weekly_text(out, counted.plan.unit)
-    if clicks := clicks_text(out, found):
+    if clicks := clicks_text(out, guessed):
         texts["clicks"] = clicks
     _write(out, texts)
-    for line in summary(found):
+    for line in summary(guessed):
         log.info("init: %s", line)
-    for reason in (*said, *_missing(found, counted.plan)):
+    for reason in (*said, *_why_less(guessed, counted.plan)):
         log.info("init: %s", reason)
     for name in (each for each in _WRITES if each in texts and each not in _LATER):
         log.info("next: python -m jobs.%s --config %s", name, storage.join(out, f"{name}.yaml"))
@@ -96,6 +103,7 @@ def init(config: InitConfig) -> None:
 
 _LATER = ("study", "weekly")
 """Configs that answer another question, or whose time comes after a pipeline, which says so."""
+
 _WRITES: dict[str, type[Config]] = {
     "prepare": PrepareJob,
     "clicks": ClicksJob,
@@ -103,13 +111,6 @@ _WRITES: dict[str, type[Config]] = {
     "weekly": WeeklyJob,
     "study": StudyConfig,
 }
-
-
-def _refuse_to_overwrite(out: str) -> None:
-    """Refuse before anything is read: a config that is there may have been edited."""
-    for name in _WRITES:
-        if storage.exists(path := storage.join(out, f"{name}.yaml")):
-            raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
 
 
 def _refuse_without_values(columns: Sequence[LogColumn], given: Mapping[str, str | None], where: str) -> None:
@@ -131,13 +132,7 @@ def _write(out: str, texts: Mapping[str, str]) -> None:
         storage.write_bytes(path, text.encode())
 
 
-def _in_roles(found: Guess) -> list[str]:
-    """The columns that all rows are counted by."""
-    used = (found.query, *found.within, found.item, found.label, found.time)
-    return [column.name for column in used if column is not None]
-
-
-def _missing(found: Guess, plan: FirstPlan | None) -> Iterator[str]:
+def _why_less(found: Guess, plan: FirstPlan | None) -> Iterator[str]:
     if found.label is None:
         yield "no column looks like a label; name it with --set label=COLUMN for a pipeline.yaml"
     if plan is None or len(plan.names) < FEWEST_LISTS:
@@ -150,3 +145,49 @@ def _missing(found: Guess, plan: FirstPlan | None) -> Iterator[str]:
         }
         if lacking := [what for what, column in needed.items() if column is None]:
             yield f"jobs.clicks would tell clicks from places, and needs {', and '.join(lacking)}"
+
+
+def asked_of(found: Guess, log: Structure, urls: Sequence[str], dialect: Dialect) -> dict[str, str]:
+    """What to ask of the features that were guessed, by their names; empty without a label.
+
+    Whole lists are looked at, a sample of all rows, whose query's columns are in `log`: fragments of lists, such as the
+    first rows of a shuffled log have, are short, and any order of a short list is near the best one.
+    """
+    features = [*found.features, *found.categorical]
+    if found.label is None or not features:
+        return {}
+    key = [column.name for column in (found.query, *found.within)]
+    names = dict.fromkeys([*key, found.label.name, *(column.name for column in features)])
+    lists_N = log.joined(key[0], key[1:])
+    kept_N = np.zeros(len(lists_N), np.bool_)
+    kept_N[KeyLists.of(lists_N).rows_L] = True
+    seen = read_structure(urls, [*names], dialect, kept_N=kept_N)
+    query_N, labels_N = seen.joined(key[0], key[1:]), _labels(found, seen)
+    rows_L = np.flatnonzero((query_N >= 0) & np.isfinite(labels_N) & (labels_N >= 0))
+    rows_L = rows_L[np.argsort(query_N[rows_L], kind="stable")]
+    x_LF = [seen.numbers(column.name)[rows_L] for column in found.features]
+    codes_LF = (seen.codes[column.name][rows_L] for column in found.categorical)
+    x_LF += [np.where(codes_L < 0, np.nan, codes_L) for codes_L in codes_LF]
+    lengths_Q = np.unique(query_N[rows_L], return_counts=True)[1]
+    return questions(
+        alone(
+            torch.from_numpy(np.stack(x_LF, axis=1).astype(np.float32)),
+            torch.from_numpy(labels_N[rows_L].astype(np.float32)),
+            torch.from_numpy(np.append(0, np.cumsum(lengths_Q))),
+            names=[column.name for column in features],
+            categorical=[False] * len(found.features) + [True] * len(found.categorical),
+        )
+    )
+
+
+def _labels(found: Guess, seen: Structure) -> NDArray[np.float64]:
+    """The label of each row as prepare would read it, NaN for none."""
+    assert found.label is not None
+    grades, name = grades_of(found.label), found.label.name
+    if isinstance(grades, dict):
+        by_code = [grades.get(text, np.nan) for text in map(str, seen.values[name].to_pylist())]
+        return np.append(by_code, np.nan)[seen.codes[name]]
+    labels_N = seen.numbers(name)
+    if grades is None:
+        return labels_N
+    return np.where(np.isnan(labels_N), np.nan, np.searchsorted(grades, labels_N, side="right").astype(np.float64))

@@ -112,12 +112,8 @@ def _plan(found: Guess, seen: Structure, usable_N: NDArray[np.bool_]) -> FirstPl
     return FirstPlan("week", names, formats)
 
 
-def prepare_text(file: str, out: str, dialect: Dialect, found: Guess, counted: LogCounts) -> str:
-    """The prepare.yaml of a log with one item a row."""
-    return "\n".join(_lines(file, out, dialect, found, counted)) + "\n"
-
-
-def _lines(file: str, out: str, dialect: Dialect, found: Guess, counted: LogCounts) -> Iterator[str]:
+def prepare_lines(file: str, out: str, dialect: Dialect, found: Guess, counted: LogCounts) -> Iterator[str]:
+    """The lines of the prepare.yaml of a log with one item a row."""
     yield f"# Made by jobs.init from {file}. Correct what was guessed wrong."
     yield "# Lines with CHECK are close calls: jobs.prepare names them until the word is gone."
     lengths = f"{counted.median:,} rows in the median, {counted.longest:,} at most"
@@ -135,7 +131,7 @@ def _lines(file: str, out: str, dialect: Dialect, found: Guess, counted: LogCoun
     yield "  source:"
     yield "    kind: items"
     yield "    columns:"
-    yield from _columns(file, found, dialect, counted.plan)
+    yield from _column_lines(file, found, dialect, counted.plan)
     if counted.longest > 10_000:
         yield f"  max_group: {counted.longest} # of the longest query"
 
@@ -157,7 +153,7 @@ def _rejected(found: Guess) -> Iterator[str]:
         yield f"  max_rejected: {share:g} {CHECK}: about {total:.2%} of the rows cannot be used: {worst}"
 
 
-def _columns(path: str, found: Guess, dialect: Dialect, plan: FirstPlan | None) -> Iterator[str]:
+def _column_lines(path: str, found: Guess, dialect: Dialect, plan: FirstPlan | None) -> Iterator[str]:
     for role, column in (("query", found.query), ("item", found.item)):
         if column is not None:
             yield from _role(role, column, found.choices.get(role))
@@ -179,10 +175,10 @@ def _columns(path: str, found: Guess, dialect: Dialect, plan: FirstPlan | None) 
     for name, value in (("delimiter", dialect.delimiter), ("decimal", dialect.decimal), ("encoding", dialect.encoding)):
         if value != {"delimiter": usual.delimiter, "decimal": ".", "encoding": UTF8}[name]:
             yield f"      {name}: {json.dumps(value)}"
-    yield from _listed("meta", found.meta, "of the user or session, kept beside the features")
-    yield from _listed("features", found.features, "numbers", found.asked)
+    yield from _column_list("meta", found.meta, "of the user or session, kept beside the features")
+    yield from _column_list("features", found.features, "numbers", found.asked)
     what = "categories, and ids that come often enough to learn from"
-    yield from _listed("categorical", found.categorical, what, found.asked)
+    yield from _column_list("categorical", found.categorical, what, found.asked)
     if found.dates:
         yield "      dates: # days up to the row's time"
         for column in found.dates:
@@ -217,7 +213,7 @@ def _times(found: Guess, plan: FirstPlan | None) -> Iterator[str]:
     yield f"      period: {plan.unit} # {span}"
 
 
-def _listed(
+def _column_list(
     key: str, columns: Sequence[LogColumn], what: str, asked: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[str]:
     if columns:
@@ -255,18 +251,16 @@ def clicks_text(out: str, found: Guess) -> str | None:
     if found.positions is None or found.clicks is None or found.item is None:
         return None
     asked = next((column.name for column in found.meta if is_asked(column)), None)
-    query = (
-        f"query: {plain_yaml(f'meta_{asked}')} # what several lists were shown for, so that documents are seen to move"
-    )
     if asked is None:
         query = (
             "# query: meta_NAME # each list is a query of its own: name the text that was searched for, kept under meta"
         )
-    return "\n".join(
-        [
-            "# Made by jobs.init: what clicks tell apart from places, before anything is trained on them.",
-            f"out: {plain_yaml(storage.join(out, 'clicks'))}",
-            f"log: {{data: {plain_yaml(storage.join(out, 'data'))}}}",
-            f"{query}\n",
-        ]
-    )
+    else:
+        name = plain_yaml(f"meta_{asked}")
+        query = f"query: {name} # what several lists were shown for, so that documents are seen to move"
+    return f"""\
+# Made by jobs.init: what clicks tell apart from places, before anything is trained on them.
+out: {plain_yaml(storage.join(out, "clicks"))}
+log: {{data: {plain_yaml(storage.join(out, "data"))}}}
+{query}
+"""

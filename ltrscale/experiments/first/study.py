@@ -1,4 +1,4 @@
-"""The first study of a log: a study.yaml that says before it is run how small a difference it can see, and its minutes.
+"""The later configs of a log: a study.yaml that says what difference it can see, and its minutes; and a weekly.yaml.
 
 Whether a difference is seen depends on its deviations over draws of labels and over test lists, which are known before
 from other logs only; the study's report has those of this one.
@@ -12,14 +12,21 @@ from typing import NamedTuple
 from ltrscale import storage
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, MOST_DRAWS, Spread
 from ltrscale.experiments.first.pipeline import (
+    BOOSTED,
+    FINETUNED,
+    STUDIED,
     FirstPlan,
+    LogSize,
     divided,
+    epoch_minutes,
+    first_sizes,
     methods_text,
     period_range,
     pipeline_text,
     plain_yaml,
 )
-from ltrscale.experiments.first.sizes import BOOSTED, FINETUNED, STUDIED, LogSize, epoch_minutes, first_sizes
+
+_METHOD = "trees"
 
 OVER_DRAWS = 0.14
 """Deviation of a network's difference from tuned trees in NDCG@5 over draws of n labelled lists, times the root of n.
@@ -27,14 +34,22 @@ OVER_DRAWS = 0.14
 The networks of docs/results/study-news.md have .014 at 100, .0046 at 1,000 and .003 at 3,000 in the median: half the
 width of an interval, times the root of the draws, over Student's t.
 """
+
 OVER_LISTS = 0.15
 """Deviation of such a difference over test lists: .147 on the 1,756 lists of week 11 of tests/shop.py."""
-_NUMBERS = (100, 300, 1000, 3000)
+
+_LABELLED = (100, 300, 1000, 3000)
+
 _LOOKED_FOR = 0.01
+
 _MOST, _MINUTES = 10, 60
+
 _WORKERS = 2
+
 _TRIALS = 10
+
 _VALIDATION = 1500
+
 _START_S, _SCORED = 1.5, 200_000
 """Seconds for the start and the measurement of a model, and documents per second that validation scores on one core."""
 
@@ -62,12 +77,7 @@ def first_runs(
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """The texts of pipeline.yaml and, where there are lists enough to draw from, study.yaml; and a sentence on each.
 
-    Args:
-        out: directory of the configs.
-        plan: the periods.
-        score: the feature that is a search engine's score, if there is one.
-        size: what all periods hold.
-        lists: lists of all periods whose labels differ.
+    `size` is what all periods hold, and `lists` are those of all periods whose labels differ.
     """
     pipeline, takes = pipeline_text(out, plan, score, size)
     said = f"pipeline.yaml: {takes}"
@@ -85,28 +95,21 @@ def first_runs(
 def study_size(size: LogSize, lists: int, plan: FirstPlan) -> StudySize | None:
     """The numbers of labelled lists and draws of a study that takes an hour; None where the lists are too few.
 
-    Args:
-        size: what all periods hold.
-        lists: lists of all periods whose labels differ.
-        plan: the periods.
+    The arguments are as for `first_runs`.
     """
     train, validation, test = (len(names) / len(plan.names) for names in divided(plan.names))
-    numbers = tuple(n for n in _NUMBERS if n <= train * lists / 2)
+    numbers = tuple(n for n in _LABELLED if n <= train * lists / 2)
     if not numbers or test * lists < 2:
         return None
-    length = size.told_apart / lists
+    length, scored = size.told_apart / lists, min(_VALIDATION, validation * lists) * size.told_apart / lists
+    each = 0.0  # minutes for the models of a draw: the trials of trees, and two networks with all their epochs
+    for documents in (round(n * length) for n in numbers):
+        epoch = epoch_minutes(documents, FINETUNED[256], size.features) + scored / _SCORED / 60
+        trees = _TRIALS * documents * size.features * STUDIED["trees"] / BOOSTED / 60
+        each += (trees + 2 * STUDIED["finetuning"] * epoch + (_TRIALS + 2) * _START_S / 60) / _WORKERS
     pretraining = first_sizes(size.part(train)).minutes["pretraining"]
-    each = sum(_minutes(n, length, size.features, min(_VALIDATION, validation * lists)) for n in numbers) / _WORKERS
     draws = min(_MOST, max(FEWEST_DRAWS, int((_MINUTES - pretraining) / each)))
     return StudySize(numbers, draws, round(validation * lists), round(test * lists), pretraining + draws * each)
-
-
-def _minutes(labelled: int, length: float, features: int, validation: float) -> float:
-    """Minutes of one core for the models of a draw: the trials of trees, and two networks with all their epochs."""
-    documents = round(labelled * length)
-    epoch = epoch_minutes(documents, FINETUNED[256], features) + validation * length / _SCORED / 60
-    trees = _TRIALS * documents * features * STUDIED["trees"] / BOOSTED / 60
-    return trees + 2 * STUDIED["finetuning"] * epoch + (_TRIALS + 2) * _START_S / 60
 
 
 def study_text(out: str, plan: FirstPlan, size: LogSize, study: StudySize) -> tuple[str, str]:
@@ -206,4 +209,44 @@ grid: # of lists with a relevant document; more draws narrow the intervals, more
 control: scratch # the same network without pretraining: the difference is pretraining's own share
 evaluate:
   baseline: trees_tuned
+"""
+
+
+def weekly_text(out: str, unit: str) -> str:
+    """The config of what `jobs.weekly` does with each new period of a unit such as `week`."""
+    places = {
+        "out": "weekly",
+        "pipeline": "pipeline.yaml",
+        "config": "weekly.yaml",
+        "production": f"models/seed-0/{_METHOD}/model",
+    }
+    named = {key: plain_yaml(storage.join(out, place)) for key, place in places.items()}
+    return _WEEKLY.format(method=_METHOD, unit=unit, **named)
+
+
+_WEEKLY = """\
+# Made by jobs.init: what is done with the rows of each new {unit}, by one command after jobs.pipeline has run once:
+#   python -m jobs.weekly --config {config} --inputs NEW_ROWS
+# With --dry-run it says what it would do. Status 3: refused, and the old model stays. docs/weeks.md of ltrscale.
+out: {out} # service.json there names the model in service
+pipeline: {pipeline} # the data set that grows, and the settings of the method
+method: {method} # the cheapest to train each {unit}; or another one of the pipeline
+production: {production} # in service before the first {unit}: the pipeline's model
+max_rejected: null # share of bad rows above which nothing is done; null: as in prepare.yaml
+
+splits: # counted from the new {unit}
+  train: {{periods: all but last 2}} # last 26 but 2: forgets what is older
+  validation: {{periods: last 1 but 1}}
+  test: {{periods: last 1}} # judges both models, which may not have seen it; last 2 has more groups, and is less fresh
+
+bounds:
+  refuse: worse # a model that is shown to be worse; unproven: one that is not shown to be as good, which takes groups
+  margin: 0.005
+  feature_psi: 5 # a feature that differs more from training is taken for a fault, such as prices in cents
+  moving: [] # features that may differ, such as the weekday
+  expected: [] # features that rank nearly alone, and are known when the list is shown; others of that kind are refused
+
+refit: false # true: what goes into service learns from the newest {unit}s too, after the gate has said yes
+export: null # lightgbm, xgboost, elasticsearch, opensearch, vespa or treelite, as for jobs.export
+registry: null # {{name: shop, store: "sqlite:///mlflow.db"}} registers it in MLflow
 """

@@ -1,21 +1,62 @@
 """What every method of a pipeline says of itself and does, and the run in which methods are trained with one seed."""
 
+import typing
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from ltrscale.config import Config
-from ltrscale.data.dataset.labelled import Fold
 from ltrscale.data.dataset.split import Splits
+from ltrscale.data.dataset.labelled import Fold
+from pydantic import Field
+from pydantic import model_validator
+from ltrscale.config import overlay
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Texts
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.draws import mix
 from ltrscale.evaluation.studies.study import MethodTraits
-from ltrscale.experiments.methods.students import Student
+from ltrscale.ranking.choices import LossConfig
+from ltrscale.ranking.pointwise import SquaredErrorConfig
 from ltrscale.runtime.workers import WorkersConfig
 from ltrscale.storage import join
+from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.presets import Preset
+from ltrscale.training.ranking import RankingConfig
+from ltrscale.training.settings import OptimizerConfig
+from ltrscale.trees.students import TreesStudent
 from ltrscale.tuning.searched import Searched
+
+
+class NetworkStudent(RankingConfig):
+    """How a network learns a teacher's scores; its parts are those of the method that it is trained as."""
+
+    needs: ClassVar = "a neural method"
+    """The method that can be such a student, for errors."""
+    kind: Literal["network"] = "network"
+    loss: LossConfig = SquaredErrorConfig(standardise=True)
+    """Squared error against scores standardised per group; `list_net` learns their softmax over each list instead."""
+    epochs: int = Field(20, ge=1)
+    """Maximum number of epochs; 20 as for the network that `jobs.distill` trains."""
+    patience: int = Field(5, ge=1)
+    """Stop after this many epochs without a better validation metric, which is of the true labels."""
+    stream: StreamConfig = StreamConfig(docs_per_batch=4096, streams=1)
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3)
+
+    def streams(self) -> list[StreamConfig]:
+        return [self.stream]
+
+    def of(self, method: FinetuneConfig) -> FinetuneConfig:
+        """The training on scores of a method's network: all layers at once, because scores are many."""
+        parts = method.model_dump(include={"network", "head", "context", "projector_layers", "noise"})
+        return FinetuneConfig.model_validate({**parts, **self.model_dump(exclude={"kind"}), "head_epochs": 0})
+
+
+Student = Annotated[NetworkStudent | TreesStudent, Field(discriminator="kind")]
+
+MethodName = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
+"""Also a directory's name."""
 
 
 class AnyMethod(Config):
@@ -48,30 +89,17 @@ class AnyMethod(Config):
         return ()
 
     def check(self, where: str, name: str, methods: Mapping[str, "AnyMethod"]) -> None:
-        """Check that it builds on existing methods of the right kind.
-
-        Args:
-            where: its place in the config, for errors.
-            name: its own.
-            methods: all of the run, by name.
+        """Check that it, called `name`, builds on existing methods of the right kind.
 
         Raises:
-            ValueError: it does not; the message begins with the place.
+            ValueError: it does not; the message begins with `where`, its place in the config.
         """
 
     def check_differs(self, where: str) -> None:
-        """Check that runs with other seeds give other models.
-
-        Raises:
-            ValueError: they do not.
-        """
+        """Raise a ValueError, which begins with `where`, unless runs with other seeds give other models."""
 
     def check_features(self, splits: Splits) -> None:
-        """Check that the features that it names exist.
-
-        Raises:
-            InputError: one does not.
-        """
+        """Raise an `InputError` unless the features that it names exist."""
 
     def streams(self) -> Sequence[StreamConfig]:
         """The streams of data that its stages read."""
@@ -107,13 +135,7 @@ class AnyMethod(Config):
 
     @classmethod
     def with_preset(cls, preset: Preset, given: Mapping[str, Any], methods: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The settings as in a config with this preset, if the kind has presets and they name none.
-
-        Args:
-            preset: of all methods of a comparison.
-            given: the settings.
-            methods: those of all methods, by name.
-        """
+        """The settings, as in a config, with the preset of all `methods`, if the kind has presets and none is named."""
         return given
 
     @abstractmethod
@@ -154,6 +176,49 @@ class AnyMethod(Config):
         raise NotImplementedError
 
 
+class ReadingMethod(AnyMethod):
+    """A method that reads features, not only the scores of other methods."""
+
+    preset: Preset | None = None
+    """Start from published settings of the whole method, which its own settings override: `paper` as HOU24's text has
+    them, `hou24` as its public code does."""
+    leave_out: Texts = ()
+    """Features that this method does not read: names, prefixes with * such as c_*, or `categorical` for all of that
+    kind. So one report can compare a method with and without them."""
+    learns_from: str | None = None
+    """Learn the labels of this entry of the pipeline's `learn_from`, such as clicks; empty for those of `splits`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _over_the_preset(cls, values: Any) -> Any:
+        """The method's settings override those of its preset."""
+        if not isinstance(values, Mapping) or values.get("preset") not in typing.get_args(Preset):
+            return values  # no preset, or an unknown one, which the validation of the field refuses
+        named = {"kind": cls.model_fields["kind"].default, **values}
+        return overlay(cls.of_preset(values["preset"], values), named)
+
+    @classmethod
+    def of_preset(cls, preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a preset for this kind; some depend on those that are given, as in a config."""
+        return {}
+
+    @classmethod
+    def with_preset(cls, preset: Preset, given: Mapping[str, Any], methods: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"preset": preset, **given}
+
+    @property
+    def labels_from(self) -> str | None:
+        return self.learns_from
+
+    def check_features(self, splits: Splits) -> None:
+        if self.leave_out:
+            select(splits.leaving_out(self.leave_out).train, labelled=True)
+
+    def splits_in(self, run: "SeedRun") -> Splits:
+        splits = run.splits if self.learns_from is None else run.learn_from[self.learns_from]
+        return splits.leaving_out(self.leave_out)
+
+
 @dataclass(frozen=True)
 class SeedRun:
     """All methods trained with one seed; the methods that a method builds on are trained first, and nothing twice.
@@ -187,7 +252,6 @@ class SeedRun:
         return out
 
     def pretrained(self, name: str) -> str | None:
-        """The pretrained encoder that a method starts from."""
         if self.encoders is not None:
             return self.encoders.pretrained(name)
         return self.methods[name].pretrained(self, name)
@@ -203,22 +267,65 @@ class SeedRun:
 
     def without(self, fold: Fold) -> "SeedRun":
         """The run on all labelled groups except those of a fold."""
+        splits = self.splits.replace(train={**self.splits.train.model_dump(), "fold": fold.model_dump()})
         out = self.place("folds", f"{fold.number}-of-{fold.of}")
-        train = {**self.splits.train.model_dump(), "fold": fold.model_dump()}
-        return replace(
-            self, splits=self.splits.replace(train=train), out=out, encoders=self.encoders or self, searches=None
-        )
+        return replace(self, splits=splits, out=out, encoders=self.encoders or self, searches=None)
 
     def repeated(self, name: str, number: int) -> list[str]:
         """Models of a method: its own, and more with other seeds, from the same pretrained encoder and search."""
-        further = [
-            replace(
-                self,
-                seed=mix("run", self.seed, repeat) % 2**31,
-                out=self.place("runs", str(repeat)),
-                encoders=self.encoders or self,
-                searches=self.searches or self,
+        runs = [self]
+        for repeat in range(1, number):
+            seed, out = mix("run", self.seed, repeat) % 2**31, self.place("runs", str(repeat))
+            encoders, searches = self.encoders or self, self.searches or self
+            runs.append(replace(self, seed=seed, out=out, encoders=encoders, searches=searches))
+        return [run.model(name) for run in runs]
+
+
+def check_methods(
+    methods: Mapping[str, AnyMethod],
+    workers: WorkersConfig,
+    *,
+    where: str = "methods",
+    learn_from: Collection[str] = (),
+) -> None:
+    """Check that each method builds on existing methods of the right kind, and has labels and enough streams.
+
+    Args:
+        methods: by name.
+        workers: of their neural stages.
+        where: the config's key, for errors.
+        learn_from: the names of labels besides those of the splits.
+
+    Raises:
+        ValueError: a method does not; the message names it.
+    """
+    # those that others are built on first: a method reports its own mistake
+    for name in with_foundations(tuple(methods), methods):
+        method = methods[name]
+        method.check(f"{where}.{name}", name, methods)
+        if method.labels_from not in (None, *learn_from):
+            names = ", ".join(learn_from) or "empty; only a pipeline has it"
+            raise ValueError(
+                f"{where}.{name}.learns_from {method.labels_from!r} is not in learn_from, which is {names}"
             )
-            for repeat in range(1, number)
-        ]
-        return [run.model(name) for run in (self, *further)]
+        for stream in method.streams():
+            if stream.streams < workers.most:
+                raise ValueError(
+                    f"{where}.{name} has {stream.streams} streams for {workers.most} workers; "
+                    f"set stream.streams of its stages to a multiple of {workers.most}"
+                )
+
+
+def with_foundations(names: tuple[str, ...], methods: Mapping[str, AnyMethod]) -> tuple[str, ...]:
+    """The methods, each after those that it is built on."""
+    ordered: dict[str, None] = {}
+
+    def add(name: str, above: tuple[str, ...]) -> None:
+        if name in methods and name not in above:  # a circle, which a method's check refuses
+            for other in methods[name].built_on():
+                add(other, (*above, name))
+            ordered[name] = None
+
+    for name in names:
+        add(name, ())
+    return tuple(ordered)

@@ -9,9 +9,7 @@ from ltrscale.config import Config, overlay, result_of
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.evaluation.studies.study import MethodTraits
-from ltrscale.experiments.methods.base import AnyMethod, SeedRun
-from ltrscale.experiments.methods.reading import ReadingMethod
-from ltrscale.experiments.methods.students import NetworkStudent, Student
+from ltrscale.experiments.methods.base import AnyMethod, NetworkStudent, ReadingMethod, SeedRun, Student
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.training.combine import CombineConfig, CombineJob
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
@@ -55,12 +53,7 @@ class NeuralMethod(ReadingMethod):
 
     @classmethod
     def of_preset(cls, preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Pretraining, head and finetuning of a preset.
-
-        Raises:
-            ValueError: the method starts from another one's encoder, and does not say how much of its projector it
-                keeps.
-        """
+        """Pretraining, head and finetuning of a preset; a ValueError where the layers that are kept must be given."""
         finetune = given.get("finetune", {})
         if given.get("pretrained_as") is not None:
             if preset == "hou24" and isinstance(finetune, Mapping) and "projector_layers" not in finetune:
@@ -75,7 +68,6 @@ class NeuralMethod(ReadingMethod):
 
     @classmethod
     def with_preset(cls, preset: Preset, given: Mapping[str, Any], methods: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The settings with this preset; the method whose encoder they name says how much of its projector is kept."""
         named = super().with_preset(preset, given, methods)
         other = methods.get(str(given.get("pretrained_as")))
         if named["preset"] == preset and isinstance(other, Mapping):
@@ -85,20 +77,16 @@ class NeuralMethod(ReadingMethod):
 
     @property
     def is_one_model(self) -> bool:
-        """Always."""
         return True
 
     @property
     def is_searchable(self) -> bool:
-        """Always."""
         return True
 
     def built_on(self) -> tuple[str, ...]:
-        """The method whose ranker it starts from."""
         return () if self.starts_from is None else (self.starts_from,)
 
     def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
-        """Check that what it starts from is a network, and has the layers that are kept."""
         if self.starts_from is not None:
             self._check_start(where, name, methods)
             return
@@ -124,34 +112,27 @@ class NeuralMethod(ReadingMethod):
             foundations = methods[other].built_on()
 
     def streams(self) -> Sequence[StreamConfig]:
-        """Those of finetuning and pretraining."""
         return [self.finetune.stream, *([self.pretrain.stream] if self.pretrain else [])]
 
     def left_out(self, methods: Mapping[str, AnyMethod]) -> frozenset[str]:
-        """What it leaves out itself or through the encoder of another method."""
         other = self.pretrained_as or self.starts_from
         return frozenset(self.leave_out) if other is None else methods[other].left_out(methods)
 
     def projector_layers(self) -> int | None:
-        """Hidden layers of the projector that it pretrains; None if it does not pretrain."""
         return None if self.pretrain is None else self.pretrain.method.projector_layers
 
     def pretraining(self) -> Config | None:
-        """The settings of pretraining, and the features that it does not read."""
         if self.pretrain is None:
             return None
         return _Pretraining(pretrain=result_of(self.pretrain), leave_out=tuple(sorted(self.leave_out)))
 
     def starting_as(self, other: str) -> Self:
-        """The finetuning from the encoder of another method."""
         return type(self)(pretrained_as=other, finetune=self.finetune)
 
     def encoder(self, name: str, methods: Mapping[str, AnyMethod]) -> str | None:
-        """Its own name if it pretrains, or that of the method that pretrains for it."""
         return self.pretrained_as if self.pretrain is None else name
 
     def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
-        """A network by its pretraining and the layers that are finetuned."""
         if self.starts_from is not None:
             first = methods[self.starts_from].about(methods)
             return MethodTraits(family=first.family, tuned=first.tuned)
@@ -166,7 +147,6 @@ class NeuralMethod(ReadingMethod):
         return of_encoder.replace(strategy="FF" if self.finetune.epochs else head)
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
-        """Finetune a network from a ranker that has learnt before, from a pretrained encoder or from random weights."""
         if self.starts_from is None:
             start = run.pretrained(name)
         else:
@@ -176,7 +156,6 @@ class NeuralMethod(ReadingMethod):
         _finetune(self.finetune, start, out, self.splits_in(run), run)
 
     def pretrained(self, run: SeedRun, name: str) -> str | None:
-        """Pretrain, or let the method pretrain whose encoder it starts from."""
         if self.pretrained_as is not None:
             return run.pretrained(self.pretrained_as)
         if self.pretrain is None:
@@ -186,7 +165,6 @@ class NeuralMethod(ReadingMethod):
         return out
 
     def search_job(self, run: SeedRun, name: str) -> FinetuneSearch:
-        """The job that finetunes; pretraining is no part of it."""
         return FinetuneSearch(
             splits=self.splits_in(run),
             finetune=self.finetune.replace(seed=run.seed),
@@ -195,16 +173,13 @@ class NeuralMethod(ReadingMethod):
         )
 
     def average(self, run: SeedRun, bundles: Sequence[str], out: str) -> None:
-        """Combine several networks by the mean of their scores."""
         settings = CombineConfig(how="mean", seed=run.seed)
         CombineJob(out=out, bundles=tuple(bundles), splits=run.splits, combine=settings, workers=run.workers).run()
 
     def takes(self, student: Student) -> bool:
-        """A network student has the parts of this network."""
         return isinstance(student, NetworkStudent)
 
     def train_student(self, student: Student, run: SeedRun, name: str, scores: Splits, start: str, out: str) -> None:
-        """Train the network on scores from its pretrained encoder, then on the labels."""
         assert isinstance(student, NetworkStudent)
         pretrained = run.pretrained(name)
         _finetune(student.of(self.finetune), pretrained, start, scores, run)

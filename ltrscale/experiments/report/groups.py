@@ -1,4 +1,4 @@
-"""Sections that read test groups: embeddings, agreement between methods, the groups where two methods differ most.
+"""Sections that read the data: embeddings, agreement, the groups where two methods differ most, outliers, quarantine.
 
 Shapes: N documents, Q groups, M chosen groups, F features, D embedding.
 """
@@ -18,16 +18,19 @@ from torch import Tensor
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, with_tokens_of
-from ltrscale.data.dataset.manifest import Feature, places
-from ltrscale.data.dataset.selection import Selection
+from ltrscale.data.dataset.manifest import Feature, open_dataset, places
+from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.decoder import Decoder
+from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.parts import spread
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.data.stream.windows import Cut, assemble
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.leaks import importances_of
+from ltrscale.evaluation.measure.outliers import OUTLIER_BINS, histograms
 from ltrscale.evaluation.measure.parts import committed_row_groups, look_up
 from ltrscale.evaluation.measure.shown import AS_SHOWN, order_shown
 from ltrscale.evaluation.pages import number
@@ -36,8 +39,14 @@ from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Charts, LeftOut, Table, Text
 
+_HISTOGRAMS = 12
+
+_COUNTED_AT_ONCE = 65_536
+
 _IDS = ("query_id", "doc_ids")
+
 _OVERLAP_AT = 5
+
 _DOCUMENTS_SHOWN, _FEATURES_SHOWN, _LONGEST_NAME = 12, 6, 64
 
 
@@ -61,11 +70,7 @@ def chosen_groups(test: Selection, numbers_M: NDArray[np.int64]) -> Selection:
 
 
 def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence[str] = ()) -> Iterator[Read]:
-    """The groups of a selection, with the scores of the first trial of each method.
-
-    Raises:
-        InputError: data, bundles or committed scores are missing or do not fit.
-    """
+    """The groups of a selection, with the scores of the first trial of each method."""
     evaluated = sources.evaluated
     committed = {
         name: committed_row_groups(evaluated.scores[name], evaluated.splits.test)
@@ -91,10 +96,7 @@ def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence
 
 
 def values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.float64]]:
-    """The primary metric of every test group by the first trial of some methods, NaN where undefined, in their order.
-
-    Memory is eight bytes for each group and method.
-    """
+    """The primary metric of every test group by the first trial of each method, NaN where undefined."""
     url = sources.url
     data = storage.read_verified(url, GROUPS, storage.read_manifest(url) or {})
     parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in methods}
@@ -110,23 +112,23 @@ def values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.flo
 
 def embeddings(sources: Sources, of: Mapping[str, str], *, documents: int, seed: int) -> Iterator[Block]:
     """t-SNE of documents in the embeddings of the bundles named, by title, or of each network of the evaluation."""
-    found: dict[str, Bundle] = {}
+    bundles: dict[str, Bundle] = {}
     problems: list[str] = []
     for title, url in (of or dict(_networks(sources, problems))).items():
         try:
-            found[title] = sources.opened(url)
+            bundles[title] = sources.opened(url)
         except InputError as error:
             problems.append(f"{title}: {error}")
     yield from map(LeftOut, problems)
-    if not found:
+    if not bundles:
         raise InputError("the evaluation has no single network; name bundles of networks under embeddings")
     batches = [
         part.groups
-        for part in read_groups_scored(sources, with_tokens_of(sampled(sources, documents, seed), found.values()))
+        for part in read_groups_scored(sources, with_tokens_of(sampled(sources, documents, seed), bundles.values()))
     ]
-    labels_N = torch.cat([_labels(groups) for groups in batches]).numpy()
+    labels_N = torch.cat([_labels_of(groups) for groups in batches]).numpy()
     shown = []
-    for title, bundle in found.items():
+    for title, bundle in bundles.items():
         try:
             embedded_ND = torch.cat(list(map(embedder(bundle, sources.test), batches)))
             shown.append(_scatter(title, project(embedded_ND.numpy(), seed), labels_N))
@@ -144,7 +146,7 @@ def embeddings(sources: Sources, of: Mapping[str, str], *, documents: int, seed:
 
 def _networks(sources: Sources, problems: list[str]) -> Iterator[tuple[str, str]]:
     """Title and bundle of each network to picture, each encoder once."""
-    known = set()
+    encoders = set()
     for name, url in sources.bundles():
         try:
             bundle = sources.opened(url)
@@ -152,8 +154,8 @@ def _networks(sources: Sources, problems: list[str]) -> Iterator[tuple[str, str]
         except InputError as error:
             problems.append(f"{name}: {error}")
             continue
-        if bundle.parts and (before or url) not in known:
-            known.add(before or url)
+        if bundle.parts and (before or url) not in encoders:
+            encoders.add(before or url)
             yield (f"{name}, pretrained" if before else f"{name}, supervised"), before or url
 
 
@@ -169,11 +171,7 @@ def sampled(sources: Sources, documents: int, seed: int) -> Selection:
 
 
 def embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]:
-    """The function from a batch to embeddings [N, D]: of a pretrained encoder, or of a ranker before its last layer.
-
-    Raises:
-        InputError: the bundle holds trees or several rankers, or was made for other features.
-    """
+    """The function from a batch to embeddings [N, D]: of a pretrained encoder, or of a ranker before its last layer."""
     columns, embed = places(bundle.features, test.features, whose=bundle.url), bundle.embedder()
     if columns is None:
         return embed
@@ -194,11 +192,11 @@ def _scatter(title: str, places_N2: NDArray[np.float32], labels_N: NDArray[np.fl
         {"x": round(float(x), 2), "y": round(float(y), 2), "label": float(label)}
         for (x, y), label in zip(places_N2[order], labels_N[order], strict=True)
     ]
-    known = sorted(set(labels_N.tolist()))
-    return Chart(charts.scatter(rows, title=title, labels=known), f"{title}: {len(rows):,} documents by label")
+    levels = sorted(set(labels_N.tolist()))
+    return Chart(charts.scatter(rows, title=title, labels=levels), f"{title}: {len(rows):,} documents by label")
 
 
-def _labels(groups: QueryGroups) -> Tensor:
+def _labels_of(groups: QueryGroups) -> Tensor:
     assert groups.labels_N is not None
     return groups.labels_N
 
@@ -256,7 +254,7 @@ def differing(sources: Sources, n: int) -> Iterator[Block]:
     tables = [
         table
         for part in read_groups_scored(sources, selection, (one, other))
-        for table in _lists(sources, part, (one, other), names, selection)
+        for table in _list_tables(sources, part, (one, other), names, selection)
     ]
     place = {q: i for i, q in enumerate(sorted(picked))}
     for q in picked:
@@ -269,21 +267,20 @@ def _most_important(sources: Sources) -> list[str]:
     """The features to show: the most important ones of the first trees, or else the first ones of the data."""
     names = [feature.name for feature in sources.test.features]
     for _, url in sources.bundles():
-        if found := importances_of(sources.opened(url)):
-            return [name for name in found if name in names][:_FEATURES_SHOWN]
+        if important := importances_of(sources.opened(url)):
+            return [name for name in important if name in names][:_FEATURES_SHOWN]
     return names[:_FEATURES_SHOWN]
 
 
-def _lists(
+def _list_tables(
     sources: Sources, part: Read, methods: tuple[str, str], names: Sequence[str], selection: Selection
 ) -> Iterator[Table]:
-    """A table for each group."""
     one, other = methods
     columns = [[feature.name for feature in selection.features].index(name) for name in names]
     shown_as = [partial(_shown_as, sources, selection.features[column]) for column in columns]
     bounds = itertools.pairwise(part.groups.offsets_Q1.tolist())
     for q, (first, last) in enumerate(bounds):
-        labels_L = _labels(part.groups)[first:last].numpy()
+        labels_L = _labels_of(part.groups)[first:last].numpy()
         ranks = {name: _ranks(part.scores[name][first:last].numpy()) for name in methods}
         close_L = np.minimum(ranks[one], ranks[other]) <= _DOCUMENTS_SHOWN
         shown = [i for i in np.argsort(ranks[other]) if close_L[i] or labels_L[i] > 0]
@@ -320,3 +317,72 @@ def _ranks(scores_L: NDArray[np.float64]) -> NDArray[np.int64]:
     ranks_L = np.empty(len(scores_L), np.int64)
     ranks_L[np.argsort(-scores_L, kind="stable")] = np.arange(1, len(scores_L) + 1)
     return ranks_L
+
+
+def outliers(sources: Sources, documents: int) -> Iterator[Block]:
+    """The rules of the evaluation over histograms of the validation split."""
+    detector = sources.evaluation.detector
+    how = (
+        "by the named features only" if detector.gap is None else f"beyond {detector.gap} empty bins of {OUTLIER_BINS}"
+    )
+    yield Text(
+        f"{len(detector.rules)} of {len(detector.features)} features have a rule, {how}; {detector.share:.2%} of the "
+        "validation groups have a value beyond one and are outlier groups."
+    )
+    if not detector.rules:
+        return
+    rows = [
+        [name, _shown(rule.below), _shown(rule.at_least), "yes" if rule.missing else "no"]
+        for name, rule in detector.rules.items()
+    ]
+    header = ["feature", "outlier below", "outlier from", "missing is one"]
+    yield Table(header, rows, caption="The rules", folded=len(rows) > _HISTOGRAMS)
+    whole = select(sources.evaluated.splits.validation, labelled=False)
+    sample = spread(whole, documents=documents)
+    ruled = [f.name for f in sample.features if f.name in detector.rules and f.kind == "numeric"][:_HISTOGRAMS]
+    places = {[f.name for f in sample.features].index(name): name for name in ruled}
+    counted = histograms(lambda: iterate(sample, docs_per_batch=_COUNTED_AT_ONCE), list(places))
+    shown = []
+    for column, name in places.items():
+        if (histogram := counted.get(column)) is not None:
+            rule = detector.rules[name]
+            spec = charts.histogram(
+                histogram.counts_B.tolist(),
+                histogram.edges_B1.tolist(),
+                title=name,
+                below=rule.below,
+                at_least=rule.at_least,
+            )
+            shown.append(Chart(spec, f"{name}: documents by value; outliers are red"))
+    yield Charts(shown)
+    of = f"{sample.n_documents:,} of {whole.n_documents:,} documents of the validation split"
+    more = f", the first {_HISTOGRAMS} features with a rule" if len(detector.rules) > len(shown) else ""
+    yield Text(f"Counts are of {of}{more}. Rules were fitted on all of them.")
+
+
+def quarantine(sources: Sources) -> Iterator[Block]:
+    """Rows and groups read, kept and rejected by each data set, the rules that rejected them, and what texts lost."""
+    splits = sources.evaluated.splits.by_name.values()
+    rows, rules, texts = [], [], []
+    for url in dict.fromkeys(url for split in splits for url in split.data):
+        manifest = open_dataset(url).manifest
+        a = manifest.accounting
+        counts = (a.rows_in, a.rows_kept, a.rows_rejected, a.rows_merged, a.groups_in, a.groups_kept, a.groups_rejected)
+        rows.append([url, *(f"{n:,}" for n in counts), f"{len(manifest.quarantine)}"])
+        rules += [[url, rule, f"{n:,}"] for rule, n in a.rules.items()]
+        for column, found in manifest.token_summaries.items():
+            of_texts = (found.lists, found.empty, found.tokens, found.longest, found.cut_lists, found.cut_tokens)
+            texts.append([url, column, *(f"{n:,}" for n in of_texts)])
+    header = ["data set", "rows", "kept", "rejected", "merged", "groups", "kept groups", "rejected groups", "files"]
+    yield Table(header, rows, caption="Rows are kept, rejected, or merged with another row of their document")
+    if rules:
+        yield Table(["data set", "rule", "rows"], rules, caption="Why rows were rejected")
+    else:
+        yield Text("No rule has rejected a row.")
+    if texts:
+        header = ["data set", "tokens", "texts", "empty", "tokens kept", "longest", "texts cut", "tokens cut"]
+        yield Table(header, texts, caption="Texts of queries and documents")
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"

@@ -1,36 +1,38 @@
-"""Making the report: every section from its sources, and one line for what cannot be shown."""
+"""Making the report: its opening in words, every section from its sources, and one line for what cannot be shown."""
 
+import json
+import shlex
 import sys
-from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import ClassVar
 
 from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.errors import InputError
-from ltrscale.experiments.report import data, groups, models, results
-from ltrscale.experiments.report.opening import paragraphs
+from ltrscale.evaluation.measure.opening import best_of, is_shown, opening, rival_of
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.shown import AS_SHOWN
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
+from ltrscale.evaluation.weeks.decay import Decay, drifted
+from ltrscale.evaluation.weeks.verdict import Verdict
+from ltrscale.experiments.report import groups, results
 from ltrscale.experiments.report.sources import SUMMARY, Sources
 from ltrscale.progress import log
-from ltrscale.reports.document import Block, Document, LeftOut, Points, Section
-from ltrscale.reports.findings import write_files
-from ltrscale.reports.html import html
-from ltrscale.reports.markdown import files
-from ltrscale.stages.origins import content_of
-from ltrscale.stages.stage import Origin, Stage
-from ltrscale.tuning.results import TABLE
+from ltrscale.reports.document import Block, Command, Document, LeftOut, Points, Section, Text
+from ltrscale.reports.findings import files, html, write_files
+from ltrscale.stages.stage import Origin, Stage, content_of
+from ltrscale.tuning.history import TABLE
+
+_FEATURES_ASKED = 2
+"""Features of which the opening asks."""
+
+_HOPELESS = 20.0
+"""Times the groups and draws, beyond which a difference is not worth its proof."""
 
 HTML = "report.html"
-_ABSENT = "absent"
-
-
-class _Part(NamedTuple):
-    """A section that is to be made."""
-
-    name: str
-    question: str
-    blocks: Iterator[Block]
 
 
 class ReportJob(Stage):
@@ -79,17 +81,13 @@ class ReportJob(Stage):
         named = [self.evaluation, self.drift, self.gate, study, *self.embeddings.values()]
         urls = [url for url in named if url is not None] + sources.evaluated.bundles
         urls += [url for split in sources.evaluated.splits.by_name.values() for url in split.data]
-        found = {url: _content(url) for url in dict.fromkeys(urls)}
+        contents = {url: _content_or_absent(url) for url in dict.fromkeys(urls)}
         if self.search is not None and storage.exists(trials := storage.join(self.search, TABLE)):
-            found[self.search] = storage.fingerprint(trials)
-        return found
+            contents[self.search] = storage.fingerprint(trials)
+        return contents
 
     def work(self, origin: Origin, report: object) -> None:  # noqa: ARG002
-        """Commit `report.html`, and `report.md` with its pictures.
-
-        Raises:
-            InputError: there is no evaluation, or `compare` names a method that it lacks.
-        """
+        """Commit `report.html`, and `report.md` with its pictures; raises as `make_document`."""
         document = make_document(self)
         with storage.Commit(self.out) as commit:
             write_files(commit, files(document) | {HTML: html(document).encode()})
@@ -109,7 +107,7 @@ def make_document(job: ReportJob) -> Document:
         f"{test.documents:,} documents (selection {test.hash[:12]}).",
         f"Made from the evaluation {job.evaluation}.",
     )
-    every = [Section(part.name, _blocks(part), part.question) for part in _parts(job, sources)]
+    every = _sections(job, sources)
     lines = [
         f"{section.name}: {block.why}"
         for section in every
@@ -126,47 +124,128 @@ def make_document(job: ReportJob) -> Document:
     )
 
 
-def _blocks(part: _Part) -> list[Block]:
-    """The blocks of a section; the rest is left out where a source cannot be read."""
-    log.info("report: %s", part.name)
-    blocks: list[Block] = []
-    try:
-        blocks.extend(part.blocks)
-    except InputError as error:
-        log.info("report: left out of %s: %s", part.name, error)
-        blocks.append(LeftOut(str(error)))
-    return blocks
+def _sections(job: ReportJob, sources: Sources) -> list[Section]:
+    """All sections; what a source that cannot be read would give is left out."""
 
+    def section(name: str, question: str, blocks: Iterator[Block]) -> Section:
+        log.info("report: %s", name)
+        made: list[Block] = []
+        try:
+            made.extend(blocks)
+        except InputError as error:
+            log.info("report: left out of %s: %s", name, error)
+            made.append(LeftOut(str(error)))
+        return Section(name, made, question)
 
-def _parts(job: ReportJob, sources: Sources) -> tuple[_Part, ...]:
-    """All sections, none of which is made yet."""
     pictured = groups.embeddings(sources, job.embeddings, documents=job.documents, seed=job.seed)
     alike = groups.orders_alike(sources, job.agreement_groups, seed=job.seed)
-    studied = results.study(job.study)
-    return (
-        _Part("Leaderboard", "Which method ranks best, and how sure is that?", results.leaders(sources)),
-        _Part("Slices", "For which groups is a method better or worse than the baseline?", results.slices(sources)),
-        _Part(
-            "Periods",
-            "Does quality last after training, and how far has the data drifted?",
-            results.weeks(sources, job.drift),
-        ),
-        _Part("Gate", "May the candidate replace the model in production?", results.gate(job.gate)),
-        _Part("Learning curves", "Has each model learnt, and long enough?", models.learning_curves(sources)),
-        _Part("Study", "How many labelled groups does each method need, and where do they cross?", studied),
-        _Part("Search", "What has the search for settings found?", results.search(job.search)),
-        _Part("Features", "Which features matter to trees, and which are missing?", models.feature_blocks(sources)),
-        _Part("Outliers", "Which values count as outliers?", data.outliers(sources, job.histogram_documents)),
-        _Part("Embeddings", "Do networks place documents of equal relevance together?", pictured),
-        _Part("Agreement", "Do the methods rank alike?", alike),
-        _Part("Differences", "In which groups do two methods differ most?", groups.differing(sources, job.lists)),
-        _Part("Quarantine", "What was left out of the data, and why?", data.quarantine(sources)),
-        _Part("Cost", "What has each model cost?", models.cost(sources, job.study)),
-    )
+    lasting = "Does quality last after training, and how far has the data drifted?"
+    needed = "How many labelled groups does each method need, and where do they cross?"
+    return [
+        section("Leaderboard", "Which method ranks best, and how sure is that?", results.leaders(sources)),
+        section("Slices", "For which groups is a method better or worse than the baseline?", results.slices(sources)),
+        section("Periods", lasting, results.weeks(sources, job.drift)),
+        section("Gate", "May the candidate replace the model in production?", results.gate(job.gate)),
+        section("Learning curves", "Has each model learnt, and long enough?", results.learning_curves(sources)),
+        section("Study", needed, results.study(job.study)),
+        section("Search", "What has the search for settings found?", results.search(job.search)),
+        section("Features", "Which features matter to trees, and which are missing?", results.feature_blocks(sources)),
+        section("Outliers", "Which values count as outliers?", groups.outliers(sources, job.histogram_documents)),
+        section("Embeddings", "Do networks place documents of equal relevance together?", pictured),
+        section("Agreement", "Do the methods rank alike?", alike),
+        section("Differences", "In which groups do two methods differ most?", groups.differing(sources, job.lists)),
+        section("Quarantine", "What was left out of the data, and why?", groups.quarantine(sources)),
+        section("Cost", "What has each model cost?", results.cost(sources, job.study)),
+    ]
 
 
-def _content(url: str) -> str:
+def _content_or_absent(url: str) -> str:
     try:
         return content_of(url)
     except InputError:
-        return _ABSENT
+        return "absent"
+
+
+def paragraphs(sources: Sources, *, gate: str | None = None, drift: str | None = None) -> list[Text | Command]:
+    """What the report opens with; sections say what cannot be read."""
+    texts, asked, verdict = [" ".join(opening(sources.evaluation))], dict[str, str](), None
+    with suppress(InputError):
+        verdict = None if gate is None else Verdict.read(gate)
+    with suppress(InputError):
+        checks = verdict.checks if verdict else ()
+        expected = {check.where for check in checks if check.bound == "expected" and check.holds}
+        asked = {name: question for name, question in sources.questions.items() if name not in expected}
+    with suppress(InputError):
+        texts += [] if drift is None else [drifted(Decay.read(drift).drift)]
+    step, command = next_step(sources.evaluation, verdict, [*asked])
+    texts += [*leaks([*asked.values()]), step]
+    return [*(Text(text) for text in texts if text), *([Command(command)] if command else [])]
+
+
+def leaks(questions: Sequence[str]) -> Iterator[str]:
+    """The paragraph of these questions, of which it has the first."""
+    asked = [*questions[:_FEATURES_ASKED]]
+    if (more := len(questions) - _FEATURES_ASKED) > 0:
+        asked.append(f"Section Features asks the same of {more} more.")
+    if asked:
+        yield f"Before this is believed: {' '.join(asked)} If not, leave it out (leave_out of a method)."
+
+
+def next_step(evaluation: Evaluation, verdict: Verdict | None, asked: Sequence[str] = ()) -> tuple[str, str]:
+    """What to do next: a sentence, and its command where there is one; `asked` are the features in question."""
+    best, rival = best_of(evaluation), rival_of(evaluation)
+    if verdict is not None:
+        if verdict.passed:
+            return "Next: the gate lets the candidate pass; jobs.export and jobs.predict take its bundle.", ""
+        return f"Next: the gate refuses the candidate, {verdict.reasons[0]}; its section has every bound.", ""
+    if best is None:
+        return "", ""
+    if asked:
+        return _answer(asked)
+    if rival is None:
+        return "Next: evaluate another method beside it, such as trees (methods of jobs.pipeline has several).", ""
+    if best.name == AS_SHOWN:
+        return (
+            "Next: labels that the shown order favours less, such as clicks corrected for position (jobs.clicks), "
+            "or a test on users (jobs.interleave)."
+        ), ""
+    lead = evaluation.leads[rival]
+    if lead.p_holm is None:
+        return (
+            "Next: more draws of labels, with the config of the pipeline; models that are trained are kept:",
+            f"python -m jobs.pipeline --config pipeline.yaml --set 'seeds={list(range(FEWEST_DRAWS))}'",
+        )
+    if not is_shown(lead):
+        return f"Next: {_more(lead.difference, lead.detectable)} jobs.study says what more labels would bring.", ""
+    return _gate(evaluation, production=rival, candidate=best.name)
+
+
+def _answer(asked: Sequence[str]) -> tuple[str, str]:
+    """What either answer to the question leads to, and the command of a no."""
+    text = (
+        f"Next: that answer. If yes, name {', '.join(asked)} in bounds.expected of jobs.gate, which otherwise refuses "
+        "what leans on it. If no, train without it, with the config of the pipeline:"
+    )
+    left_out = shlex.quote(f"splits.train.leave_out={json.dumps([*asked], ensure_ascii=False)}")
+    return text, f"python -m jobs.pipeline --config pipeline.yaml --set {left_out}"
+
+
+def _gate(evaluation: Evaluation, *, production: str, candidate: str) -> tuple[str, str]:
+    """The command that judges one bundle against another; committed scores have none."""
+    bundles = {m.name: m.bundles[0] for m in evaluation.methods if m.name != AS_SHOWN and "scores" not in m.kinds}
+    if not {production, candidate} <= bundles.keys():
+        return f"Next: {candidate} may go into production; jobs.export and jobs.predict take its bundle.", ""
+    text = f"Next: the gate, before {candidate} goes into production, with your splits in place of the example's:"
+    named = {"production": production, "candidate": candidate}
+    settings = " ".join(f"--set {key}={shlex.quote(bundles[name])}" for key, name in named.items())
+    return text, f"python -m jobs.gate --config jobs/configs/start/gate.yaml --set out=gate {settings}"
+
+
+def _more(difference: float, detectable: float | None) -> str:
+    """How much more data a difference of this size takes."""
+    if not difference or not detectable:
+        return "the two are equally good here; take the one that costs less."
+    times = (detectable / difference) ** 2
+    if times > _HOPELESS:
+        return f"a difference this small takes more than {_HOPELESS:g} times the data; take the one that costs less."
+    return f"a difference of this size takes about {max(times, 1.5):.1f} times the query groups and draws of labels."

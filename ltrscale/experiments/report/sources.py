@@ -1,6 +1,6 @@
 """The sources of a report: the committed results, and the bundles, data and run records that they name.
 
-A section whose source is missing is left out with the line that its `InputError` has.
+Each raises an `InputError` where it is missing or cannot be read; the section that needs it is left out with that line.
 """
 
 import json
@@ -25,6 +25,7 @@ from ltrscale.evaluation.measure.shown import AS_SHOWN
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.ingest.leaks import look_alone, questions
 from ltrscale.ranking.alone import Alone
+from ltrscale.stages.runs import LOG, METRICS, record_file
 
 SUMMARY = "summary"
 """The directory of a study's results, below its own."""
@@ -45,11 +46,7 @@ class Sources:
 
     @staticmethod
     def open(url: str, compare: tuple[str, str] | None = None) -> "Sources":
-        """Read the evaluation.
-
-        Raises:
-            InputError: there is none, or the methods to compare are not among its own.
-        """
+        """Read the evaluation, which must have the methods to compare."""
         evaluation = Evaluation.read(url)
         names = [method.name for method in evaluation.methods]
         for name in compare or ():
@@ -78,11 +75,7 @@ class Sources:
         return sorted(self.evaluation.methods, key=lambda method: -(means[method.name] or 0.0))
 
     def compared(self) -> tuple[str, str]:
-        """The two methods whose groups are listed.
-
-        Raises:
-            InputError: the evaluation has one method only.
-        """
+        """The two methods whose groups are listed."""
         if self.compare is not None:
             return self.compare
         ranked = [method.name for method in self.best_first()]
@@ -98,32 +91,20 @@ class Sources:
                 yield method.name, method.bundles[0]
 
     def opened(self, url: str) -> Bundle:
-        """A bundle, opened once for all sections.
-
-        Raises:
-            InputError: it is missing or damaged.
-        """
+        """A bundle, opened once for all sections."""
         if url not in self._opened:
             self._opened[url] = load(url)
         return self._opened[url]
 
     @cached_property
     def alone(self) -> list[Alone]:
-        """What each feature says of the test labels by itself, the best first.
-
-        Raises:
-            InputError: the data set is not there, or cannot be read.
-        """
+        """What each feature says of the test labels by itself, the best first."""
         evaluated = self.evaluated
         return look_alone(evaluated.splits.test, k=evaluated.primary_cutoff, relevant_from=evaluated.relevant_from)
 
     @cached_property
     def questions(self) -> Mapping[str, str]:
-        """What to ask of each feature that ranks too well alone, the best first, unless no method can lean on it.
-
-        Raises:
-            InputError: as `alone`.
-        """
+        """What to ask of each feature that ranks too well alone, the best first, unless no method can lean on it."""
         asked = questions(self.alone)
         if not asked or self.evaluated.scores:  # nobody knows what committed scores are made of
             return asked
@@ -135,24 +116,16 @@ class Sources:
 
     @cached_property
     def categories(self) -> Mapping[str, Mapping[int, str]]:
-        """The texts of categorical features by their codes, as far as the test data sets have recorded them.
-
-        Raises:
-            InputError: a data set is not there.
-        """
-        found: dict[str, dict[int, str]] = defaultdict(dict)
+        """The texts of categorical features by their codes, as far as the test data sets have recorded them."""
+        texts: dict[str, dict[int, str]] = defaultdict(dict)
         for url in self.evaluation.test.data:
             for name, codes in open_dataset(url).manifest.categories.items():
-                found[name] |= {code: text for text, code in codes.items()}
-        return found
+                texts[name] |= {code: text for text, code in codes.items()}
+        return texts
 
     @cached_property
     def test(self) -> Selection:
-        """The test groups.
-
-        Raises:
-            InputError: the data set is not there, or has changed since the evaluation.
-        """
+        """The test groups, which must be those of the evaluation."""
         test = select(self.evaluated.splits.test, labelled=True)
         if test.hash != self.evaluation.test.hash:
             urls = ", ".join(self.evaluation.test.data)
@@ -170,28 +143,19 @@ def pretrained_for(bundle: Bundle) -> str | None:
 
 
 def records(url: str) -> list[Mapping[str, Any]]:
-    """What a run has recorded of its metrics, in order.
-
-    Raises:
-        InputError: no record is there.
-    """
-    lines = _record(url, "metrics.jsonl").splitlines()
-    found: list[Mapping[str, Any]] = [json.loads(line) for line in lines if line.endswith("}")]
-    return found
+    """What a run has recorded of its metrics, in order."""
+    return [json.loads(line) for line in _recorded(url, METRICS).splitlines() if line.endswith("}")]
 
 
 def minutes(url: str) -> float | None:
-    """Minutes of the stage, as its log says: those of all its parts, if it was interrupted and resumed after a finish.
-
-    Raises:
-        InputError: no record is there.
-    """
-    seconds = re.findall(r": done in ([0-9.]+) s$", _record(url, "log.txt"), re.MULTILINE)
+    """Minutes of the stage, as its log says: of all its parts, if it was interrupted and resumed after a finish."""
+    seconds = re.findall(r": done in ([0-9.]+) s$", _recorded(url, LOG), re.MULTILINE)
     return sum(map(float, seconds)) / 60 if seconds else None
 
 
-def _record(url: str, name: str) -> str:
-    for folder in (storage.RUN, storage.HIDDEN_RUN):
-        if storage.exists(place := storage.join(url, folder, name)):
-            return storage.read_bytes(place).decode(errors="replace")
-    raise InputError(f"{url}: no run record ({name}); jobs leave it in run/ beside their output, copy it with the rest")
+def _recorded(url: str, name: str) -> str:
+    if (text := record_file(url, name)) is None:
+        raise InputError(
+            f"{url}: no run record ({name}); jobs leave it in run/ beside their output, copy it with the rest"
+        )
+    return text

@@ -17,7 +17,7 @@ from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
 from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
 from ltrscale.errors import InputError
-from ltrscale.stages.origins import dataset_hashes
+from ltrscale.stages.stage import dataset_hashes
 from ltrscale.trees.gbdt import GBDTJob
 
 WEEKS = [f"2026-W{week:02}" for week in range(1, 7)]

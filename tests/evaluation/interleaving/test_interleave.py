@@ -20,7 +20,7 @@ from ltrscale.evaluation.interleaving.impressions import METHODS, Pair, RankedGr
 from ltrscale.evaluation.interleaving.interleave import InterleaveJob
 from ltrscale.evaluation.interleaving.interleave_page import Interleaved, document
 from ltrscale.evaluation.statistics.lift import Difference, impressions_needed, lift, measure_agreement
-from ltrscale.reports.markdown import markdown
+from ltrscale.reports.findings import markdown
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.simulate.users import Cascade, PositionBased, User
 from ltrscale.trees.gbdt import GBDTJob

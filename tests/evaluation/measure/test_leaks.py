@@ -22,10 +22,9 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.leaks import importances_of, leaning
 from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.evaluation.weeks.verdict import Bounds, Verdict, check_leaks
-from ltrscale.experiments.first.init import InitConfig, init
-from ltrscale.experiments.first.look import asked_of
-from ltrscale.experiments.report.models import feature_blocks
-from ltrscale.experiments.report.opening import paragraphs
+from ltrscale.experiments.first.init import InitConfig, asked_of, init
+from ltrscale.experiments.report.make import paragraphs
+from ltrscale.experiments.report.results import feature_blocks
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess

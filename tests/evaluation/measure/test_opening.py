@@ -13,7 +13,7 @@ from ltrscale.evaluation.statistics.summarise import Comparison, Scope, Summary
 from ltrscale.evaluation.weeks.decay import drifted
 from ltrscale.evaluation.weeks.drift import Drift, FeatureDrift, PeriodDrift
 from ltrscale.evaluation.weeks.verdict import Check, Verdict
-from ltrscale.experiments.report.opening import next_step
+from ltrscale.experiments.report.make import next_step
 
 PRIMARY = "ndcg@5"
 

@@ -28,8 +28,7 @@ from ltrscale.evaluation.studies.study_page import (
     write_study,
 )
 from ltrscale.markdown import escape
-from ltrscale.reports.findings import Findings, print_report
-from ltrscale.reports.markdown import markdown
+from ltrscale.reports.findings import Findings, markdown, print_report
 
 NUMBERS = ("10", "100", "1000")
 OUTLIER_Q = (False, False, False, True, True, True)

@@ -24,7 +24,7 @@ from ltrscale.evaluation.weeks.decay import Decay, DriftCorrelation, DriftJob, d
 from ltrscale.evaluation.weeks.drift import Drift, DriftSettings, FeatureDrift, PeriodDrift, measure_drift
 from ltrscale.evaluation.weeks.histograms import Codes, Numbers, psi
 from ltrscale.reports.document import Table
-from ltrscale.reports.markdown import markdown, table
+from ltrscale.reports.findings import markdown, table
 
 FEATURES = [Feature(name="x"), Feature(name="steps"), Feature(name="never"), Feature(name="c", kind="categorical")]
 WEIGHTS = [1.0, -0.5, 0.0, 0.0]

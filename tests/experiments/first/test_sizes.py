@@ -11,12 +11,21 @@ from shopping_log import shopping_log
 
 from ltrscale.config import load
 from ltrscale.evaluation.statistics.crossed import Spread
-from ltrscale.experiments.first.pipeline import FirstPlan, divided, pipeline_text
+from ltrscale.experiments.first.pipeline import (
+    FINETUNED,
+    PRETRAINED,
+    SMALL,
+    STUDIED,
+    FirstPlan,
+    LogSize,
+    divided,
+    first_sizes,
+    pipeline_text,
+)
 from ltrscale.experiments.first.prepare import told_apart
-from ltrscale.experiments.first.sizes import FINETUNED, PRETRAINED, SMALL, STUDIED, LogSize, first_sizes
 from ltrscale.experiments.first.study import OVER_DRAWS, OVER_LISTS, StudySize, seen_before, study_size, study_text
-from ltrscale.experiments.methods.gbdt import GBDTMethod
 from ltrscale.experiments.methods.neural import NeuralMethod
+from ltrscale.experiments.methods.trees import GBDTMethod
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import StudyConfig
 

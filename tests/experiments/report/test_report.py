@@ -33,7 +33,7 @@ from ltrscale.evaluation.weeks.decay import DriftJob
 from ltrscale.evaluation.weeks.verdict import Check, Verdict
 from ltrscale.experiments.report import groups
 from ltrscale.experiments.report.make import ReportJob, make_document
-from ltrscale.experiments.report.models import curves_of
+from ltrscale.experiments.report.results import curves_of
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.markdown import escape

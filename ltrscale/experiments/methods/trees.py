@@ -1,19 +1,23 @@
-"""Boosted trees as a method of a pipeline."""
+"""Trees as methods of a pipeline, and the order of one feature."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from ltrscale.bundle import FeatureOrder
+from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.evaluation.studies.study import MethodTraits
-from ltrscale.experiments.methods.base import AnyMethod, SeedRun
-from ltrscale.experiments.methods.reading import ReadingMethod
-from ltrscale.experiments.methods.students import Student
+from ltrscale.experiments.methods.base import AnyMethod, ReadingMethod, SeedRun, Student
+from ltrscale.training.feature import FeatureJob
 from ltrscale.training.presets import Preset
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.ensemble import AverageJob, EnsembleConfig, check_draws
-from ltrscale.trees.gbdt import GBDTJob, LearningTrees
+from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.trees.gbdt import LearningTrees
+from ltrscale.trees.semi import SemiConfig
+from ltrscale.trees.semi import SemiJob
 from ltrscale.tuning.searched import GBDTSearch
 
 
@@ -39,47 +43,37 @@ class GBDTMethod(ReadingMethod):
 
     @property
     def is_one_model(self) -> bool:
-        """Whether there is no ensemble."""
         return self.ensemble is None
 
     @property
     def is_searchable(self) -> bool:
-        """Whether there is no ensemble."""
         return self.ensemble is None
 
     def check_differs(self, where: str) -> None:
-        """Check that the trees draw rows or columns."""
         check_draws(self.gbdt, where=where)
 
     def with_threads(self, threads: int) -> Self:
-        """The method with this number of threads."""
         return self.replace(gbdt=limited(self.gbdt, threads))
 
     def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
-        """Trees of the labels alone."""
         return MethodTraits(family="trees", unlabelled="none")
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
-        """Train one model, or several of which validation chooses."""
         candidates = self.ensemble.candidates if self.ensemble else 1
         # runs share no candidate; seeds of repeated runs are large, and libraries take 31 bits
         trees = self.gbdt.replace(seed=run.seed * candidates % 2**30)
         GBDTJob(out=out, splits=self.splits_in(run), gbdt=trees, ensemble=self.ensemble).run()
 
     def search_job(self, run: SeedRun, name: str) -> GBDTSearch:
-        """The job that trains one model."""
         return GBDTSearch(splits=self.splits_in(run), gbdt=self.gbdt.replace(seed=run.seed))
 
     def average(self, run: SeedRun, bundles: Sequence[str], out: str) -> None:
-        """Average the scores of several models."""
         AverageJob(out=out, bundles=tuple(bundles), splits=self.splits_in(run)).run()
 
     def takes(self, student: Student) -> bool:
-        """Trees of LightGBM can go on from those that have learnt scores."""
         return isinstance(student, LearningTrees) and self.is_one_model and self.gbdt.goes_on
 
     def train_student(self, student: Student, run: SeedRun, name: str, scores: Splits, start: str, out: str) -> None:
-        """Grow trees on scores, and add trees on the labels."""
         assert isinstance(student, LearningTrees)
         first = student.trees.replace(seed=run.seed, per_query=self.gbdt.per_query)
         GBDTJob(out=start, splits=scores, gbdt=first).run()
@@ -101,3 +95,58 @@ def trees_of_preset(preset: Preset, given: Any) -> dict[str, Any]:
     stop = {"early_stopping_rounds": 20 if preset == "hou24" else None}  # LightGBM's default is none
     grid = {"num_leaves": 31, "min_data_in_leaf": 20, "feature_fraction": 1, "num_trees": 100, "learning_rate": 0.1}
     return {"kind": kind, **grid, **stop, **inputs}
+
+
+class SemiMethod(ReadingMethod):
+    """Gradient boosted trees on the labelled groups, helped by the unlabelled ones."""
+
+    kind: Literal["semi_gbdt"] = "semi_gbdt"
+    semi: SemiConfig
+
+    @classmethod
+    def of_preset(cls, preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The trees, and what principal components and pseudo-labels are made of where a method asks for them."""
+        semi = given.get("semi")
+        semi = semi if isinstance(semi, Mapping) else {}
+        settings: dict[str, Any] = {"gbdt": trees_of_preset(preset, semi.get("gbdt"))}
+        if semi.get("first") is not None:
+            settings["first"] = trees_of_preset(preset, semi["first"])
+        if preset == "hou24":
+            settings["pca_scaled"] = False
+            if semi.get("pseudo_labels") is not None:
+                settings["pseudo_labels"] = {"grades": 5, "bins": "even"}
+        return {"semi": settings}
+
+    def check_differs(self, where: str) -> None:
+        check_draws(self.semi.gbdt, where=where)
+
+    def with_threads(self, threads: int) -> Self:
+        first = None if self.semi.first is None else limited(self.semi.first, threads)
+        gbdt = limited(self.semi.gbdt, threads)
+        return self.replace(semi={**self.semi.model_dump(), "gbdt": gbdt, "first": first})
+
+    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+        used = [("PCA", self.semi.pca), ("pseudo-labels", self.semi.pseudo_labels)]
+        return MethodTraits(family="trees", unlabelled=" + ".join(word for word, value in used if value is not None))
+
+    def train(self, run: SeedRun, name: str, out: str) -> None:
+        SemiJob(out=out, splits=self.splits_in(run), semi=self.semi.with_seed(run.seed)).run()
+
+
+class FeatureMethod(FeatureOrder, AnyMethod):
+    """The order of one feature, such as BM25: a baseline that learns nothing."""
+
+    kind: Literal["feature"] = "feature"
+
+    can_teach: ClassVar = False
+    can_be_member: ClassVar = False
+
+    def check_features(self, splits: Splits) -> None:
+        self.among(select(splits.train, labelled=True).features)
+
+    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+        return MethodTraits(family="feature")
+
+    def train(self, run: SeedRun, name: str, out: str) -> None:
+        order = FeatureOrder(feature=self.feature, ascending=self.ascending)
+        FeatureJob(out=out, splits=run.splits, order=order).run()

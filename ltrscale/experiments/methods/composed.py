@@ -1,0 +1,194 @@
+"""Methods made of others: settings that a search finds, the mean of several runs, networks in one ranker, a student."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from ltrscale.data.dataset.periods import with_periods_named
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
+from ltrscale.data.stream.batches import StreamConfig
+from ltrscale.errors import InputError
+from ltrscale.evaluation.studies.study import MethodTraits
+from ltrscale.experiments.methods.base import AnyMethod, NetworkStudent, SeedRun, Student
+from ltrscale.scoring.score import ScoreJob
+from ltrscale.training.combine import CombineConfig, CombineJob
+from ltrscale.tuning.searched import Searched
+from ltrscale.tuning.space import SamplerConfig, Space
+from ltrscale.tuning.tune import TuneJob
+
+
+class TunedMethod(AnyMethod):
+    """Another method with the settings that a search finds best on the validation groups.
+
+    Each sample of labelled groups has its own search: the trials of a seed learn from its labels alone.
+    """
+
+    kind: Literal["tuned"] = "tuned"
+    of: str
+    """Name of a method of kind gbdt or neural, which is trial 0; pretraining is not part of a trial."""
+    space: Space = Field(min_length=1)
+    """Values of dotted keys of that method, `gbdt.NAME` or `finetune.NAME`, as in jobs.tune."""
+    trials: int = Field(30, ge=1)
+    """Number of trials; HOU24 uses up to 150 on its industrial log, and grids of 27 cells on public data."""
+    search: SamplerConfig = SamplerConfig()
+
+    @property
+    def is_one_model(self) -> bool:
+        return True
+
+    def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
+        if self.of not in methods or not methods[self.of].is_searchable:
+            raise ValueError(f"{where}.of: {self.of!r} is not a neural method nor one of a single gbdt")
+
+    def encoder(self, name: str, methods: Mapping[str, AnyMethod]) -> str | None:
+        return methods[self.of].encoder(self.of, methods)
+
+    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+        return methods[self.of].about(methods).replace(tuned=True)
+
+    def train(self, run: SeedRun, name: str, out: str) -> None:
+        (stage,) = self._best(run, name).stages(out)
+        stage.run()
+
+    def average(self, run: SeedRun, bundles: Sequence[str], out: str) -> None:
+        run.methods[self.of].average(run, bundles, out)
+
+    def _best(self, run: SeedRun, name: str) -> Searched:
+        """The job of its method with the best settings; repeated runs have those of the first."""
+        if run.searches is not None:
+            return self._best(run.searches, name).with_seed(run.seed)
+        job = run.methods[self.of].search_job(run, self.of)
+        settings = self.model_dump(include={"space", "trials", "search"})
+        return TuneJob(out=run.place(name, "search"), job=job, **settings).best_here()
+
+
+class EnsembleMethod(AnyMethod):
+    """The mean score of several runs of one method that differ in their seed.
+
+    Networks have other initial weights and another order of the data, trees other samples of rows and columns. Runs of
+    a tuned method all have the settings that its search found. Compare a mean with a mean: three networks are ahead of
+    one model of trees by their number alone.
+    """
+
+    kind: Literal["ensemble"] = "ensemble"
+    of: str
+    """Name of a method of kind neural, gbdt or tuned; its own run counts as the first."""
+    runs: int = Field(3, ge=2)
+    """Total number of runs; DASALC-ens takes 3 to 5."""
+
+    def built_on(self) -> tuple[str, ...]:
+        return (self.of,)
+
+    def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
+        if self.of not in methods or not methods[self.of].is_one_model:
+            raise ValueError(f"{where}.of: {self.of!r} is not a neural method, nor one of a single gbdt")
+        methods[self.of].check_differs(f"{where}.runs")
+
+    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+        of = methods[self.of].about(methods)
+        return MethodTraits(family=of.family, tuned=of.tuned)
+
+    def train(self, run: SeedRun, name: str, out: str) -> None:
+        run.methods[self.of].average(run, run.repeated(self.of, self.runs), out)
+
+
+class CombinedMethod(AnyMethod):
+    """One ranker that combines the rankers of several neural methods with the same seed."""
+
+    kind: Literal["combined"] = "combined"
+    parts: tuple[str, ...] = Field(min_length=2)
+    """Names of neural methods."""
+    combine: CombineConfig = CombineConfig(how="concat")
+
+    def built_on(self) -> tuple[str, ...]:
+        return self.parts
+
+    def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
+        if wrong := [part for part in self.parts if part not in methods or not methods[part].is_network]:
+            raise ValueError(f"{where}.parts: {wrong[0]!r} is not a neural method")
+        if len({methods[part].left_out(methods) for part in self.parts}) > 1:
+            raise ValueError(f"{where}.parts leave out different features; combine rankers of the same ones")
+
+    def streams(self) -> Sequence[StreamConfig]:
+        return [self.combine.stream] if self.combine.how == "concat" else []
+
+    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+        families = {methods[part].about(methods).family for part in self.parts}
+        return MethodTraits(family="pretrained" if "pretrained" in families else "not pretrained")
+
+    def train(self, run: SeedRun, name: str, out: str) -> None:
+        bundles, settings = tuple(map(run.model, self.parts)), self.combine.replace(seed=run.seed)
+        CombineJob(out=out, bundles=bundles, splits=run.splits, combine=settings, workers=run.workers).run()
+
+
+class SelfTrainedMethod(AnyMethod):
+    """A student that learns the mean score of several runs of a method on all training groups, then the labels.
+
+    The groups whose labels are in use teach the runs, and the student in the end; no other label is read.
+    """
+
+    kind: Literal["self_trained"] = "self_trained"
+    of: str
+    """Name of the method whose runs teach: any but stacks, self-trained methods and orders of a feature."""
+    runs: int = Field(3, ge=1)
+    """Total number of runs, as for an ensemble; the method's own run counts as the first."""
+    groups: int | None = Field(None, ge=1)
+    """Learn the scores of at most this many training groups, a random sample; empty for all groups."""
+    student_as: str | None = None
+    """Name of the neural method, or of the method of LightGBM's trees, whose settings train the student on the labels;
+    it starts from that method's pretrained encoder, if there is one. Empty for `of`."""
+    student: Student = NetworkStudent()
+    """How the student learns the scores: as a network, or as trees by one of three objectives."""
+
+    can_teach: ClassVar = False
+
+    def built_on(self) -> tuple[str, ...]:
+        return (self.of,)
+
+    def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
+        if self.of not in methods or not methods[self.of].can_teach:
+            raise ValueError(
+                f"{where}.of: {self.of!r} is unknown, a stack, self-trained or of kind feature; name another method"
+            )
+        if self.runs > 1:
+            methods[self.of].check_differs(f"{where}.runs")
+        alike = methods.get(self._alike)
+        if alike is None or not alike.takes(self.student):
+            raise ValueError(
+                f"{where}.student of kind {self.student.kind} is trained as {self._alike!r}, which is not "
+                f"{self.student.needs}; name one as student_as, or choose another kind"
+            )
+
+    def streams(self) -> Sequence[StreamConfig]:
+        return self.student.streams()
+
+    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+        teacher, student = (methods[name].about(methods).family for name in (self.of, self._alike))
+        if student == "trees":
+            return MethodTraits(family="trees" if teacher == "trees" else "mixed")
+        return MethodTraits(family="pretrained" if "pretrained" in (teacher, student) else student)
+
+    def train(self, run: SeedRun, name: str, out: str) -> None:
+        alike = run.methods[self._alike]
+        labels = alike.splits_in(run)
+        scored = self._scored(run, name, labels.train)
+        scores = labels.replace(train={**scored.model_dump(), "leave_out": labels.train.leave_out})
+        alike.train_student(self.student, run, self._alike, scores, run.place(name, "student"), out)
+
+    def _scored(self, run: SeedRun, name: str, split: Split) -> Split:
+        """The groups of a training split, or a sample of them, with the mean scores of the runs as labels."""
+        train, scores = with_periods_named(split), run.place(name, "scores")
+        if len(train.data) > 1:
+            raise InputError(f"{name} learns scores of one data set, train has {', '.join(train.data)}; name one")
+        bundles = tuple(run.repeated(self.of, self.runs))
+        ScoreJob(out=scores, bundle=bundles, data=train.data[0], periods=train.periods, layout="scores").run()
+        everything = Split(data=train.data, periods=train.periods, scores=scores, labelled_seed=train.labelled_seed)
+        share = 1.0 if self.groups is None else self.groups / select(everything, labelled=True).n_groups
+        return everything.replace(labelled_fraction=min(1.0, share))
+
+    @property
+    def _alike(self) -> str:
+        """The method whose settings train the student on the labels."""
+        return self.student_as or self.of
