@@ -1,12 +1,22 @@
-"""Propensities: how much more often one position is examined than another, estimated from clicks in three ways.
+"""Position bias: whether positions overlap, how much more often one is examined than another, and signs of trust.
 
-The click ratio of a position takes relevance for examination: good rankers put what is clicked anyway on top. The other
-two compare a document with itself at several positions, and need positions that overlap (`overlap`).
+Where each document keeps its position, any clicks fit any propensities: what one position loses in examination its
+documents can gain in relevance. Propensities relative to each other are determined exactly within positions that a
+chain of documents shown at several of them connects (Hager, Zoeter and de Rijke 2025, ICTIR, on two-tower models: swaps
+across positions, or features that overlap across them).
 
-Shapes: P positions, M cells, E linked pairs of positions, D pairs of query and document.
+Three estimates: the click ratio of a position takes relevance for examination, and good rankers put what is clicked
+anyway on top. The other two compare a document with itself at several positions, and need positions that overlap.
+
+In a position-based model the clicks on relevant and on irrelevant documents fall by the same factors down the list.
+With trust a click has the probability `examination_p (e+_p relevance + e-_p (1 - relevance))`, and e-_p falls with p
+(Agarwal et al. 2019, WWW; affine in the relevance, Vardasbi et al. 2020): clicks on irrelevant documents fall faster.
+
+Shapes: S sessions, P positions, D pairs of query and document, M cells, E linked pairs of positions.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +27,80 @@ from scipy.stats import t as student
 
 from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.clicks.models import fit_product
-from ltrscale.clicks.overlap import dense
-from ltrscale.clicks.sessions import Cells, sums
+from ltrscale.clicks.sessions import Cells, Sessions, count, sums
+
+
+@dataclass(frozen=True, eq=False)
+class Overlap:
+    """How positions overlap."""
+
+    pairs: int
+    """Pairs of query and document."""
+    several: int
+    """Those that were shown at several positions."""
+    impressions: float
+    """Share of what was shown that shows such a pair."""
+    seen_P: Bools
+    """Positions at which something was shown."""
+    links_PP: Ints
+    """Pairs shown at both positions; 0 on the diagonal."""
+    linked_PP: Bools
+    """Whether so many pairs link them that it counts, and these have clicks at both."""
+
+    @property
+    def parts(self) -> list[list[int]]:
+        """The positions, from 1, in parts that no link connects; the first part has the first position shown."""
+        _, part_P = connected_components(csr_array(self.linked_PP), directed=False)
+        seen = np.flatnonzero(self.seen_P)
+        return [(seen[part_P[seen] == part] + 1).tolist() for part in dict.fromkeys(part_P[seen].tolist())]
+
+    @property
+    def connected(self) -> bool:
+        """Whether propensities of all positions can be told, relative to the first."""
+        return len(self.parts) == 1 and int(self.seen_P.sum()) > 1
+
+
+def overlap(cells: Cells, positions: int, *, pairs_per_link: int) -> Overlap:
+    """How the positions of some cells overlap.
+
+    Args:
+        cells: with positions from 0 as places.
+        positions: P.
+        pairs_per_link: the fewest pairs shown at both of two positions that link them.
+
+    Example:
+        >>> cells = Cells(np.array([0, 0, 1]), np.array([0, 1, 2]), np.ones(3), np.ones(3))
+        >>> found = overlap(cells, 3, pairs_per_link=1)
+        >>> found.pairs, found.several, found.parts
+        (2, 1, [[1, 2], [3]])
+    """
+    shown_M, several_M = cells.shown_M, cells.several_M
+    shown_DP, rate_DP = dense(cells.keep(several_M), positions)
+    there_DP = (shown_DP > 0).astype(np.float64)
+    links_PP = (there_DP.T @ there_DP).astype(np.int64)
+    np.fill_diagonal(links_PP, 0)
+    clicked_PP = rate_DP.T @ there_DP
+    return Overlap(
+        pairs=len(np.unique(cells.pair_M)),
+        several=len(shown_DP),
+        impressions=float(shown_M[several_M].sum() / max(shown_M.sum(), 1)),
+        seen_P=cells.by_place(positions)[0] > 0,
+        links_PP=links_PP,
+        linked_PP=(links_PP >= pairs_per_link) & (clicked_PP > 0) & (clicked_PP.T > 0),
+    )
+
+
+def dense(cells: Cells, positions: int) -> tuple[Doubles, Doubles]:
+    """How often each pair was shown at each position, and the share of clicks, 0 where it was not; shapes [D, P].
+
+    Only pairs that have a cell get a row.
+    """
+    pairs_D, row_M = np.unique(cells.pair_M, return_inverse=True)
+    shown_DP, rate_DP = np.zeros((2, len(pairs_D), positions))
+    shown_DP[row_M, cells.place_M] = cells.shown_M
+    rate_DP[row_M, cells.place_M] = cells.clicked_M / cells.shown_M
+    return shown_DP, rate_DP
+
 
 _ALMOST_ONE = -1e-6
 """Logarithm of the highest probability."""
@@ -185,3 +267,70 @@ def jackknife(estimate: Callable[[int | None], Doubles], folds: int, *, log: boo
 def without(cells: Cells, folds_D: Ints, fold: int | None) -> Cells:
     """The cells of all folds but one; all for None."""
     return cells if fold is None else cells.keep(folds_D[cells.pair_M] != fold)
+
+
+CellCurve = Callable[[Cells, int], Doubles]
+"""Propensities relative to the first position, from cells and the number of positions."""
+
+
+def slope(good_P: Doubles, poor_P: Doubles, weights_P: Doubles) -> float:
+    """How much faster clicks on poor documents fall, as a power of the position; NaN from fewer than two positions.
+
+    The slope of `log(poor_p / good_p)` over `log p` by weighted least squares: 0 for position bias alone, below 0 with
+    trust.
+
+    Args:
+        good_P: the curve of good documents.
+        poor_P: that of poor ones; positions where either is 0 or NaN do not count.
+        weights_P: how well the curves are known at each position.
+
+    Example:
+        >>> round(slope(np.array([1.0, 0.5, 0.25]), np.array([1.0, 0.25, 0.0625]), np.ones(3)), 3)
+        -1.234
+    """
+    usable_P = (good_P > 0) & (poor_P > 0) & (weights_P > 0)
+    if usable_P.sum() < 2:
+        return float("nan")
+    x_P = np.log(np.arange(1, len(good_P) + 1)[usable_P])
+    y_P = np.log(poor_P[usable_P] / good_P[usable_P])
+    w_P = weights_P[usable_P] / weights_P[usable_P].sum()
+    from_mean_P = x_P - w_P @ x_P
+    return float((w_P * from_mean_P) @ y_P / ((w_P * from_mean_P) @ from_mean_P))
+
+
+def slope_of(cells: Cells, good_D: Bools, poor_D: Bools, positions: int, folds_D: Ints, curve: CellCurve) -> Estimate:
+    """`slope` with its interval over queries, from the curves of good and of poor documents.
+
+    A position weighs `1 / (1 / clicks on good + 1 / clicks on poor)`, about the inverse of the variance there.
+
+    Args:
+        cells: with positions from 0 as places.
+        good_D: the good pairs.
+        poor_D: the poor ones; a pair may be neither.
+        positions: P.
+        folds_D: folds of the jackknife.
+        curve: how each curve is estimated.
+    """
+
+    def estimate(fold: int | None) -> Doubles:
+        kept = without(cells, folds_D, fold)
+        good, poor = (kept.keep(chosen_D[kept.pair_M]) for chosen_D in (good_D, poor_D))
+        good_P, poor_P = (part.by_place(positions)[1] for part in (good, poor))
+        weights_P = good_P * poor_P / np.maximum(good_P + poor_P, 1)
+        return np.array([slope(curve(good, positions), curve(poor, positions), weights_P)])
+
+    return jackknife(estimate, int(folds_D.max(initial=1)) + 1, log=False)
+
+
+def judged_by_clicks(half: Sessions) -> tuple[Bools, Bools]:
+    """Pairs with more and with fewer clicks than others at their positions, in one random half of the sessions.
+
+    The curves must then come from the other half: which pairs are chosen is independent of the clicks there, so that
+    position bias alone gives both the same curve. Pairs without a session in this half are neither.
+    """
+    cells = count(half)
+    shown_P, clicked_P = cells.by_place(half.positions)
+    expected_M = cells.shown_M * (clicked_P / np.maximum(shown_P, 1))[cells.place_M]
+    expected_D = sums(cells.pair_M, expected_M, half.pairs)
+    clicked_D = sums(cells.pair_M, cells.clicked_M, half.pairs)
+    return clicked_D > expected_D, (clicked_D <= expected_D) & (expected_D > 0)

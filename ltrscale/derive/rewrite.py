@@ -1,4 +1,4 @@
-"""Rewrites a data set: whole query groups stream from one data set directory to another, with changes.
+"""Derives one data set from another: whole query groups stream from one directory to another, with changes.
 
 Groups come period by period in file order, in blocks of about 16 thousand documents. The limits of a block depend only
 on the sequence of the groups, not on how files and row groups cut it, and so do the changes to a block.
@@ -8,7 +8,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M taken groups, K
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.arrays import Floats, Ints
+from ltrscale.config import Operational
 from ltrscale.data.columns import spread_over_documents
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, ListedFile, Manifest
 from ltrscale.data.dataset.selection import RowGroup, select
@@ -37,6 +38,29 @@ from ltrscale.data.dataset.writer import PER_DOCUMENT, Compression, DatasetWrite
 from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
 from ltrscale.errors import InputError
 from ltrscale.simulate.ragged import offsets
+from ltrscale.stages.inputs import DataUrl
+from ltrscale.stages.stage import Stage
+
+
+class Derivation(Stage):
+    """Makes a data set from another one, which does not change."""
+
+    makes_data: ClassVar = True
+    out: Operational[str]
+    """Directory of the new data set."""
+    data: DataUrl
+    """Data set directory to start from; it is not changed."""
+
+    def check(self) -> None:
+        """Refuse to replace the data set itself."""
+        if _place(self.out) == _place(self.data):
+            raise InputError(f"{self.out}: out is the data set itself; choose another directory")
+
+
+def _place(url: str) -> str:
+    """A text that is equal for equal directories."""
+    return str(storage.local_path(url).resolve()) if storage.is_local(url) else url.rstrip("/")
+
 
 _BLOCK_DOCUMENTS = 1 << 14
 

@@ -19,8 +19,8 @@ from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.selection import check_relevant, select
 from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest
-from ltrscale.derive.matching.match import MatchConfig, MatchJob
-from ltrscale.derive.relabelling.relabel import RelabelConfig, RelabelJob
+from ltrscale.derive.match import MatchConfig, MatchJob
+from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 from ltrscale.derive.rewrite import column_names
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, correction_of

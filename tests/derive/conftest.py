@@ -13,7 +13,7 @@ from ltrscale import storage
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.dataset.summaries import LabelCounts
 from ltrscale.data.dataset.writer import DatasetWriter
-from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
+from ltrscale.derive.relabel import RelabelConfig, relabel
 from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.simulate.ragged import offsets
 

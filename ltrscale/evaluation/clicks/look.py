@@ -24,17 +24,19 @@ from ltrscale.clicks.models import (
     UserBrowsing,
     perplexity,
 )
-from ltrscale.clicks.overlap import Overlap, overlap
 from ltrscale.clicks.propensity import (
     Estimate,
+    Overlap,
     click_ratios,
     expectation_maximisation,
     harvest,
     jackknife,
+    judged_by_clicks,
+    overlap,
+    slope_of,
     without,
 )
 from ltrscale.clicks.sessions import Cells, Sessions, count, sums
-from ltrscale.clicks.trust import judged_by_clicks, slope_of
 from ltrscale.config import Operational
 from ltrscale.draws import random_bits
 from ltrscale.evaluation.clicks.page import (

@@ -9,8 +9,8 @@ from reference import clicks as reference
 from scipy import stats
 
 from ltrscale import draws
-from ltrscale.derive.relabelling.step import changes, check_grades, relabelled
 from ltrscale.derive.rewrite import GroupBlock
+from ltrscale.derive.step import changes, check_grades, relabelled
 from ltrscale.draws import open_uniforms, random_bits, splitmix64
 from ltrscale.errors import InputError
 from ltrscale.simulate.ragged import place_in_group

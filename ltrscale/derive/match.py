@@ -19,11 +19,17 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, open_dataset
 from ltrscale.data.dataset.origin import STATISTICS
 from ltrscale.data.dataset.split import PeriodTexts, Texts
-from ltrscale.derive.derivation import Derivation
-from ltrscale.derive.matching import statistics as kept
-from ltrscale.derive.matching.measures import MEASURES, Smoothing, TokenLists, match_measures
-from ltrscale.derive.matching.statistics import CollectionStatistics
-from ltrscale.derive.rewrite import GroupBlock, GroupWriter, periods_of, read_groups
+from ltrscale.derive.measures import (
+    MEASURES,
+    CollectionStatistics,
+    Smoothing,
+    TokenLists,
+    gather_statistics,
+    match_measures,
+    read_statistics,
+    token_texts_of,
+)
+from ltrscale.derive.rewrite import Derivation, GroupBlock, GroupWriter, periods_of, read_groups
 from ltrscale.errors import InputError, suggestion
 from ltrscale.progress import Report, log, progress
 from ltrscale.stages.stage import Origin
@@ -152,10 +158,8 @@ def _statistics(config: MatchConfig, dataset: Dataset, texts: Mapping[str, Seque
     if config.statistics is None:
         periods = periods_of(dataset, config.periods)
         with storage.scratch.directory() as folder:
-            return kept.gather_statistics(
-                read_groups(dataset, periods=periods), texts, vocabulary, sorted(periods), folder
-            )
-    known = kept.read_statistics(open_dataset(config.statistics))
+            return gather_statistics(read_groups(dataset, periods=periods), texts, vocabulary, sorted(periods), folder)
+    known = read_statistics(open_dataset(config.statistics))
     if not known.vocabulary.same_as(vocabulary):
         raise InputError(
             f"{config.statistics}: its vocabulary is not that of {dataset.url}; prepare both with one tokenizer "
@@ -183,7 +187,7 @@ def _appended(
     bounds_Q1 = np.concatenate([[0], np.cumsum(np.bincount(of_query_T, minlength=len(block)))])
     queries = TokenLists(ids_T[plain_T], bounds_Q1)
     columns = [block.features_NF]
-    for name, documents in kept.token_texts_of(block, texts).items():
+    for name, documents in token_texts_of(block, texts).items():
         values = match_measures(queries, documents, block.group_N, statistics.texts[name], smoothing)
         columns += [values[each].astype(np.float32)[:, None] for each in MEASURES]
     return replace(block, features_NF=np.concatenate(columns, axis=1))

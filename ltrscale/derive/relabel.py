@@ -20,19 +20,17 @@ from pydantic import Field, model_validator
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
 from ltrscale.data.dataset.writer import BESIDE_LABELS, Compression
-from ltrscale.derive.derivation import Derivation
-from ltrscale.derive.relabelling.cleaning import ClickRatioWeights, RandomNegatives, Refine
-from ltrscale.derive.relabelling.clicks import Clicks
-from ltrscale.derive.relabelling.feedback import (
+from ltrscale.derive.cleaning import ClickOrder, ClickRatioWeights, RandomNegatives, Refine, ShownOnly
+from ltrscale.derive.feedback import (
     BinaryFeedback,
+    Clicks,
     ImplicitFeedback,
     LabelledFraction,
     MinDocs,
     RelevantOnly,
 )
-from ltrscale.derive.relabelling.order import ClickOrder, ShownOnly
-from ltrscale.derive.relabelling.step import NO_LABELS, Changes, StepStart, Transform, labelled
-from ltrscale.derive.rewrite import GroupBlock, GroupWriter, column_names, periods_of, read_groups
+from ltrscale.derive.rewrite import Derivation, GroupBlock, GroupWriter, column_names, periods_of, read_groups
+from ltrscale.derive.step import NO_LABELS, Changes, StepStart, Transform, labelled
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log, progress
