@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale.arrays import Bools, Doubles, Ints
-from ltrscale.clicks.sessions import Sessions, sums
+from ltrscale.clicks.models import Sessions, sums
 from ltrscale.config import Config
 from ltrscale.data.columns import spread_over_documents
 from ltrscale.data.dataset.selection import RowGroup, select

@@ -18,9 +18,9 @@ from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import summed
 from ltrscale.data.ids import hash_ids
 from ltrscale.errors import InputError
-from ltrscale.ingest import parquet
 from ltrscale.ingest.categories import merged_texts
 from ltrscale.ingest.inputs import UnitSettings
+from ltrscale.ingest.tables import parquet_schema, read_parquet
 from ltrscale.ingest.validate import total_accounting
 
 _ADDED = "added"
@@ -98,7 +98,7 @@ def _shown(features: Sequence[Feature], i: int) -> str:
 
 def schema_of(before: Dataset) -> pa.Schema:
     """The columns of a data set's files."""
-    return parquet.read_schema(storage.listed_file(before.url, before.manifest.files[0].path))
+    return parquet_schema(storage.listed_file(before.url, before.manifest.files[0].path))
 
 
 def next_unit(before: Manifest) -> int:
@@ -116,7 +116,7 @@ def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
         raise InputError(f"{before.url}: its manifest does not name its inputs; prepare it again") from error
     for file in before.manifest.files:
         if file.period not in fixed:
-            for batch in parquet.read_batches(storage.listed_file(before.url, file.path), ["query_id"], _BATCH):
+            for batch in read_parquet(storage.listed_file(before.url, file.path), ["query_id"], _BATCH):
                 yield hash_ids(batch.rows.column("query_id").to_pylist())
 
 

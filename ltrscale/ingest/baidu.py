@@ -25,11 +25,10 @@ from pydantic import Field
 
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.ingest.categories import CategoryEncoder
+from ltrscale.ingest.lines import Lines, line_blocks
 from ltrscale.ingest.rows import TEXT_LENGTH, Rejection, RowBlock, Rule, keep
 from ltrscale.ingest.source import Encoders, File, Reader, Source
-from ltrscale.ingest.textrows import Lines, line_blocks
-from ltrscale.ingest.texts import FULL, TextColumn, TokenColumns, TokenReader
-from ltrscale.ingest.vocabularies import Encoding, ReadyIds
+from ltrscale.ingest.texts import FULL, Encoding, ReadyIds, TextColumn, TokenColumns, TokenReader
 
 BAIDU_FEATURES = (
     Feature(name="query_length"),

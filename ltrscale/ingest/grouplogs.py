@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
-from ltrscale.ingest import parquet
 from ltrscale.ingest.categories import CategoryEncoder
-from ltrscale.ingest.examined import Examined
-from ltrscale.ingest.mapping import ListColumns, check_same_features, missing, path_value, resolve_groups
+from ltrscale.ingest.examined import Examined, check_same_features, missing, path_value, resolve_groups
+from ltrscale.ingest.mapping import ListColumns
 from ltrscale.ingest.rows import RowBlock, RowTexts
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
-from ltrscale.ingest.texts import TextColumn, TokenColumns, TokenReader
-from ltrscale.ingest.vocabularies import Encoding
+from ltrscale.ingest.tables import Batch, parquet_schema, read_parquet
+from ltrscale.ingest.texts import Encoding, TextColumn, TokenColumns, TokenReader
 
 
 class GroupRows(Source):
@@ -51,7 +50,7 @@ class GroupRows(Source):
 
     def missing_columns(self, url: str) -> list[str]:
         """The columns that a file lacks."""
-        return missing(parquet.read_schema(url), self.columns, url)
+        return missing(parquet_schema(url), self.columns, url)
 
     def check_documents_named(self) -> None:
         """Refuse columns without document ids."""
@@ -82,7 +81,7 @@ def group_features(url: str, mapping: ListColumns) -> list[Feature]:
 def _parquet_schema(url: str) -> pa.Schema:
     if not url.endswith(".parquet"):
         raise InputError(f"{url}: the name does not end in .parquet; rename it or narrow the path")
-    return parquet.read_schema(url)
+    return parquet_schema(url)
 
 
 def read_group_rows(
@@ -126,7 +125,7 @@ def read_group_rows(
     wanted = {*mapping.named().values(), *mapping.feature_columns(schema), *mapping.meta}
     wanted |= {*(mapping.tokens.columns if mapping.tokens else ())}
     names = [name for name in schema.names if name in wanted]
-    for batch in parquet.read_batches(url, names, batch_groups):
+    for batch in read_parquet(url, names, batch_groups):
         yield build(batch)
 
 
@@ -140,7 +139,7 @@ class _GroupBlocks:
     encoders: Encoders
     encoding: Encoding | None = None
 
-    def __call__(self, raw: parquet.Batch) -> RowBlock:
+    def __call__(self, raw: Batch) -> RowBlock:
         mapping, groups = self.mapping, Examined(raw.rows, self.url)
         texts = RowTexts(raw.rows, raw.lines_N)
         lengths_G = self._examine(groups)

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from ltrscale.errors import InputError, suggestion
 from ltrscale.ingest import roles
-from ltrscale.ingest.profile import LogColumn
+from ltrscale.ingest.profile import LogColumn, Structure
 from ltrscale.ingest.roles import FEW_LISTS, Candidate, Choice, choose_role
-from ltrscale.ingest.structure import Structure
 
 _CODE = r"^c_|_?id$|_id_|code$|type$|category|brand|country|region|^cat_"
 _CLICKED = r"^(is_)?click(ed)?s?$|click_bool"

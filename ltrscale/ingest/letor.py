@@ -20,7 +20,7 @@ from ltrscale.ingest.lines import read_lines
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
 from ltrscale.ingest.source import Encoders, File, Reader, Source
 from ltrscale.ingest.svmlight import RowFormat, count_features, parse_lines
-from ltrscale.ingest.vocabularies import Encoding
+from ltrscale.ingest.texts import Encoding
 
 _BLOCK_BYTES = 1 << 22  # larger blocks are no faster and take more memory
 _PIECE = 1 << 20  # bytes parsed together: few enough for small temporaries, many enough to spread the overhead

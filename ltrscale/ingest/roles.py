@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ltrscale.ingest.profile import LogColumn
-from ltrscale.ingest.structure import Structure
+from ltrscale.ingest.profile import LogColumn, Structure
 
 _LIST = r"(query|search|impression|request|srch|qid|list|slate|serp|feed|ranking)"
 _VISIT = r"(session|visit|basket|order|invoice|transaction|trip|receipt|incident)"

@@ -10,11 +10,10 @@ from typing import Any, ClassVar, Self
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, RawColumns
 from ltrscale.ingest.categories import CategoryEncoder
-from ltrscale.ingest.joins import Join
 from ltrscale.ingest.mapping import ColumnMapping, Fill
 from ltrscale.ingest.rows import RowBlock
-from ltrscale.ingest.texts import TokenColumns
-from ltrscale.ingest.vocabularies import Encoding
+from ltrscale.ingest.tables import Join
+from ltrscale.ingest.texts import Encoding, TokenColumns
 
 Encoders = dict[str, CategoryEncoder]
 """The encoder of each categorical feature, by name."""

@@ -16,11 +16,11 @@ from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature, RawColumns
 from ltrscale.data.dataset.origin import RAW, fills_of, prepare_settings_of
-from ltrscale.ingest import csvtext
+from ltrscale.ingest.csvjson import NULLS, booleans
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.joins import Join, Joined, load_table
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.source import Needs
+from ltrscale.ingest.tables import Join, Joined, load_table
 from ltrscale.serving import raw_rows
 from ltrscale.serving.format import Files
 
@@ -104,9 +104,9 @@ _ABOUT = {
 
 
 def _csv(columns: ColumnMapping) -> dict[str, Any]:
-    true, false = csvtext.booleans()
+    true, false = booleans()
     form = {"delimiter": columns.delimiter, "decimal": columns.decimal, "encoding": columns.encoding}
-    return {**form, "quotes": columns.quotes, "missing": list(csvtext.NULLS), "true": true, "false": false}
+    return {**form, "quotes": columns.quotes, "missing": list(NULLS), "true": true, "false": false}
 
 
 def _columns(

@@ -24,11 +24,11 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.origin import inputs_of
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.ingest import parquet
-from ltrscale.ingest.fills import completed
+from ltrscale.ingest.assembly import completed
 from ltrscale.ingest.inputs import InputFiles, PrepareConfig, list_inputs
 from ltrscale.ingest.rows import RowBlock, concat, cut, keep
 from ltrscale.ingest.source import File
+from ltrscale.ingest.tables import parquet_schema, read_parquet
 from ltrscale.progress import log
 from ltrscale.serving import raw
 
@@ -170,7 +170,7 @@ def _by_bundle(block: RowBlock, features: Sequence[Feature], bundle: Bundle) -> 
 def _numbered(url: str, module: ModuleType, folder: Path, last: int) -> Iterator[tuple[int, Any]]:
     """The rows of a file with their line or row numbers, up to the last that is wanted."""
     if url.endswith(".parquet"):
-        for batch in parquet.read_batches(url, parquet.read_schema(url).names, _BATCH):
+        for batch in read_parquet(url, parquet_schema(url).names, _BATCH):
             yield from zip(batch.lines_N.tolist(), batch.rows.to_pylist(), strict=True)
             if int(batch.lines_N[-1]) >= last:
                 return

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ltrscale.data.columns import is_id, is_number
 from ltrscale.errors import InputError
+from ltrscale.ingest.csvjson import json_schema
 from ltrscale.ingest.items import Items
-from ltrscale.ingest.jsontext import read_schema
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
 
@@ -57,7 +57,7 @@ def test_types_are_those_of_the_values(tmp_path: Path) -> None:
         {"i": 2, "f": 1.5, "b": False, "s": None, "n": None, "l": None, "d": {"a": 1}, "m": "x", "new": 3},
     ]
     path.write_text("".join(json.dumps(each) + "\n" for each in values) + "not json\n[1]\n")
-    found = {field.name: str(field.type) for field in read_schema(str(path))}
+    found = {field.name: str(field.type) for field in json_schema(str(path))}
     kinds = {"i": "int64", "f": "double", "b": "bool", "s": "string", "n": "null", "l": "list<item: null>"}
     assert found == kinds | {"d": "struct<>", "m": "int64", "late": "null", "new": "int64"}
     assert [each.name for each in Items(columns=ColumnMapping(query="s", features=("*",))).features_of(str(path))] == [
@@ -119,7 +119,7 @@ def test_no_line_is_lost_and_rows_are_what_the_standard_library_reads(
         source = Items(columns=ColumnMapping(query="q", item="c", features=("f",)))
         blocks = list(source.read(str(path), batch_rows=batch_rows))
     except InputError:  # most values of a column are lists, or text where numbers should be
-        kinds = {field.name: field.type for field in read_schema(str(path))}
+        kinds = {field.name: field.type for field in json_schema(str(path))}
         assert not is_number(kinds["f"]) or not is_id(kinds["q"]) or not is_id(kinds["c"])
         return
     physical = text.split("\n")

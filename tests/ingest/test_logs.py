@@ -21,7 +21,6 @@ from pydantic import ValidationError
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.times import periods
 from ltrscale.errors import InputError
-from ltrscale.ingest import parquet
 from ltrscale.ingest.categories import CategoryEncoder, encode
 from ltrscale.ingest.grouplogs import GroupRows, group_features, read_group_rows
 from ltrscale.ingest.inputs import PrepareConfig
@@ -29,6 +28,7 @@ from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns
 from ltrscale.ingest.prepare import prepare
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
+from ltrscale.ingest.tables import read_parquet
 
 SIMPLE = ColumnMapping(query="q", item="d", label="y", features=("f*",))
 
@@ -539,7 +539,7 @@ def test_damage_to_a_footer_raises_one_line_at_most(tmp_path: Path) -> None:
         damaged[at] ^= 1 << at % 8
         path.write_bytes(damaged)
         with contextlib.suppress(InputError):  # one line by its nature; anything else fails the test
-            numbers.append([line for batch in parquet.read_batches(str(path), ["y", "f"], 3) for line in batch.lines_N])
+            numbers.append([line for batch in read_parquet(str(path), ["y", "f"], 3) for line in batch.lines_N])
     assert numbers
     assert all(lines == [*range(1, 9)] for lines in numbers)
 
@@ -556,7 +556,7 @@ def test_a_footer_that_counts_other_rows_is_one_line(tmp_path: Path, n: int) -> 
                 path.write_bytes(damaged)
                 break
     with pytest.raises(InputError, match=rf"log.parquet: 8 rows where its footer counts {n};"):
-        list(parquet.read_batches(str(path), ["q"], 3))
+        list(read_parquet(str(path), ["q"], 3))
 
 
 def test_a_header_without_rows(tmp_path: Path) -> None:

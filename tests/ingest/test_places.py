@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.ingest.assembly import LikePlaces
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns
-from ltrscale.ingest.places import LikePlaces
 from ltrscale.ingest.prepare import prepare
 
 FEATURES = [Feature(name=name) for name in ("row", "score", "price", "all_but_one")]

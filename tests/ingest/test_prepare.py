@@ -240,7 +240,7 @@ def test_progress_is_the_share_of_all_bytes(
 ) -> None:
     source = copies(tmp_path)[form]
     monkeypatch.setattr("ltrscale.ingest.letor._BLOCK_BYTES", 10_000)
-    monkeypatch.setattr("ltrscale.ingest.textrows._BLOCK", 10_000)
+    monkeypatch.setattr("ltrscale.ingest.lines._BLOCK", 10_000)
     monkeypatch.setattr("ltrscale.ingest.items._ROWS", 200)
     steps: list[tuple[float, float]] = []
     totals: list[float] = []

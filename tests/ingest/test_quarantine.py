@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ltrscale import storage
-from ltrscale.ingest import items, letor, textrows
+from ltrscale.ingest import items, letor, lines
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
 
@@ -50,7 +50,7 @@ def quarantined(folder: Path, source: Mapping[str, Any], **settings: Any) -> lis
 def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers with blocks of about this many bytes, so that groups span blocks."""
     monkeypatch.setattr(letor, "_BLOCK_BYTES", request.param)
-    monkeypatch.setattr(textrows, "_BLOCK", request.param)
+    monkeypatch.setattr(lines, "_BLOCK", request.param)
     monkeypatch.setattr(letor, "_PIECE", max(1, request.param // 3))
     monkeypatch.setattr(items, "_ROWS", max(1, request.param // 20))
 

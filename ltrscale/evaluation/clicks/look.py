@@ -16,13 +16,17 @@ from ltrscale import storage
 from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.clicks.log import ClickLog, LogSettings, LogTally, read_log
 from ltrscale.clicks.models import (
+    Cells,
     ClickModel,
     DocumentRatio,
     DynamicBayesian,
     PositionBasedModel,
     PositionRatio,
+    Sessions,
     UserBrowsing,
+    count,
     perplexity,
+    sums,
 )
 from ltrscale.clicks.propensity import (
     Estimate,
@@ -36,7 +40,6 @@ from ltrscale.clicks.propensity import (
     slope_of,
     without,
 )
-from ltrscale.clicks.sessions import Cells, Sessions, count, sums
 from ltrscale.config import Operational
 from ltrscale.draws import random_bits
 from ltrscale.evaluation.clicks.page import (

@@ -27,7 +27,7 @@ from ltrscale.evaluation.weeks import power
 from ltrscale.evaluation.weeks.decay import Decay, DriftJob
 from ltrscale.evaluation.weeks.drift import DriftSettings
 from ltrscale.evaluation.weeks.verdict import CANDIDATE, PRODUCTION, Bounds, Check, check_leaks, document, judge
-from ltrscale.ingest.leaks import look_alone
+from ltrscale.ingest.outcome import look_alone
 from ltrscale.reports.findings import print_report, write_report
 from ltrscale.reports.markdown import REPORT
 from ltrscale.stages.origins import content_of

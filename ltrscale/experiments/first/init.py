@@ -23,12 +23,11 @@ from ltrscale.experiments.first.weekly import weekly_text
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import StudyConfig
 from ltrscale.experiments.weekly import WeeklyJob
-from ltrscale.ingest.csvtext import Dialect
+from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.ingest.profile import LogColumn, dialect_of, first_columns
+from ltrscale.ingest.profile import LogColumn, dialect_of, first_columns, read_structure
 from ltrscale.ingest.roles import structured
-from ltrscale.ingest.structure import read_structure
 from ltrscale.progress import log
 
 

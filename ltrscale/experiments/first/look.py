@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ltrscale.ingest.csvtext import Dialect
+from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, grades_of
-from ltrscale.ingest.leaks import questions
-from ltrscale.ingest.structure import KeyLists, Structure, read_structure
+from ltrscale.ingest.outcome import questions
+from ltrscale.ingest.profile import KeyLists, Structure, read_structure
 from ltrscale.ranking.alone import alone
 
 
