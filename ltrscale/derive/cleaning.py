@@ -6,18 +6,17 @@ change.
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, P positions, M drawn documents, C candidates to draw.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.arrays import Doubles, Floats, Ints
+from ltrscale.arrays import Bools, Doubles, Floats, Ints
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.derive.feedback import check_shown_positions
 from ltrscale.derive.rewrite import GroupBlock
-from ltrscale.derive.step import Changes, RelabelStep, StepStart, Transform, changes, labelled
+from ltrscale.derive.step import Changed, Changes, RelabelStep, StepStart, Transform, changed, labelled
 from ltrscale.draws import open_uniforms
 from ltrscale.errors import InputError
 from ltrscale.progress import log
@@ -36,12 +35,12 @@ class ClickRatioWeights(RelabelStep):
     """Positions with their own weight; documents further down share the last one."""
 
     def transform(self, start: StepStart) -> Transform:
-        """See `click_ratio_weights`; an extra pass through the groups counts clicks."""
+        """Weigh each document by its position; an extra pass through the groups counts clicks."""
         ratios_P = shown_click_ratios(start.blocks(), self.depth)
         check_ratios(ratios_P)
         weights_P = propensity_weights(ratios_P, alpha=self.alpha)
         log.info("relabel: weights by position: %s", " ".join(f"{weight:.3f}" for weight in weights_P))
-        return click_ratio_weights(weights_P)
+        return weighing(weights_P)
 
     def check_after(self, before: Sequence[RelabelStep]) -> None:
         """Refuse negatives that have taken the place of documents that were shown."""
@@ -71,10 +70,23 @@ class Refine(RelabelStep):
     """`standard` first divides the feature by its standard deviation over the data set; `none` does not."""
 
     def transform(self, start: StepStart) -> Transform:
-        """See `refine`."""
-        number = start.feature(self.feature)
-        scale = _deviation(start.dataset, number) if self.scale == "standard" else 1.0
-        return refine(self, feature=number, scale=scale)
+        """Replace the labels by refined ones and keep the clicks in the column `clicks`."""
+        feature = start.feature(self.feature)
+        scale = _deviation(start.dataset, feature) if self.scale == "standard" else 1.0
+
+        def transform(block: GroupBlock) -> Changed:
+            clicks_N = clicks_of(block)
+            labels_N = refined_labels(
+                clicks_N > 0,
+                block.features_NF[:, feature].astype(np.float64) / scale,
+                block.offsets_Q1,
+                delta=self.delta,
+                temperature=self.temperature,
+                shown_N=was_shown(block),
+            )
+            yield changed(block, _with_clicks(block, labels_N, clicks_N))
+
+        return transform
 
     @property
     def fills(self) -> frozenset[str]:
@@ -92,8 +104,27 @@ class RandomNegatives(RelabelStep):
     """Number of further negatives to append to every labelled group."""
 
     def transform(self, start: StepStart) -> Transform:
-        """See `random_negatives`."""
-        return random_negatives(self, start.seed)
+        """Put documents of other groups of the block into labelled groups, with label and relevance 0.
+
+        They were not shown, so they have no position, and weight 1 if the group has weights.
+        """
+
+        def transform(block: GroupBlock) -> Changed:
+            labelled_Q = labelled(block)
+            replaced_N = np.zeros(block.n_documents, dtype=bool)
+            if self.replace_unseen:
+                check_shown_positions(block, _NO_POSITIONS)
+                replaced_N = unseen(clicks_of(block), block.columns_N["positions"], block.offsets_Q1)
+                replaced_N &= block.on_documents(labelled_Q)
+            replaced_Q = np.add.reduceat(replaced_N, block.offsets_Q1[:-1], dtype=np.int64)
+            extra_Q = labelled_Q * self.extra
+            drawn_M = draw_others(block, replaced_Q + extra_Q, start.seed)
+            after = _with_negatives(block, replaced_N, extra_Q, drawn_M)
+            groups = int((replaced_Q + extra_Q > 0).sum())
+            replaced, added = int(replaced_N.sum()), len(drawn_M)
+            yield after, Changes(groups_changed=groups, documents_dropped=replaced, documents_added=added)
+
+        return transform
 
     @property
     def fills(self) -> frozenset[str]:
@@ -107,8 +138,16 @@ class ShownOnly(RelabelStep):
     kind: Literal["shown_only"] = "shown_only"
 
     def transform(self, start: StepStart) -> Transform:  # noqa: ARG002
-        """See `shown_only`."""
-        return shown_only()
+        """Drop documents without a position from the labelled groups that have positions."""
+
+        def transform(block: GroupBlock) -> Changed:
+            keep_N = was_shown(block) | ~block.on_documents(labelled(block))
+            lengths_Q = np.add.reduceat(keep_N, block.offsets_Q1[:-1], dtype=np.int64)
+            after = block.take(np.arange(len(block)), np.flatnonzero(keep_N), lengths_Q)
+            shorter = int((lengths_Q < block.lengths_Q).sum())
+            yield after, Changes(groups_changed=shorter, documents_dropped=block.n_documents - after.n_documents)
+
+        return transform
 
 
 class ClickOrder(RelabelStep):
@@ -119,8 +158,15 @@ class ClickOrder(RelabelStep):
     """Name of the feature, for example the one that holds BM25."""
 
     def transform(self, start: StepStart) -> Transform:
-        """See `click_order`."""
-        return click_order(feature=start.feature(self.feature))
+        """Replace the labels by the order of their list, and keep the clicks in the column `clicks`."""
+        feature = start.feature(self.feature)
+
+        def transform(block: GroupBlock) -> Changed:
+            clicks_N, feature_N = clicks_of(block), block.features_NF[:, feature].astype(np.float64)
+            labels_N = order_labels(clicks_N > 0, feature_N, block.offsets_Q1, shown_N=was_shown(block))
+            yield changed(block, _with_clicks(block, labels_N, clicks_N))
+
+        return transform
 
     @property
     def fills(self) -> frozenset[str]:
@@ -137,7 +183,7 @@ def clicks_of(block: GroupBlock) -> Floats:
     return clicks_N.astype(np.float32)
 
 
-def was_shown(block: GroupBlock) -> NDArray[np.bool_]:
+def was_shown(block: GroupBlock) -> Bools:
     """Whether each document was shown: those with a position, and all of a group without positions."""
     shown_N = ~block.on_documents(block.present_Q("positions"))
     if "positions" in block.columns_N:
@@ -195,22 +241,29 @@ def check_ratios(ratios_P: Doubles) -> None:
         raise InputError(f"position {place + 1} was never clicked, so it has no weight; set depth to {place}")
 
 
-def click_ratio_weights(weights_P: Doubles) -> Transform:
+def weighing(weights_P: Doubles) -> Transform:
     """Write the weight of each document's position; 1 for a document that was not shown, such as a random negative."""
     last = int(np.flatnonzero(~np.isnan(weights_P)).max())
 
-    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
+    def transform(block: GroupBlock) -> Changed:
         check_shown_positions(block, _NO_POSITIONS)
         positions_N = block.columns_N["positions"]
         shown_N = ~np.isnan(positions_N)
         place_N = np.where(shown_N, positions_N, 1).astype(np.int64) - 1
         own_N = np.where(shown_N, weights_P[np.minimum(place_N, last)], 1.0)
-        kept_N = block.columns_N["weights"]
-        weights_N = np.where(block.on_documents(labelled(block)), own_N, kept_N).astype(np.float32)
-        after = block.with_columns(weights=weights_N)
-        yield after, changes(block, after)
+        weights_N = np.where(block.on_documents(labelled(block)), own_N, block.columns_N["weights"])
+        yield changed(block, block.with_columns(weights=weights_N.astype(np.float32)))
 
     return transform
+
+
+def _with_clicks(block: GroupBlock, labels_N: Doubles | Ints, clicks_N: Floats) -> GroupBlock:
+    """Labelled groups with new labels, and the clicks from which these are made."""
+    labelled_N = block.on_documents(labelled(block))
+    return block.with_columns(
+        labels=np.where(labelled_N, labels_N, np.nan).astype(np.float32),
+        clicks=np.where(labelled_N, clicks_N, block.columns_N["clicks"]).astype(np.float32),
+    )
 
 
 def group_softmax(values_N: Doubles, offsets_Q1: Ints) -> Doubles:
@@ -236,13 +289,13 @@ def _deviation(dataset: Dataset, feature: int) -> float:
 
 
 def refined_labels(
-    clicks_N: NDArray[np.bool_],
+    clicks_N: Bools,
     feature_N: Doubles,
     offsets_Q1: Ints,
     *,
     delta: float,
     temperature: float,
-    shown_N: NDArray[np.bool_],
+    shown_N: Bools,
 ) -> Doubles:
     """Labels that sum to 1 in each group, `softmax((delta click + feature) / temperature)`.
 
@@ -269,31 +322,7 @@ def refined_labels(
     return group_softmax(np.where(shown_N, logits_N, -np.inf), offsets_Q1)
 
 
-def refine(step: Refine, *, feature: int, scale: float) -> Transform:
-    """Replace the labels by refined ones and keep the clicks in the column `clicks`."""
-
-    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
-        labelled_Q = labelled(block)
-        clicks_N = clicks_of(block)
-        labels_N = refined_labels(
-            clicks_N > 0,
-            block.features_NF[:, feature].astype(np.float64) / scale,
-            block.offsets_Q1,
-            delta=step.delta,
-            temperature=step.temperature,
-            shown_N=was_shown(block),
-        )
-        labelled_N = block.on_documents(labelled_Q)
-        after = block.with_columns(
-            labels=np.where(labelled_N, labels_N, np.nan).astype(np.float32),
-            clicks=np.where(labelled_N, clicks_N, block.columns_N["clicks"]).astype(np.float32),
-        )
-        yield after, changes(block, after)
-
-    return transform
-
-
-def unseen(clicks_N: Floats, positions_N: Floats, offsets_Q1: Ints) -> NDArray[np.bool_]:
+def unseen(clicks_N: Floats, positions_N: Floats, offsets_Q1: Ints) -> Bools:
     """True for documents shown below the last click of their group; False in a group without a click.
 
     Example:
@@ -303,30 +332,6 @@ def unseen(clicks_N: Floats, positions_N: Floats, offsets_Q1: Ints) -> NDArray[n
     last_Q = maximum(np.where((clicks_N > 0) & ~np.isnan(positions_N), positions_N, -np.inf), offsets_Q1)
     last_Q = np.where(np.isinf(last_Q), np.inf, last_Q)  # -inf, no click, becomes inf: no position is below it
     return np.asarray(positions_N > np.repeat(last_Q, np.diff(offsets_Q1)))
-
-
-def random_negatives(step: RandomNegatives, seed: int) -> Transform:
-    """Put documents of other groups of the block into labelled groups, with label and relevance 0.
-
-    They were not shown, so they have no position, and weight 1 if the group has weights.
-    """
-
-    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
-        labelled_Q = labelled(block)
-        replaced_N = np.zeros(block.n_documents, dtype=bool)
-        if step.replace_unseen:
-            check_shown_positions(block, _NO_POSITIONS)
-            replaced_N = unseen(clicks_of(block), block.columns_N["positions"], block.offsets_Q1)
-            replaced_N &= block.on_documents(labelled_Q)
-        replaced_Q = np.add.reduceat(replaced_N, block.offsets_Q1[:-1], dtype=np.int64)
-        extra_Q = labelled_Q * step.extra
-        drawn_M = draw_others(block, replaced_Q + extra_Q, seed)
-        after = _with_negatives(block, replaced_N, extra_Q, drawn_M)
-        changed = int((replaced_Q + extra_Q > 0).sum())
-        replaced, added = int(replaced_N.sum()), len(drawn_M)
-        yield after, Changes(groups_changed=changed, documents_dropped=replaced, documents_added=added)
-
-    return transform
 
 
 def draw_others(block: GroupBlock, wanted_Q: Ints, seed: int) -> Ints:
@@ -356,7 +361,7 @@ def draw_others(block: GroupBlock, wanted_Q: Ints, seed: int) -> Ints:
     return np.asarray(found_C[foreign_C & (count_C - before_Q[group_C] <= wanted_Q[group_C])])
 
 
-def _with_negatives(block: GroupBlock, replaced_N: NDArray[np.bool_], extra_Q: Ints, drawn_M: Ints) -> GroupBlock:
+def _with_negatives(block: GroupBlock, replaced_N: Bools, extra_Q: Ints, drawn_M: Ints) -> GroupBlock:
     """Replace documents by drawn ones, which come group by group, and append `extra_Q` more to each group."""
     group_N = np.concatenate([block.group_N, np.repeat(np.arange(len(block)), extra_Q)])
     negative_N = np.concatenate([replaced_N, np.ones(extra_Q.sum(), dtype=bool)])
@@ -374,22 +379,7 @@ def _with_negatives(block: GroupBlock, replaced_N: NDArray[np.bool_], extra_Q: I
     return after.with_columns(**columns_N)
 
 
-def shown_only() -> Transform:
-    """Drop documents without a position from the labelled groups that have positions."""
-
-    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
-        keep_N = was_shown(block) | ~block.on_documents(labelled(block))
-        lengths_Q = np.add.reduceat(keep_N, block.offsets_Q1[:-1], dtype=np.int64)
-        after = block.take(np.arange(len(block)), np.flatnonzero(keep_N), lengths_Q)
-        shorter = int((lengths_Q < block.lengths_Q).sum())
-        yield after, Changes(groups_changed=shorter, documents_dropped=block.n_documents - after.n_documents)
-
-    return transform
-
-
-def order_labels(
-    clicks_N: NDArray[np.bool_], feature_N: Doubles, offsets_Q1: Ints, *, shown_N: NDArray[np.bool_]
-) -> Ints:
+def order_labels(clicks_N: Bools, feature_N: Doubles, offsets_Q1: Ints, *, shown_N: Bools) -> Ints:
     """The order of each list as labels, of which only the order matters.
 
     A document that was shown has 1 plus the number of shown documents of its list that are below it: not clicked where
@@ -421,20 +411,3 @@ def order_labels(
     tied_N[order_N] = starts_N
     unseen_Q = np.add.reduceat(~shown_N, offsets_Q1[:-1], dtype=np.int64)
     return np.where(shown_N, 1 + tied_N - first_N - np.repeat(unseen_Q, np.diff(offsets_Q1)), 0)
-
-
-def click_order(*, feature: int) -> Transform:
-    """Replace the labels by the order of their list, and keep the clicks in the column `clicks`."""
-
-    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
-        clicks_N, labelled_N = clicks_of(block), block.on_documents(labelled(block))
-        labels_N = order_labels(
-            clicks_N > 0, block.features_NF[:, feature].astype(np.float64), block.offsets_Q1, shown_N=was_shown(block)
-        )
-        after = block.with_columns(
-            labels=np.where(labelled_N, labels_N, np.nan).astype(np.float32),
-            clicks=np.where(labelled_N, clicks_N, block.columns_N["clicks"]).astype(np.float32),
-        )
-        yield after, changes(block, after)
-
-    return transform

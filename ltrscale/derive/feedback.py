@@ -3,23 +3,23 @@
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from scipy.special import ndtri
 
-from ltrscale.arrays import Doubles, Ints
+from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.derive.step import (
     NO_LABELS,
+    Changed,
     Changes,
     RelabelStep,
     StepStart,
     Transform,
-    changes,
+    changed,
     check_grades,
     copies,
     labelled,
@@ -41,12 +41,26 @@ class LabelledFraction(RelabelStep):
     """How to choose them: `random` draws uniformly; `first` takes the lowest gids, as HOU24's authors do."""
 
     def transform(self, start: StepStart) -> Transform:
-        """See `labelled_fraction`; an extra pass through the groups finds the last that keeps its labels."""
-        ranks = [sample_rank(self, block, start.seed)[labelled(block)] for block in start.blocks()]
+        """Remove the labels of the others; an extra pass through the groups finds the last that keeps its labels."""
+        ranks = [self.ranks(block, start.seed)[labelled(block)] for block in start.blocks()]
         ranks_Q = np.concatenate(ranks or [np.empty(0, np.uint64)])
         if not len(ranks_Q):
             raise InputError(NO_LABELS)
-        return labelled_fraction(self, start.seed, last_kept_rank(ranks_Q, self.fraction))
+        last = np.uint64(last_kept_rank(ranks_Q, self.fraction))
+
+        def transform(block: GroupBlock) -> Changed:
+            hidden_N = block.on_documents(self.ranks(block, start.seed) > last)
+            labels_N = np.where(hidden_N, np.nan, block.columns_N["labels"])
+            yield changed(block, block.with_columns(labels=labels_N.astype(np.float32)))
+
+        return transform
+
+    def ranks(self, block: GroupBlock, seed: int) -> Bits:
+        """The rank by which groups are chosen to keep their labels, lowest first; unique for each group, shape [Q]."""
+        if self.sample == "first":
+            return block.keys_Q.astype(np.uint64)
+        # A hash instead of a permutation, as in a split: groups stream past, and earlier steps may drop or copy some.
+        return random_bits((seed, "labelled"), block.keys_Q)
 
 
 class RelevantOnly(RelabelStep):
@@ -55,8 +69,9 @@ class RelevantOnly(RelabelStep):
     kind: Literal["relevant_only"] = "relevant_only"
 
     def transform(self, start: StepStart) -> Transform:  # noqa: ARG002
-        """See `relevant_only`."""
-        return relevant_only()
+        """Drop them."""
+        # The maximum of an unlabelled group is NaN, so "not <= 0" keeps it, which "> 0" would not.
+        return keeping(lambda block: ~(maximum(block.columns_N["labels"], block.offsets_Q1) <= 0))
 
     @property
     def changes_groups(self) -> bool:
@@ -72,8 +87,8 @@ class MinDocs(RelabelStep):
     """The fewest documents of a group that stays; HOU24's public code and SUN23 have 10."""
 
     def transform(self, start: StepStart) -> Transform:  # noqa: ARG002
-        """See `min_docs`."""
-        return min_docs(self.documents)
+        """Drop them."""
+        return keeping(lambda block: block.lengths_Q >= self.documents)
 
     @property
     def changes_groups(self) -> bool:
@@ -93,8 +108,23 @@ class BinaryFeedback(RelabelStep):
     """Whether a group without a 1 loses its labels; HOU24 counts only the other groups as labelled."""
 
     def transform(self, start: StepStart) -> Transform:
-        """See `binary_feedback`."""
-        return binary_feedback(self, start.seed)
+        """Draw the labels; see `binary_labels`."""
+
+        def transform(block: GroupBlock) -> Changed:
+            places = (block.on_documents(block.keys_Q), block.index_N)
+            positive_N = binary_labels(
+                block.columns_N["labels"].astype(np.float64),
+                sharpness=self.sharpness,
+                tau=self.tau,
+                gumbel1_N=gumbel(open_uniforms((start.seed, "one"), *places)),
+                gumbel0_N=gumbel(open_uniforms((start.seed, "zero"), *places)),
+            )
+            keep_Q = labelled(block)
+            if self.unlabel_empty:
+                keep_Q &= maximum(positive_N, block.offsets_Q1)
+            yield changed(block, relabelled(block, np.where(block.on_documents(keep_Q), positive_N, np.nan)))
+
+        return transform
 
 
 class ImplicitFeedback(RelabelStep):
@@ -115,9 +145,35 @@ class ImplicitFeedback(RelabelStep):
     """The highest grade; by default the highest label in the data set."""
 
     def transform(self, start: StepStart) -> Transform:
-        """See `implicit_feedback`."""
+        """Sample short lists from every labelled list, as new groups, and simulate a user of each."""
         top = start.highest_grade(self.max_relevance)
-        return implicit_feedback(self, start.seed, top=top, span=start.span)
+
+        def transform(block: GroupBlock) -> Changed:
+            check_grades(block, top)
+            originals, others = block.keep(labelled(block)), block.keep(~labelled(block))
+            yield others, Changes(groups_dropped=len(originals), documents_dropped=originals.n_documents)
+            for copy in copies(originals, self.copies, start.span):
+                draw_N = open_uniforms((start.seed, "select"), copy.on_documents(copy.keys_Q), copy.index_N)
+                chosen = np.flatnonzero(place_in_group(copy.offsets_Q1, draw_N) < self.documents)
+                sampled = copy.take(np.arange(len(copy)), chosen, np.minimum(copy.lengths_Q, self.documents))
+                after = relabelled(sampled, self._labels(sampled, start.seed, top))
+                yield after, Changes(groups_added=len(after), documents_added=after.n_documents)
+
+        return transform
+
+    def _labels(self, block: GroupBlock, seed: int, top: float) -> Doubles:
+        rho_N = relevance_probability(block.columns_N["labels"], top=top)
+        rho_Q = maximum(rho_N, block.offsets_Q1)
+        intent_Q = intents(open_uniforms((seed, "intent"), block.keys_Q), rho_Q, conversion=self.conversion)
+        places = (block.on_documents(block.keys_Q), block.index_N)
+        actions_N = interactions(
+            block.on_documents(intent_Q),
+            rho_N,
+            noise=self.noise,
+            buy_N=open_uniforms((seed, "buy"), *places),
+            click_N=open_uniforms((seed, "click"), *places),
+        )
+        return np.where(actions_N == 2, self.conversion_label, actions_N).astype(np.float64)
 
     @property
     def changes_groups(self) -> bool:
@@ -128,14 +184,6 @@ class ImplicitFeedback(RelabelStep):
     def lists(self) -> int:
         """Those that are sampled."""
         return self.copies
-
-
-def sample_rank(step: LabelledFraction, block: GroupBlock, seed: int) -> Bits:
-    """The rank by which groups are chosen to keep their labels, lowest first; unique for each group, shape [Q]."""
-    if step.sample == "first":
-        return block.keys_Q.astype(np.uint64)
-    # A hash instead of a permutation, as in a split: groups stream past, and earlier steps may drop or copy some.
-    return random_bits((seed, "labelled"), block.keys_Q)
 
 
 def last_kept_rank(ranks_Q: Bits, fraction: float) -> int:
@@ -149,42 +197,15 @@ def last_kept_rank(ranks_Q: Bits, fraction: float) -> int:
     return int(np.partition(ranks_Q, keep - 1)[keep - 1])
 
 
-def labelled_fraction(step: LabelledFraction, seed: int, last: int) -> Transform:
-    """Remove the labels of groups whose rank is above `last`."""
+def keeping(chosen: Callable[[GroupBlock], Bools]) -> Transform:
+    """Keep the groups that a function chooses, and count the others."""
 
-    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
-        hidden_Q = sample_rank(step, block, seed) > np.uint64(last)
-        labels_N = np.where(block.on_documents(hidden_Q), np.nan, block.columns_N["labels"])
-        after = block.with_columns(labels=labels_N.astype(np.float32))
-        yield after, changes(block, after)
-
-    return transform
-
-
-def relevant_only() -> Transform:
-    """Drop labelled groups whose labels are all 0."""
-
-    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
-        # The maximum of an unlabelled group is NaN, so "not <= 0" keeps it, which "> 0" would not.
-        yield _kept(block, ~(maximum(block.columns_N["labels"], block.offsets_Q1) <= 0))
+    def transform(block: GroupBlock) -> Changed:
+        after = block.keep(chosen(block))
+        dropped = len(block) - len(after)
+        yield after, Changes(groups_dropped=dropped, documents_dropped=block.n_documents - after.n_documents)
 
     return transform
-
-
-def min_docs(documents: int) -> Transform:
-    """Drop groups of fewer documents."""
-
-    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
-        yield _kept(block, block.lengths_Q >= documents)
-
-    return transform
-
-
-def _kept(block: GroupBlock, keep_Q: NDArray[np.bool_]) -> tuple[GroupBlock, Changes]:
-    """Some of the groups, and the counts of the others."""
-    after = block.keep(keep_Q)
-    dropped = len(block) - len(after)
-    return after, Changes(groups_dropped=dropped, documents_dropped=block.n_documents - after.n_documents)
 
 
 def gumbel(uniform_N: Doubles) -> Doubles:
@@ -194,7 +215,7 @@ def gumbel(uniform_N: Doubles) -> Doubles:
 
 def binary_labels(
     relevance_N: Doubles, *, sharpness: float, tau: float, gumbel1_N: Doubles, gumbel0_N: Doubles
-) -> NDArray[np.bool_]:
+) -> Bools:
     """Binary feedback, `1{t r + G1 > t tau + G0}` (HOU24, A.2.4), so P(y = 1) = sigmoid(t (r - tau)).
 
     Args:
@@ -210,27 +231,6 @@ def binary_labels(
         [False, True]
     """
     return np.asarray(sharpness * relevance_N + gumbel1_N > sharpness * tau + gumbel0_N)
-
-
-def binary_feedback(step: BinaryFeedback, seed: int) -> Transform:
-    """Replace the labels by binary labels."""
-
-    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
-        places = (block.on_documents(block.keys_Q), block.index_N)
-        positive_N = binary_labels(
-            block.columns_N["labels"].astype(np.float64),
-            sharpness=step.sharpness,
-            tau=step.tau,
-            gumbel1_N=gumbel(open_uniforms((seed, "one"), *places)),
-            gumbel0_N=gumbel(open_uniforms((seed, "zero"), *places)),
-        )
-        keep_Q = labelled(block)
-        if step.unlabel_empty:
-            keep_Q &= maximum(positive_N, block.offsets_Q1)
-        after = relabelled(block, np.where(block.on_documents(keep_Q), positive_N, np.nan))
-        yield after, changes(block, after)
-
-    return transform
 
 
 def intents(uniform_Q: Doubles, rho_Q: Doubles, *, conversion: float) -> Ints:
@@ -274,48 +274,6 @@ def interactions(intent_N: Ints, rho_N: Doubles, *, noise: float, buy_N: Doubles
     return np.where(bought_N, 2, np.where(clicked_N, 1, 0))
 
 
-def implicit_feedback(step: ImplicitFeedback, seed: int, *, top: float, span: int) -> Transform:
-    """Sample short lists from every labelled list, and simulate a user of each; unlabelled groups do not change.
-
-    Each sampled list is a new group (see `step.copies`).
-    """
-
-    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
-        check_grades(block, top)
-        chosen_Q = labelled(block)
-        originals = block.keep(chosen_Q)
-        yield block.keep(~chosen_Q), Changes(groups_dropped=len(originals), documents_dropped=originals.n_documents)
-        for copy in copies(originals, step.copies, span):
-            sampled = _selected(copy, step.documents, seed)
-            after = relabelled(sampled, _implicit_labels(step, sampled, seed, top))
-            yield after, Changes(groups_added=len(after), documents_added=after.n_documents)
-
-    return transform
-
-
-def _selected(block: GroupBlock, documents: int, seed: int) -> GroupBlock:
-    """Draw at most `documents` of each group, without replacement, and keep their order."""
-    draw_N = open_uniforms((seed, "select"), block.on_documents(block.keys_Q), block.index_N)
-    chosen_N = place_in_group(block.offsets_Q1, draw_N) < documents
-    return block.take(np.arange(len(block)), np.flatnonzero(chosen_N), np.minimum(block.lengths_Q, documents))
-
-
-def _implicit_labels(step: ImplicitFeedback, block: GroupBlock, seed: int, top: float) -> Doubles:
-    """The labels from simulated users of the lists of a block."""
-    rho_N = relevance_probability(block.columns_N["labels"], top=top)
-    rho_Q = maximum(rho_N, block.offsets_Q1)
-    intent_Q = intents(open_uniforms((seed, "intent"), block.keys_Q), rho_Q, conversion=step.conversion)
-    places = (block.on_documents(block.keys_Q), block.index_N)
-    actions_N = interactions(
-        block.on_documents(intent_Q),
-        rho_N,
-        noise=step.noise,
-        buy_N=open_uniforms((seed, "buy"), *places),
-        click_N=open_uniforms((seed, "click"), *places),
-    )
-    return np.where(actions_N == 2, step.conversion_label, actions_N).astype(np.float64)
-
-
 class Clicks(RelabelStep):
     """Simulate clicks on a shown ranking: they become the labels and `clicks`; places become `positions`."""
 
@@ -345,9 +303,50 @@ class Clicks(RelabelStep):
         return self
 
     def transform(self, start: StepStart) -> Transform:
-        """See `clicks`."""
-        number = None if self.feature is None else start.feature(self.feature)
-        return clicks(self, start.seed, top=start.highest_grade(self.max_relevance), feature=number, span=start.span)
+        """Replace the labels of labelled groups by clicks; several copies replace the group itself."""
+        feature = None if self.feature is None else start.feature(self.feature)
+        top = start.highest_grade(self.max_relevance)
+
+        def shown(block: GroupBlock) -> tuple[GroupBlock, Changes]:
+            labelled_N = block.on_documents(labelled(block))
+            positions_N = self.shown_at(block, start.seed, feature)
+            rho_N = relevance_probability(block.columns_N["labels"], top=top)
+            draw_N = open_uniforms((start.seed, "click"), block.on_documents(block.keys_Q), block.index_N)
+            clicked_N = self.user.clicks(draw_N, attraction(rho_N, noise=self.noise), positions_N, block.offsets_Q1)
+            labels_N = np.where(labelled_N, clicked_N, np.nan).astype(np.float32)
+            shown_N = np.where(labelled_N, positions_N, block.columns_N["positions"]).astype(np.float32)
+            return changed(block, relabelled(block, labels_N).with_columns(clicks=labels_N, positions=shown_N))
+
+        def transform(block: GroupBlock) -> Changed:
+            check_grades(block, top)
+            if self.copies == 1:
+                yield shown(block)
+                return
+            originals, others = block.keep(labelled(block)), block.keep(~labelled(block))
+            if len(others):
+                yield shown(others)
+            nothing = block.keep(np.zeros(len(block), np.bool_))
+            yield nothing, Changes(groups_dropped=len(originals), documents_dropped=originals.n_documents)
+            for copy in copies(originals, self.copies, start.span):
+                yield shown(copy)[0], Changes(groups_added=len(copy), documents_added=copy.n_documents)
+
+        return transform
+
+    def shown_at(self, block: GroupBlock, seed: int, feature: int | None) -> Doubles:
+        """The position at which each document is shown; NaN for documents that are not shown."""
+        if self.ranking == "positions":
+            check_shown_positions(block, "prepare it with positions, or set ranking to random or feature")
+            positions_N = block.columns_N["positions"].astype(np.float64)
+        else:
+            sort_keys = [open_uniforms((seed, "ranking"), block.on_documents(block.keys_Q), block.index_N)]
+            if feature is not None:
+                sort_keys.insert(0, -block.features_NF[:, feature].astype(np.float64))  # numpy sorts NaN last
+            positions_N = (place_in_group(block.offsets_Q1, *sort_keys) + 1).astype(np.float64)
+        if self.jitter:
+            noise_N = ndtri(open_uniforms((seed, "jitter"), block.on_documents(block.keys_Q), block.index_N))
+            moved_N = (place_in_group(block.offsets_Q1, positions_N + self.jitter * noise_N) + 1).astype(np.float64)
+            positions_N = np.where(np.isnan(positions_N), np.nan, moved_N)
+        return positions_N if self.depth is None else np.where(positions_N <= self.depth, positions_N, np.nan)
 
     @property
     def fills(self) -> frozenset[str]:
@@ -379,52 +378,3 @@ def check_shown_positions(block: GroupBlock, remedy: str) -> None:
     if low_N.any():
         query = block.rows_Q.column("query_id")[int(block.group_N[low_N.argmax()])]
         raise InputError(f"query {query} of period {block.period} has a position below 1; count positions from 1")
-
-
-def shown_positions(step: Clicks, block: GroupBlock, seed: int, feature: int | None) -> Doubles:
-    """The position at which each document is shown; NaN for documents that are not shown."""
-    if step.ranking == "positions":
-        check_shown_positions(block, "prepare it with positions, or set ranking to random or feature")
-        positions_N = block.columns_N["positions"].astype(np.float64)
-    else:
-        sort_keys = [open_uniforms((seed, "ranking"), block.on_documents(block.keys_Q), block.index_N)]
-        if feature is not None:
-            sort_keys.insert(0, -block.features_NF[:, feature].astype(np.float64))  # numpy sorts NaN last
-        positions_N = (place_in_group(block.offsets_Q1, *sort_keys) + 1).astype(np.float64)
-    if step.jitter:
-        noise_N = ndtri(open_uniforms((seed, "jitter"), block.on_documents(block.keys_Q), block.index_N))
-        moved_N = (place_in_group(block.offsets_Q1, positions_N + step.jitter * noise_N) + 1).astype(np.float64)
-        positions_N = np.where(np.isnan(positions_N), np.nan, moved_N)
-    return positions_N if step.depth is None else np.where(positions_N <= step.depth, positions_N, np.nan)
-
-
-def clicks(step: Clicks, seed: int, *, top: float, feature: int | None, span: int) -> Transform:
-    """Replace the labels of labelled groups by clicks; several copies replace the group itself (see `step.copies`)."""
-
-    def shown(block: GroupBlock) -> tuple[GroupBlock, Changes]:
-        labelled_N = block.on_documents(labelled(block))
-        positions_N = shown_positions(step, block, seed, feature)
-        rho_N = relevance_probability(block.columns_N["labels"], top=top)
-        draw_N = open_uniforms((seed, "click"), block.on_documents(block.keys_Q), block.index_N)
-        clicked_N = step.user.clicks(draw_N, attraction(rho_N, noise=step.noise), positions_N, block.offsets_Q1)
-        labels_N = np.where(labelled_N, clicked_N, np.nan).astype(np.float32)
-        shown_N = np.where(labelled_N, positions_N, block.columns_N["positions"]).astype(np.float32)
-        after = relabelled(block, labels_N).with_columns(clicks=labels_N, positions=shown_N)
-        return after, changes(block, after)
-
-    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
-        check_grades(block, top)
-        if step.copies == 1:
-            yield shown(block)
-            return
-        originals, others = block.keep(labelled(block)), block.keep(~labelled(block))
-        if len(others):
-            yield shown(others)
-        yield (
-            block.keep(np.zeros(len(block), np.bool_)),
-            Changes(groups_dropped=len(originals), documents_dropped=originals.n_documents),
-        )
-        for copy in copies(originals, step.copies, span):
-            yield shown(copy)[0], Changes(groups_added=len(copy), documents_added=copy.n_documents)
-
-    return transform

@@ -69,11 +69,11 @@ class MatchJob(Derivation):
 
     def inputs(self) -> dict[str, str]:
         """Content of the data set, and of the statistics of another one."""
-        found = super().inputs()
+        inputs = super().inputs()
         if self.match.statistics is not None:
-            known = open_dataset(self.match.statistics).manifest.statistics
-            found[STATISTICS] = known.sha256 if known else ""
-        return found
+            statistics = open_dataset(self.match.statistics).manifest.statistics
+            inputs[STATISTICS] = statistics.sha256 if statistics else ""
+        return inputs
 
     def work(self, origin: Origin, report: Report) -> None:
         """Make the data set with more features."""
@@ -130,9 +130,9 @@ def _texts(config: MatchConfig, dataset: Dataset) -> tuple[str, dict[str, tuple[
     if config.query is None and len(queries) > 1:
         raise InputError(f"match.query: there are {', '.join(queries)}; name one")
     query = config.query or next(iter(queries))
-    for name, there in ((query, queries), *((name, documents) for name in config.documents)):
-        if name not in there:
-            raise InputError(f"{dataset.url}: no tokens {name!r}; {suggestion(name, there, 'there are')}")
+    for name, named in ((query, queries), *((name, documents) for name in config.documents)):
+        if name not in named:
+            raise InputError(f"{dataset.url}: no tokens {name!r}; {suggestion(name, named, 'there are')}")
     names = config.documents or tuple(documents)
     texts: dict[str, tuple[str, ...]] = {name: (documents[name],) for name in names}
     if config.together and len(names) > 1:
@@ -144,11 +144,11 @@ def _texts(config: MatchConfig, dataset: Dataset) -> tuple[str, dict[str, tuple[
 
 def _features(dataset: Dataset, texts: Mapping[str, Sequence[str]]) -> list[Feature]:
     """The new features, text by text."""
-    found = [Feature(name=f"{name}_{text}") for text in texts for name in MEASURES]
-    there = {feature.name for feature in dataset.manifest.features}
-    if taken := [feature.name for feature in found if feature.name in there]:
+    new = [Feature(name=f"{name}_{text}") for text in texts for name in MEASURES]
+    before = {feature.name for feature in dataset.manifest.features}
+    if taken := [feature.name for feature in new if feature.name in before]:
         raise InputError(f"{dataset.url}: it has a feature {taken[0]!r} already; start from a data set without these")
-    return found
+    return new
 
 
 def _statistics(config: MatchConfig, dataset: Dataset, texts: Mapping[str, Sequence[str]]) -> CollectionStatistics:

@@ -10,10 +10,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import safetensors.numpy
 from numpy.typing import NDArray
@@ -252,7 +251,8 @@ def read_statistics(dataset: Dataset) -> CollectionStatistics:
     where = storage.join(dataset.url, listed.path)
     try:
         arrays = safetensors.numpy.load(data)
-        about = _about(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # what stands beside the arrays
+        about = json.loads(header["__metadata__"]["about"])
         if about["version"] != _VERSION:
             raise InputError(f"{where}: statistics of version {about['version']}; this package reads {_VERSION}")
         texts = {
@@ -264,17 +264,9 @@ def read_statistics(dataset: Dataset) -> CollectionStatistics:
         raise InputError(f"{where}: no statistics of texts ({error}); make the data set again") from error
 
 
-def _about(data: bytes) -> dict[str, Any]:
-    """What stands beside the arrays of a safetensors file."""
-    length = int.from_bytes(data[:8], "little")
-    about: dict[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["about"])
-    return about
-
-
 def _identities(block: GroupBlock) -> NDArray[np.uint64]:
     """A hash of each document: of its id, or of its tokens, which the leading NUL keeps apart from any id."""
-    known = pa.nulls(block.n_documents, pa.string()) if block.doc_ids_N is None else block.doc_ids_N
-    ids = known.to_pylist()
+    ids = [None] * block.n_documents if block.doc_ids_N is None else block.doc_ids_N.to_pylist()
     if None not in ids:
         return hash_ids(ids)
     contents = zip(*(lists.to_pylist() for lists in block.tokens_N.values()), strict=True)

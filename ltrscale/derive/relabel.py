@@ -126,7 +126,9 @@ def relabel(config: RelabelConfig, data: str, out: str, *, origin: Mapping[str, 
         )
         everywhere = frozenset(dataset.manifest.periods)
         for block in _chain(stages, _read(dataset, everywhere, names, "relabel"), tallies):
-            writer.add(_with_relevance_of_labelled(block))
+            labelled_N = block.on_documents(labelled(block))
+            relevance_N = np.where(labelled_N, block.columns_N["relevance"], np.float32(np.nan))
+            writer.add(block.with_columns(relevance=relevance_N))
         for stage, tally in zip(stages, tallies, strict=True):
             _check(stage, tally)
         manifest = writer.finish(_account(dataset, stages, tallies), origin)
@@ -146,12 +148,11 @@ def _words(key: str) -> str:
 
 def _columns(config: RelabelConfig, dataset: Dataset) -> tuple[str, ...]:
     """The columns of the new data set that hold one number per document."""
-    there = set(column_names(dataset))
-    if "labels" not in there:
+    present = set(column_names(dataset))
+    if "labels" not in present:
         raise InputError(f"{dataset.url}: there are no labels to act on; prepare it with labels")
-    written = {"labels", "relevance"}
-    written.update(*(step.fills for step in config.steps))
-    return tuple(sorted(written | (there & {*BESIDE_LABELS})))
+    written = {"labels", "relevance"}.union(*(step.fills for step in config.steps))
+    return tuple(sorted(written | (present & {*BESIDE_LABELS})))
 
 
 def _read(dataset: Dataset, periods: frozenset[str], names: tuple[str, ...], label: str) -> Iterator[GroupBlock]:
@@ -169,7 +170,7 @@ def _read(dataset: Dataset, periods: frozenset[str], names: tuple[str, ...], lab
 def _chain(
     stages: Iterable[_Stage], blocks: Iterator[GroupBlock], tallies: Iterable[Counter[str]]
 ) -> Iterator[GroupBlock]:
-    """The blocks after all stages; each stage adds its counts to its tally."""
+    """The blocks after all stages, each of which adds its counts to its tally."""
     for stage, tally in zip(stages, tallies, strict=True):
         blocks = _run(stage, blocks, tally)
     return blocks
@@ -197,12 +198,6 @@ def _named(name: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
-
-
-def _with_relevance_of_labelled(block: GroupBlock) -> GroupBlock:
-    """The block with `relevance` only in groups with labels."""
-    relevance_N = np.where(block.on_documents(labelled(block)), block.columns_N["relevance"], np.float32(np.nan))
-    return block.with_columns(relevance=relevance_N)
 
 
 def _stages(config: RelabelConfig, dataset: Dataset, names: tuple[str, ...]) -> list[_Stage]:

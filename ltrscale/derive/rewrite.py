@@ -232,7 +232,7 @@ def _block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -
         keys_Q=table.column("gid").to_numpy(),
         offsets_Q1=offsets(lengths_Q),
         features_NF=table.column("features").combine_chunks().flatten().to_numpy().reshape(-1, n_features),
-        columns_N={name: _dense(column, lengths_Q) for name, column in lists.items()},
+        columns_N={name: _with_nan(column, lengths_Q) for name, column in lists.items()},
         rows_Q=table.select(others),
         doc_ids_N=None if doc_ids is None else spread_over_documents(doc_ids, lengths_Q),
         tokens_N={name: _tokens(table, name, int(lengths_Q.sum()), first) for name in texts},
@@ -250,7 +250,7 @@ def _tokens(table: pa.Table, name: str, documents: int, first: RowGroup) -> pa.L
     return lists
 
 
-def _dense(lists: pa.ListArray, lengths_Q: Ints) -> Floats:
+def _with_nan(lists: pa.ListArray, lengths_Q: Ints) -> Floats:
     """Like `spread_over_documents`, for numbers: NaN where a list is null."""
     values_N = np.full(lengths_Q.sum(), np.nan, np.float32)
     present_N = np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), lengths_Q)
