@@ -29,7 +29,7 @@ from ltrscale.ingest.rows import Quarantine, Rejection, RowBlock
 from ltrscale.ingest.sort import sort_rows
 from ltrscale.ingest.source import Reader
 from ltrscale.ingest.texts import FULL, TokenizerConfig
-from ltrscale.ingest.validate import Groups, Rejections, Validator, to_table
+from ltrscale.ingest.validate import Groups, Validator, to_table
 from ltrscale.progress import Advance
 
 _FEWEST = 20
@@ -137,13 +137,13 @@ def write_unit(
             a directory or is in the data set already.
     """
     config, encoders = work.config, dict[str, CategoryEncoder]()
-    stats, labels = FeatureStats(len(work.features)), LabelCounts()
-    places = LikePlaces(len(work.features))
+    n_features = len(work.features)
+    stats, labels, places = FeatureStats(n_features), LabelCounts(), LikePlaces(n_features)
     quarantine = Quarantine(commit, number=unit.number)
     validator = _validator(work, unit, ids, quarantine)
     writer = DatasetWriter(
         commit,
-        n_features=len(work.features),
+        n_features=n_features,
         compression=config.compression,
         row_group_bytes=round(config.row_group_mb * 2**20),
         file_bytes=round(config.file_mb * 2**20),
@@ -227,16 +227,6 @@ def training_texts(
                 yield [text for text, is_new in zip(texts, new.tolist(), strict=True) if is_new]
 
 
-class _Ignored:
-    """Ignores rejections, and never makes their texts: a survey keeps no quarantine."""
-
-    rows = 0
-    rows_by_rule: Mapping[str, int] = {}
-
-    def add(self, rejections: Iterable[Rejection]) -> None:
-        """Nothing."""
-
-
 def survey_unit(work: UnitSettings, unit: Unit, *, folder: Path) -> Survey:
     """Read a unit and report the groups that it would keep if no unit came before it.
 
@@ -244,7 +234,7 @@ def survey_unit(work: UnitSettings, unit: Unit, *, folder: Path) -> Survey:
         InputError: as `write_unit`.
     """
     ids = QueryIds(folder)
-    validator = _validator(work, unit, ids, _Ignored())
+    validator = _validator(work, unit, ids, None)
     hashes, documents = [np.empty(0, np.uint64)], [np.empty(0, np.int32)]
 
     def take(groups: Groups) -> None:
@@ -263,11 +253,11 @@ def silent(units: float, of_total: float | None = None) -> None:
     """Ignore progress."""
 
 
-def _validator(work: UnitSettings, unit: Unit, ids: QueryIds, rejections: Rejections) -> Validator:
+def _validator(work: UnitSettings, unit: Unit, ids: QueryIds, quarantine: Quarantine | None) -> Validator:
     config = work.config
     validator = Validator(
         ids,
-        rejections,
+        quarantine,
         max_group=config.max_group,
         missing_labels=config.source.missing_labels,
         duplicates=config.duplicates,

@@ -10,8 +10,7 @@ tables' own libraries read their logs. A version whose rows are not simply those
 import importlib.util
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -139,9 +138,9 @@ def list_inputs(inputs: Sequence[InputFiles]) -> list[File]:
     files = []
     for entry in inputs:
         if entry.table is not None:
-            found = snapshot(entry.path, entry.table, entry.version)
-            version = f"{entry.table} {found.version}"
-            files += [File(url=url, period=entry.period, version=version) for url in found.files]
+            table = snapshot(entry.path, entry.table, entry.version)
+            version = f"{entry.table} {table.version}"
+            files += [File(url=url, period=entry.period, version=version) for url in table.files]
             continue
         urls = storage.list_files(entry.path)
         if entry.group_sizes is not None and len(urls) > 1:
@@ -164,8 +163,9 @@ def fingerprints(files: Sequence[File], source: Source) -> dict[str, str]:
     """The same of listed files, and of those that their source reads besides."""
     urls = {url: file.version for file in files for url in (file.url, file.group_sizes) if url is not None}
     urls |= dict.fromkeys(source.files_beside())
-    found = {url: (storage.fingerprint(url), version) for url, version in sorted(urls.items())}
-    return {url: f"{stamp} of {version}" if version else stamp for url, (stamp, version) in found.items()}
+    return {
+        url: storage.fingerprint(url) + (f" of {version}" if version else "") for url, version in sorted(urls.items())
+    }
 
 
 def check_period(period: str, file: str) -> str:
@@ -232,7 +232,7 @@ def cut_units(
 
 @dataclass(frozen=True)
 class UnitSettings:
-    """The settings that all units share. `taken` are the periods that may not be written, since they exist already.
+    """The settings that all units share; `taken` are the periods that exist already and may not be written.
 
     `first` is the file whose features all others must have; `encoding` makes tokens of texts.
     """
@@ -243,15 +243,6 @@ class UnitSettings:
     out: str
     taken: frozenset[str] = frozenset()
     encoding: Encoding | None = None
-
-
-def open_work(config: PrepareConfig, files: Sequence[File], out: str, taken: Iterable[str] = ()) -> UnitSettings:
-    """Find the inputs' features.
-
-    Raises:
-        InputError: the features cannot be inferred, or differ between files.
-    """
-    return UnitSettings(config, config.source.find_features(files), files[0], out, frozenset(taken))
 
 
 @dataclass(frozen=True)
@@ -283,39 +274,30 @@ def snapshot(url: str, lake: Lake, version: int | None) -> TableVersion:
     library = _LIBRARIES[lake]
     if importlib.util.find_spec(library) is None:
         raise InputError(f"{url}: {lake} tables are read with {library}, which is not installed; pip install {library}")
-    with _named(url):
-        found = _delta(url, version) if lake == "delta" else _iceberg(url, version)
-    if not found.files:
-        raise InputError(f"{url}: version {found.version} has no rows; choose another one")
-    return found
-
-
-@contextmanager
-def _named(url: str) -> Iterator[None]:
     try:
-        yield
+        table = _delta(url, version) if lake == "delta" else _iceberg(url, version)
     except InputError:
         raise
     except Exception as error:  # the libraries have errors of their own, without a common base
         raise InputError(f"{url}: cannot be read as a table: {error}; check the path, table and version") from error
+    if not table.files:
+        raise InputError(f"{url}: version {table.version} has no rows; choose another one")
+    return table
 
 
 def _delta(url: str, version: int | None) -> TableVersion:
     from deltalake import DeltaTable
 
-    table = DeltaTable(storage.absolute(url), version=version, storage_options=_options())
+    # what a store other than Amazon's needs; other settings are in the environment
+    plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+    options = {"AWS_ALLOW_HTTP": "true"} if plain else {}
+    table = DeltaTable(storage.absolute(url), version=version, storage_options=options)
     if table.deletion_vectors().read_all().num_rows:
         raise InputError(f"{url}: deleted rows are still in its files; run OPTIMIZE or REORG TABLE ... APPLY (PURGE)")
     configuration = table.metadata().configuration
     if configuration.get("delta.columnMapping.mode", "none") != "none":
         raise InputError(f"{url}: its columns have other names in its files (column mapping); write the table anew")
     return TableVersion(table.version(), tuple(sorted(table.file_uris())))
-
-
-def _options() -> dict[str, str]:
-    """The settings that a store other than Amazon's needs; the others are in the environment."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
-    return {"AWS_ALLOW_HTTP": "true"} if endpoint.startswith("http://") else {}
 
 
 def _iceberg(url: str, version: int | None) -> TableVersion:
@@ -331,7 +313,9 @@ def _iceberg(url: str, version: int | None) -> TableVersion:
         raise InputError(f"{url}: deleted rows are still in its files; rewrite the data files of the table")
     if other := next((task.file.file_path for task in tasks if task.file.file_format != "PARQUET"), None):
         raise InputError(f"{url}: {other} is no Parquet; rewrite the table as Parquet")
-    return TableVersion(current.snapshot_id, tuple(sorted(_plain(task.file.file_path) for task in tasks)))
+    paths = (task.file.file_path for task in tasks)
+    local = (path.removeprefix("file://") if path.startswith("file:///") else path for path in paths)
+    return TableVersion(current.snapshot_id, tuple(sorted(local)))
 
 
 def _check_names(url: str, table: Any) -> None:
@@ -340,8 +324,8 @@ def _check_names(url: str, table: Any) -> None:
     ids: dict[str, int] = {}
     for schema in table.schemas().values():
         for column in schema.fields:
-            known, same = names.setdefault(column.field_id, column.name), ids.setdefault(column.name, column.field_id)
-            if (known, same) != (column.name, column.field_id):
+            name, number = names.setdefault(column.field_id, column.name), ids.setdefault(column.name, column.field_id)
+            if (name, number) != (column.name, column.field_id):
                 raise InputError(f"{url}: column {column.name!r} was renamed or replaced; rewrite the table")
 
 
@@ -351,8 +335,3 @@ def _newest_metadata(url: str) -> str:
     paths = storage.list_files(storage.join(url, "metadata", "*.metadata.json"))
     numbered = [(int(found[1]), path) for path in paths if (found := _METADATA.search(path))]
     return storage.absolute(max(numbered)[1])
-
-
-def _plain(path: str) -> str:
-    """A path as in lists of local files."""
-    return path.removeprefix("file://") if path.startswith("file:///") else path

@@ -57,11 +57,6 @@ def column_holds(
     return "text" if cols.is_text(kind) or pa.types.is_null(kind) else "value"
 
 
-def sources_of(mapping: ColumnMapping, features: Sequence[Feature]) -> set[str]:
-    """The columns that features are made from."""
-    return {mapping.source_of(feature.name) for feature in features}
-
-
 def numbers_of(mapping: ColumnMapping, features: Sequence[Feature]) -> set[str]:
     """The columns that are read as numbers, where a file has text only."""
     dates, side = mapping.date_features(), mapping.side().values()
@@ -90,12 +85,6 @@ def read_table(table: pa.Table, mapping: ColumnMapping, features: Sequence[Featu
     return build(Raw(batch, lines_N, RowTexts(batch, lines_N), [], 1.0))
 
 
-def _query_ids(rows: Examined, mapping: ColumnMapping) -> pa.StringArray:
-    """The query id of each row: of one column, or of several with a bar between them."""
-    parts = [rows.texts(name, required=True) for name in (mapping.query, *mapping.within)]
-    return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, "|")
-
-
 @dataclass(frozen=True)
 class ItemBlocks:
     """Turns a batch of items into a RowBlock."""
@@ -112,10 +101,11 @@ class ItemBlocks:
         mapping = self.mapping
         rows = self._joined(raw.rows)
         batch = rows.batch
+        ids = [rows.texts(name, required=True) for name in (mapping.query, *mapping.within)]
         block = RowBlock(
             file=self.url,
             lines_N=raw.lines_N,
-            query_ids_N=_query_ids(rows, mapping),
+            query_ids_N=ids[0] if len(ids) == 1 else pc.binary_join_element_wise(*ids, "|"),
             features_NF=self._features(rows),
             labels_N=self._labels(rows),
             period=path_value(self.url, mapping.period_column or "") or "",
@@ -144,17 +134,19 @@ class ItemBlocks:
 
     def _tokens(self, rows: Examined) -> dict[str, pa.Array]:
         """The tokens of rows; rows with bad ones are rejected."""
-        found: dict[str, pa.Array] = {}
-        if self.mapping.tokens is not None:
-            reader = TokenReader(self.mapping.tokens, self.encoding)
-            for field, text in self.mapping.tokens.fields().items():
-                column = rows.batch.column(text.column)
-                if cols.is_text(cols.value_type(column.type)):
-                    column = rows.texts(text.column)
-                columns, faults = reader.read(field, column, text)
-                rows.reject_each(faults, "bad_tokens")
-                found |= columns
-        return found
+        if self.mapping.tokens is None:
+            return {}
+        reader, tokens = TokenReader(self.mapping.tokens, self.encoding), dict[str, pa.Array]()
+        for field, text in self.mapping.tokens.fields().items():
+            columns, faults = reader.read(field, self._plain(rows, text.column), text)
+            rows.reject_each(faults, "bad_tokens")
+            tokens |= columns
+        return tokens
+
+    def _plain(self, rows: Examined, name: str) -> pa.Array:
+        """A column; if it has text, rows with what is not UTF-8 are rejected."""
+        column = rows.batch.column(name)
+        return rows.texts(name) if cols.is_text(cols.value_type(column.type)) else column
 
     def _labels(self, rows: Examined) -> NDArray[np.float32]:
         """The labels, NaN where there is none; rows whose value has no grade are rejected."""
@@ -169,34 +161,33 @@ class ItemBlocks:
             grades_N = np.searchsorted(np.array(grades, np.float32), labels_N, side="right").astype(np.float32)
             return np.where(np.isnan(labels_N), np.float32(np.nan), grades_N)
         # many tools write a column of integers as floats as soon as it has a null
-        found = pc.replace_substring_regex(rows.texts(name), r"^(-?\d+)\.0$", r"\1")
-        index_N = pc.index_in(found, pa.array(list(grades), pa.string()))
-        unknown_N = pc.and_(pc.is_valid(found), pc.is_null(index_N)).to_numpy(zero_copy_only=False)
+        values_N = pc.replace_substring_regex(rows.texts(name), r"^(-?\d+)\.0$", r"\1")
+        index_N = pc.index_in(values_N, pa.array(list(grades), pa.string()))
+        unknown_N = pc.and_(pc.is_valid(values_N), pc.is_null(index_N)).to_numpy(zero_copy_only=False)
         fault = f"has no grade ({', '.join(grades)} have one)"
         rows.reject(unknown_N, f"column {name!r} {fault}", "bad_label", column=name, fault=fault)
         return cols.float_column(pa.array(list(grades.values()), pa.float32()).take(index_N))
 
     def _dates(self, rows: Examined) -> dict[str, NDArray[np.float32]]:
         """The features of dates, NaN where there is none."""
-        mapping, found = self.mapping, {}
+        mapping, dates = self.mapping, {}
         time_N = rows.seconds(mapping.time, mapping.clock)[0] if mapping.dates and mapping.time else None
         for name, (column, part) in mapping.date_features().items():
             seconds_N, missing_N = rows.seconds(column, mapping.clock)
             values_N = part_of(part, seconds_N, time_N, mapping.clock)
-            found[name] = np.where(missing_N, np.nan, values_N).astype(np.float32)
-        return found
+            dates[name] = np.where(missing_N, np.nan, values_N).astype(np.float32)
+        return dates
 
     def _features(self, rows: Examined) -> NDArray[np.float32]:
         features_NF = np.empty((len(rows.batch), len(self.features)), np.float32)
         dates = self._dates(rows)
         for i, feature in enumerate(self.features):
-            column = pa.array(dates[feature.name]) if feature.name in dates else rows.batch.column(feature.name)
+            name = feature.name
             if feature.kind == "numeric":
-                features_NF[:, i] = cols.float_column(column)
-                continue
-            if cols.is_text(cols.value_type(column.type)):
-                column = rows.texts(feature.name)
-            features_NF[:, i] = self.encoders.setdefault(feature.name, CategoryEncoder()).encode(column)
+                features_NF[:, i] = dates[name] if name in dates else cols.float_column(rows.batch.column(name))
+            else:
+                column = pa.array(dates[name]) if name in dates else self._plain(rows, name)
+                features_NF[:, i] = self.encoders.setdefault(name, CategoryEncoder()).encode(column)
         return features_NF
 
 
@@ -276,14 +267,7 @@ class ItemRows(Source):
         table must have and has not; as `bad_tokens`: a row with a token that is no id of the vocabulary, or without a
         text that it must have. Partition columns in the path are ignored, except `period_column`.
 
-        Args:
-            url: The file.
-            features: The features of the first of several files; the others must have the same.
-            first: The name of that file, for errors.
-            encoders: Encoders by column, shared by the files of one data set so that collisions are counted once.
-            joined: Tables whose columns join the rows.
-            encoding: Makes tokens of texts; without it the tokens are texts, to train a tokenizer on.
-            batch_rows: The most rows of a block.
+        The other arguments are as for `open`; by default the file is the only one.
 
         Raises:
             InputError: the file is missing, empty or damaged; a column is missing, has a type that does not fit, or
@@ -291,12 +275,11 @@ class ItemRows(Source):
         """
         mapping, schema = self.columns, self.schema_of(url)
         whole = with_joined(schema, [table.join for table in joined], mapping.dialect, url)
-        found = resolve_features(whole, mapping, url)
-        if features is not None:
-            check_same_features(whole, found, features, mapping, url, first)
-        used, known = found if features is None else features, {} if encoders is None else encoders
-        build = ItemBlocks(url, mapping, used, known, joined, encoding)
-        wanted = {*mapping.named().values(), *mapping.meta, *sources_of(mapping, used)}
+        own = resolve_features(whole, mapping, url)
+        used = own if features is None else features
+        check_same_features(whole, own, used, mapping, url, first)
+        build = ItemBlocks(url, mapping, used, {} if encoders is None else encoders, joined, encoding)
+        wanted = {*mapping.named().values(), *mapping.meta, *map(mapping.source_of, (feature.name for feature in used))}
         wanted |= {*(mapping.tokens.columns if mapping.tokens else ())}
         wanted |= {name for table in joined for name in table.join.key}
         names = [name for name in schema.names if name in wanted]
@@ -307,7 +290,7 @@ class ItemRows(Source):
         """How a file has the columns that features are made of."""
         whole, own, form = self._whole(url), self.schema_of(url).names, self.form_of(url)
         numbers, keys = numbers_of(self.columns, features), {name for join in self.joins for name in join.key}
-        used = {*sources_of(self.columns, features), *keys, self.columns.time}
+        used = {*map(self.columns.source_of, (feature.name for feature in features)), *keys, self.columns.time}
         return RawColumns(
             rows=form,
             reads={
@@ -362,8 +345,8 @@ class ItemRows(Source):
                     f"fill: {pattern!r} is a category, and a missing one is a value of its own; leave it out"
                 )
             matching(pattern, [f for f in features if f.name not in categories], key="source.columns.fill")
-        found = {feature.name: self.columns.fill_of(feature) for feature in features}
-        return {name: value for name, value in found.items() if value is not None}
+        fills = ((feature.name, self.columns.fill_of(feature)) for feature in features)
+        return {name: value for name, value in fills if value is not None}
 
     def filled(self, fills: Mapping[str, float]) -> Self:
         """The source with the numbers that were found."""

@@ -109,21 +109,14 @@ def check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], wo
         raise InputError(f"{', '.join(entry.path for entry in config.inputs)}: no rows; check the paths and the format")
     if rejected > config.max_rejected * rows or not accounting.rows_kept:
         first = "; ".join(f"{r.file}:{r.line} {r.rule} ({r.found or repr(r.text[:40])})" for r in first_rejections)
-        sort = (
-            f"set {key}sort=true if the rows of a query do not lie together, "
-            if _is_scattered(accounting, work)
-            else ""
-        )
+        # query ids return in a log that is sorted by time and not by query
+        scattered = accounting.rules.get("returning_query") and not config.sort
+        sort = f"set {key}sort=true if the rows of a query do not lie together, " if scattered else ""
         raise InputError(
             f"{rejected:,} of {rows:,} rows rejected ({rejected / rows:.2%}), max_rejected is "
             f"{config.max_rejected:.2%}: {_by_rule(accounting)}; the first: {first}; all are in "
             f"{storage.join(work.out, QUARANTINE)}; {sort}mend the input or raise {key}max_rejected"
         )
-
-
-def _is_scattered(accounting: Accounting, work: UnitSettings) -> bool:
-    """Whether query ids returned, as they do in a log that is sorted by time and not by query."""
-    return bool(accounting.rules.get("returning_query")) and not work.config.sort
 
 
 def _by_rule(accounting: Accounting) -> str:

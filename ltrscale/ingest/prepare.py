@@ -43,7 +43,6 @@ from ltrscale.ingest.inputs import (
     fingerprints,
     input_fingerprints,
     list_inputs,
-    open_work,
 )
 from ltrscale.ingest.mapping import Fill
 from ltrscale.ingest.outcome import (
@@ -118,20 +117,16 @@ class RowsJob(PrepareJob):
     for_scoring: ClassVar = True
 
 
-def _silent(_: Mapping[str, object]) -> None:
-    """Ignore a report."""
-
-
 def is_prepared(out: str, origin: Mapping[str, Any]) -> bool:
     """Whether `prepare` with this origin (`made_by`) has made the data set or added to it; logs it if so."""
-    there = holds_inputs(out, origin)
-    if there:
+    done = holds_inputs(out, origin)
+    if done:
         log.info("prepare: %s is up to date, nothing to do", out)
-    return there
+    return done
 
 
 def prepare(
-    config: PrepareConfig, out: str, *, ray: bool = False, report: Report = _silent, for_scoring: bool = False
+    config: PrepareConfig, out: str, *, ray: bool = False, report: Report = lambda _: None, for_scoring: bool = False
 ) -> Dataset:
     """Make a data set directory at `out`, or add periods to it; readers see nothing of it until it is complete.
 
@@ -158,15 +153,16 @@ def prepare(
         return open_dataset(out)
     with storage.Commit(out) as commit, storage.scratch.directory() as folder:
         before = _before(config, out)
-        work = open_work(config, files, out, taken=before.manifest.periods if before else ())
+        work = UnitSettings(config, config.source.find_features(files), files[0], out)
         if before is not None:
-            work = replace(work, features=check_addable(before, work))
+            taken = frozenset(before.manifest.periods)
+            work = replace(work, features=check_addable(before, work), taken=taken)
         sizes = [storage.size(file.url) for file in files]
         first = next_unit(before.manifest) if before else 0
         units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
         work = replace(work, encoding=_encoding(work, units, before, commit, folder))
-        fills = find_fills(work, units, before)
-        work = replace(work, config=filled(config, fills))
+        source = config.source.filled(find_fills(work, units, before))
+        work = replace(work, config=config.replace(source=source))
         new, totals = _write(work, units, commit, folder, before, origin, ray=ray)
         check_rows(new.accounting, totals.first_rejections, work, key="" if for_scoring else "prepare.")
         check_expected(config.expect, new)
@@ -189,10 +185,8 @@ def _encoding(
         return None
     if before is not None:
         return encoding_of(before.url)
-    found = tokens.tokenizer.open(lambda: training_texts(work, units, tokens.tokenizer, folder))
-    if not found.content:
-        return found
-    return replace(found, vocabulary=put_vocabulary(found.vocabulary, found.content, commit))
+    new = tokens.tokenizer.open(lambda: training_texts(work, units, tokens.tokenizer, folder))
+    return replace(new, vocabulary=put_vocabulary(new.vocabulary, new.content, commit)) if new.content else new
 
 
 def _before(config: PrepareConfig, out: str) -> Dataset | None:
@@ -323,19 +317,14 @@ def find_fills(work: UnitSettings, units: Sequence[Unit], before: Dataset | None
     if before is not None:
         _check_same(before, wanted)
         return before.manifest.fills
-    found = {name: float(np.float32(value)) for name, value in wanted.items() if value != "median"}
-    return found | _medians([name for name, value in wanted.items() if value == "median"], work, units)
-
-
-def filled(config: PrepareConfig, fills: Mapping[str, float]) -> PrepareConfig:
-    """The config with the numbers that were found."""
-    return config.replace(source=config.source.filled(fills))
+    constants = {name: float(np.float32(value)) for name, value in wanted.items() if value != "median"}
+    return constants | _medians([name for name, value in wanted.items() if value == "median"], work, units)
 
 
 def _check_same(before: Dataset, wanted: Mapping[str, Fill]) -> None:
-    there = before.manifest.fills
-    for name in sorted(wanted.keys() | there.keys()):
-        ours, theirs = wanted.get(name), there.get(name)
+    fills = before.manifest.fills
+    for name in sorted(wanted.keys() | fills.keys()):
+        ours, theirs = wanted.get(name), fills.get(name)
         same = ours == "median" or (ours is not None and float(np.float32(ours)) == theirs)
         if (ours is None) != (theirs is None) or not same:
             says = "stay missing" if theirs is None else f"are {theirs:g}"
