@@ -266,9 +266,9 @@ def read_statistics(dataset: Dataset) -> CollectionStatistics:
 
 def _identities(block: GroupBlock) -> NDArray[np.uint64]:
     """A hash of each document: of its id, or of its tokens, which the leading NUL keeps apart from any id."""
+    if block.doc_ids_N is not None and not block.doc_ids_N.null_count:
+        return hash_ids(block.doc_ids_N.to_pylist())
     ids = [None] * block.n_documents if block.doc_ids_N is None else block.doc_ids_N.to_pylist()
-    if None not in ids:
-        return hash_ids(ids)
     contents = zip(*(lists.to_pylist() for lists in block.tokens_N.values()), strict=True)
     return hash_ids(f"\0{content}" if name is None else name for name, content in zip(ids, contents, strict=True))
 

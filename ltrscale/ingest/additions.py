@@ -71,10 +71,10 @@ def check_addable(before: Dataset, work: UnitSettings) -> tuple[Feature, ...]:
     if work.config.source.takes_any_order and set(features) == set(theirs):
         return theirs
     for i in range(max(len(features), len(theirs))):
-        ours, there = (_shown(which, i) for which in (features, theirs))
-        if ours != there:
+        new, old = (_shown(which, i) for which in (features, theirs))
+        if new != old:
             raise InputError(
-                f"{before.url}: feature {i + 1} of the inputs is {ours} where the data set has {there}; "
+                f"{before.url}: feature {i + 1} of the inputs is {new} where the data set has {old}; "
                 "prepare them with the same columns, or into another directory"
             )
     return theirs

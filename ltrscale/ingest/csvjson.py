@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -78,7 +78,9 @@ def csv_schema(url: str, dialect: Dialect) -> pa.Schema:
     lines = next(line_blocks(url, dialect.encoding), None)
     if lines is None:
         raise InputError(f"{url}: the file is empty; a CSV file begins with a line of column names")
-    names = _header(url, lines, dialect)
+    names = _fields(lines.text[: lines.ends_M[0]].removeprefix(b"\xef\xbb\xbf"), dialect)
+    if not names or not all(name.isprintable() for name in names):
+        raise InputError(f"{url}: line 1 is no line of column names in UTF-8; is this a CSV file with a header?")
     values: list[Counter[str]] = [Counter() for _ in names]
     for number in range(2, min(len(lines), SNIFFED_LINES) + 1):
         row = _fields(lines.text[lines.starts_M[number - 1] : lines.ends_M[number - 1]], dialect)
@@ -91,21 +93,14 @@ def csv_schema(url: str, dialect: Dialect) -> pa.Schema:
 
 def _csv_type(values: Counter[str], dialect: Dialect) -> pa.DataType:
     """The type of a column with these values, each with the number of times it occurs."""
-    found = {value: n for value, n in values.items() if value not in NULLS}
-    if not found:
+    stated = {value: n for value, n in values.items() if value not in NULLS}
+    if not stated:
         return pa.null()
-    if 2 * sum(n for value, n in found.items() if dialect.number(value)) > sum(found.values()):
+    if 2 * sum(n for value, n in stated.items() if dialect.number(value)) > sum(stated.values()):
         return pa.float64()
-    words = {value.lower() for value in found}
+    words = {value.lower() for value in stated}
     pairs = map(set, zip(_TRUE, _FALSE, strict=True))
     return pa.bool_() if words <= {"true", "false"} or words in pairs else pa.string()
-
-
-def _header(url: str, lines: Lines, dialect: Dialect) -> list[str]:
-    names = _fields(lines.text[: lines.ends_M[0]].removeprefix(b"\xef\xbb\xbf"), dialect)
-    if not names or not all(name.isprintable() for name in names):
-        raise InputError(f"{url}: line 1 is no line of column names in UTF-8; is this a CSV file with a header?")
-    return names
 
 
 def _fields(line: bytes, dialect: Dialect) -> list[str] | None:
@@ -158,11 +153,9 @@ class CsvReader(TextReader):
 
     dialect: Dialect
     header: ClassVar[bool] = True
-    _indices: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self._names = list(self.schema.names)
-        self._indices = [self._names.index(column) for column in self.columns]
 
     def _encoding(self) -> str:
         return self.dialect.encoding
@@ -187,8 +180,8 @@ class CsvReader(TextReader):
                 delimiter=self.dialect.delimiter, quote_char='"' if self.dialect.quotes else False
             ),
             convert_options=arrow_csv.ConvertOptions(
-                column_types=dict(zip(self._keys(), self._types(), strict=True)),
-                include_columns=self._keys(),
+                column_types=dict(self._kinds()),
+                include_columns=[key for key, _ in self._kinds()],
                 null_values=list(NULLS),
                 true_values=true,
                 false_values=false,
@@ -197,12 +190,9 @@ class CsvReader(TextReader):
             ),
         )
 
-    def _keys(self) -> list[str]:
-        """The columns' numbers, which stand for their names here, since names may repeat."""
-        return [str(i) for i in self._indices]
-
-    def _types(self) -> list[pa.DataType]:
-        return [self._type(column) for column in self.columns]
+    def _kinds(self) -> list[tuple[str, pa.DataType]]:
+        """The columns' types, by their numbers, which stand for their names here, since names may repeat."""
+        return [(str(self._names.index(column)), self._type(column)) for column in self.columns]
 
     def _type(self, column: str) -> pa.DataType:
         if column not in self.numbers:
@@ -211,7 +201,7 @@ class CsvReader(TextReader):
         return pa.bool_() if is_bool else pa.float32()
 
     def _empty(self) -> pa.Table:
-        return pa.schema(list(zip(self._keys(), self._types(), strict=True))).empty_table()
+        return pa.schema(self._kinds()).empty_table()
 
     def _query_of(self, line: bytes) -> str:
         row = _fields(line, self.dialect)
@@ -232,13 +222,10 @@ class CsvReader(TextReader):
 def booleans() -> tuple[list[str], list[str]]:
     """The fields that mean true, and those that mean false."""
     true, false = (
-        [digit, *(form for word in words for form in _cases(word))] for digit, words in (("1", _TRUE), ("0", _FALSE))
+        [digit, *(form for word in words for form in (word, word.upper(), word.capitalize()))]
+        for digit, words in (("1", _TRUE), ("0", _FALSE))
     )
     return true, false
-
-
-def _cases(word: str) -> tuple[str, str, str]:
-    return word, word.upper(), word.capitalize()
 
 
 def json_schema(url: str) -> pa.Schema:
@@ -273,20 +260,20 @@ _TYPES: dict[type, pa.DataType] = {
 }
 
 
-def _json_type(found: Counter[type]) -> pa.DataType:
-    if found[float]:
-        found[float] += found.pop(int, 0)
-    [(kind, n)] = found.most_common(1)
+def _json_type(counts: Counter[type]) -> pa.DataType:
+    if counts[float]:
+        counts[float] += counts.pop(int, 0)
+    [(kind, n)] = counts.most_common(1)
     return _TYPES[kind] if n else pa.null()
 
 
 def _object(line: bytes) -> dict[str, object]:
     """The object of a line, empty if there is none."""
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 @dataclass

@@ -6,6 +6,7 @@ Shapes: N rows.
 import re
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -35,18 +36,12 @@ def resolve_features(schema: pa.Schema, mapping: ColumnMapping, file: str) -> li
     found += [Feature(name=name) for name, (_, part) in parts.items() if part == "days_before"]
     found += [Feature(name=name, kind="categorical") for name in categorical]
     found += [Feature(name=name, kind="categorical") for name, (_, part) in parts.items() if part != "days_before"]
-    _require_features(schema, found, mapping, file)
-    return found
-
-
-def _require_features(schema: pa.Schema, features: Sequence[Feature], mapping: ColumnMapping, file: str) -> None:
-    """Check the columns that features are made from."""
-    dates = mapping.date_features()
-    for name in dates.keys() & {*schema.names}:
+    for name in parts.keys() & {*schema.names}:
         raise InputError(f"{file}: column {name!r} has the name of a feature of dates; rename it, or drop it there")
-    for feature in features:
-        use = "dates" if feature.name in dates else feature.kind
+    for feature in found:
+        use = "dates" if feature.name in parts else feature.kind
         require(schema, mapping.source_of(feature.name), use, file)
+    return found
 
 
 def resolve_groups(schema: pa.Schema, mapping: ListColumns, file: str) -> list[Feature]:
@@ -60,15 +55,11 @@ def resolve_groups(schema: pa.Schema, mapping: ListColumns, file: str) -> list[F
         for name in (*mapping.features, *mapping.categorical):
             if not named_columns(schema.names, [name]):
                 raise InputError(f"{file}: features: no column is named {name!r}; {_remedy(name, schema.names)}")
-        found = [
-            Feature(
-                name=name, kind="categorical" if name in named_columns(schema.names, mapping.categorical) else "numeric"
-            )
-            for name in mapping.feature_columns(schema)
-        ]
-        for feature in found:
-            require(schema, feature.name, f"list of {feature.kind} features", file)
-        return found
+        categorical = named_columns(schema.names, mapping.categorical)
+        names = mapping.feature_columns(schema)
+        for name in names:
+            require(schema, name, f"list of {_kind(name, categorical)} features", file)
+        return [Feature(name=name, kind=_kind(name, categorical)) for name in names]
     inner = require(schema, mapping.features[0], "features", file).value_type
     n = mapping.n_features or len(mapping.names) or (inner.list_size if pa.types.is_fixed_size_list(inner) else 0)
     if not n:
@@ -76,15 +67,19 @@ def resolve_groups(schema: pa.Schema, mapping: ListColumns, file: str) -> list[F
             f"{file}: column {mapping.features[0]!r}: its lists do not state the number of features; "
             "set n_features or names"
         )
-    names = mapping.names or tuple(str(i + 1) for i in range(n))
+    names = [*mapping.names] or [str(i + 1) for i in range(n)]
     for name in mapping.categorical:
         if name not in names:
             raise InputError(f"{file}: categorical: no feature is named {name!r}; {_remedy(name, names)}")
-    return [Feature(name=name, kind="categorical" if name in mapping.categorical else "numeric") for name in names]
+    return [Feature(name=name, kind=_kind(name, mapping.categorical)) for name in names]
+
+
+def _kind(name: str, categorical: Sequence[str]) -> Literal["numeric", "categorical"]:
+    return "categorical" if name in categorical else "numeric"
 
 
 def missing(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> list[str]:
-    """The columns that a mapping names, no patterns, and a file lacks: each with its use and the nearest name there."""
+    """The columns that a mapping names, no patterns, and a file lacks: each with its use and the nearest name."""
     uses = [(name, use) for use, name in mapping.named().items() if not _in_path(schema, use, name, file)]
     uses += [(name, "meta") for name in mapping.meta] + [(name, "feature") for name in mapping.features]
     uses += [(name, "tokens") for name in (mapping.tokens.columns if mapping.tokens else [])]
@@ -92,12 +87,12 @@ def missing(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) 
         uses += [(name, "dates") for name in mapping.dates]
     if isinstance(mapping, ColumnMapping) or not mapping.matrix:  # else these are features in the one column
         uses += [(name, "feature") for name in mapping.categorical]
-    found = []
+    lacking = []
     for name, use in uses:
         if not name.endswith("*") and name not in schema.names:
             near = nearest(name, schema.names, alike=0.7)
-            found.append(f"{name!r} ({use}{f', perhaps {near!r}' if near else ''})")
-    return found
+            lacking.append(f"{name!r} ({use}{f', perhaps {near!r}' if near else ''})")
+    return lacking
 
 
 def _in_path(schema: pa.Schema, use: str, name: str, file: str) -> bool:
@@ -141,11 +136,6 @@ def _require_named(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file
             require(schema, name, use, file)
     for name in mapping.meta:
         require(schema, name, "meta", file)
-    _require_texts(schema, mapping, file)
-
-
-def _require_texts(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> None:
-    """Check the columns that tokens are made from."""
     items = isinstance(mapping, ColumnMapping)
     for field, text in (mapping.tokens.fields() if mapping.tokens else {}).items():
         if text.lengths is not None:
@@ -166,14 +156,10 @@ def _chosen(schema: pa.Schema, mapping: ColumnMapping, patterns: Sequence[str], 
             raise InputError(f"{file}: {use}: no column is named {pattern!r}; {_remedy(pattern, schema.names)}")
         if pattern == "*":
             taken |= {*mapping.meta}
-            matched = [n for n in matched if _is_numeric(schema, n)]
+            types = {n: schema.field(schema.get_all_field_indices(n)[0]).type for n in matched}
+            # no columns that are all null, which a cast would take for numbers
+            matched = [n for n, kind in types.items() if cols.is_number(kind) and not pa.types.is_null(kind)]
         yield from (name for name in matched if name == pattern or name not in {*taken, *patterns})
-
-
-def _is_numeric(schema: pa.Schema, name: str) -> bool:
-    """Whether a column holds numbers and is not all null."""
-    kind = schema.field(schema.get_all_field_indices(name)[0]).type
-    return cols.is_number(kind) and not pa.types.is_null(kind)
 
 
 def _is_single(kind: pa.DataType) -> bool:
@@ -184,31 +170,30 @@ def _list_of(test: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], boo
     return lambda kind: cols.is_list(kind) and test(cols.value_type(kind.value_type))
 
 
-def _is_features(kind: pa.DataType) -> bool:
-    return _list_of(cols.is_number)(kind) or _list_of(_list_of(cols.is_number))(kind)
+def _is_text(kind: pa.DataType) -> bool:
+    return _is_single(kind) or _NUMBERS[0](kind)
 
 
-_FITS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
-    "query": (cols.is_id, "text or whole numbers"),
-    "item": (cols.is_id, "text or whole numbers"),
-    "period_column": (cols.is_id, "text or whole numbers"),
+_Fit = tuple[Callable[[pa.DataType], bool], str]
+_ID: _Fit = cols.is_id, "text or whole numbers"
+_TIMES: _Fit = is_time, "time stamps, dates, seconds since 1970 or text"
+_NUMBERS: _Fit = _list_of(cols.is_number), "lists of numbers"
+_FITS: dict[str, _Fit] = {
+    **dict.fromkeys(("query", "item", "period_column"), _ID),
     "graded label": (cols.is_id, "text or numbers"),
-    "time": (is_time, "time stamps, dates, seconds since 1970 or text"),
-    "dates": (is_time, "time stamps, dates, seconds since 1970 or text"),
+    **dict.fromkeys(("time", "dates"), _TIMES),
     "categorical": (_is_single, "single values"),
     "meta": (lambda _: True, "anything"),
-    "features": (_is_features, "lists of numbers, or lists of such lists"),
-    "labels": (_list_of(cols.is_number), "lists of numbers"),
+    "features": (
+        lambda kind: _NUMBERS[0](kind) or _list_of(_NUMBERS[0])(kind),
+        "lists of numbers, or lists of such lists",
+    ),
     "docs": (_list_of(cols.is_id), "lists of text or of whole numbers"),
-    "list of positions": (_list_of(cols.is_number), "lists of numbers"),
-    "list of clicks": (_list_of(cols.is_number), "lists of numbers"),
-    "list of weights": (_list_of(cols.is_number), "lists of numbers"),
-    "list of gains": (_list_of(cols.is_number), "lists of numbers"),
-    "text": (lambda kind: _is_single(kind) or _list_of(cols.is_number)(kind), "text or lists of token ids"),
-    "texts of documents": (_list_of(lambda kind: _is_single(kind) or _list_of(cols.is_number)(kind)), "lists of these"),
-    "token ids": (_list_of(cols.is_number), "lists of token ids"),
-    "lengths of tokens": (_list_of(cols.is_number), "lists of numbers"),
-    "list of numeric features": (_list_of(cols.is_number), "lists of numbers"),
+    **dict.fromkeys(("labels", "lengths of tokens", "list of numeric features"), _NUMBERS),
+    **dict.fromkeys((f"list of {name}" for name in ("positions", "clicks", "weights", "gains")), _NUMBERS),
+    "text": (_is_text, "text or lists of token ids"),
+    "texts of documents": (_list_of(_is_text), "lists of these"),
+    "token ids": (_NUMBERS[0], "lists of token ids"),
     "list of categorical features": (_list_of(_is_single), "lists of single values"),
 }
 
@@ -261,11 +246,11 @@ class Examined:
     ) -> None:
         """Record a fault of some rows, the column whose values show it, and perhaps the fault of a value in words."""
         for i in np.flatnonzero(bad_N & ~self.bad_N).tolist():
-            found = reason
+            shown = reason
             if column is not None:
                 value = repr(plain_value(self.batch.column(column)[i]))
-                found = f"{value} {fault}" if fault else f"{reason} ({value})"
-            self._findings[i] = rule, reason, found
+                shown = f"{value} {fault}" if fault else f"{reason} ({value})"
+            self._findings[i] = rule, reason, shown
         self.bad_N |= bad_N
 
     def reject_each(self, faults: Mapping[int, str], rule: Rule) -> None:
@@ -304,12 +289,12 @@ class Examined:
 
     def meta(self, names: Sequence[str]) -> dict[str, pa.Array]:
         """Columns of groups, unchanged, by their names in the data set."""
-        found = {}
+        columns = {}
         for name in names:
             column = cols.without_dictionary(self.batch.column(name))
             key = f"meta_{name.removeprefix('meta_')}"  # a data set that is read again keeps its columns' names
-            found[key] = self.texts(name) if cols.is_text(column.type) else column
-        return found
+            columns[key] = self.texts(name) if cols.is_text(column.type) else column
+        return columns
 
     def rejections(
         self,
@@ -323,7 +308,6 @@ class Examined:
         for i in np.flatnonzero(self.bad_N).tolist():
             rule, reason, found = self._findings[i]
             line, rows = int(lines_N[i]), 1 if rows_N is None else int(rows_N[i])
-            shown = f"{reason}: {texts(line)}"[:TEXT_LENGTH]
-            query = query_ids_N[i].as_py() or ""
-            rejected.append(Rejection(self.file, line, rule, shown, query, rows, found))
+            text, query = f"{reason}: {texts(line)}"[:TEXT_LENGTH], query_ids_N[i].as_py() or ""
+            rejected.append(Rejection(self.file, line, rule, text, query, rows, found))
         return rejected

@@ -78,7 +78,10 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
 
     query = chosen("query", roles.queries([*left.values()], seen) if "query" not in known else ())
     if query is None:
-        raise InputError(f"{where}: {_no_query(roles.queries(columns, seen), columns)}")
+        best = max(roles.queries(columns, seen), key=lambda each: each.score, default=None)
+        near = f"; {best.name} is the nearest, but {best.reasons[-1]}" if best and best.reasons else ""
+        remedy = f"name it, as --set query={best.name if best else columns[0].name}"
+        raise InputError(f"{where}: no column looks like a query's id{near}; {remedy}")
     within = () if "query" in known else roles.within(query, [*left.values()], seen)
     if within:
         names = f"rows of {query.name} stand together by {', '.join(column.name for column in within)}"
@@ -92,45 +95,34 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
     positions = chosen("positions", roles.positions([*left.values()], key, seen))
     outcomes = _outcomes(left, label, seen)
     gain = _gain(left, label, seen)
-    clicks = next((each for each in [label, *left.values()] if each and _counts_clicks(each)), None)
+    counts = [each for each in [label, *left.values()] if each and each.numeric and each.least >= 0]
+    clicks = next((each for each in counts if roles.has_pattern(each, _CLICKED)), None)
     taken = Guess(query, within, item, label, gain, clicks, time, positions, choices=choices)
     return _with_rest(taken, [column for column in left.values() if column is not gain], outcomes, key, seen)
 
 
-def _no_query(candidates: Sequence[Candidate], columns: Sequence[LogColumn]) -> str:
-    best = max(candidates, key=lambda each: each.score, default=None)
-    near = f"; {best.name} is the nearest, but {best.reasons[-1]}" if best and best.reasons else ""
-    return f"no column looks like a query's id{near}; name it, as --set query={best.name if best else columns[0].name}"
-
-
 def _combined(query: LogColumn, within: Sequence[LogColumn], seen: Structure) -> tuple[LogColumn, Structure]:
     """The query's column and the structure; a column for all that make its id, where these are several."""
-    if query.name not in seen:
-        return query, seen
-    if not within:
+    if query.name not in seen or not within:
         return query, seen
     names = [column.name for column in within]
     key = replace(query, name=" ".join([query.name, *names]))
     return key, replace(seen, codes={**seen.codes, key.name: seen.joined(query.name, names)})
 
 
-def _counts_clicks(column: LogColumn) -> bool:
-    return column.numeric and column.least >= 0 and roles.has_pattern(column, _CLICKED)
-
-
 def _outcomes(left: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure) -> dict[str, str]:
     """The columns that say what came of a list, with the reason."""
-    found = {
-        name: "another label: it would give the answer away" for name, each in left.items() if roles.is_label(each)
-    }
+    outcomes = dict.fromkeys(
+        (name for name, each in left.items() if roles.is_label(each)), "another label: it would give the answer away"
+    )
     if label is None or not label.numeric or label.name not in seen:
-        return found
+        return outcomes
     rare = (seen.numbers(label.name) > 0).mean() < 0.5  # else a count of few zeros would do
     for name, column in left.items() if rare else ():
         quantity = column.numeric and name in seen and column.least >= 0 and not roles.names_one(column)
         if quantity and _follows(seen.numbers(name), seen.numbers(label.name)):
-            found.setdefault(name, f"0 wherever {label.name} is 0: it would give the answer away")
-    return found
+            outcomes.setdefault(name, f"0 wherever {label.name} is 0: it would give the answer away")
+    return outcomes
 
 
 def _follows(value_N: NDArray[np.float64], label_N: NDArray[np.float64]) -> bool:
@@ -142,13 +134,13 @@ def _follows(value_N: NDArray[np.float64], label_N: NDArray[np.float64]) -> bool
 
 def _gain(left: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure) -> LogColumn | None:
     """What a document brought, by its name; it has brought nothing where the label is 0."""
-    named = [
-        each for each in left.values() if each.numeric and each.least >= 0 and roles.has_pattern(each, roles.WORTH)
-    ]
-    named = [each for each in named if roles.is_label(each) and each.name in seen]
-    if label is not None and label.numeric:
+    if label is None:
+        return None
+    named = [each for each in left.values() if roles.has_pattern(each, roles.WORTH) and roles.is_label(each)]
+    named = [each for each in named if each.numeric and each.least >= 0 and each.name in seen]
+    if label.numeric:
         named = [each for each in named if _follows(seen.numbers(each.name), seen.numbers(label.name))]
-    return named[0] if named and label is not None else None
+    return named[0] if named else None
 
 
 def _with_rest(

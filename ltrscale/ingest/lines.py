@@ -158,9 +158,13 @@ def _gunzip(url: str, chunks: Iterable[bytes], size: int) -> Iterator[tuple[byte
             written += len(text)
             chunk = decoder.unconsumed_tail or decoder.unused_data  # the rest of this member, or the next one
             yield text, read - len(chunk)
+    _check_ended(url, "gzip", decoder, read, written)
+
+
+def _check_ended(url: str, what: str, decoder: "zlib._Decompress | lzma.LZMADecompressor", read: int, n: int) -> None:
     if not decoder.eof:
         raise InputError(
-            f"{url}: gzip data ends too early, at byte {read} of the file, {written} bytes of text came before; "
+            f"{url}: {what} data ends too early, at byte {read} of the file, {n} bytes of text came before; "
             "copy or compress the file again"
         )
 
@@ -184,11 +188,7 @@ def _unxz(url: str, chunks: Iterable[bytes], size: int) -> Iterator[tuple[bytes,
             written += len(text)
             yield text, read
             chunk = decoder.unused_data if decoder.eof else b""
-    if not decoder.eof:
-        raise InputError(
-            f"{url}: xz data ends too early, at byte {read} of the file, {written} bytes of text came before; "
-            "copy or compress the file again"
-        )
+    _check_ended(url, "xz", decoder, read, written)
 
 
 SNIFFED_LINES = 1000
@@ -226,7 +226,7 @@ class Lines(LineTexts):
 
     def __call__(self, line: int) -> str:
         """The text of one line."""
-        return shown_line(self.text[self.starts_M[line - self.first] : self.ends_M[line - self.first]])
+        return shown_line(self.bytes_of(line - self.first))
 
     def bytes_of(self, index: int) -> bytes:
         """One line of the block, by its index there."""
@@ -235,8 +235,7 @@ class Lines(LineTexts):
     def blank_M(self) -> NDArray[np.bool_]:
         """Lines without any text; they are no rows."""
         lengths_M = self.ends_M - self.starts_M
-        blank_M: NDArray[np.bool_] = (lengths_M == 0) | ((lengths_M == 1) & (self.text_U8[self.starts_M] == _RETURN))
-        return blank_M
+        return np.asarray((lengths_M == 0) | ((lengths_M == 1) & (self.text_U8[self.starts_M] == _RETURN)))
 
 
 def line_blocks(url: str, encoding: str = UTF8) -> Iterator[Lines]:

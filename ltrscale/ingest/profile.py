@@ -91,11 +91,10 @@ def dialect_of(url: str) -> Dialect:
     header = piece.text.partition(b"\n")[0].decode(encoding, errors="replace")
     usual = "\t" if ".tsv" in url else ","
     delimiter = max((usual, ",", ";", "\t", "|"), key=header.count)
-    found = Dialect(delimiter, ".", encoding)
-    if delimiter != ",":
-        marks = {mark: Dialect(delimiter, mark, encoding) for mark in ".,"}
-        found = max(marks.values(), key=lambda form: _numbers(read_schema(url, form)))
-    return found
+    if delimiter == ",":
+        return Dialect(delimiter, ".", encoding)
+    marks = [Dialect(delimiter, mark, encoding) for mark in ".,"]
+    return max(marks, key=lambda form: sum(map(pa.types.is_floating, read_schema(url, form).types)))
 
 
 def _encoding(text: bytes) -> str:
@@ -106,10 +105,6 @@ def _encoding(text: bytes) -> str:
     except UnicodeDecodeError:
         return "cp1252"
     return UTF8
-
-
-def _numbers(schema: pa.Schema) -> int:
-    return sum(pa.types.is_floating(kind) for kind in schema.types)
 
 
 def first_columns(urls: Sequence[str], dialect: Dialect, rows: int) -> list[LogColumn]:
@@ -171,7 +166,13 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
         return LogColumn(name, kind, len(values), 0.0, 0, False, 0.0, 0.0, 0.0, (), ())
     counted = values.drop_null().value_counts()
     known, counts_V = counted.field("values"), counted.field("counts").to_numpy()
-    numbers_V = _values(known, dialect) if cols.is_number(kind) else np.zeros(0)
+    if not cols.is_number(kind):
+        numbers_V = np.zeros(0)
+    elif cols.is_text(known.type):
+        texts = known.to_pylist()
+        numbers_V = np.array([dialect.value(text) if dialect.number(text) else np.nan for text in texts])
+    else:
+        numbers_V = known.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     bad_V = np.zeros(len(known), bool)
     if len(numbers_V) and not pa.types.is_boolean(kind):
         bad_V = ~np.isfinite(numbers_V)
@@ -199,14 +200,6 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
     )
 
 
-def _values(known: pa.Array, dialect: Dialect) -> NDArray[np.float64]:
-    """The numbers of a column's distinct values, NaN for what is none."""
-    if not cols.is_text(known.type):
-        values_V: NDArray[np.float64] = known.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        return values_V
-    return np.array([dialect.value(text) if dialect.number(text) else np.nan for text in known.to_pylist()])
-
-
 def _readable(kind: pa.DataType) -> bool:
     return cols.is_text(kind) or cols.is_number(kind)
 
@@ -220,7 +213,8 @@ def _times(
     """
     tried, formats = known.slice(0, _TRIED), []
     if len(tried) and (_readable(kind) or _is_stamp(kind)):
-        shares = {form: _share_of_times(tried, kind, form) for form in _forms_of(kind)}
+        forms = (ISO,) if _is_stamp(kind) else (ISO, _DIGITS) if cols.is_number(kind) else _FORMATS
+        shares = {form: _share_of_times(tried, kind, form) for form in forms}
         formats = sorted((form for form, share in shares.items() if share >= 1 - _STRAY), key=lambda f: -shares[f])
     if not formats:
         return (), np.zeros(0, np.int64), bad_V
@@ -230,12 +224,6 @@ def _times(
 
 def _is_stamp(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
-
-
-def _forms_of(kind: pa.DataType) -> tuple[str, ...]:
-    if _is_stamp(kind):
-        return (ISO,)
-    return (ISO, _DIGITS) if cols.is_number(kind) else _FORMATS
 
 
 def _share_of_times(values: pa.Array, kind: pa.DataType, form: str) -> float:
@@ -281,7 +269,13 @@ class KeyLists:
         distinct = int(np.count_nonzero(lengths_V))
         runs = 1 + int(np.count_nonzero(np.diff(known_N))) if n else 0
         together = (n - runs) / (n - distinct) if n > distinct else 0.0
-        return cls(*_sample(codes_N), distinct, float(lengths_V[lengths_V > 1].sum() / max(n, 1)), together, runs)
+        # whole lists of a sample of the values, list by list
+        every = -(-len(codes_N) // _SAMPLED) or 1
+        rows = np.flatnonzero((codes_N >= 0) & (codes_N % every == 0))
+        rows_L = rows[np.argsort(codes_N[rows], kind="stable")]
+        starts_Q = np.flatnonzero(np.diff(codes_N[rows_L], prepend=-1))
+        paired = float(lengths_V[lengths_V > 1].sum() / max(n, 1))
+        return cls(rows_L, starts_Q, distinct, paired, together, runs)
 
     def constant(self, codes_N: ValueCodes) -> float:
         """Share of the lists with several rows in which a column has a single value."""
@@ -295,13 +289,12 @@ class KeyLists:
 
     def having(self, true_N: NDArray[np.bool_]) -> NDArray[np.int64]:
         """The number of rows of each list for which something holds."""
-        counts_Q: NDArray[np.int64] = np.add.reduceat(true_N[self.rows_L].astype(np.int64), self.starts_Q)
-        return counts_Q
+        return np.asarray(np.add.reduceat(true_N[self.rows_L].astype(np.int64), self.starts_Q))
 
     def repeats(self, codes_N: ValueCodes) -> float:
         """Share of the rows with a value that another row of their list has had."""
         codes_L = codes_N[self.rows_L]
-        list_L = np.repeat(np.arange(len(self.starts_Q)), np.diff([*self.starts_Q, len(self.rows_L)]))
+        list_L = np.repeat(np.arange(len(self.starts_Q)), self._lengths_Q)
         known_L = codes_L >= 0
         if not known_L.any():
             return 0.0
@@ -313,16 +306,11 @@ class KeyLists:
         if not len(values_L):
             return values_L, values_L, values_L > 0
         ends = np.minimum.reduceat(values_L, self.starts_Q), np.maximum.reduceat(values_L, self.starts_Q)
-        return *ends, np.diff([*self.starts_Q, len(self.rows_L)]) > 1
+        return *ends, self._lengths_Q > 1
 
-
-def _sample(codes_N: ValueCodes) -> tuple[ValueCodes, ValueCodes]:
-    """The rows of whole lists, sorted by list, and where each list starts."""
-    every = -(-len(codes_N) // _SAMPLED) or 1
-    rows = np.flatnonzero((codes_N >= 0) & (codes_N % every == 0))
-    rows_L = rows[np.argsort(codes_N[rows], kind="stable")]
-    starts = np.flatnonzero(np.diff(codes_N[rows_L], prepend=-1))
-    return rows_L, starts
+    @property
+    def _lengths_Q(self) -> ValueCodes:
+        return np.diff([*self.starts_Q, len(self.rows_L)])
 
 
 @dataclass(frozen=True)
@@ -353,20 +341,18 @@ class Structure:
         """A column as numbers, by row; NaN for what is none."""
         values = self.values[name]
         if cols.is_text(values.type):
-            found_V = np.array([self.dialect.value(text) for text in values.to_pylist()])
+            numbers_V = np.array([self.dialect.value(text) for text in values.to_pylist()])
         else:
-            found_V = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        found_N: NDArray[np.float64] = np.append(found_V, np.nan)[self.codes[name]]
-        return found_N
+            numbers_V = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        return np.asarray(np.append(numbers_V, np.nan)[self.codes[name]], np.float64)
 
     def seconds(self, column: LogColumn) -> ValueCodes:
         """A column of times in seconds since 1970, by row, 0 for what is none."""
         seconds_V, _ = instants(self.values[column.name], Clock(formats=column.formats[:1]))
-        seconds_N: ValueCodes = np.append(seconds_V, 0)[self.codes[column.name]]
-        return seconds_N
+        return np.asarray(np.append(seconds_V, 0)[self.codes[column.name]])
 
     def decides(self, name: str, other: str) -> bool:
-        """Whether each value of a column always has the same value of another one; a few slips do not count."""
+        """Whether each value of a column always has the same value of another; a few slips do not count."""
         codes_N, other_N = self.codes[name], self.codes[other]
         lists = self.lists(name)
         return len(lists.rows_L) > len(lists.starts_Q) and lists.constant(other_N) > 0.97 and codes_N is not other_N

@@ -224,7 +224,6 @@ class Joined:
     """A table in memory: its keys sorted by hash, and the columns that join."""
 
     join: Join
-    name: str
     hashes_K: NDArray[np.uint64]
     keys_K: pa.Array
     columns: dict[str, pa.Array]
@@ -232,33 +231,26 @@ class Joined:
     def __call__(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.bool_], list[str]]:
         """The rows with the columns joined, those to reject, and the key of every row."""
         keys_N = _keys([rows.column(name) for name in self.join.key])
-        place_N, there_N = self._find(keys_N)
-        index_N = pa.array(place_N, mask=~there_N)
+        place_N, matched_N = self._find(keys_N)
+        index_N = pa.array(place_N, mask=~matched_N)
         for name, column in self.columns.items():
             values = column.take(index_N)
             if name in self.join.fill:
                 filled = pa.scalar(self.join.fill[name]).cast(column.type)
-                values = pc.if_else(pa.array(there_N), values, filled)
+                values = pc.if_else(pa.array(matched_N), values, filled)
             rows = rows.append_column(name, values)
-        match self.join.rows:
-            case "matched":
-                return rows, ~there_N, keys_N.to_pylist()
-            case "unmatched":
-                return rows, there_N, keys_N.to_pylist()
-            case "all":
-                return rows, np.zeros(len(rows), bool), keys_N.to_pylist()
+        bad_N = {"matched": ~matched_N, "unmatched": matched_N, "all": np.zeros(len(rows), bool)}[self.join.rows]
+        return rows, bad_N, keys_N.to_pylist()
 
     def _find(self, keys_N: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The row of each key in the table, and whether the table has the key."""
-        if not len(self.hashes_K):
-            return np.zeros(len(keys_N), np.int64), np.zeros(len(keys_N), bool)
         coded = keys_N.dictionary_encode()
+        if not len(self.hashes_K) or not len(coded.dictionary):
+            return np.zeros(len(keys_N), np.int64), np.zeros(len(keys_N), bool)
         hashes = hash_ids(coded.dictionary.to_pylist())
         place = np.minimum(np.searchsorted(self.hashes_K, hashes), len(self.hashes_K) - 1)
         same = pc.equal(self.keys_K.take(pa.array(place)), coded.dictionary).to_numpy(zero_copy_only=False)
         index_N = coded.indices.fill_null(0).to_numpy()
-        if not len(place):
-            return np.zeros(len(keys_N), np.int64), np.zeros(len(keys_N), bool)
         valid_N = keys_N.is_valid().to_numpy(zero_copy_only=False)
         return place[index_N], same[index_N] & valid_N
 
@@ -267,8 +259,7 @@ def fault(joined: Joined, key: str | None) -> str:
     """Why a row with this key is rejected."""
     names = ", ".join(joined.join.key)
     shown = "no value" if key is None else repr(key.replace(_BETWEEN, ", "))
-    there = "is" if joined.join.rows == "unmatched" else "is not"
-    return f"{names} {shown} {there} in {joined.name}"
+    return f"{names} {shown} {'is' if joined.join.rows == 'unmatched' else 'is not'} in {joined.join.path}"
 
 
 def with_joined(schema: pa.Schema, joins: Sequence[Join], dialect: Callable[[str], Dialect], file: str) -> pa.Schema:
@@ -282,12 +273,11 @@ def with_joined(schema: pa.Schema, joins: Sequence[Join], dialect: Callable[[str
             if name not in schema.names:
                 near = suggestion(name, schema.names, "its columns are")
                 raise InputError(f"{file}: no column {name!r}, which joins {join.path}; {near}")
-        url = storage.list_files(join.path)[0]
-        there = _schema(join, url, dialect)
+        table = _schema(join, storage.list_files(join.path)[0], dialect)
         for name, column in join.columns.items():
             if name in schema.names:
                 raise InputError(f"{file}: column {name!r} is there already; join that of {join.path} by a new name")
-            schema = schema.append(pa.field(name, there.field(column).type))
+            schema = schema.append(pa.field(name, table.field(column).type))
     return schema
 
 
@@ -324,7 +314,7 @@ def load_table(join: Join, dialect: Callable[[str], Dialect]) -> Joined:
             f"{join.path}: {', '.join(join.key.values())} {key!r} is there twice; keep one row of each key"
         )
     arrays = {name: pa.concat_arrays(parts).take(pa.array(order_K)) for name, parts in columns.items() if parts}
-    return Joined(join, join.path, hashes_K[order_K], sorted_K, arrays)
+    return Joined(join, hashes_K[order_K], sorted_K, arrays)
 
 
 def _schema(join: Join, url: str, dialect: Callable[[str], Dialect]) -> pa.Schema:

@@ -25,7 +25,7 @@ from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.tokens import LISTS, NAME, SPECIAL, Owner, Special, TokenField, Vocabulary
 from ltrscale.errors import InputError
-from ltrscale.ingest.lines import UTF8, read_lines
+from ltrscale.ingest.lines import read_lines
 
 _WORDS: dict[Special, str] = {name: f"[{name.upper()}]" for name in SPECIAL}
 _BATCH = 1 << 12
@@ -47,12 +47,11 @@ class Encoding:
     def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The ids of all texts, end to end, and the number of ids of each; special tokens are not added."""
         tokenizer = _library().Tokenizer.from_buffer(self.content)
-        found = (
+        lists = [
             encoded.ids
             for start in range(0, len(texts), _BATCH)
             for encoded in tokenizer.encode_batch_fast(list(texts[start : start + _BATCH]), add_special_tokens=False)
-        )
-        lists = list(found)
+        ]
         lengths = np.fromiter(map(len, lists), np.int64, len(lists))
         return np.fromiter(chain.from_iterable(lists), np.int64, int(lengths.sum())), lengths
 
@@ -98,8 +97,12 @@ class ReadyIds(Tokenizer):
     """Ids of special tokens (pad, unk, cls, sep, mask) among them; those not named get new ids from `size` on."""
 
     def open(self, texts: TextSource) -> Encoding:  # noqa: ARG002
-        """A vocabulary alone."""
-        return Encoding(_numbered(self.size, self.special))
+        """A vocabulary alone; special tokens that have no id get those from `size` on."""
+        if bad := [f"{name}: {i}" for name, i in self.special.items() if not 0 <= i < self.size]:
+            raise InputError(f"tokenizer.special: {bad[0]} is not below size {self.size}; leave it out for a new id")
+        new = [name for name in SPECIAL if name not in self.special]
+        special = {**self.special, **{name: self.size + i for i, name in enumerate(new)}}
+        return Encoding(Vocabulary(size=self.size + len(new), special=special))
 
     def limit(self, vocabulary: Vocabulary) -> int:  # noqa: ARG002
         """Special tokens that got new ids are not in the input."""
@@ -122,7 +125,12 @@ class WordPieces(Tokenizer):
 
     def open(self, texts: TextSource) -> Encoding:  # noqa: ARG002
         """BERT's tokenizer with these pieces."""
-        words = _words(self.path)
+        content = b"".join(block for block, _ in read_lines(storage.absolute(self.path), size=1 << 22))
+        try:
+            words = content.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
+        except UnicodeDecodeError as error:
+            what = f"no text in UTF-8 ({error}); name a file with one word piece per line"
+            raise InputError(f"{self.path}: {what}") from error
         return _encoding(_bert({word: i for i, word in enumerate(words)}, self.lowercase), self.path)
 
 
@@ -144,8 +152,20 @@ class TrainedPieces(Tokenizer):
         return self.periods
 
     def open(self, texts: TextSource) -> Encoding:
-        """BERT's tokenizer with pieces that are learnt now."""
-        return _trained(self, texts)
+        """BERT's tokenizer with pieces that are learnt now, the same ones each time.
+
+        The library counts letters in an order that changes from run to run, and numbers pieces in that order. So a
+        first pass only finds the letters, and a second one begins with them in sorted order.
+        """
+        words = list(_WORDS.values())
+        letters = sorted(set(_learnt(words, 0, self.lowercase, texts())) - {*words})
+        if not letters:
+            periods = ", ".join(self.periods)
+            raise InputError(f"tokenizer.periods: {periods} have no text to train on; name periods of the inputs")
+        if len(words) + len(letters) >= self.size:
+            raise InputError(f"tokenizer.size: the texts have {len(letters):,} different letters; raise it above these")
+        pieces = _learnt(words + letters, self.size, self.lowercase, texts())
+        return _encoding(_bert(pieces, self.lowercase), "the trained tokenizer")
 
 
 class KnownTokenizer(Tokenizer):
@@ -162,9 +182,15 @@ class KnownTokenizer(Tokenizer):
 
     def open(self, texts: TextSource) -> Encoding:  # noqa: ARG002
         """That tokenizer."""
-        if self.path.endswith(".json"):
-            return _encoding(_parsed(storage.read_bytes(self.path), self.path), self.path)
-        return encoding_of(self.path)
+        if not self.path.endswith(".json"):
+            return encoding_of(self.path)
+        library, content = _library(), storage.read_bytes(self.path)
+        try:
+            tokenizer = library.Tokenizer.from_buffer(content)
+        except Exception as error:  # the library raises no narrower class
+            what = f"no tokenizer of the library tokenizers ({error}); name a tokenizer.json"
+            raise InputError(f"{self.path}: {what}") from error
+        return _encoding(tokenizer, self.path)
 
 
 TokenizerConfig = Annotated[ReadyIds | WordPieces | TrainedPieces | KnownTokenizer, Field(discriminator="kind")]
@@ -183,40 +209,6 @@ def encoding_of(url: str) -> Encoding:
         return Encoding(vocabulary)
     manifest = storage.read_manifest(url) or {}
     return Encoding(vocabulary, storage.read_verified(url, vocabulary.path, manifest))
-
-
-def _numbered(size: int, special: dict[Special, int]) -> Vocabulary:
-    """A vocabulary of ids; special tokens that have none get the ids from `size` on."""
-    if bad := [f"{name}: {i}" for name, i in special.items() if not 0 <= i < size]:
-        raise InputError(f"tokenizer.special: {bad[0]} is not below size {size}; leave it out for a new id")
-    new = [name for name in SPECIAL if name not in special]
-    return Vocabulary(size=size + len(new), special={**special, **{name: size + i for i, name in enumerate(new)}})
-
-
-def _words(path: str) -> list[str]:
-    text = b"".join(block for block, _ in read_lines(storage.absolute(path), size=1 << 22, encoding=UTF8))
-    try:
-        return text.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: no text in UTF-8 ({error}); name a file with one word piece per line") from error
-
-
-def _trained(config: TrainedPieces, texts: TextSource) -> Encoding:
-    """Word pieces learnt from texts, the same ones each time.
-
-    The library counts letters in an order that changes from run to run, and numbers pieces in that order. So a first
-    pass only finds the letters, and a second one begins with them in sorted order.
-    """
-    words = list(_WORDS.values())
-    letters = sorted(set(_learnt(words, 0, config.lowercase, texts())) - {*words})
-    if not letters:
-        raise InputError(
-            f"tokenizer.periods: {', '.join(config.periods)} have no text to train on; name periods of the inputs"
-        )
-    if len(words) + len(letters) >= config.size:
-        raise InputError(f"tokenizer.size: the texts have {len(letters):,} different letters; raise it above these")
-    pieces = _learnt(words + letters, config.size, config.lowercase, texts())
-    return _encoding(_bert(pieces, config.lowercase), "the trained tokenizer")
 
 
 def _learnt(first: Sequence[str], size: int, lowercase: bool, texts: Iterable[Sequence[str]]) -> dict[str, int]:
@@ -247,14 +239,6 @@ def _bert(words: dict[str, int], lowercase: bool) -> Any:
     tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
     return tokenizer
-
-
-def _parsed(content: bytes, where: str) -> Any:
-    library = _library()
-    try:
-        return library.Tokenizer.from_buffer(content)
-    except Exception as error:  # the library raises no narrower class
-        raise InputError(f"{where}: no tokenizer of the library tokenizers ({error}); name a tokenizer.json") from error
 
 
 def _library() -> Any:
@@ -330,10 +314,7 @@ class TokenReader:
     def read(self, field: TokenField, values: pa.Array, text: TextColumn) -> tuple[dict[str, pa.Array], dict[int, str]]:
         """The columns of a `RowBlock` for one field, and the faults of the rows that cannot be used.
 
-        Args:
-            field: the field.
-            values: a text or a list of ids in each row.
-            text: the field's settings.
+        `values` has a text or a list of ids in each row.
         """
         if self.encoding is None:
             is_text = cols.is_text(cols.value_type(values.type))
