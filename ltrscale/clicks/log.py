@@ -196,8 +196,8 @@ class _Reader:
             self.tally = tally if self.tally is None else self.tally + tally
         if lists.labels_N is not None:
             self.label_columns.add(lists.label_column)
-            known_N = ~np.isnan(lists.labels_N)
-            self.labels_are_clicks &= bool(((lists.labels_N > 0) == (lists.clicks_N > 0))[known_N].all())
+            judged_N = ~np.isnan(lists.labels_N)
+            self.labels_are_clicks &= bool(((lists.labels_N > 0) == (lists.clicks_N > 0))[judged_N].all())
         texts = table.column(self.settings.query).cast(pa.string()).combine_chunks()
         queries_Q = hash_ids(pc.replace_substring_regex(texts, _COPY, "").fill_null("").to_pylist())
         chosen_Q = ((queries_Q >> np.uint64(11)).astype(np.float64) * 2.0**-53 < self.share) & ~lists.doubled_Q
@@ -256,8 +256,8 @@ class _Lists:
         for name in (*NEEDED, "labels", "relevance"):
             if name in table.column_names and table.column(name).null_count < max(len(table), 1):
                 column = table.column(name).combine_chunks()
-                found_Q = pc.list_value_length(column).fill_null(-1).to_numpy(zero_copy_only=False)
-                if ((found_Q != lengths_Q) & (found_Q >= 0)).any():
+                counts_Q = pc.list_value_length(column).fill_null(-1).to_numpy(zero_copy_only=False)
+                if ((counts_Q != lengths_Q) & (counts_Q >= 0)).any():
                     what = f"row group {row_group.index}: column {name!r} does not have one value a document"
                     raise InputError(f"{row_group.url}: {what}; {PREPARE_AGAIN}")
                 columns[name] = spread_over_documents(column, lengths_Q)

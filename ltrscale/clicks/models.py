@@ -152,12 +152,8 @@ def fit_product(cells: Cells, pairs: int, places: int, *, smoothing: float) -> P
     then `e = sum x / sum shown` by place and `a = (sum clicked + s m) / (sum x + s)` by pair, m the mean attraction.
     The maximum determines only the product; see `overlap` for when it determines the shape of the examinations.
 
-    Args:
-        cells: counts by pair and place.
-        pairs: D.
-        places: K.
-        smoothing: s, in examinations. Above 0 it biases examinations: poor documents are drawn up to the mean, so the
-            positions where they stand come out too low; at 0 they come out too high, if impressions are few.
+    The smoothing s is in examinations. Above 0 it biases examinations: poor documents are drawn up to the mean, so the
+    positions where they stand come out too low; at 0 they come out too high, if impressions are few.
 
     Example:
         >>> cells = Cells(np.array([0, 0]), np.array([0, 1]), np.full(2, 100.0), np.array([50.0, 10.0]))
@@ -268,16 +264,16 @@ class UserBrowsing:
         attraction_SP = self.relevance_D1[sessions.pairs_SP] * sessions.shown_SP
         if conditional:
             return np.asarray(attraction_SP * self.examination_PL[np.arange(sessions.positions), _last_above(sessions)])
-        found_SP = np.zeros_like(attraction_SP)
+        click_SP = np.zeros_like(attraction_SP)
         last_SL = np.zeros_like(attraction_SP)
         last_SL[:, 0] = 1.0
         for p in range(sessions.positions):
             click_SL = attraction_SP[:, p : p + 1] * self.examination_PL[p]
-            found_SP[:, p] = (last_SL * click_SL).sum(axis=1)
+            click_SP[:, p] = (last_SL * click_SL).sum(axis=1)
             last_SL *= 1 - click_SL
             if p + 1 < sessions.positions:
-                last_SL[:, p + 1] = found_SP[:, p]
-        return found_SP
+                last_SL[:, p + 1] = click_SP[:, p]
+        return click_SP
 
 
 def _last_above(sessions: Sessions) -> Ints:
@@ -365,17 +361,17 @@ class DynamicBayesian:
         shown_SP, clicks_SP = sessions.shown_SP, sessions.clicks_SP
         attraction_SP = self.attraction_D1[sessions.pairs_SP] * shown_SP
         satisfaction_SP = self.satisfaction_D1[sessions.pairs_SP]
-        found_SP, reach_S = np.zeros_like(attraction_SP), np.ones(len(sessions))
+        click_SP, reach_S = np.zeros_like(attraction_SP), np.ones(len(sessions))
         for p in range(sessions.positions):
             a_S, s_S = attraction_SP[:, p], satisfaction_SP[:, p]
-            found_SP[:, p] = reach_S * a_S
+            click_SP[:, p] = reach_S * a_S
             if conditional:
                 missed_S = reach_S * (1 - a_S) / np.maximum(1 - reach_S * a_S, _TINY)
                 after_S = np.where(clicks_SP[:, p], 1 - s_S, missed_S)
             else:
                 after_S = reach_S * (1 - a_S * s_S)
             reach_S = np.where(shown_SP[:, p], self.continuation * after_S, reach_S)
-        return found_SP
+        return click_SP
 
 
 _Share = tuple[Doubles, Doubles]

@@ -55,17 +55,14 @@ class Overlap:
 
     @property
     def connected(self) -> bool:
-        """Whether propensities of all positions can be told, relative to the first."""
+        """Whether propensities of all positions can be known, relative to the first."""
         return len(self.parts) == 1 and int(self.seen_P.sum()) > 1
 
 
 def overlap(cells: Cells, positions: int, *, pairs_per_link: int) -> Overlap:
-    """How the positions of some cells overlap.
+    """How the positions of some cells, which have positions from 0 as places, overlap.
 
-    Args:
-        cells: with positions from 0 as places.
-        positions: P.
-        pairs_per_link: the fewest pairs shown at both of two positions that link them.
+    Two positions are linked by at least `pairs_per_link` pairs that were shown at both.
 
     Example:
         >>> cells = Cells(np.array([0, 0, 1]), np.array([0, 1, 2]), np.ones(3), np.ones(3))
@@ -75,10 +72,10 @@ def overlap(cells: Cells, positions: int, *, pairs_per_link: int) -> Overlap:
     """
     shown_M, several_M = cells.shown_M, cells.several_M
     shown_DP, rate_DP = dense(cells.keep(several_M), positions)
-    there_DP = (shown_DP > 0).astype(np.float64)
-    links_PP = (there_DP.T @ there_DP).astype(np.int64)
+    seen_DP = (shown_DP > 0).astype(np.float64)
+    links_PP = (seen_DP.T @ seen_DP).astype(np.int64)
     np.fill_diagonal(links_PP, 0)
-    clicked_PP = rate_DP.T @ there_DP
+    clicked_PP = rate_DP.T @ seen_DP
     return Overlap(
         pairs=len(np.unique(cells.pair_M)),
         several=len(shown_DP),
@@ -129,14 +126,8 @@ def harvest(cells: Cells, positions: int) -> Doubles:
     the estimate stays unbiased, for the weight does not depend on clicks. In logarithms the problem is concave.
 
     It assumes that where a document is shown does not depend on what this user would click, as in any experiment, and
-    between rankers or days if relevance does not change with them.
-
-    Args:
-        cells: with positions from 0 as places.
-        positions: P.
-
-    Returns:
-        The propensities; NaN for a position that no chain of links connects with the first position shown.
+    between rankers or days if relevance does not change with them. NaN stands for a position that no chain of links
+    connects with the first position shown.
 
     Example:
         >>> cells = Cells(np.array([0, 0]), np.array([0, 1]), np.full(2, 100.0), np.array([50.0, 10.0]))
@@ -154,8 +145,8 @@ def harvest(cells: Cells, positions: int) -> Doubles:
     _, part_P = connected_components(csr_array(linked_PP), directed=False)
     linked_PP &= (part_P == part_P[first])[:, None]
     values_P = np.full(positions, np.nan)
-    known_P = linked_PP.any(axis=1)
-    values_P[known_P] = _all_pairs(clicked_PP, total_PP, linked_PP)[known_P]
+    reached_P = linked_PP.any(axis=1)
+    values_P[reached_P] = _all_pairs(clicked_PP, total_PP, linked_PP)[reached_P]
     return _relative(values_P)
 
 
@@ -177,10 +168,8 @@ def _all_pairs(clicked_PP: Doubles, total_PP: Doubles, linked_PP: Bools) -> Doub
 
     start = np.full(positions + len(one_E), -1.0)
     options = {"maxiter": 5000, "maxfun": 20000, "ftol": 1e-13, "gtol": 1e-8}
-    found = minimize(
-        loss, start, jac=True, method="L-BFGS-B", bounds=[(None, _ALMOST_ONE)] * len(start), options=options
-    )
-    return np.asarray(np.exp(found.x[:positions]), np.float64)
+    fit = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(None, _ALMOST_ONE)] * len(start), options=options)
+    return np.asarray(np.exp(fit.x[:positions]), np.float64)
 
 
 def expectation_maximisation(halves: tuple[Cells, Cells], positions: int, *, impressions: float) -> Doubles:
@@ -224,8 +213,8 @@ def _joined(one: Cells, other: Cells) -> Cells:
 
 def _relative(values_P: Doubles) -> Doubles:
     """Values over the first that is known."""
-    known = np.flatnonzero(~np.isnan(values_P))
-    return values_P / values_P[known[0]] if len(known) and values_P[known[0]] > 0 else np.full_like(values_P, np.nan)
+    stated = np.flatnonzero(~np.isnan(values_P))
+    return values_P / values_P[stated[0]] if len(stated) and values_P[stated[0]] > 0 else np.full_like(values_P, np.nan)
 
 
 class Estimate(NamedTuple):
@@ -237,16 +226,11 @@ class Estimate(NamedTuple):
 
 
 def jackknife(estimate: Callable[[int | None], Doubles], folds: int, *, log: bool = True) -> Estimate:
-    """An estimate with intervals from leaving out one fold of the queries at a time.
+    """An estimate, of all queries for None, with intervals from leaving out one of at least two folds at a time.
 
     The variance is `(F - 1) / F sum_f (x_f - mean x)^2` over the estimates without each of F folds (the delete-a-group
     jackknife, Kott 2001), the interval that of Student's t with F - 1 degrees of freedom. Queries are the sample: the
-    impressions of one are not independent.
-
-    Args:
-        estimate: the estimate without a fold, or from all for None.
-        folds: F, at least 2.
-        log: whether errors are those of the logarithm, as suits ratios.
+    impressions of one are not independent. With `log` errors are those of the logarithm, as suits ratios.
 
     Example:
         >>> x = np.array([1.0, 2.0, 3.0, 4.0])
@@ -276,12 +260,7 @@ def slope(good_P: Doubles, poor_P: Doubles, weights_P: Doubles) -> float:
     """How much faster clicks on poor documents fall, as a power of the position; NaN from fewer than two positions.
 
     The slope of `log(poor_p / good_p)` over `log p` by weighted least squares: 0 for position bias alone, below 0 with
-    trust.
-
-    Args:
-        good_P: the curve of good documents.
-        poor_P: that of poor ones; positions where either is 0 or NaN do not count.
-        weights_P: how well the curves are known at each position.
+    trust. Positions where either curve is 0 or NaN do not count; weights say how well the curves are known at each.
 
     Example:
         >>> round(slope(np.array([1.0, 0.5, 0.25]), np.array([1.0, 0.25, 0.0625]), np.ones(3)), 3)
@@ -300,15 +279,8 @@ def slope(good_P: Doubles, poor_P: Doubles, weights_P: Doubles) -> float:
 def slope_of(cells: Cells, good_D: Bools, poor_D: Bools, positions: int, folds_D: Ints, curve: CellCurve) -> Estimate:
     """`slope` with its interval over queries, from the curves of good and of poor documents.
 
-    A position weighs `1 / (1 / clicks on good + 1 / clicks on poor)`, about the inverse of the variance there.
-
-    Args:
-        cells: with positions from 0 as places.
-        good_D: the good pairs.
-        poor_D: the poor ones; a pair may be neither.
-        positions: P.
-        folds_D: folds of the jackknife.
-        curve: how each curve is estimated.
+    A position weighs `1 / (1 / clicks on good + 1 / clicks on poor)`, about the inverse of the variance there. A pair
+    may be neither good nor poor.
     """
 
     def estimate(fold: int | None) -> Doubles:

@@ -210,11 +210,7 @@ def shown_click_ratios(blocks: Iterable[GroupBlock], depth: int) -> Doubles:
 
 
 def propensity_weights(ratios_P: Doubles, *, alpha: float) -> Doubles:
-    """The weight of each position, `(cr_1 / cr_i)^alpha` (SUN23, eq. 2); NaN where nothing was shown.
-
-    Args:
-        ratios_P: click ratio of each position, from the first.
-        alpha: exponent.
+    """The weight of each position, `(cr_1 / cr_i)^alpha` (SUN23, eq. 2) of click ratios; NaN where nothing was shown.
 
     Raises:
         ValueError: a position was never clicked, or nothing was shown at the first position.
@@ -301,23 +297,18 @@ def refined_labels(
 
     The formula is our reading of SUN23, which prints it only in a figure.
 
-    Args:
-        clicks_N: whether each document was clicked.
-        feature_N: value of the feature; a missing value (NaN) becomes the smallest of the list.
-        offsets_Q1: offsets of the groups.
-        delta: amount that a click adds.
-        temperature: temperature of the softmax.
-        shown_N: True for documents that were shown, at least one a group; the others have label 0.
+    A missing value of the feature (NaN) becomes the smallest of the list. Documents that were not shown have label 0;
+    at least one of each group was.
 
     Example:
         >>> clicked, shown = np.array([True, False, False]), np.array([True, True, False])
         >>> refined_labels(clicked, np.zeros(3), np.array([0, 3]), delta=0.0, temperature=0.1, shown_N=shown).tolist()
         [0.5, 0.5, 0.0]
     """
-    known_N = shown_N & ~np.isnan(feature_N)
-    lowest_Q = -maximum(np.where(known_N, -feature_N, -np.inf), offsets_Q1)
+    valued_N = shown_N & ~np.isnan(feature_N)
+    lowest_Q = -maximum(np.where(valued_N, -feature_N, -np.inf), offsets_Q1)
     lowest_Q = np.where(np.isinf(lowest_Q), 0.0, lowest_Q)
-    filled_N = np.where(known_N, feature_N, np.repeat(lowest_Q, np.diff(offsets_Q1)))
+    filled_N = np.where(valued_N, feature_N, np.repeat(lowest_Q, np.diff(offsets_Q1)))
     logits_N = (delta * clicks_N + filled_N) / temperature
     return group_softmax(np.where(shown_N, logits_N, -np.inf), offsets_Q1)
 
@@ -354,11 +345,11 @@ def draw_others(block: GroupBlock, wanted_Q: Ints, seed: int) -> Ints:
     bounds_Q1 = offsets(candidates_Q)
     group_C = np.repeat(np.arange(len(block)), candidates_Q)
     step_C = np.arange(bounds_Q1[-1]) - np.repeat(bounds_Q1[:-1], candidates_Q)
-    found_C = circle_N[(start_Q[group_C] + step_C) % block.n_documents]
-    foreign_C = block.group_N[found_C] != group_C
+    document_C = circle_N[(start_Q[group_C] + step_C) % block.n_documents]
+    foreign_C = block.group_N[document_C] != group_C
     count_C = np.cumsum(foreign_C)
     before_Q = np.concatenate([[0], count_C])[bounds_Q1[:-1]]
-    return np.asarray(found_C[foreign_C & (count_C - before_Q[group_C] <= wanted_Q[group_C])])
+    return np.asarray(document_C[foreign_C & (count_C - before_Q[group_C] <= wanted_Q[group_C])])
 
 
 def _with_negatives(block: GroupBlock, replaced_N: Bools, extra_Q: Ints, drawn_M: Ints) -> GroupBlock:
@@ -384,13 +375,8 @@ def order_labels(clicks_N: Bools, feature_N: Doubles, offsets_Q1: Ints, *, shown
 
     A document that was shown has 1 plus the number of shown documents of its list that are below it: not clicked where
     it is, or alike and with a lower value of the feature. One that was not shown, such as a random negative, has 0, so
-    it is below all others. Documents that are alike have equal labels.
-
-    Args:
-        clicks_N: whether each document was clicked.
-        feature_N: value of the feature; a missing value (NaN) is below all others.
-        offsets_Q1: offsets of the groups.
-        shown_N: whether each document was shown.
+    it is below all others. A missing value of the feature (NaN) is below all others, too. Documents that are alike have
+    equal labels.
 
     Example:
         >>> clicked, shown = np.array([False, True, False, False]), np.array([True, True, True, False])

@@ -218,12 +218,7 @@ def binary_labels(
 ) -> Bools:
     """Binary feedback, `1{t r + G1 > t tau + G0}` (HOU24, A.2.4), so P(y = 1) = sigmoid(t (r - tau)).
 
-    Args:
-        relevance_N: grades r; NaN gives False.
-        sharpness: t.
-        tau: the grade with even odds.
-        gumbel1_N: standard Gumbel numbers G1.
-        gumbel0_N: standard Gumbel numbers G0.
+    G1 and G0 are standard Gumbel numbers, t is the sharpness, and tau the grade with even odds. NaN gives False.
 
     Example:
         >>> zero = np.zeros(2)
@@ -237,12 +232,8 @@ def intents(uniform_Q: Doubles, rho_Q: Doubles, *, conversion: float) -> Ints:
     """The strongest action that each user is willing to take: 0 look, 1 click, 2 buy.
 
     `P(T = 0, 1, 2) = 1 - rho, (1 - kappa) rho, kappa rho` with rho the relevance of the best document of the list
-    (BUYL23, eq. 11). The printed thresholds of Alg. 1 never give T = 1 for small rho, so this follows eq. 11.
-
-    Args:
-        uniform_Q: uniform numbers in [0, 1].
-        rho_Q: probability of relevance of each list's best document.
-        conversion: kappa.
+    (BUYL23, eq. 11), and kappa the conversion. The printed thresholds of Alg. 1 never give T = 1 for small rho, so this
+    follows eq. 11.
 
     Example:
         >>> intents(np.array([0.5, 0.7, 0.97]), np.full(3, 0.4), conversion=0.1).tolist()
@@ -255,14 +246,7 @@ def interactions(intent_N: Ints, rho_N: Doubles, *, noise: float, buy_N: Doubles
     """Implicit labels: 2 for a conversion, 1 for a click, 0 for a document that was only seen (BUYL23, eq. 12).
 
     A user with intent 2 buys a document with probability rho. A user with intent 1 or 2 clicks a document that is not
-    bought with probability `epsilon + (1 - epsilon) rho`.
-
-    Args:
-        intent_N: intent of the user of each document's list.
-        rho_N: probability of relevance.
-        noise: epsilon.
-        buy_N: uniform numbers that decide conversions.
-        click_N: uniform numbers that decide clicks.
+    bought with probability `epsilon + (1 - epsilon) rho`, epsilon being the noise. Uniform numbers decide both.
 
     Example:
         >>> half = np.full(3, 0.5)

@@ -68,7 +68,7 @@ class MatchJob(Derivation):
     match: MatchConfig
 
     def inputs(self) -> dict[str, str]:
-        """Content of the data set, and of the statistics of another one."""
+        """Content of the data set, and of the statistics of another."""
         inputs = super().inputs()
         if self.match.statistics is not None:
             statistics = open_dataset(self.match.statistics).manifest.statistics
@@ -83,12 +83,7 @@ class MatchJob(Derivation):
 def match(config: MatchConfig, data: str, out: str, *, origin: Mapping[str, Any], report: Report) -> Dataset:
     """Make a data set directory at `out` from the one at `data`, with more features; readers see it when complete.
 
-    Args:
-        config: the texts and their statistics.
-        data: a data set directory with tokens.
-        out: another directory.
-        origin: the origin to write into the new manifest.
-        report: receives one record with the counts.
+    The origin goes into the new manifest; `report` receives one record with the counts.
 
     Raises:
         InputError: the data set has no such tokens or features of these names, a period does not exist, or the
@@ -159,15 +154,17 @@ def _statistics(config: MatchConfig, dataset: Dataset, texts: Mapping[str, Seque
         periods = periods_of(dataset, config.periods)
         with storage.scratch.directory() as folder:
             return gather_statistics(read_groups(dataset, periods=periods), texts, vocabulary, sorted(periods), folder)
-    known = read_statistics(open_dataset(config.statistics))
-    if not known.vocabulary.same_as(vocabulary):
+    earlier = read_statistics(open_dataset(config.statistics))
+    if not earlier.vocabulary.same_as(vocabulary):
         raise InputError(
             f"{config.statistics}: its vocabulary is not that of {dataset.url}; prepare both with one tokenizer "
             "(kind: known)"
         )
-    if lacking := [name for name in texts if name not in known.texts]:
-        raise InputError(f"{config.statistics}: no statistics of text {lacking[0]!r}; it has {', '.join(known.texts)}")
-    return replace(known, texts={name: known.texts[name] for name in texts})
+    if lacking := [name for name in texts if name not in earlier.texts]:
+        raise InputError(
+            f"{config.statistics}: no statistics of text {lacking[0]!r}; it has {', '.join(earlier.texts)}"
+        )
+    return replace(earlier, texts={name: earlier.texts[name] for name in texts})
 
 
 def _appended(

@@ -127,14 +127,8 @@ def match_measures(
         lm_dir  log((c + mu p(t)) / (|d| + mu))                        Dirichlet
         lm_abs  log(max(c - delta, 0) / |d| + delta |d|' / |d| p(t))   absolute discounting
 
-    The three last ones are log p(t) in an empty document. A query without tokens has 0 everywhere.
-
-    Args:
-        queries: tokens of the queries [Q].
-        documents: tokens of the documents [N].
-        query_N: the query of each document.
-        collection: statistics of earlier documents, perhaps without some of the tokens.
-        smoothing: the constants.
+    The three last ones are log p(t) in an empty document. A query without tokens has 0 everywhere. The collection may
+    lack some of the tokens.
     """
     size, n = len(collection.frequency_V), len(query_N)
     lengths_Q = np.diff(queries.offsets_R1)
@@ -144,8 +138,8 @@ def match_measures(
     texts_U, tokens_U, counts_U = distinct(documents, size)
     keys_U, keys_P = texts_U * size + tokens_U, document_P * size + tokens_P
     place_P = np.minimum(np.searchsorted(keys_U, keys_P), max(len(keys_U) - 1, 0))
-    found_P = keys_U[place_P] == keys_P if len(keys_U) else np.zeros(len(keys_P), bool)
-    count_P = np.where(found_P, counts_U[place_P], 0).astype(np.float64) if len(keys_U) else np.zeros(len(keys_P))
+    has_P = keys_U[place_P] == keys_P if len(keys_U) else np.zeros(len(keys_P), bool)
+    count_P = np.where(has_P, counts_U[place_P], 0).astype(np.float64) if len(keys_U) else np.zeros(len(keys_P))
 
     lengths_N = np.diff(documents.offsets_R1).astype(np.float64)
     length_P, different_P = lengths_N[document_P], np.bincount(texts_U, minlength=n)[document_P]
@@ -157,9 +151,9 @@ def match_measures(
     discounted_P = np.maximum(count_P - delta, 0) / some_P + delta * different_P / some_P * p_P
     values_P = {
         "tf": count_P,
-        "idf": np.where(found_P, idf_P, 0.0),
+        "idf": np.where(has_P, idf_P, 0.0),
         "tf_idf": count_P * idf_P,
-        "bm25": np.where(found_P, idf_P * count_P / np.where(found_P, count_P + pull_P, 1.0), 0.0),
+        "bm25": np.where(has_P, idf_P * count_P / np.where(has_P, count_P + pull_P, 1.0), 0.0),
         "lm_jm": np.log(np.where(empty_P, p_P, (1 - mix) * count_P / some_P + mix * p_P)),
         "lm_dir": np.log((count_P + mu * p_P) / (length_P + mu)),
         "lm_abs": np.log(np.where(empty_P, p_P, discounted_P)),
@@ -199,7 +193,7 @@ class CollectionStatistics:
 
 def token_texts_of(block: GroupBlock, texts: Mapping[str, Sequence[str]]) -> dict[str, TokenLists]:
     """The tokens of each document of a block, by the name of a text: the columns that it names, end to end."""
-    found = {}
+    tokens = {}
     for name, columns in texts.items():
         lists = [block.tokens_N[column] for column in columns]
         lengths = [pc.list_value_length(column).to_numpy().astype(np.int64) for column in lists]
@@ -210,8 +204,8 @@ def token_texts_of(block: GroupBlock, texts: Mapping[str, Sequence[str]]) -> dic
             start_N = ends_N1[:-1] + before_N - (np.cumsum(length_N) - length_N)
             ids_T[np.repeat(start_N, length_N) + np.arange(len(value_T))] = value_T
             before_N = before_N + length_N
-        found[name] = TokenLists(ids_T, ends_N1)
-    return found
+        tokens[name] = TokenLists(ids_T, ends_N1)
+    return tokens
 
 
 def gather_statistics(

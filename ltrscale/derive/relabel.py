@@ -100,12 +100,8 @@ class _Stage:
 def relabel(config: RelabelConfig, data: str, out: str, *, origin: Mapping[str, Any], report: Report) -> Dataset:
     """Make a data set directory at `out` from the one at `data`; readers see it only when it is complete.
 
-    Args:
-        config: the steps.
-        data: a data set directory.
-        out: another directory.
-        origin: the origin to write into the new manifest.
-        report: receives one record for each step: groups and documents that it read, changed, dropped and added.
+    The origin goes into the new manifest; `report` receives one record for each step: groups and documents that it
+    read, changed, dropped and added.
 
     Raises:
         InputError: a step names an unknown period or feature, needs positions or grades that the data set does not

@@ -43,7 +43,7 @@ from ltrscale.stages.stage import Stage
 
 
 class Derivation(Stage):
-    """Makes a data set from another one, which does not change."""
+    """Makes a data set from another, which does not change."""
 
     makes_data: ClassVar = True
     out: Operational[str]
@@ -186,8 +186,8 @@ def _tables(row_groups: Sequence[RowGroup], columns: Sequence[str], n_features: 
     for row_group, table in zip(row_groups, read_direct(row_groups, columns), strict=True):
         lengths_Q = np.asarray(pc.list_value_length(table.column("features")), dtype=np.int64) // n_features
         if lengths_Q.sum() != row_group.documents:
-            found = f"{lengths_Q.sum()} documents where the manifest lists {row_group.documents}"
-            raise InputError(f"{row_group.url}: row group {row_group.index} has {found}; {PREPARE_AGAIN}")
+            documents = f"{lengths_Q.sum()} documents where the manifest lists {row_group.documents}"
+            raise InputError(f"{row_group.url}: row group {row_group.index} has {documents}; {PREPARE_AGAIN}")
         yield table, lengths_Q
 
 
@@ -217,8 +217,8 @@ def _block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -
         name: table.column(name).combine_chunks() for name in (*PER_DOCUMENT, "doc_ids") if name in table.schema.names
     }
     for name, column in lists.items():
-        found_Q = pc.list_value_length(column).fill_null(-1).to_numpy()
-        if ((found_Q != lengths_Q) & (found_Q >= 0)).any():
+        counts_Q = pc.list_value_length(column).fill_null(-1).to_numpy()
+        if ((counts_Q != lengths_Q) & (counts_Q >= 0)).any():
             where = f"in the files of period {first.period}"
             raise InputError(
                 f"{first.url}: column {name!r} {where} does not have one value a document; {PREPARE_AGAIN}"
@@ -259,7 +259,7 @@ def _with_nan(lists: pa.ListArray, lengths_Q: Ints) -> Floats:
 
 
 class GroupWriter:
-    """Writes blocks of groups as a data set directory with the vocabulary, features and statistics of another one.
+    """Writes blocks of groups as a data set directory with the vocabulary, features and statistics of another.
 
     All blocks must have the same columns. The gids are the keys of the groups or, with `renumber`, count the groups in
     order of arrival. A list is null if a group has no value of the column. `features` and `statistics` replace those of
@@ -294,7 +294,7 @@ class GroupWriter:
         self._stats, self._labels, self._groups = FeatureStats(n_features), LabelCounts(), 0
         cut = source.manifest.token_summaries.items()
         self._tokens = {
-            column: TokenSummary(cut_lists=known.cut_lists, cut_tokens=known.cut_tokens) for column, known in cut
+            column: TokenSummary(cut_lists=summary.cut_lists, cut_tokens=summary.cut_tokens) for column, summary in cut
         }
 
     def add(self, block: GroupBlock) -> None:

@@ -277,6 +277,6 @@ def _features(columns: dict[str, pa.Array], media: pa.Array | None, n: int, enco
     for i, column in enumerate(("query_tokens_query", "document_tokens_title", "document_tokens_abstract")):
         features_NF[:, i] = columns[FULL + column].to_numpy()
     if media is not None:
-        known = pc.if_else(pc.equal(media, ""), None, media)
-        features_NF[:, 3] = encoders.setdefault("media_type", CategoryEncoder()).encode(known)
+        types = pc.if_else(pc.equal(media, ""), None, media)
+        features_NF[:, 3] = encoders.setdefault("media_type", CategoryEncoder()).encode(types)
     return features_NF

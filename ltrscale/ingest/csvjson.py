@@ -165,8 +165,8 @@ class CsvReader(TextReader):
         broken_M = row_M & _broken_M(lines, self.dialect)
         fields_M = _fields_M(lines, self.dialect)
         odd = np.flatnonzero(row_M & ~broken_M & (fields_M != len(self._names)))
-        found = {i: f"{fields_M[i]} columns where the header has {len(self._names)}" for i in odd.tolist()}
-        return found | dict.fromkeys(np.flatnonzero(broken_M).tolist(), _MISPLACED)
+        faults = {i: f"{fields_M[i]} columns where the header has {len(self._names)}" for i in odd.tolist()}
+        return faults | dict.fromkeys(np.flatnonzero(broken_M).tolist(), _MISPLACED)
 
     def _convert(self, text: pa.Buffer) -> pa.Table:
         true, false = booleans()
@@ -247,7 +247,7 @@ def json_schema(url: str) -> pa.Schema:
             kinds.setdefault(name, Counter())[type(value)] += value is not None
     if not kinds:
         raise InputError(f"{url}: no line is a JSON object; one object per line is read, not an array of them")
-    return pa.schema([(name, _json_type(found)) for name, found in kinds.items()])
+    return pa.schema([(name, _json_type(counts)) for name, counts in kinds.items()])
 
 
 _TYPES: dict[type, pa.DataType] = {

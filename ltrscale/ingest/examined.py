@@ -32,16 +32,16 @@ def resolve_features(schema: pa.Schema, mapping: ColumnMapping, file: str) -> li
     categorical = dict.fromkeys(_chosen(schema, mapping, mapping.categorical, "categorical", file))
     numeric = dict.fromkeys(_chosen(schema, mapping, mapping.features, "features", file))
     parts = mapping.date_features()
-    found = [Feature(name=name) for name in numeric if name not in categorical]
-    found += [Feature(name=name) for name, (_, part) in parts.items() if part == "days_before"]
-    found += [Feature(name=name, kind="categorical") for name in categorical]
-    found += [Feature(name=name, kind="categorical") for name, (_, part) in parts.items() if part != "days_before"]
+    features = [Feature(name=name) for name in numeric if name not in categorical]
+    features += [Feature(name=name) for name, (_, part) in parts.items() if part == "days_before"]
+    features += [Feature(name=name, kind="categorical") for name in categorical]
+    features += [Feature(name=name, kind="categorical") for name, (_, part) in parts.items() if part != "days_before"]
     for name in parts.keys() & {*schema.names}:
         raise InputError(f"{file}: column {name!r} has the name of a feature of dates; rename it, or drop it there")
-    for feature in found:
+    for feature in features:
         use = "dates" if feature.name in parts else feature.kind
         require(schema, mapping.source_of(feature.name), use, file)
-    return found
+    return features
 
 
 def resolve_groups(schema: pa.Schema, mapping: ListColumns, file: str) -> list[Feature]:
@@ -223,8 +223,8 @@ def _remedy(name: str, names: Sequence[str]) -> str:
 
 def path_value(url: str, key: str) -> str | None:
     """The value of `key=value` in a path, as in Hive partitions."""
-    found = re.search(rf"(?:^|/){re.escape(key)}=([^/]+)/", url)
-    return urllib.parse.unquote(found[1]) if found else None
+    match = re.search(rf"(?:^|/){re.escape(key)}=([^/]+)/", url)
+    return urllib.parse.unquote(match[1]) if match else None
 
 
 class Examined:

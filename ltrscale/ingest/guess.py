@@ -64,25 +64,25 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
         InputError: a column does not exist, or none looks like the query's.
     """
     left = {column.name: column for column in columns}
-    known = {use: _take(left, name, use, where) for use, name in given.items() if name is not None}
+    named = {use: _take(left, name, use, where) for use, name in given.items() if name is not None}
     choices: dict[str, Choice] = {}
 
     def chosen(use: str, candidates: Sequence[Candidate]) -> LogColumn | None:
-        if use in known:
-            return known[use]
+        if use in named:
+            return named[use]
         choice = choose_role(candidates, least=_LEAST[use], rivals=2 if use == "time" else 0)
         if choice is None:
             return None
         choices[use] = choice
         return left.pop(choice.best.name)
 
-    query = chosen("query", roles.queries([*left.values()], seen) if "query" not in known else ())
+    query = chosen("query", roles.queries([*left.values()], seen) if "query" not in named else ())
     if query is None:
         best = max(roles.queries(columns, seen), key=lambda each: each.score, default=None)
         near = f"; {best.name} is the nearest, but {best.reasons[-1]}" if best and best.reasons else ""
         remedy = f"name it, as --set query={best.name if best else columns[0].name}"
         raise InputError(f"{where}: no column looks like a query's id{near}; {remedy}")
-    within = () if "query" in known else roles.within(query, [*left.values()], seen)
+    within = () if "query" in named else roles.within(query, [*left.values()], seen)
     if within:
         names = f"rows of {query.name} stand together by {', '.join(column.name for column in within)}"
         choices["query"] = replace(choices["query"], doubt=f"no single column names a list, {names}")
@@ -199,18 +199,15 @@ def _names(column: LogColumn, item: LogColumn | None, seen: Structure) -> bool:
 def doubtful(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str | None]) -> dict[str, str]:
     """The columns that are likely no features, with the reason; those with a single value do no harm, and are none.
 
-    Args:
-        columns: the columns.
-        seen: as for `guess`.
-        given: as for `guess`; `query` is there.
+    The arguments are as for `guess`, with the query among those that are given.
     """
-    found = guess(columns, seen, given, "X")
-    by_role = {"the item": found.item, "a label": found.label, "a time": found.time, "a position": found.positions}
+    uses = guess(columns, seen, given, "X")
+    by_role = {"the item": uses.item, "a label": uses.label, "a time": uses.time, "a position": uses.positions}
     reasons = {column.name: f"looks like {role}" for role, column in by_role.items() if column is not None}
-    outcomes = {each.name for each in (found.gain, found.clicks) if each is not None}
+    outcomes = {each.name for each in (uses.gain, uses.clicks) if each is not None}
     reasons |= dict.fromkeys(outcomes, "an outcome: it would give the answer away")
-    reasons |= {column.name: "a user or session" for column in found.meta}
-    reasons |= {column.name: "a date" for column in found.dates} | dict(found.others)
+    reasons |= {column.name: "a user or session" for column in uses.meta}
+    reasons |= {column.name: "a date" for column in uses.dates} | dict(uses.others)
     single = {column.name for column in columns if column.distinct <= 1}
     return {name: reason for name, reason in reasons.items() if name not in {*single, *given.values()}}
 

@@ -261,12 +261,7 @@ class TableVersion(NamedTuple):
 
 
 def snapshot(url: str, lake: Lake, version: int | None) -> TableVersion:
-    """The files of a table.
-
-    Args:
-        url: the table's directory; for Iceberg perhaps a metadata file, `.metadata.json`.
-        lake: the kind of table.
-        version: a version of Delta Lake or the id of an Iceberg snapshot; the newest one by default.
+    """The files of a table, whose place is its directory or, for Iceberg, perhaps a metadata file, `.metadata.json`.
 
     Raises:
         InputError: there is no such table or version, its library is not installed, or deleted rows are still in files.

@@ -67,10 +67,7 @@ def numbers_of(mapping: ColumnMapping, features: Sequence[Feature]) -> set[str]:
 def read_table(table: pa.Table, mapping: ColumnMapping, features: Sequence[Feature]) -> RowBlock:
     """The rows of a table in memory, as `Items` reads those of a Parquet file; for tables without texts or joins.
 
-    Args:
-        table: the rows, not too many for one block.
-        mapping: the uses of the columns.
-        features: the features to find.
+    They must not be too many for one block.
 
     Raises:
         InputError: a column is missing or has a type that does not fit.
@@ -213,14 +210,7 @@ class ItemRows(Source):
     def rows_of(
         self, url: str, schema: pa.Schema, names: Sequence[str], *, numbers: Collection[str], batch_rows: int
     ) -> Iterator[Raw]:
-        """Some columns of a file, in blocks of at most `batch_rows` rows.
-
-        Args:
-            url: the file.
-            schema: its columns, from `schema_of`.
-            names: those to read, in their order in the schema.
-            numbers: those to read as numbers, where the file has text only.
-            batch_rows: the most rows of a block.
+        """Some columns of a file, whose schema is from `schema_of`; the arguments are as for `tables.read_rows`.
 
         Raises:
             InputError: the file is damaged.

@@ -305,10 +305,10 @@ class ListColumns(_Columns):
 
 def named_columns(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
     """The names that match the patterns, each once, in the order that ColumnMapping states."""
-    rising, found = sorted(names), dict[str, None]()
+    rising, matched = sorted(names), dict[str, None]()
     for pattern in patterns:
         if pattern.endswith("*"):
-            found |= dict.fromkeys(n for n in rising if n.startswith(pattern[:-1]) and n not in patterns)
+            matched |= dict.fromkeys(n for n in rising if n.startswith(pattern[:-1]) and n not in patterns)
         elif pattern in rising:
-            found[pattern] = None
-    return list(found)
+            matched[pattern] = None
+    return list(matched)

@@ -31,12 +31,8 @@ ASK = "is it known when the list is shown?"
 def look_alone(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[Alone]:
     """Look at each feature of a split alone, the best first.
 
-    It reads a sample of the labelled groups: whole row groups at equal distances, about 100,000 documents.
-
-    Args:
-        split: periods and labels; scores that serve as labels say nothing of what users did, so of these none is found.
-        k: cut-off of NDCG.
-        relevant_from: the lowest label of a relevant document.
+    It reads a sample of the labelled groups: whole row groups at equal distances, about 100,000 documents. Scores that
+    serve as labels say nothing of what users did, so of these none is found. `k` is the cut-off of NDCG.
 
     Raises:
         InputError: as `select`, or a file cannot be read.
@@ -46,7 +42,7 @@ def look_alone(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[
     sample = only_relevant(spread(select(split, labelled=True), documents=10 * _DOCUMENTS))
     groups = _read(spread(sample, documents=_DOCUMENTS))
     assert groups.labels_N is not None
-    found = alone(
+    features = alone(
         groups.features_NF,
         groups.labels_N,
         groups.offsets_Q1,
@@ -55,7 +51,7 @@ def look_alone(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[
         k=k,
         relevant_from=relevant_from,
     )
-    return sorted(found, key=lambda feature: -feature.lift)
+    return sorted(features, key=lambda feature: -feature.lift)
 
 
 def _read(selection: Selection) -> QueryGroups:
@@ -129,12 +125,12 @@ def check_expected(expect: Mapping[str, Expected], manifest: Manifest) -> None:
     wrong = []
     for period, expected in expect.items():
         cells = [cell for file in manifest.files if file.period == period for cell in file.row_groups]
-        found = {"groups": sum(cell.groups for cell in cells), "documents": sum(cell.documents for cell in cells)}
+        counts = {"groups": sum(cell.groups for cell in cells), "documents": sum(cell.documents for cell in cells)}
         stated = {name: count for name, count in expected if count is not None}
-        if any(found[name] != count for name, count in stated.items()):
+        if any(counts[name] != count for name, count in stated.items()):
             wanted = " and ".join(f"{count:,} {name}" for name, count in stated.items())
-            there = " and ".join(f"{found[name]:,}" for name in stated)
-            wrong.append(f"period {period!r}: expected {wanted}, found {there}")
+            actual = " and ".join(f"{counts[name]:,}" for name in stated)
+            wrong.append(f"period {period!r}: expected {wanted}, found {actual}")
     if wrong:
         rejected = manifest.accounting.rows_rejected
         raise InputError(
@@ -155,12 +151,13 @@ def report_counts(out: str, new: Manifest, report: Report, *, added: bool) -> No
         *(f"{a.groups_in:,}", f"{a.groups_kept:,}", f"{a.groups_rejected:,}"),
         *(f"{counts.labelled:,}", f"{new.longest:,}", f"{len(new.periods):,}", "s"[len(new.periods) == 1 :]),
     )
-    for column, found in new.token_summaries.items():
+    for column, summary in new.token_summaries.items():
         shown = (
-            f"{value:,}" for value in (found.lists, found.tokens, found.longest, found.cut_lists, found.cut_tokens)
+            f"{value:,}"
+            for value in (summary.lists, summary.tokens, summary.longest, summary.cut_lists, summary.cut_tokens)
         )
         log.info("prepare: %s: %s texts, %s tokens, longest %s; %s texts cut, by %s tokens", column, *shown)
-    tokens = {column: found.model_dump() for column, found in new.token_summaries.items()}
+    tokens = {column: summary.model_dump() for column, summary in new.token_summaries.items()}
     counted = {"labelled": counts.labelled, "longest": new.longest} | ({"tokens": tokens} if tokens else {})
     report({"stage": "prepare", **a.model_dump(), **counted})
 
@@ -176,7 +173,7 @@ def warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
 def log_shortcuts(new: Manifest) -> None:
     """Log the features by which a document may be recognised, with what they harm and what to do about them."""
     ids, suspects = identifying(new.features, [summary.unique_in_group for summary in new.summaries])
-    for found, remedy in (
+    for features, remedy in (
         (
             ids,
             "pretraining hides these categories by itself; trees and networks memorise by them the documents that have "
@@ -188,8 +185,8 @@ def log_shortcuts(new: Manifest) -> None:
             "quantity, such as a count or a rank, may stay",
         ),
     ):
-        if found:
-            shares = ", ".join(f"{name} for {share:.0%} of the documents" for name, share in found.items())
+        if features:
+            shares = ", ".join(f"{name} for {share:.0%} of the documents" for name, share in features.items())
             log.info("prepare: unique within its query: %s; %s", shares, remedy)
 
 
@@ -207,8 +204,8 @@ def warn_of_places(out: str, names: Sequence[str]) -> None:
 
 def ask_of_leaks(out: str) -> None:
     """Log what is odd about features alone, and warn of those that may be known only after users have acted."""
-    found = look_alone(Split(data=out))
-    for line in of_queries(found):
+    features = look_alone(Split(data=out))
+    for line in of_queries(features):
         log.info("prepare: %s", line)
-    for question in questions(found).values():
+    for question in questions(features).values():
         log.warning("prepare: %s If not, leave it out of prepare.source.columns", question)

@@ -264,10 +264,10 @@ class KeyLists:
     @classmethod
     def of(cls, codes_N: ValueCodes) -> "KeyLists":
         """The lists of a key; -1 is none."""
-        known_N = codes_N[codes_N >= 0]
-        n, lengths_V = len(known_N), np.bincount(known_N)
+        valid_N = codes_N[codes_N >= 0]
+        n, lengths_V = len(valid_N), np.bincount(valid_N)
         distinct = int(np.count_nonzero(lengths_V))
-        runs = 1 + int(np.count_nonzero(np.diff(known_N))) if n else 0
+        runs = 1 + int(np.count_nonzero(np.diff(valid_N))) if n else 0
         together = (n - runs) / (n - distinct) if n > distinct else 0.0
         # whole lists of a sample of the values, list by list
         every = -(-len(codes_N) // _SAMPLED) or 1
@@ -295,10 +295,10 @@ class KeyLists:
         """Share of the rows with a value that another row of their list has had."""
         codes_L = codes_N[self.rows_L]
         list_L = np.repeat(np.arange(len(self.starts_Q)), self._lengths_Q)
-        known_L = codes_L >= 0
-        if not known_L.any():
+        valid_L = codes_L >= 0
+        if not valid_L.any():
             return 0.0
-        pairs = list_L[known_L] * (int(codes_L.max()) + 1) + codes_L[known_L]
+        pairs = list_L[valid_L] * (int(codes_L.max()) + 1) + codes_L[valid_L]
         return 1.0 - len(np.unique(pairs)) / len(pairs)
 
     def _ends(self, values_N: ValueCodes) -> tuple[ValueCodes, ValueCodes, NDArray[np.bool_]]:
@@ -361,10 +361,10 @@ class Structure:
         """The numbers of the combinations of several columns; -1 where one of them has none."""
         codes_N = self.codes[name]
         for other in others:
-            known_N = (codes_N >= 0) & (self.codes[other] >= 0)
-            pairs = codes_N[known_N] * (int(self.codes[other].max()) + 1) + self.codes[other][known_N]
+            valid_N = (codes_N >= 0) & (self.codes[other] >= 0)
+            pairs = codes_N[valid_N] * (int(self.codes[other].max()) + 1) + self.codes[other][valid_N]
             codes_N = np.full(len(codes_N), -1, np.int64)
-            codes_N[known_N] = np.unique(pairs, return_inverse=True)[1]
+            codes_N[valid_N] = np.unique(pairs, return_inverse=True)[1]
         return codes_N
 
 
