@@ -7,7 +7,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, P positions, M drawn document
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -29,6 +29,7 @@ class ClickRatioWeights(RelabelStep):
     """Inverse propensity weights from the click ratio of each position (SUN23, eq. 2)."""
 
     kind: Literal["click_ratio_weights"] = "click_ratio_weights"
+    columns: ClassVar = ("positions", "weights")
     alpha: float = Field(default=0.25, ge=0)
     """Exponent of (cr_1 / cr_i); 0 for equal weights."""
     depth: int = Field(default=10, ge=1)
@@ -50,16 +51,12 @@ class ClickRatioWeights(RelabelStep):
                 "put click_ratio_weights before it"
             )
 
-    @property
-    def fills(self) -> frozenset[str]:
-        """The weights, and the positions that they are of."""
-        return frozenset({"positions", "weights"})
-
 
 class Refine(RelabelStep):
     """Labels from clicks and a well-performing feature, as a distribution over the shown documents (SUN23, 2.2)."""
 
     kind: Literal["refine"] = "refine"
+    columns: ClassVar = ("clicks",)
     feature: str
     """Name of the feature, for example the one that holds BM25."""
     delta: float = 2.0
@@ -87,11 +84,6 @@ class Refine(RelabelStep):
             yield changed(block, _with_clicks(block, labels_N, clicks_N))
 
         return transform
-
-    @property
-    def fills(self) -> frozenset[str]:
-        """The clicks that the labels were."""
-        return frozenset({"clicks"})
 
 
 class RandomNegatives(RelabelStep):
@@ -154,6 +146,7 @@ class ClickOrder(RelabelStep):
     """Labels that order a list: clicked documents first, then the others, each by a feature (SUN23, section 2.2)."""
 
     kind: Literal["click_order"] = "click_order"
+    columns: ClassVar = ("clicks",)
     feature: str
     """Name of the feature, for example the one that holds BM25."""
 
@@ -167,11 +160,6 @@ class ClickOrder(RelabelStep):
             yield changed(block, _with_clicks(block, labels_N, clicks_N))
 
         return transform
-
-    @property
-    def fills(self) -> frozenset[str]:
-        """The clicks that the labels were."""
-        return frozenset({"clicks"})
 
 
 def clicks_of(block: GroupBlock) -> Floats:

@@ -4,7 +4,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -67,33 +67,25 @@ class RelevantOnly(RelabelStep):
     """Drop labelled groups without a label above 0; keep unlabelled groups."""
 
     kind: Literal["relevant_only"] = "relevant_only"
+    regroups: ClassVar = True
 
     def transform(self, start: StepStart) -> Transform:  # noqa: ARG002
         """Drop them."""
         # The maximum of an unlabelled group is NaN, so "not <= 0" keeps it, which "> 0" would not.
         return keeping(lambda block: ~(maximum(block.columns_N["labels"], block.offsets_Q1) <= 0))
 
-    @property
-    def changes_groups(self) -> bool:
-        """Drops them."""
-        return True
-
 
 class MinDocs(RelabelStep):
     """Drop groups of few documents, labelled or not (public code of HOU24; SUN23, section 4)."""
 
     kind: Literal["min_docs"] = "min_docs"
+    regroups: ClassVar = True
     documents: int = Field(default=10, ge=2)
     """The fewest documents of a group that stays; HOU24's public code and SUN23 have 10."""
 
     def transform(self, start: StepStart) -> Transform:  # noqa: ARG002
         """Drop them."""
         return keeping(lambda block: block.lengths_Q >= self.documents)
-
-    @property
-    def changes_groups(self) -> bool:
-        """Drops them."""
-        return True
 
 
 class BinaryFeedback(RelabelStep):
@@ -131,6 +123,7 @@ class ImplicitFeedback(RelabelStep):
     """Label documents of sampled short lists as seen, clicked or bought, by user intent (BUYL23, 6.1)."""
 
     kind: Literal["implicit_feedback"] = "implicit_feedback"
+    regroups: ClassVar = True
     documents: int = Field(default=16, ge=1)
     """Documents of a sampled list (N_s); shorter lists are taken whole."""
     copies: int = Field(default=10, ge=1)
@@ -174,11 +167,6 @@ class ImplicitFeedback(RelabelStep):
             click_N=open_uniforms((seed, "click"), *places),
         )
         return np.where(actions_N == 2, self.conversion_label, actions_N).astype(np.float64)
-
-    @property
-    def changes_groups(self) -> bool:
-        """Adds them."""
-        return True
 
     @property
     def lists(self) -> int:
@@ -262,6 +250,7 @@ class Clicks(RelabelStep):
     """Simulate clicks on a shown ranking: they become the labels and `clicks`; places become `positions`."""
 
     kind: Literal["clicks"] = "clicks"
+    columns: ClassVar = ("positions", "clicks")
     user: User = PositionBased()
     """Model of how a user examines the ranking."""
     noise: float = Field(default=0.1, ge=0, le=1)
@@ -331,16 +320,6 @@ class Clicks(RelabelStep):
             moved_N = (place_in_group(block.offsets_Q1, positions_N + self.jitter * noise_N) + 1).astype(np.float64)
             positions_N = np.where(np.isnan(positions_N), np.nan, moved_N)
         return positions_N if self.depth is None else np.where(positions_N <= self.depth, positions_N, np.nan)
-
-    @property
-    def fills(self) -> frozenset[str]:
-        """Where a document is shown, and what is clicked."""
-        return frozenset({"positions", "clicks"})
-
-    @property
-    def changes_groups(self) -> bool:
-        """Adds them if there are several copies."""
-        return self.copies > 1
 
     @property
     def lists(self) -> int:

@@ -161,9 +161,8 @@ def _statistics(config: MatchConfig, dataset: Dataset, texts: Mapping[str, Seque
             "(kind: known)"
         )
     if lacking := [name for name in texts if name not in earlier.texts]:
-        raise InputError(
-            f"{config.statistics}: no statistics of text {lacking[0]!r}; it has {', '.join(earlier.texts)}"
-        )
+        has = ", ".join(earlier.texts)
+        raise InputError(f"{config.statistics}: no statistics of text {lacking[0]!r}; it has {has}")
     return replace(earlier, texts={name: earlier.texts[name] for name in texts})
 
 

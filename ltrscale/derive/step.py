@@ -8,7 +8,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -77,6 +77,10 @@ class RelabelStep(Config):
     periods: PeriodTexts = ()
     """Periods, as in a split, to change; empty for all."""
     kind: str
+    columns: ClassVar[tuple[str, ...]] = ()
+    """The columns of documents that it fills, whatever its settings."""
+    regroups: ClassVar[bool] = False
+    """Whether it drops or adds groups, whatever its settings."""
 
     def transform(self, start: StepStart) -> Transform:
         """The step as a function of blocks.
@@ -96,12 +100,12 @@ class RelabelStep(Config):
     @property
     def fills(self) -> frozenset[str]:
         """The columns of documents that it fills, besides the labels."""
-        return frozenset()
+        return frozenset(self.columns)
 
     @property
     def changes_groups(self) -> bool:
         """Whether it drops or adds groups."""
-        return False
+        return self.regroups or self.lists > 1
 
     @property
     def lists(self) -> int:

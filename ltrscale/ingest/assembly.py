@@ -255,16 +255,15 @@ def silent(units: float, of_total: float | None = None) -> None:
 
 def _validator(work: UnitSettings, unit: Unit, ids: QueryIds, quarantine: Quarantine | None) -> Validator:
     config = work.config
-    validator = Validator(
+    return Validator(
         ids,
         quarantine,
         max_group=config.max_group,
         missing_labels=config.source.missing_labels,
         duplicates=config.duplicates,
         features=[feature.name for feature in work.features],
+        scope=unit.period,
     )
-    validator.scope = unit.period
-    return validator
 
 
 def _feed(

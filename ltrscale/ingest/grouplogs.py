@@ -19,9 +19,9 @@ from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.examined import Examined, check_same_features, missing, path_value, resolve_groups
 from ltrscale.ingest.mapping import ListColumns
-from ltrscale.ingest.rows import RowBlock, RowTexts
+from ltrscale.ingest.rows import RowBlock
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
-from ltrscale.ingest.tables import Batch, parquet_schema, read_parquet
+from ltrscale.ingest.tables import Raw, parquet_schema, read_parquet
 from ltrscale.ingest.texts import Encoding, TextColumn, TokenColumns, TokenReader
 
 
@@ -126,14 +126,13 @@ class _GroupBlocks:
     encoders: Encoders
     encoding: Encoding | None = None
 
-    def __call__(self, raw: Batch) -> RowBlock:
+    def __call__(self, raw: Raw) -> RowBlock:
         mapping, groups = self.mapping, Examined(raw.rows, self.url)
-        texts = RowTexts(raw.rows, raw.lines_N)
         lengths_G = self._examine(groups)
         of_queries, of_documents = self._tokens(groups, lengths_G)
         ids_G = groups.texts(mapping.query, required=True)
         periods_G, meta = groups.periods(mapping), groups.meta(mapping.meta)
-        rejected = groups.rejections(raw.lines_N, texts, ids_G, lengths_G)
+        rejected = groups.rejections(raw.lines_N, raw.texts, ids_G, lengths_G)
 
         good_G = np.flatnonzero(~groups.bad_N)
         batch, lengths_G = raw.rows.take(pa.array(good_G)), lengths_G[good_G]
@@ -162,7 +161,7 @@ class _GroupBlocks:
             | {name: column.take(index_N) for name, column in meta.items()}
             | texts_N,
             rejected=rejected,
-            texts=texts,
+            texts=raw.texts,
             share=raw.share,
         )
 

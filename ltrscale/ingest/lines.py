@@ -151,22 +151,13 @@ def _gunzip(url: str, chunks: Iterable[bytes], size: int) -> Iterator[tuple[byte
             try:
                 text = decoder.decompress(chunk, size)
             except zlib.error as error:
-                raise InputError(
-                    f"{url}: corrupt gzip data at or after byte {read - len(chunk)} of the file ({error}), {written} "
-                    "bytes of text came before; copy or compress the file again"
-                ) from error
+                where = f"at or after byte {read - len(chunk)} of the file ({error})"
+                raise _broken(url, f"corrupt gzip data {where}", written) from error
             written += len(text)
             chunk = decoder.unconsumed_tail or decoder.unused_data  # the rest of this member, or the next one
             yield text, read - len(chunk)
-    _check_ended(url, "gzip", decoder, read, written)
-
-
-def _check_ended(url: str, what: str, decoder: "zlib._Decompress | lzma.LZMADecompressor", read: int, n: int) -> None:
     if not decoder.eof:
-        raise InputError(
-            f"{url}: {what} data ends too early, at byte {read} of the file, {n} bytes of text came before; "
-            "copy or compress the file again"
-        )
+        raise _broken(url, f"gzip data ends too early, at byte {read} of the file", written)
 
 
 def _unxz(url: str, chunks: Iterable[bytes], size: int) -> Iterator[tuple[bytes, int]]:
@@ -181,14 +172,17 @@ def _unxz(url: str, chunks: Iterable[bytes], size: int) -> Iterator[tuple[bytes,
             try:
                 text = decoder.decompress(chunk, size)
             except lzma.LZMAError as error:
-                raise InputError(
-                    f"{url}: corrupt xz data at or before byte {read} of the file ({error}), {written} bytes of text "
-                    "came before; copy or compress the file again"
-                ) from error
+                where = f"at or before byte {read} of the file ({error})"
+                raise _broken(url, f"corrupt xz data {where}", written) from error
             written += len(text)
             yield text, read
             chunk = decoder.unused_data if decoder.eof else b""
-    _check_ended(url, "xz", decoder, read, written)
+    if not decoder.eof:
+        raise _broken(url, f"xz data ends too early, at byte {read} of the file", written)
+
+
+def _broken(url: str, fault: str, written: int) -> InputError:
+    return InputError(f"{url}: {fault}, {written} bytes of text came before; copy or compress the file again")
 
 
 SNIFFED_LINES = 1000

@@ -158,7 +158,7 @@ class ColumnMapping(_Columns):
         return value
 
     @model_validator(mode="after")
-    def _some_feature(self) -> Self:
+    def _uses_fit_each_other(self) -> Self:
         if not self.features and not self.categorical and not self.dates:
             raise ValueError('name at least one feature; features: ["*"] takes every numeric column')
         if self.time is None and any("days_before" in parts for parts in self.dates.values()):
@@ -172,6 +172,8 @@ class ColumnMapping(_Columns):
         if self.label is not None and self.label in (*self.features, *self.categorical):
             raise ValueError(f"{self.label!r} is the label and cannot be a feature")
         self.check_side((*self.features, *self.categorical))
+        if self.decimal == "," and self.delimiter == ",":
+            raise ValueError("decimal and delimiter are both a comma; set the delimiter that the file has")
         return self
 
     @field_validator("encoding")
@@ -182,12 +184,6 @@ class ColumnMapping(_Columns):
         except LookupError:
             raise ValueError("no encoding of text that Python knows; write it as utf-8 or cp1252") from None
         return value
-
-    @model_validator(mode="after")
-    def _two_marks(self) -> Self:
-        if self.decimal == "," and self.delimiter == ",":
-            raise ValueError("decimal and delimiter are both a comma; set the delimiter that the file has")
-        return self
 
     def dialect(self, url: str) -> Dialect:
         """The form of a CSV file."""
@@ -210,10 +206,10 @@ class ColumnMapping(_Columns):
         if self.label is None:
             raise ValueError("grades needs label, the column whose values have grades")
         if isinstance(self.grades, dict):
-            if bad := [
-                f"{value}: {grade:g}" for value, grade in self.grades.items() if not 0 <= grade <= HIGHEST_LABEL
-            ]:
-                raise ValueError(f"grades: {bad[0]} is no grade; give each value one from 0 to {HIGHEST_LABEL}")
+            for value, grade in self.grades.items():
+                if not 0 <= grade <= HIGHEST_LABEL:
+                    what = f"{value}: {grade:g} is no grade"
+                    raise ValueError(f"grades: {what}; give each value one from 0 to {HIGHEST_LABEL}")
         elif list(self.grades) != sorted(set(self.grades)):
             raise ValueError("grades: cut points must rise")
         if not self.grades:

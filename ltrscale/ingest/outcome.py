@@ -152,10 +152,8 @@ def report_counts(out: str, new: Manifest, report: Report, *, added: bool) -> No
         *(f"{counts.labelled:,}", f"{new.longest:,}", f"{len(new.periods):,}", "s"[len(new.periods) == 1 :]),
     )
     for column, summary in new.token_summaries.items():
-        shown = (
-            f"{value:,}"
-            for value in (summary.lists, summary.tokens, summary.longest, summary.cut_lists, summary.cut_tokens)
-        )
+        sizes = summary.lists, summary.tokens, summary.longest, summary.cut_lists, summary.cut_tokens
+        shown = (f"{size:,}" for size in sizes)
         log.info("prepare: %s: %s texts, %s tokens, longest %s; %s texts cut, by %s tokens", column, *shown)
     tokens = {column: summary.model_dump() for column, summary in new.token_summaries.items()}
     counted = {"labelled": counts.labelled, "longest": new.longest} | ({"tokens": tokens} if tokens else {})

@@ -37,15 +37,17 @@ def parquet_schema(url: str) -> pa.Schema:
         return file.schema_arrow
 
 
-class Batch(NamedTuple):
-    """Some rows, their 1-based numbers, and the share of the file's rows up to their end, from 0 to 1."""
+class Raw(NamedTuple):
+    """Some rows with their line or row numbers and texts, the lines that are none, and the share of the file so far."""
 
     rows: pa.RecordBatch
     lines_N: NDArray[np.int64]
+    texts: RawTexts
+    rejected: list[Rejection]
     share: float
 
 
-def read_parquet(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[Batch]:
+def read_parquet(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[Raw]:
     """Read batches of at most `batch_rows` rows; `columns` are in file order.
 
     A row group is read page by page: memory does not grow with the file or with its row groups.
@@ -66,7 +68,8 @@ def read_parquet(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[
                     break
                 lines_N = np.arange(row, row + len(batch))
                 row += len(batch)
-                yield Batch(without_views(batch), lines_N, (row - 1) / max(row - 1, file.metadata.num_rows))
+                rows, share = without_views(batch), (row - 1) / max(row - 1, file.metadata.num_rows)
+                yield Raw(rows, lines_N, RowTexts(rows, lines_N), [], share)
         if row - 1 != file.metadata.num_rows:
             raise InputError(
                 f"{url}: {row - 1:,} rows where its footer counts {file.metadata.num_rows:,}; "
@@ -118,16 +121,6 @@ def file_form(url: str) -> Form:
     return "parquet" if url.endswith(".parquet") else "json" if url.endswith(_JSON) else "csv"
 
 
-class Raw(NamedTuple):
-    """Some rows with their line or row numbers and texts, the lines that are none, and the share of the file so far."""
-
-    rows: pa.RecordBatch
-    lines_N: NDArray[np.int64]
-    texts: RawTexts
-    rejected: list[Rejection]
-    share: float
-
-
 def read_schema(url: str, dialect: Dialect) -> pa.Schema:
     """The columns of a file; types of text files are those of their first lines.
 
@@ -169,8 +162,7 @@ def read_rows(
         InputError: the file is damaged.
     """
     if url.endswith(".parquet"):
-        for batch, lines_N, share in read_parquet(url, columns, batch_rows):
-            yield Raw(batch, lines_N, RowTexts(batch, lines_N), [], share)
+        yield from read_parquet(url, columns, batch_rows)
         return
     reader: TextReader = (
         JsonReader(url, schema, columns, numbers, query, batch_rows)
