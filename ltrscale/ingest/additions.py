@@ -125,6 +125,8 @@ def with_addition(before: Manifest, new: Manifest) -> Manifest:
     files = sorted([*before.files, *new.files], key=lambda file: (file.period, file.path))
     stats, added = (FeatureStats.of(part.summaries, part.counts().documents, part.grouped) for part in (before, new))
     stats.merge(added)
+    # the texts of both, without the features of which either has too many
+    texts = {name: merged_texts(before.categories.get(name), new.categories.get(name)) for name in before.categories}
     return Manifest(
         features=before.features,
         files=tuple(files),
@@ -135,18 +137,12 @@ def with_addition(before: Manifest, new: Manifest) -> Manifest:
         token_summaries=summed([before.token_summaries, new.token_summaries]),
         vocabulary=before.vocabulary,
         accounting=total_accounting([before.accounting, new.accounting]),
-        categories=_categories(before, new),
+        categories={name: dict(sorted(both.items())) for name, both in texts.items() if both is not None},
         raw=before.raw,
         fills=before.fills,
         quarantine=(*before.quarantine, *new.quarantine),
         made_by={**before.made_by, _ADDED: [*before.made_by.get(_ADDED, []), new.made_by]},
     )
-
-
-def _categories(before: Manifest, new: Manifest) -> dict[str, dict[str, int]]:
-    """The texts of both, without the features of which either has too many."""
-    both = {name: merged_texts(before.categories.get(name), new.categories.get(name)) for name in before.categories}
-    return {name: dict(sorted(texts.items())) for name, texts in both.items() if texts is not None}
 
 
 def _label_counts(before: Manifest, new: Manifest) -> dict[str, int]:

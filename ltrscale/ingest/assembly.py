@@ -6,6 +6,7 @@ for their row group.
 Shapes: Q groups, N rows or documents, F features, K of them that still may follow the place, P pairs of neighbours.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -24,7 +25,7 @@ from ltrscale.data.dataset.writer import DatasetWriter
 from ltrscale.data.ids import QueryIds, SeenHashes, hash_ids
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder, RecordedCodes
-from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings, UnitStart, check_period
+from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings, UnitStart
 from ltrscale.ingest.rows import Quarantine, Rejection, RowBlock
 from ltrscale.ingest.sort import sort_rows
 from ltrscale.ingest.source import Reader
@@ -32,6 +33,7 @@ from ltrscale.ingest.texts import FULL, TokenizerConfig
 from ltrscale.ingest.validate import Groups, Validator, to_table
 from ltrscale.progress import Advance
 
+_PERIOD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 _FEWEST = 20
 """Pairs of documents to compare; fewer may agree by chance."""
 
@@ -337,20 +339,24 @@ def _free(period: str, file: str, work: UnitSettings) -> str:
             f"{file}: period {period!r} is in {work.out} already, and only new periods can be added; leave its rows "
             "out of the inputs, or prepare them into another directory (a job takes several data sets)"
         )
-    return check_period(period, file)
+    if not _PERIOD.fullmatch(period) or ".." in period:  # a split writes a range of periods as A..B
+        raise InputError(
+            f"{file}: period {period[:100]!r} cannot name a directory; use letters, digits, . _ + and -, at most 100"
+        )
+    return period
 
 
-def check_columns(wanted: pa.Schema, found: pa.Schema, where: str, others: str) -> None:
+def check_columns(wanted: pa.Schema, schema: pa.Schema, where: str, others: str) -> None:
     """Check that groups have the same columns as others, so that one reader serves all files of a data set.
 
     Raises:
         InputError: a column differs; names the first one.
     """
-    ours, theirs = ({name: schema.field(name).type for name in schema.names} for schema in (found, wanted))
-    for name in dict.fromkeys([*ours, *theirs]):
-        here, there = (types.get(name, "missing") for types in (ours, theirs))
-        if here != there:
+    own, other = (dict(zip(each.names, each.types, strict=True)) for each in (schema, wanted))
+    for name in own | other:
+        if own.get(name) != other.get(name):
+            kinds = f"{own.get(name, 'missing')} where it is {other.get(name, 'missing')}"
             raise InputError(
-                f"{where}: column {name!r} of its groups is {here} where it is {there} in {others}; "
+                f"{where}: column {name!r} of its groups is {kinds} in {others}; "
                 "prepare the two apart, or give the input the same columns and types"
             )

@@ -32,9 +32,6 @@ _LIBRARIES: dict[Lake, str] = {"delta": "deltalake", "iceberg": "pyiceberg"}
 _METADATA = re.compile(r"/v?([0-9]+)(?:-[0-9a-f-]+)?(?:\.gz)?\.metadata\.json$")
 
 
-_PERIOD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
-
-
 class InputFiles(Config):
     """Files to read, in the order of their names."""
 
@@ -166,19 +163,6 @@ def fingerprints(files: Sequence[File], source: Source) -> dict[str, str]:
     return {
         url: storage.fingerprint(url) + (f" of {version}" if version else "") for url, version in sorted(urls.items())
     }
-
-
-def check_period(period: str, file: str) -> str:
-    """The period, if it can name a directory.
-
-    Raises:
-        InputError: it cannot.
-    """
-    if not _PERIOD.fullmatch(period) or ".." in period:  # a split writes a range of periods as A..B
-        raise InputError(
-            f"{file}: period {period[:100]!r} cannot name a directory; use letters, digits, . _ + and -, at most 100"
-        )
-    return period
 
 
 @dataclass(frozen=True)
