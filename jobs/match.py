@@ -10,7 +10,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.derive.matching.match import MatchJob
+    from ltrscale.derive.match import MatchJob
 
     return MatchJob, MatchJob.run
 

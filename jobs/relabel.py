@@ -10,7 +10,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.derive.relabelling.relabel import RelabelJob
+    from ltrscale.derive.relabel import RelabelJob
 
     return RelabelJob, RelabelJob.run
 

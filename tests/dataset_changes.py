@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import DataFile, open_dataset
-from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
+from ltrscale.derive.relabel import RelabelConfig, relabel
 
 
 def add_period(url: str, period: str, *, like: str) -> None:

@@ -12,7 +12,6 @@ SAME = {
     "T": "any type, as everywhere in Python",
     "document": "the report of an analysis, as data",
     "boost": "grows trees with the library of its module",
-    "read_schema": "the columns of a file in the format of its module",
     "load": "reads a config, and opens a bundle",
     "SLOTS_PER_CHUNK": "bounds the memory of a computation over padded lists",
     "Ranker": "scores documents: the network, and the class that users import",

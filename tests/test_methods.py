@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from ltrscale.derive.relabelling.relabel import RelabelStepConfig
+from ltrscale.derive.relabel import RelabelStepConfig
 from ltrscale.experiments.methods.choices import Method
 from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.pretext.augment import AugmentConfig

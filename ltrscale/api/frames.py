@@ -23,14 +23,13 @@ from ltrscale.data import columns as cols
 from ltrscale.data.dataset.split import Split
 from ltrscale.draws import permutation
 from ltrscale.errors import InputError
-from ltrscale.ingest.csvtext import Dialect
-from ltrscale.ingest.fills import completed
+from ltrscale.ingest.assembly import completed
+from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import doubtful
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.logs import read_table as read_rows
+from ltrscale.ingest.items import read_table as read_rows
 from ltrscale.ingest.prepare import PrepareJob, RowsJob
-from ltrscale.ingest.profile import columns_of
-from ltrscale.ingest.structure import of_table
+from ltrscale.ingest.profile import columns_of, of_table
 from ltrscale.progress import log
 from ltrscale.stages.trackers import untracked
 

@@ -3,6 +3,7 @@
 Shapes: Q groups of a row group, N documents, S sessions of the sample, P positions, D pairs of query and document.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale.arrays import Bools, Doubles, Ints
-from ltrscale.clicks.sessions import Sessions, sums
+from ltrscale.clicks.models import Sessions, sums
 from ltrscale.config import Config
 from ltrscale.data.columns import spread_over_documents
 from ltrscale.data.dataset.selection import RowGroup, select
@@ -117,14 +118,14 @@ def read_log(settings: LogSettings) -> ClickLog:
         InputError: a data set or a column is missing, a position is below 1, `held_out` shares a period with `log`, or
             no group has positions, clicks and document ids.
     """
-    row_groups = select(_plain(settings.log), labelled=False).row_groups
+    row_groups = _row_groups(settings.log)
     groups = sum(row_group.groups for row_group in row_groups)
     plan = [(row_group, False) for row_group in row_groups]
     if settings.held_out is None:
         later = _last_periods(row_groups)
         plan = [(row_group, row_group.period in later) for row_group in row_groups]
     else:
-        apart = select(_plain(settings.held_out), labelled=False).row_groups
+        apart = _row_groups(settings.held_out)
         if both := {(r.url, r.index) for r in row_groups} & {(r.url, r.index) for r in apart}:
             raise InputError(f"held_out and log both read {min(both)[0]}; name other periods or another data set")
         plan += [(row_group, True) for row_group in apart]
@@ -136,18 +137,18 @@ def read_log(settings: LogSettings) -> ClickLog:
     return reader.joined(parts)
 
 
-def _plain(split: Split) -> Split:
-    return Split(data=split.data, periods=split.periods)
+def _row_groups(split: Split) -> tuple[RowGroup, ...]:
+    return select(Split(data=split.data, periods=split.periods), labelled=False).row_groups
 
 
 def _last_periods(row_groups: tuple[RowGroup, ...]) -> frozenset[str]:
     """The fewest last periods with a fifth of the groups; none of a single period."""
-    groups: dict[str, int] = {}
+    groups: Counter[str] = Counter()
     for row_group in row_groups:
-        groups[row_group.period] = groups.get(row_group.period, 0) + row_group.groups
+        groups[row_group.period] += row_group.groups
     later: set[str] = set()
     for period in sorted(groups, reverse=True)[: len(groups) - 1]:
-        if sum(groups[name] for name in later) < _HELD_OUT * sum(groups.values()):
+        if sum(groups[name] for name in later) < _HELD_OUT * groups.total():
             later.add(period)
     return frozenset(later)
 
@@ -180,28 +181,27 @@ class _Reader:
         for name, remedy in {self.settings.query: "name a column that is there", **NEEDED}.items():
             if name not in table.column_names:
                 raise InputError(f"{row_group.url}: no column {name!r}; {remedy}")
-        valid = {name: _valid(table, name) for name in NEEDED}
+        valid = {name: np.asarray(table.column(name).is_valid(), np.bool_) for name in NEEDED}
         self.present |= {name for name, valid_Q in valid.items() if valid_Q.any()}
         usable_Q = np.logical_and.reduce(list(valid.values()))
         groups, in_log = len(table), id(row_group) in self.of_log
         table = table.filter(pa.array(usable_Q))
-        lists = _Lists.of(table, row_group)
+        lists = _Lists.of(table, row_group, self.settings.depth)
         low_N = lists.positions_N < 1
         if low_N.any():
             name = table.column("query_id")[int(lists.group_N[low_N.argmax()])].as_py()
             raise InputError(f"query {name} of period {row_group.period} has a position below 1; count from 1")
-        session = lists.sessions(self.settings.depth)
         if in_log:
-            found = _tally(lists, session, groups=groups, unusable=groups - len(table))
-            self.tally = found if self.tally is None else self.tally + found
+            tally = lists.tally(groups=groups, unusable=groups - len(table))
+            self.tally = tally if self.tally is None else self.tally + tally
         if lists.labels_N is not None:
             self.label_columns.add(lists.label_column)
-            known_N = ~np.isnan(lists.labels_N)
-            self.labels_are_clicks &= bool(((lists.labels_N > 0) == (lists.clicks_N > 0))[known_N].all())
+            judged_N = ~np.isnan(lists.labels_N)
+            self.labels_are_clicks &= bool(((lists.labels_N > 0) == (lists.clicks_N > 0))[judged_N].all())
         texts = table.column(self.settings.query).cast(pa.string()).combine_chunks()
         queries_Q = hash_ids(pc.replace_substring_regex(texts, _COPY, "").fill_null("").to_pylist())
-        chosen_Q = ((queries_Q >> np.uint64(11)).astype(np.float64) * 2.0**-53 < self.share) & ~session.doubled_Q
-        return session.part(lists, queries_Q, chosen_Q, held_out=held_out, in_log=in_log)
+        chosen_Q = ((queries_Q >> np.uint64(11)).astype(np.float64) * 2.0**-53 < self.share) & ~lists.doubled_Q
+        return lists.part(queries_Q, chosen_Q, held_out=held_out, in_log=in_log)
 
     def joined(self, parts: list[_Part]) -> ClickLog:
         """All sessions, with pairs and queries numbered; the number of a pair does not depend on the files."""
@@ -231,111 +231,99 @@ class _Reader:
         )
 
 
-def _valid(table: pa.Table, name: str) -> Bools:
-    return np.asarray(table.column(name).is_valid().to_numpy(), np.bool_)
-
-
 @dataclass(frozen=True, eq=False)
 class _Lists:
-    """The documents of some groups that have positions, clicks and ids."""
+    """The documents of some groups that have positions, clicks and ids, with their places, from 0."""
 
-    lengths_Q: Ints
+    depth: int
+    groups: int
+    group_N: Ints
     positions_N: Doubles
     clicks_N: Doubles
     ids_N: pa.Array
     labels_N: Doubles | None
     label_column: str
-
-    @property
-    def group_N(self) -> Ints:
-        return np.repeat(np.arange(len(self.lengths_Q)), self.lengths_Q)
-
-    @staticmethod
-    def of(table: pa.Table, row_group: RowGroup) -> "_Lists":
-        lengths_Q = np.asarray(pc.list_value_length(table.column("clicks")), np.int64)
-        columns = {}
-        for name in (*NEEDED, "labels", "relevance"):
-            if name in table.column_names and table.column(name).null_count < max(len(table), 1):
-                column = table.column(name).combine_chunks()
-                found_Q = pc.list_value_length(column).fill_null(-1).to_numpy(zero_copy_only=False)
-                if ((found_Q != lengths_Q) & (found_Q >= 0)).any():
-                    what = f"row group {row_group.index}: column {name!r} does not have one value a document"
-                    raise InputError(f"{row_group.url}: {what}; {PREPARE_AGAIN}")
-                columns[name] = spread_over_documents(column, lengths_Q)
-        label_column = "relevance" if "relevance" in columns else "labels"
-        labels = columns.get(label_column)
-        return _Lists(
-            lengths_Q,
-            _numbers(columns.get("positions")),
-            _numbers(columns.get("clicks")),
-            columns.get("doc_ids", pa.array([], pa.string())),
-            None if labels is None else _numbers(labels),
-            label_column,
-        )
-
-    def sessions(self, depth: int) -> "_Placed":
-        """Where the documents stand."""
-        shown_N = (self.positions_N >= 1) & self.ids_N.is_valid().to_numpy(zero_copy_only=False)
-        place_N = np.where(shown_N, self.positions_N, 0).astype(np.int64) - 1
-        inside_N = shown_N & (place_N < depth)
-        cell_N = self.group_N[inside_N] * depth + place_N[inside_N]
-        times = np.bincount(cell_N, minlength=len(self.lengths_Q) * depth).reshape(-1, depth)
-        return _Placed(depth, shown_N, inside_N, place_N, np.asarray((times > 1).any(axis=1)))
-
-
-def _numbers(values: pa.Array | None) -> Doubles:
-    if values is None:
-        return np.zeros(0)
-    return np.asarray(values.to_numpy(zero_copy_only=False), np.float64)
-
-
-@dataclass(frozen=True, eq=False)
-class _Placed:
-    """The places, from 0, of documents within their lists."""
-
-    depth: int
     shown_N: Bools
     inside_N: Bools
     """Shown at a position within the depth."""
     place_N: Ints
     doubled_Q: Bools
 
-    def part(
-        self, lists: _Lists, queries_Q: NDArray[np.uint64], chosen_Q: Bools, *, held_out: bool, in_log: bool
-    ) -> _Part:
+    @staticmethod
+    def of(table: pa.Table, row_group: RowGroup, depth: int) -> "_Lists":
+        lengths_Q = np.asarray(pc.list_value_length(table.column("clicks")), np.int64)
+        columns = {}
+        for name in (*NEEDED, "labels", "relevance"):
+            if name in table.column_names and table.column(name).null_count < max(len(table), 1):
+                column = table.column(name).combine_chunks()
+                counts_Q = pc.list_value_length(column).fill_null(-1).to_numpy(zero_copy_only=False)
+                if ((counts_Q != lengths_Q) & (counts_Q >= 0)).any():
+                    what = f"row group {row_group.index}: column {name!r} does not have one value a document"
+                    raise InputError(f"{row_group.url}: {what}; {PREPARE_AGAIN}")
+                columns[name] = spread_over_documents(column, lengths_Q)
+        label_column = "relevance" if "relevance" in columns else "labels"
+        labels = columns.get(label_column)
+        positions_N, ids_N = _numbers(columns.get("positions")), columns.get("doc_ids", pa.array([], pa.string()))
+        shown_N = (positions_N >= 1) & ids_N.is_valid().to_numpy(zero_copy_only=False)
+        place_N = np.where(shown_N, positions_N, 0).astype(np.int64) - 1
+        inside_N = shown_N & (place_N < depth)
+        group_N = np.repeat(np.arange(len(table)), lengths_Q)
+        cell_N = group_N[inside_N] * depth + place_N[inside_N]
+        times = np.bincount(cell_N, minlength=len(table) * depth).reshape(-1, depth)
+        return _Lists(
+            depth=depth,
+            groups=len(table),
+            group_N=group_N,
+            positions_N=positions_N,
+            clicks_N=_numbers(columns.get("clicks")),
+            ids_N=ids_N,
+            labels_N=None if labels is None else _numbers(labels),
+            label_column=label_column,
+            shown_N=shown_N,
+            inside_N=inside_N,
+            place_N=place_N,
+            doubled_Q=np.asarray((times > 1).any(axis=1)),
+        )
+
+    def part(self, queries_Q: NDArray[np.uint64], chosen_Q: Bools, *, held_out: bool, in_log: bool) -> _Part:
         """The sessions of the chosen groups."""
-        keep_N = self.inside_N & chosen_Q[lists.group_N]
-        row_M = (np.cumsum(chosen_Q) - 1)[lists.group_N[keep_N]]
+        keep_N = self.inside_N & chosen_Q[self.group_N]
+        row_M = (np.cumsum(chosen_Q) - 1)[self.group_N[keep_N]]
         at = row_M, self.place_N[keep_N]
         shape = int(chosen_Q.sum()), self.depth
-        ids = lists.ids_N.filter(pa.array(keep_N)).dictionary_encode()
+        ids = self.ids_N.filter(pa.array(keep_N)).dictionary_encode()
         numbers_M = np.asarray(ids.indices.to_numpy(zero_copy_only=False), np.int64)
         hashes_M = hash_ids(ids.dictionary.to_pylist(), scope="document")[numbers_M]
         codes_SP, labels_SP = np.zeros(shape, np.uint64), np.full(shape, np.nan, np.float32)
         shown_SP, clicks_SP = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
-        codes_SP[at] = splitmix64(queries_Q[lists.group_N[keep_N]], hashes_M)
-        shown_SP[at], clicks_SP[at] = True, lists.clicks_N[keep_N] > 0
-        if lists.labels_N is not None:
-            labels_SP[at] = lists.labels_N[keep_N]
+        codes_SP[at] = splitmix64(queries_Q[self.group_N[keep_N]], hashes_M)
+        shown_SP[at], clicks_SP[at] = True, self.clicks_N[keep_N] > 0
+        if self.labels_N is not None:
+            labels_SP[at] = self.labels_N[keep_N]
         return _Part(codes_SP, shown_SP, clicks_SP, labels_SP, queries_Q[chosen_Q], held_out, in_log)
 
+    def tally(self, *, groups: int, unusable: int) -> LogTally:
+        """Counts of the groups of a row group."""
+        depth, inside_N, below_N = self.depth, self.inside_N, self.shown_N & ~self.inside_N
+        clicked_N = (self.clicks_N > 0) & self.shown_N
+        clicks_Q = np.bincount(self.group_N, clicked_N, self.groups).astype(np.int64)
+        last_Q = np.full(self.groups, -1)
+        np.maximum.at(last_Q, self.group_N[clicked_N], self.place_N[clicked_N])
+        ones_N = np.ones(int(inside_N.sum()))
+        return LogTally(
+            groups=groups,
+            unusable=unusable,
+            doubled=int(self.doubled_Q.sum()),
+            below=int(below_N.sum()),
+            clicked_below=int((below_N & clicked_N).sum()),
+            shown_P=sums(self.place_N[inside_N], ones_N, depth),
+            clicked_P=sums(self.place_N[inside_N], clicked_N[inside_N], depth),
+            last_P=np.bincount(last_Q[(last_Q >= 0) & (last_Q < depth)], minlength=depth).astype(np.float64),
+            clicks=np.bincount(np.minimum(clicks_Q, _MOST_CLICKS), minlength=_MOST_CLICKS + 1).astype(np.float64),
+        )
 
-def _tally(lists: _Lists, placed: _Placed, *, groups: int, unusable: int) -> LogTally:
-    """Counts of the groups of a row group."""
-    depth, inside_N, below_N = placed.depth, placed.inside_N, placed.shown_N & ~placed.inside_N
-    clicked_N = (lists.clicks_N > 0) & placed.shown_N
-    clicks_Q = np.bincount(lists.group_N, clicked_N, len(lists.lengths_Q)).astype(np.int64)
-    last_Q = np.full(len(lists.lengths_Q), -1)
-    np.maximum.at(last_Q, lists.group_N[clicked_N], placed.place_N[clicked_N])
-    ones_N = np.ones(int(inside_N.sum()))
-    return LogTally(
-        groups=groups,
-        unusable=unusable,
-        doubled=int(placed.doubled_Q.sum()),
-        below=int(below_N.sum()),
-        clicked_below=int((below_N & clicked_N).sum()),
-        shown_P=sums(placed.place_N[inside_N], ones_N, depth),
-        clicked_P=sums(placed.place_N[inside_N], clicked_N[inside_N], depth),
-        last_P=np.bincount(last_Q[(last_Q >= 0) & (last_Q < depth)], minlength=depth).astype(np.float64),
-        clicks=np.bincount(np.minimum(clicks_Q, _MOST_CLICKS), minlength=_MOST_CLICKS + 1).astype(np.float64),
-    )
+
+def _numbers(values: pa.Array | None) -> Doubles:
+    if values is None:
+        return np.zeros(0)
+    return np.asarray(values.to_numpy(zero_copy_only=False), np.float64)

@@ -1,11 +1,14 @@
-"""Click models: position-based, user browsing, (simplified) dynamic Bayesian, and ratios of clicks as baselines.
+"""Sessions, which are lists that were shown with their clicks, and click models that are fitted to them.
 
-Each model has a probability of a click on every document that is shown: before the list is looked at (`conditional`
-False), or given the clicks above (True). It orders the documents of a query by `relevance_D1`. Attractions of pairs
-with few impressions are drawn towards the mean of all pairs, which stands for pairs that were not seen.
+Models are position-based, user browsing, (simplified) dynamic Bayesian, and ratios of clicks as baselines. Each has a
+probability of a click on every document that is shown: before the list is looked at (`conditional` False), or given the
+clicks above (True). It orders the documents of a query by `relevance_D1`. Attractions of pairs with few impressions are
+drawn towards the mean of all pairs, which stands for pairs that were not seen.
 
-Shapes: S sessions, P positions, D1 = D + 1 pairs of which the last stands for all that were not seen, M cells,
-K places.
+A pair is a document of a query. Pairs are numbered from 0; the number D, one past the last, stands for every pair that
+was not seen, and -1 for a position at which nothing was shown.
+
+Shapes: S sessions, P positions, D pairs, D1 = D + 1 with the one not seen, M cells (a pair at a place), K places.
 """
 
 from dataclasses import dataclass
@@ -14,7 +17,109 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ltrscale.arrays import Bools, Doubles, Ints
-from ltrscale.clicks.sessions import Cells, Sessions, count, last_click, sums
+
+
+@dataclass(frozen=True, eq=False)
+class Sessions:
+    """Lists that were shown, position by position; entry p of the second axis is position p + 1."""
+
+    pairs_SP: Ints
+    clicks_SP: Bools
+    queries_S: Ints
+    """The number of each session's query."""
+    pairs: int
+    """D; numbers of pairs are below it, or it itself."""
+
+    def __len__(self) -> int:
+        return len(self.pairs_SP)
+
+    @property
+    def positions(self) -> int:
+        """P."""
+        return int(self.pairs_SP.shape[1])
+
+    @property
+    def shown_SP(self) -> Bools:
+        """Where a document was shown."""
+        return self.pairs_SP >= 0
+
+    @property
+    def last_S(self) -> Ints:
+        """The position of the last click, from 1; 0 without a click."""
+        return last_click(self.clicks_SP)[:, -1]
+
+    def take(self, keep_S: Bools) -> "Sessions":
+        """Some of the sessions, with the same numbers of pairs."""
+        return Sessions(self.pairs_SP[keep_S], self.clicks_SP[keep_S], self.queries_S[keep_S], self.pairs)
+
+    def folds_D(self, folds: int) -> Ints:
+        """The fold of each pair, from 0: that of its query, so that folds are independent; 0 for a pair not here."""
+        fold_D = np.zeros(self.pairs, np.int64)
+        row_M, column_M = np.nonzero(self.shown_SP & (self.pairs_SP < self.pairs))
+        fold_D[self.pairs_SP[row_M, column_M]] = self.queries_S[row_M] % folds
+        return fold_D
+
+
+def sums(index_N: Ints, values_N: Doubles | Bools, size: int) -> Doubles:
+    """The sum of the values of each index below `size`.
+
+    Example:
+        >>> sums(np.array([1, 1]), np.array([0.5, 2.0]), 3).tolist()
+        [0.0, 2.5, 0.0]
+    """
+    return np.asarray(np.bincount(index_N, values_N, size), np.float64)
+
+
+def last_click(clicks_SP: Bools) -> Ints:
+    """The position of the last click at or above each position, from 1; 0 for none, shape [S, P].
+
+    Example:
+        >>> last_click(np.array([[False, True, False]])).tolist()
+        [[0, 2, 2]]
+    """
+    places_P = np.arange(1, clicks_SP.shape[1] + 1)
+    return np.asarray(np.maximum.accumulate(np.where(clicks_SP, places_P, 0), axis=1))
+
+
+class Cells(NamedTuple):
+    """How often each pair was shown and clicked at each place; a cell that was never shown is left out."""
+
+    pair_M: Ints
+    place_M: Ints
+    shown_M: Doubles
+    clicked_M: Doubles
+
+    def keep(self, keep_M: Bools) -> "Cells":
+        """Some of the cells."""
+        return Cells(self.pair_M[keep_M], self.place_M[keep_M], self.shown_M[keep_M], self.clicked_M[keep_M])
+
+    @property
+    def several_M(self) -> Bools:
+        """Cells of pairs that were shown at several places."""
+        return np.asarray(np.bincount(self.pair_M)[self.pair_M] > 1) if len(self.pair_M) else np.zeros(0, np.bool_)
+
+    def by_place(self, places: int) -> tuple[Doubles, Doubles]:
+        """How often documents were shown and clicked at each place, shapes [K]."""
+        return sums(self.place_M, self.shown_M, places), sums(self.place_M, self.clicked_M, places)
+
+
+def count(sessions: Sessions, place_SP: Ints | None = None) -> Cells:
+    """The cells of sessions; the place of a document is its position, from 0, unless it is given.
+
+    Example:
+        >>> both = Sessions(np.array([[0, 1], [1, -1]]), np.array([[True, False], [False, False]]), np.zeros(2), 2)
+        >>> [column.tolist() for column in count(both)]
+        [[0, 1, 1], [0, 0, 1], [1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
+    """
+    if place_SP is None:
+        place_SP = np.broadcast_to(np.arange(sessions.positions), sessions.pairs_SP.shape)
+    shown_SP = sessions.shown_SP
+    places = int(place_SP.max(initial=0)) + 1
+    code_N, cell_N = np.unique(sessions.pairs_SP[shown_SP] * places + place_SP[shown_SP], return_inverse=True)
+    shown_M = np.bincount(cell_N, minlength=len(code_N)).astype(np.float64)
+    clicked_M = sums(cell_N, sessions.clicks_SP[shown_SP], len(code_N))
+    return Cells(code_N // places, code_N % places, shown_M, clicked_M)
+
 
 _TINY = 1e-12
 _ROUNDS, _TOLERANCE = 1000, 1e-5
@@ -47,12 +152,8 @@ def fit_product(cells: Cells, pairs: int, places: int, *, smoothing: float) -> P
     then `e = sum x / sum shown` by place and `a = (sum clicked + s m) / (sum x + s)` by pair, m the mean attraction.
     The maximum determines only the product; see `overlap` for when it determines the shape of the examinations.
 
-    Args:
-        cells: counts by pair and place.
-        pairs: D.
-        places: K.
-        smoothing: s, in examinations. Above 0 it biases examinations: poor documents are drawn up to the mean, so the
-            positions where they stand come out too low; at 0 they come out too high, if impressions are few.
+    The smoothing s is in examinations. Above 0 it biases examinations: poor documents are drawn up to the mean, so the
+    positions where they stand come out too low; at 0 they come out too high, if impressions are few.
 
     Example:
         >>> cells = Cells(np.array([0, 0]), np.array([0, 1]), np.full(2, 100.0), np.array([50.0, 10.0]))
@@ -163,16 +264,16 @@ class UserBrowsing:
         attraction_SP = self.relevance_D1[sessions.pairs_SP] * sessions.shown_SP
         if conditional:
             return np.asarray(attraction_SP * self.examination_PL[np.arange(sessions.positions), _last_above(sessions)])
-        found_SP = np.zeros_like(attraction_SP)
+        click_SP = np.zeros_like(attraction_SP)
         last_SL = np.zeros_like(attraction_SP)
         last_SL[:, 0] = 1.0
         for p in range(sessions.positions):
             click_SL = attraction_SP[:, p : p + 1] * self.examination_PL[p]
-            found_SP[:, p] = (last_SL * click_SL).sum(axis=1)
+            click_SP[:, p] = (last_SL * click_SL).sum(axis=1)
             last_SL *= 1 - click_SL
             if p + 1 < sessions.positions:
-                last_SL[:, p + 1] = found_SP[:, p]
-        return found_SP
+                last_SL[:, p + 1] = click_SP[:, p]
+        return click_SP
 
 
 def _last_above(sessions: Sessions) -> Ints:
@@ -260,17 +361,17 @@ class DynamicBayesian:
         shown_SP, clicks_SP = sessions.shown_SP, sessions.clicks_SP
         attraction_SP = self.attraction_D1[sessions.pairs_SP] * shown_SP
         satisfaction_SP = self.satisfaction_D1[sessions.pairs_SP]
-        found_SP, reach_S = np.zeros_like(attraction_SP), np.ones(len(sessions))
+        click_SP, reach_S = np.zeros_like(attraction_SP), np.ones(len(sessions))
         for p in range(sessions.positions):
             a_S, s_S = attraction_SP[:, p], satisfaction_SP[:, p]
-            found_SP[:, p] = reach_S * a_S
+            click_SP[:, p] = reach_S * a_S
             if conditional:
                 missed_S = reach_S * (1 - a_S) / np.maximum(1 - reach_S * a_S, _TINY)
                 after_S = np.where(clicks_SP[:, p], 1 - s_S, missed_S)
             else:
                 after_S = reach_S * (1 - a_S * s_S)
             reach_S = np.where(shown_SP[:, p], self.continuation * after_S, reach_S)
-        return found_SP
+        return click_SP
 
 
 _Share = tuple[Doubles, Doubles]

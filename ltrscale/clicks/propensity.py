@@ -1,12 +1,22 @@
-"""Propensities: how much more often one position is examined than another, estimated from clicks in three ways.
+"""Position bias: whether positions overlap, how much more often one is examined than another, and signs of trust.
 
-The click ratio of a position takes relevance for examination: good rankers put what is clicked anyway on top. The other
-two compare a document with itself at several positions, and need positions that overlap (`overlap`).
+Where each document keeps its position, any clicks fit any propensities: what one position loses in examination its
+documents can gain in relevance. Propensities relative to each other are determined exactly within positions that a
+chain of documents shown at several of them connects (Hager, Zoeter and de Rijke 2025, ICTIR, on two-tower models: swaps
+across positions, or features that overlap across them).
 
-Shapes: P positions, M cells, E linked pairs of positions, D pairs of query and document.
+Three estimates: the click ratio of a position takes relevance for examination, and good rankers put what is clicked
+anyway on top. The other two compare a document with itself at several positions, and need positions that overlap.
+
+In a position-based model the clicks on relevant and on irrelevant documents fall by the same factors down the list.
+With trust a click has the probability `examination_p (e+_p relevance + e-_p (1 - relevance))`, and e-_p falls with p
+(Agarwal et al. 2019, WWW; affine in the relevance, Vardasbi et al. 2020): clicks on irrelevant documents fall faster.
+
+Shapes: S sessions, P positions, D pairs of query and document, M cells, E linked pairs of positions.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +26,77 @@ from scipy.sparse.csgraph import connected_components
 from scipy.stats import t as student
 
 from ltrscale.arrays import Bools, Doubles, Ints
-from ltrscale.clicks.models import fit_product
-from ltrscale.clicks.overlap import dense
-from ltrscale.clicks.sessions import Cells, sums
+from ltrscale.clicks.models import Cells, Sessions, count, fit_product, sums
+
+
+@dataclass(frozen=True, eq=False)
+class Overlap:
+    """How positions overlap."""
+
+    pairs: int
+    """Pairs of query and document."""
+    several: int
+    """Those that were shown at several positions."""
+    impressions: float
+    """Share of what was shown that shows such a pair."""
+    seen_P: Bools
+    """Positions at which something was shown."""
+    links_PP: Ints
+    """Pairs shown at both positions; 0 on the diagonal."""
+    linked_PP: Bools
+    """Whether so many pairs link them that it counts, and these have clicks at both."""
+
+    @property
+    def parts(self) -> list[list[int]]:
+        """The positions, from 1, in parts that no link connects; the first part has the first position shown."""
+        _, part_P = connected_components(csr_array(self.linked_PP), directed=False)
+        seen = np.flatnonzero(self.seen_P)
+        return [(seen[part_P[seen] == part] + 1).tolist() for part in dict.fromkeys(part_P[seen].tolist())]
+
+    @property
+    def connected(self) -> bool:
+        """Whether propensities of all positions can be known, relative to the first."""
+        return len(self.parts) == 1 and int(self.seen_P.sum()) > 1
+
+
+def overlap(cells: Cells, positions: int, *, pairs_per_link: int) -> Overlap:
+    """How the positions of some cells, which have positions from 0 as places, overlap.
+
+    Two positions are linked by at least `pairs_per_link` pairs that were shown at both.
+
+    Example:
+        >>> cells = Cells(np.array([0, 0, 1]), np.array([0, 1, 2]), np.ones(3), np.ones(3))
+        >>> found = overlap(cells, 3, pairs_per_link=1)
+        >>> found.pairs, found.several, found.parts
+        (2, 1, [[1, 2], [3]])
+    """
+    shown_M, several_M = cells.shown_M, cells.several_M
+    shown_DP, rate_DP = dense(cells.keep(several_M), positions)
+    seen_DP = (shown_DP > 0).astype(np.float64)
+    links_PP = (seen_DP.T @ seen_DP).astype(np.int64)
+    np.fill_diagonal(links_PP, 0)
+    clicked_PP = rate_DP.T @ seen_DP
+    return Overlap(
+        pairs=len(np.unique(cells.pair_M)),
+        several=len(shown_DP),
+        impressions=float(shown_M[several_M].sum() / max(shown_M.sum(), 1)),
+        seen_P=cells.by_place(positions)[0] > 0,
+        links_PP=links_PP,
+        linked_PP=(links_PP >= pairs_per_link) & (clicked_PP > 0) & (clicked_PP.T > 0),
+    )
+
+
+def dense(cells: Cells, positions: int) -> tuple[Doubles, Doubles]:
+    """How often each pair was shown at each position, and the share of clicks, 0 where it was not; shapes [D, P].
+
+    Only pairs that have a cell get a row.
+    """
+    pairs_D, row_M = np.unique(cells.pair_M, return_inverse=True)
+    shown_DP, rate_DP = np.zeros((2, len(pairs_D), positions))
+    shown_DP[row_M, cells.place_M] = cells.shown_M
+    rate_DP[row_M, cells.place_M] = cells.clicked_M / cells.shown_M
+    return shown_DP, rate_DP
+
 
 _ALMOST_ONE = -1e-6
 """Logarithm of the highest probability."""
@@ -48,14 +126,8 @@ def harvest(cells: Cells, positions: int) -> Doubles:
     the estimate stays unbiased, for the weight does not depend on clicks. In logarithms the problem is concave.
 
     It assumes that where a document is shown does not depend on what this user would click, as in any experiment, and
-    between rankers or days if relevance does not change with them.
-
-    Args:
-        cells: with positions from 0 as places.
-        positions: P.
-
-    Returns:
-        The propensities; NaN for a position that no chain of links connects with the first position shown.
+    between rankers or days if relevance does not change with them. NaN stands for a position that no chain of links
+    connects with the first position shown.
 
     Example:
         >>> cells = Cells(np.array([0, 0]), np.array([0, 1]), np.full(2, 100.0), np.array([50.0, 10.0]))
@@ -73,8 +145,8 @@ def harvest(cells: Cells, positions: int) -> Doubles:
     _, part_P = connected_components(csr_array(linked_PP), directed=False)
     linked_PP &= (part_P == part_P[first])[:, None]
     values_P = np.full(positions, np.nan)
-    known_P = linked_PP.any(axis=1)
-    values_P[known_P] = _all_pairs(clicked_PP, total_PP, linked_PP)[known_P]
+    reached_P = linked_PP.any(axis=1)
+    values_P[reached_P] = _all_pairs(clicked_PP, total_PP, linked_PP)[reached_P]
     return _relative(values_P)
 
 
@@ -96,10 +168,8 @@ def _all_pairs(clicked_PP: Doubles, total_PP: Doubles, linked_PP: Bools) -> Doub
 
     start = np.full(positions + len(one_E), -1.0)
     options = {"maxiter": 5000, "maxfun": 20000, "ftol": 1e-13, "gtol": 1e-8}
-    found = minimize(
-        loss, start, jac=True, method="L-BFGS-B", bounds=[(None, _ALMOST_ONE)] * len(start), options=options
-    )
-    return np.asarray(np.exp(found.x[:positions]), np.float64)
+    fit = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(None, _ALMOST_ONE)] * len(start), options=options)
+    return np.asarray(np.exp(fit.x[:positions]), np.float64)
 
 
 def expectation_maximisation(halves: tuple[Cells, Cells], positions: int, *, impressions: float) -> Doubles:
@@ -143,8 +213,8 @@ def _joined(one: Cells, other: Cells) -> Cells:
 
 def _relative(values_P: Doubles) -> Doubles:
     """Values over the first that is known."""
-    known = np.flatnonzero(~np.isnan(values_P))
-    return values_P / values_P[known[0]] if len(known) and values_P[known[0]] > 0 else np.full_like(values_P, np.nan)
+    stated = np.flatnonzero(~np.isnan(values_P))
+    return values_P / values_P[stated[0]] if len(stated) and values_P[stated[0]] > 0 else np.full_like(values_P, np.nan)
 
 
 class Estimate(NamedTuple):
@@ -156,16 +226,11 @@ class Estimate(NamedTuple):
 
 
 def jackknife(estimate: Callable[[int | None], Doubles], folds: int, *, log: bool = True) -> Estimate:
-    """An estimate with intervals from leaving out one fold of the queries at a time.
+    """An estimate, of all queries for None, with intervals from leaving out one of at least two folds at a time.
 
     The variance is `(F - 1) / F sum_f (x_f - mean x)^2` over the estimates without each of F folds (the delete-a-group
     jackknife, Kott 2001), the interval that of Student's t with F - 1 degrees of freedom. Queries are the sample: the
-    impressions of one are not independent.
-
-    Args:
-        estimate: the estimate without a fold, or from all for None.
-        folds: F, at least 2.
-        log: whether errors are those of the logarithm, as suits ratios.
+    impressions of one are not independent. With `log` errors are those of the logarithm, as suits ratios.
 
     Example:
         >>> x = np.array([1.0, 2.0, 3.0, 4.0])
@@ -185,3 +250,58 @@ def jackknife(estimate: Callable[[int | None], Doubles], folds: int, *, log: boo
 def without(cells: Cells, folds_D: Ints, fold: int | None) -> Cells:
     """The cells of all folds but one; all for None."""
     return cells if fold is None else cells.keep(folds_D[cells.pair_M] != fold)
+
+
+CellCurve = Callable[[Cells, int], Doubles]
+"""Propensities relative to the first position, from cells and the number of positions."""
+
+
+def slope(good_P: Doubles, poor_P: Doubles, weights_P: Doubles) -> float:
+    """How much faster clicks on poor documents fall, as a power of the position; NaN from fewer than two positions.
+
+    The slope of `log(poor_p / good_p)` over `log p` by weighted least squares: 0 for position bias alone, below 0 with
+    trust. Positions where either curve is 0 or NaN do not count; weights say how well the curves are known at each.
+
+    Example:
+        >>> round(slope(np.array([1.0, 0.5, 0.25]), np.array([1.0, 0.25, 0.0625]), np.ones(3)), 3)
+        -1.234
+    """
+    usable_P = (good_P > 0) & (poor_P > 0) & (weights_P > 0)
+    if usable_P.sum() < 2:
+        return float("nan")
+    x_P = np.log(np.arange(1, len(good_P) + 1)[usable_P])
+    y_P = np.log(poor_P[usable_P] / good_P[usable_P])
+    w_P = weights_P[usable_P] / weights_P[usable_P].sum()
+    from_mean_P = x_P - w_P @ x_P
+    return float((w_P * from_mean_P) @ y_P / ((w_P * from_mean_P) @ from_mean_P))
+
+
+def slope_of(cells: Cells, good_D: Bools, poor_D: Bools, positions: int, folds_D: Ints, curve: CellCurve) -> Estimate:
+    """`slope` with its interval over queries, from the curves of good and of poor documents.
+
+    A position weighs `1 / (1 / clicks on good + 1 / clicks on poor)`, about the inverse of the variance there. A pair
+    may be neither good nor poor.
+    """
+
+    def estimate(fold: int | None) -> Doubles:
+        kept = without(cells, folds_D, fold)
+        good, poor = (kept.keep(chosen_D[kept.pair_M]) for chosen_D in (good_D, poor_D))
+        good_P, poor_P = (part.by_place(positions)[1] for part in (good, poor))
+        weights_P = good_P * poor_P / np.maximum(good_P + poor_P, 1)
+        return np.array([slope(curve(good, positions), curve(poor, positions), weights_P)])
+
+    return jackknife(estimate, int(folds_D.max(initial=1)) + 1, log=False)
+
+
+def judged_by_clicks(half: Sessions) -> tuple[Bools, Bools]:
+    """Pairs with more and with fewer clicks than others at their positions, in one random half of the sessions.
+
+    The curves must then come from the other half: which pairs are chosen is independent of the clicks there, so that
+    position bias alone gives both the same curve. Pairs without a session in this half are neither.
+    """
+    cells = count(half)
+    shown_P, clicked_P = cells.by_place(half.positions)
+    expected_M = cells.shown_M * (clicked_P / np.maximum(shown_P, 1))[cells.place_M]
+    expected_D = sums(cells.pair_M, expected_M, half.pairs)
+    clicked_D = sums(cells.pair_M, cells.clicked_M, half.pairs)
+    return clicked_D > expected_D, (clicked_D <= expected_D) & (expected_D > 0)

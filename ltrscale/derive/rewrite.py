@@ -1,4 +1,4 @@
-"""Rewrites a data set: whole query groups stream from one data set directory to another, with changes.
+"""Derives one data set from another: whole query groups stream from one directory to another, with changes.
 
 Groups come period by period in file order, in blocks of about 16 thousand documents. The limits of a block depend only
 on the sequence of the groups, not on how files and row groups cut it, and so do the changes to a block.
@@ -8,7 +8,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M taken groups, K
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.arrays import Floats, Ints
+from ltrscale.config import Operational
 from ltrscale.data.columns import spread_over_documents
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, ListedFile, Manifest
 from ltrscale.data.dataset.selection import RowGroup, select
@@ -37,6 +38,29 @@ from ltrscale.data.dataset.writer import PER_DOCUMENT, Compression, DatasetWrite
 from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
 from ltrscale.errors import InputError
 from ltrscale.simulate.ragged import offsets
+from ltrscale.stages.inputs import DataUrl
+from ltrscale.stages.stage import Stage
+
+
+class Derivation(Stage):
+    """Makes a data set from another, which does not change."""
+
+    makes_data: ClassVar = True
+    out: Operational[str]
+    """Directory of the new data set."""
+    data: DataUrl
+    """Data set directory to start from; it is not changed."""
+
+    def check(self) -> None:
+        """Refuse to replace the data set itself."""
+        if _place(self.out) == _place(self.data):
+            raise InputError(f"{self.out}: out is the data set itself; choose another directory")
+
+
+def _place(url: str) -> str:
+    """A text that is equal for equal directories."""
+    return str(storage.local_path(url).resolve()) if storage.is_local(url) else url.rstrip("/")
+
 
 _BLOCK_DOCUMENTS = 1 << 14
 
@@ -162,8 +186,8 @@ def _tables(row_groups: Sequence[RowGroup], columns: Sequence[str], n_features: 
     for row_group, table in zip(row_groups, read_direct(row_groups, columns), strict=True):
         lengths_Q = np.asarray(pc.list_value_length(table.column("features")), dtype=np.int64) // n_features
         if lengths_Q.sum() != row_group.documents:
-            found = f"{lengths_Q.sum()} documents where the manifest lists {row_group.documents}"
-            raise InputError(f"{row_group.url}: row group {row_group.index} has {found}; {PREPARE_AGAIN}")
+            documents = f"{lengths_Q.sum()} documents where the manifest lists {row_group.documents}"
+            raise InputError(f"{row_group.url}: row group {row_group.index} has {documents}; {PREPARE_AGAIN}")
         yield table, lengths_Q
 
 
@@ -193,8 +217,8 @@ def _block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -
         name: table.column(name).combine_chunks() for name in (*PER_DOCUMENT, "doc_ids") if name in table.schema.names
     }
     for name, column in lists.items():
-        found_Q = pc.list_value_length(column).fill_null(-1).to_numpy()
-        if ((found_Q != lengths_Q) & (found_Q >= 0)).any():
+        counts_Q = pc.list_value_length(column).fill_null(-1).to_numpy()
+        if ((counts_Q != lengths_Q) & (counts_Q >= 0)).any():
             where = f"in the files of period {first.period}"
             raise InputError(
                 f"{first.url}: column {name!r} {where} does not have one value a document; {PREPARE_AGAIN}"
@@ -208,7 +232,7 @@ def _block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -
         keys_Q=table.column("gid").to_numpy(),
         offsets_Q1=offsets(lengths_Q),
         features_NF=table.column("features").combine_chunks().flatten().to_numpy().reshape(-1, n_features),
-        columns_N={name: _dense(column, lengths_Q) for name, column in lists.items()},
+        columns_N={name: _with_nan(column, lengths_Q) for name, column in lists.items()},
         rows_Q=table.select(others),
         doc_ids_N=None if doc_ids is None else spread_over_documents(doc_ids, lengths_Q),
         tokens_N={name: _tokens(table, name, int(lengths_Q.sum()), first) for name in texts},
@@ -226,7 +250,7 @@ def _tokens(table: pa.Table, name: str, documents: int, first: RowGroup) -> pa.L
     return lists
 
 
-def _dense(lists: pa.ListArray, lengths_Q: Ints) -> Floats:
+def _with_nan(lists: pa.ListArray, lengths_Q: Ints) -> Floats:
     """Like `spread_over_documents`, for numbers: NaN where a list is null."""
     values_N = np.full(lengths_Q.sum(), np.nan, np.float32)
     present_N = np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), lengths_Q)
@@ -235,7 +259,7 @@ def _dense(lists: pa.ListArray, lengths_Q: Ints) -> Floats:
 
 
 class GroupWriter:
-    """Writes blocks of groups as a data set directory with the vocabulary, features and statistics of another one.
+    """Writes blocks of groups as a data set directory with the vocabulary, features and statistics of another.
 
     All blocks must have the same columns. The gids are the keys of the groups or, with `renumber`, count the groups in
     order of arrival. A list is null if a group has no value of the column. `features` and `statistics` replace those of
@@ -270,7 +294,7 @@ class GroupWriter:
         self._stats, self._labels, self._groups = FeatureStats(n_features), LabelCounts(), 0
         cut = source.manifest.token_summaries.items()
         self._tokens = {
-            column: TokenSummary(cut_lists=known.cut_lists, cut_tokens=known.cut_tokens) for column, known in cut
+            column: TokenSummary(cut_lists=summary.cut_lists, cut_tokens=summary.cut_tokens) for column, summary in cut
         }
 
     def add(self, block: GroupBlock) -> None:

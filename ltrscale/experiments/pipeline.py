@@ -20,9 +20,14 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.selection import check_relevant, select
-from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest, with_relative_named
-from ltrscale.derive.matching.match import MatchConfig, MatchJob
-from ltrscale.derive.relabelling.relabel import RelabelConfig, RelabelJob
+from ltrscale.data.dataset.split import LabelColumn
+from ltrscale.data.dataset.split import Splits
+from ltrscale.data.dataset.split import SplitsWithTest
+from ltrscale.data.dataset.split import with_relative_named
+from ltrscale.derive.match import MatchConfig
+from ltrscale.derive.match import MatchJob
+from ltrscale.derive.relabel import RelabelConfig
+from ltrscale.derive.relabel import RelabelJob
 from ltrscale.derive.rewrite import column_names
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, correction_of

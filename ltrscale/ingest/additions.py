@@ -18,9 +18,9 @@ from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import summed
 from ltrscale.data.ids import hash_ids
 from ltrscale.errors import InputError
-from ltrscale.ingest import parquet
 from ltrscale.ingest.categories import merged_texts
 from ltrscale.ingest.inputs import UnitSettings
+from ltrscale.ingest.tables import parquet_schema, read_parquet
 from ltrscale.ingest.validate import total_accounting
 
 _ADDED = "added"
@@ -71,10 +71,10 @@ def check_addable(before: Dataset, work: UnitSettings) -> tuple[Feature, ...]:
     if work.config.source.takes_any_order and set(features) == set(theirs):
         return theirs
     for i in range(max(len(features), len(theirs))):
-        ours, there = (_shown(which, i) for which in (features, theirs))
-        if ours != there:
+        new, old = (_shown(which, i) for which in (features, theirs))
+        if new != old:
             raise InputError(
-                f"{before.url}: feature {i + 1} of the inputs is {ours} where the data set has {there}; "
+                f"{before.url}: feature {i + 1} of the inputs is {new} where the data set has {old}; "
                 "prepare them with the same columns, or into another directory"
             )
     return theirs
@@ -98,7 +98,7 @@ def _shown(features: Sequence[Feature], i: int) -> str:
 
 def schema_of(before: Dataset) -> pa.Schema:
     """The columns of a data set's files."""
-    return parquet.read_schema(storage.listed_file(before.url, before.manifest.files[0].path))
+    return parquet_schema(storage.listed_file(before.url, before.manifest.files[0].path))
 
 
 def next_unit(before: Manifest) -> int:
@@ -116,7 +116,7 @@ def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
         raise InputError(f"{before.url}: its manifest does not name its inputs; prepare it again") from error
     for file in before.manifest.files:
         if file.period not in fixed:
-            for batch in parquet.read_batches(storage.listed_file(before.url, file.path), ["query_id"], _BATCH):
+            for batch in read_parquet(storage.listed_file(before.url, file.path), ["query_id"], _BATCH):
                 yield hash_ids(batch.rows.column("query_id").to_pylist())
 
 
@@ -125,6 +125,8 @@ def with_addition(before: Manifest, new: Manifest) -> Manifest:
     files = sorted([*before.files, *new.files], key=lambda file: (file.period, file.path))
     stats, added = (FeatureStats.of(part.summaries, part.counts().documents, part.grouped) for part in (before, new))
     stats.merge(added)
+    # the texts of both, without the features of which either has too many
+    texts = {name: merged_texts(before.categories.get(name), new.categories.get(name)) for name in before.categories}
     return Manifest(
         features=before.features,
         files=tuple(files),
@@ -135,18 +137,12 @@ def with_addition(before: Manifest, new: Manifest) -> Manifest:
         token_summaries=summed([before.token_summaries, new.token_summaries]),
         vocabulary=before.vocabulary,
         accounting=total_accounting([before.accounting, new.accounting]),
-        categories=_categories(before, new),
+        categories={name: dict(sorted(both.items())) for name, both in texts.items() if both is not None},
         raw=before.raw,
         fills=before.fills,
         quarantine=(*before.quarantine, *new.quarantine),
         made_by={**before.made_by, _ADDED: [*before.made_by.get(_ADDED, []), new.made_by]},
     )
-
-
-def _categories(before: Manifest, new: Manifest) -> dict[str, dict[str, int]]:
-    """The texts of both, without the features of which either has too many."""
-    both = {name: merged_texts(before.categories.get(name), new.categories.get(name)) for name in before.categories}
-    return {name: dict(sorted(texts.items())) for name, texts in both.items() if texts is not None}
 
 
 def _label_counts(before: Manifest, new: Manifest) -> dict[str, int]:

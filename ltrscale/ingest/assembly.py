@@ -3,11 +3,12 @@
 One block of rows is in memory at a time, with the group that is still open and a few megabytes per period that wait
 for their row group.
 
-Shapes: Q groups, N rows, F features.
+Shapes: Q groups, N rows or documents, F features, K of them that still may follow the place, P pairs of neighbours.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -17,24 +18,66 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.data.dataset.manifest import Accounting, DataFile
+from ltrscale.data.dataset.manifest import Accounting, DataFile, Feature
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import TokenSummary, is_of_documents, summarise, summed
 from ltrscale.data.dataset.writer import DatasetWriter
 from ltrscale.data.ids import QueryIds, SeenHashes, hash_ids
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder, RecordedCodes
-from ltrscale.ingest.fills import completed
-from ltrscale.ingest.inputs import Unit, UnitSettings, UnitStart, check_period
-from ltrscale.ingest.places import LikePlaces
-from ltrscale.ingest.quarantine import Quarantine
-from ltrscale.ingest.rows import Rejection, RowBlock
+from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings, UnitStart
+from ltrscale.ingest.rows import Quarantine, Rejection, RowBlock
 from ltrscale.ingest.sort import sort_rows
 from ltrscale.ingest.source import Reader
-from ltrscale.ingest.texts import FULL
-from ltrscale.ingest.validate import Groups, Rejections, Validator, to_table
-from ltrscale.ingest.vocabularies import TokenizerConfig
+from ltrscale.ingest.texts import FULL, TokenizerConfig
+from ltrscale.ingest.validate import Groups, Validator, to_table
 from ltrscale.progress import Advance
+
+_PERIOD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
+_FEWEST = 20
+"""Pairs of documents to compare; fewer may agree by chance."""
+
+
+class LikePlaces:
+    """Finds such features while groups stream past; hardly any is left to look at after the first groups.
+
+    Example:
+        >>> found = LikePlaces(2)
+        >>> x_NF = np.array([[0, 7], [1, 7], [2, 8]] * 10, np.float32)
+        >>> found.add(x_NF, pa.array([1, 2, 3] * 10), np.arange(0, 31, 3))
+        >>> found.among([Feature(name="row"), Feature(name="price")])
+        ['row']
+    """
+
+    def __init__(self, n_features: int) -> None:
+        self._pairs = 0
+        self._rises_F = np.ones(n_features, np.bool_)
+        self._falls_F = np.ones(n_features, np.bool_)
+
+    def add(self, features_NF: NDArray[np.float32], positions_N: pa.Array, offsets_Q1: NDArray[np.int64]) -> None:
+        """Add whole groups; documents without a position are left out."""
+        places_N = np.asarray(positions_N.to_numpy(zero_copy_only=False), np.float64)
+        group_N = np.repeat(np.arange(len(offsets_Q1) - 1), np.diff(offsets_Q1))
+        order_N = np.lexsort((places_N, group_N))
+        before_P, after_P = order_N[:-1], order_N[1:]
+        rises_P = (group_N[before_P] == group_N[after_P]) & (places_N[before_P] < places_N[after_P])  # NaN is no place
+        self._pairs += int(rises_P.sum())
+        columns_K = np.flatnonzero(self._rises_F | self._falls_F)
+        x_NK = features_NF[:, columns_K]
+        step_PK = x_NK[after_P[rises_P]] - x_NK[before_P[rises_P]]
+        self._rises_F[columns_K] &= (step_PK > 0).all(axis=0)
+        self._falls_F[columns_K] &= (step_PK < 0).all(axis=0)
+
+    def merge(self, other: "LikePlaces") -> None:
+        """Add the groups of another."""
+        self._pairs += other._pairs
+        self._rises_F &= other._rises_F
+        self._falls_F &= other._falls_F
+
+    def among(self, features: Sequence[Feature]) -> list[str]:
+        """The names of the features that order every list alike."""
+        alike_F = (self._rises_F | self._falls_F) if self._pairs >= _FEWEST else np.zeros(len(features), np.bool_)
+        return [feature.name for feature, alike in zip(features, alike_F, strict=True) if alike]
 
 
 @dataclass(frozen=True)
@@ -96,13 +139,13 @@ def write_unit(
             a directory or is in the data set already.
     """
     config, encoders = work.config, dict[str, CategoryEncoder]()
-    stats, labels = FeatureStats(len(work.features)), LabelCounts()
-    places = LikePlaces(len(work.features))
+    n_features = len(work.features)
+    stats, labels, places = FeatureStats(n_features), LabelCounts(), LikePlaces(n_features)
     quarantine = Quarantine(commit, number=unit.number)
     validator = _validator(work, unit, ids, quarantine)
     writer = DatasetWriter(
         commit,
-        n_features=len(work.features),
+        n_features=n_features,
         compression=config.compression,
         row_group_bytes=round(config.row_group_mb * 2**20),
         file_bytes=round(config.file_mb * 2**20),
@@ -141,6 +184,18 @@ def write_unit(
     )
 
 
+def completed(block: RowBlock, config: PrepareConfig, features: Sequence[Feature]) -> RowBlock:
+    """The block with missing features filled, and infinite ones (also beyond float32) missing, as the config says."""
+    missing_NF = np.isnan(block.features_NF)
+    if config.infinite == "missing":
+        missing_NF |= np.isinf(block.features_NF)
+    if not missing_NF.any():
+        return block
+    fill = config.source.fills
+    fills_F = np.array([fill.get(feature.name, np.nan) for feature in features], np.float32)
+    return replace(block, features_NF=np.where(missing_NF, fills_F, block.features_NF))
+
+
 def cut_off(groups: Groups) -> dict[str, TokenSummary]:
     """What was cut off the texts of some groups, by column; of a query it is that of the group's first row."""
     found, columns = {}, groups.rows.columns
@@ -174,16 +229,6 @@ def training_texts(
                 yield [text for text, is_new in zip(texts, new.tolist(), strict=True) if is_new]
 
 
-class _Ignored:
-    """Ignores rejections, and never makes their texts: a survey keeps no quarantine."""
-
-    rows = 0
-    rows_by_rule: Mapping[str, int] = {}
-
-    def add(self, rejections: Iterable[Rejection]) -> None:
-        """Nothing."""
-
-
 def survey_unit(work: UnitSettings, unit: Unit, *, folder: Path) -> Survey:
     """Read a unit and report the groups that it would keep if no unit came before it.
 
@@ -191,7 +236,7 @@ def survey_unit(work: UnitSettings, unit: Unit, *, folder: Path) -> Survey:
         InputError: as `write_unit`.
     """
     ids = QueryIds(folder)
-    validator = _validator(work, unit, ids, _Ignored())
+    validator = _validator(work, unit, ids, None)
     hashes, documents = [np.empty(0, np.uint64)], [np.empty(0, np.int32)]
 
     def take(groups: Groups) -> None:
@@ -210,18 +255,17 @@ def silent(units: float, of_total: float | None = None) -> None:
     """Ignore progress."""
 
 
-def _validator(work: UnitSettings, unit: Unit, ids: QueryIds, rejections: Rejections) -> Validator:
+def _validator(work: UnitSettings, unit: Unit, ids: QueryIds, quarantine: Quarantine | None) -> Validator:
     config = work.config
-    validator = Validator(
+    return Validator(
         ids,
-        rejections,
+        quarantine,
         max_group=config.max_group,
         missing_labels=config.source.missing_labels,
         duplicates=config.duplicates,
         features=[feature.name for feature in work.features],
+        scope=unit.period,
     )
-    validator.scope = unit.period
-    return validator
 
 
 def _feed(
@@ -295,20 +339,24 @@ def _free(period: str, file: str, work: UnitSettings) -> str:
             f"{file}: period {period!r} is in {work.out} already, and only new periods can be added; leave its rows "
             "out of the inputs, or prepare them into another directory (a job takes several data sets)"
         )
-    return check_period(period, file)
+    if not _PERIOD.fullmatch(period) or ".." in period:  # a split writes a range of periods as A..B
+        raise InputError(
+            f"{file}: period {period[:100]!r} cannot name a directory; use letters, digits, . _ + and -, at most 100"
+        )
+    return period
 
 
-def check_columns(wanted: pa.Schema, found: pa.Schema, where: str, others: str) -> None:
+def check_columns(wanted: pa.Schema, schema: pa.Schema, where: str, others: str) -> None:
     """Check that groups have the same columns as others, so that one reader serves all files of a data set.
 
     Raises:
         InputError: a column differs; names the first one.
     """
-    ours, theirs = ({name: schema.field(name).type for name in schema.names} for schema in (found, wanted))
-    for name in dict.fromkeys([*ours, *theirs]):
-        here, there = (types.get(name, "missing") for types in (ours, theirs))
-        if here != there:
+    own, other = (dict(zip(each.names, each.types, strict=True)) for each in (schema, wanted))
+    for name in own | other:
+        if own.get(name) != other.get(name):
+            kinds = f"{own.get(name, 'missing')} where it is {other.get(name, 'missing')}"
             raise InputError(
-                f"{where}: column {name!r} of its groups is {here} where it is {there} in {others}; "
+                f"{where}: column {name!r} of its groups is {kinds} in {others}; "
                 "prepare the two apart, or give the input the same columns and types"
             )

@@ -13,7 +13,7 @@ stay as they are written, and special tokens have ids above them.
 Shapes: N rows (documents) of a block, F features.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -25,11 +25,10 @@ from pydantic import Field
 
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.ingest.categories import CategoryEncoder
+from ltrscale.ingest.lines import Lines, line_blocks
 from ltrscale.ingest.rows import TEXT_LENGTH, Rejection, RowBlock, Rule, keep
 from ltrscale.ingest.source import Encoders, File, Reader, Source
-from ltrscale.ingest.textrows import Lines, line_blocks
-from ltrscale.ingest.texts import FULL, TextColumn, TokenColumns, TokenReader
-from ltrscale.ingest.vocabularies import Encoding, ReadyIds
+from ltrscale.ingest.texts import FULL, Encoding, ReadyIds, TextColumn, TokenColumns, TokenReader
 
 BAIDU_FEATURES = (
     Feature(name="query_length"),
@@ -112,6 +111,12 @@ class _Rows:
     """As many as `names`, each as it is written."""
     rejected: list[Rejection] = field(default_factory=list)
 
+    def add(self, line: int, query: _Query, values: Sequence[str]) -> None:
+        """Add a document."""
+        self.lines.append(line)
+        self.queries.append(query)
+        self.values.append(tuple(values))
+
 
 def read_baidu(url: str, config: BaiduUltr, *, encoding: Encoding | None, encoders: Encoders) -> Iterator[RowBlock]:
     """Read a file in blocks of a few megabytes; groups have unique query ids, and `meta_qid` the one in the file.
@@ -125,59 +130,53 @@ def read_baidu(url: str, config: BaiduUltr, *, encoding: Encoding | None, encode
         InputError: the file is missing or its compressed data is broken.
     """
     name = url.rpartition("/")[2].partition(".")[0]
-    read: Callable[[Lines, _Query | None], tuple[_Rows, _Query | None]]
+    sessions = _Sessions(url, name)
+    names: Sequence[str] = ("title", "abstract", "labels", "meta_bucket")
     if config.layout == "sessions":
-        read = _Sessions(url, name)
-        names: Sequence[str] = ("positions", "doc", "title", "abstract", "media_type", "clicks")
-    else:
-        read = _judgements(url)
-        names = ("title", "abstract", "labels", "meta_bucket")
-    query: _Query | None = None
+        names = ("positions", "doc", "title", "abstract", "media_type", "clicks")
     for lines in line_blocks(url):
-        rows, query = read(lines, query)
+        rows = sessions.read(lines) if config.layout == "sessions" else _judged(url, lines)
         if rows.lines or rows.rejected:
             yield _block(url, config, lines, rows, names, encoding, encoders)
-    if isinstance(read, _Sessions) and (empty := read.end()):
+    if empty := sessions.end():
         yield _block(url, config, lines, _Rows(rejected=empty), names, encoding, encoders)
 
 
 @dataclass
 class _Sessions:
-    """Reads lines of sessions; remembers the line of a query that has no document so far."""
+    """Reads lines of sessions; remembers the last query, and its line if it has no document so far."""
 
     url: str
     name: str
+    _last: _Query | None = None
     _alone: tuple[int, str, str] | None = None
 
-    def __call__(self, lines: Lines, query: _Query | None) -> tuple[_Rows, _Query | None]:
+    def read(self, lines: Lines) -> _Rows:
         rows = _Rows()
-        for index in np.flatnonzero(~lines.blank_M()).tolist():
-            number, raw = lines.first + index, lines.bytes_of(index)
-            parts = raw.decode(errors="replace").removesuffix("\r").split("\t", _DOCUMENT_FIELDS)
+        for number, parts in _fields_of(lines, _DOCUMENT_FIELDS):
             if len(parts) < _JUDGED_FIELDS - 1:
                 rows.rejected += self.end()
-                query = self._query(number, parts)
+                self._last = query = self._query(number, parts)
                 if query.fault:
                     rows.rejected.append(_rejection(self.url, number, query.fault, lines, "", rows=0))
                 else:
                     self._alone = number, lines(number), query.id
                 continue
             self._alone = None
-            fault = "a document before any query" if query is None else query.fault
+            of = self._last or _Query("", "", "", "a document before any query")
+            fault = of.fault
             if len(parts) < _DOCUMENT_FIELDS:
                 fault = f"{len(parts)} fields where a query has 3 and a document more than 6"
-            if fault or query is None:
-                rows.rejected.append(_rejection(self.url, number, fault, lines, "" if query is None else query.id))
-                continue
-            rows.lines.append(number)
-            rows.queries.append(query)
-            rows.values.append(tuple(parts[:6]))
-        return rows, query
+            if fault:
+                rows.rejected.append(_rejection(self.url, number, fault, lines, of.id))
+            else:
+                rows.add(number, of, parts[:6])
+        return rows
 
     def _query(self, number: int, parts: Sequence[str]) -> _Query:
         if len(parts) != _QUERY_FIELDS or not parts[0]:
-            found = "no query id" if len(parts) == _QUERY_FIELDS else f"{len(parts)} fields where a query has 3"
-            return _Query("", "", "", f"{found}, in line {number}; the documents after it have no query")
+            fault = "no query id" if len(parts) == _QUERY_FIELDS else f"{len(parts)} fields where a query has 3"
+            return _Query("", "", "", f"{fault}, in line {number}; the documents after it have no query")
         return _Query(f"{parts[0]}:{self.name}:{number}", parts[0], parts[1])
 
     def end(self) -> list[Rejection]:
@@ -186,22 +185,23 @@ class _Sessions:
         return [] if alone is None else [Rejection(self.url, alone[0], "empty_group", alone[1], alone[2], rows=0)]
 
 
-def _judgements(url: str) -> Callable[[Lines, _Query | None], tuple[_Rows, _Query | None]]:
-    def read(lines: Lines, query: _Query | None) -> tuple[_Rows, _Query | None]:
-        rows = _Rows()
-        for index in np.flatnonzero(~lines.blank_M()).tolist():
-            number, raw = lines.first + index, lines.bytes_of(index)
-            parts = raw.decode(errors="replace").removesuffix("\r").split("\t")
-            if len(parts) != _JUDGED_FIELDS or not parts[0]:
-                found = "no query id" if len(parts) == _JUDGED_FIELDS else f"{len(parts)} fields where 6 belong"
-                rows.rejected.append(_rejection(url, number, found, lines, parts[0]))
-                continue
-            rows.lines.append(number)
-            rows.queries.append(_Query(parts[0], parts[0], parts[1]))
-            rows.values.append(tuple(parts[2:]))
-        return rows, query
+def _judged(url: str, lines: Lines) -> _Rows:
+    """Reads lines of judgements."""
+    rows = _Rows()
+    for number, parts in _fields_of(lines):
+        if len(parts) == _JUDGED_FIELDS and parts[0]:
+            rows.add(number, _Query(parts[0], parts[0], parts[1]), parts[2:])
+        else:
+            fault = "no query id" if len(parts) == _JUDGED_FIELDS else f"{len(parts)} fields where 6 belong"
+            rows.rejected.append(_rejection(url, number, fault, lines, parts[0]))
+    return rows
 
-    return read
+
+def _fields_of(lines: Lines, most: int = -1) -> Iterator[tuple[int, list[str]]]:
+    """The number and the fields of each line, cut `most` times at most."""
+    for index in np.flatnonzero(~lines.blank_M()).tolist():
+        text = lines.bytes_of(index).decode(errors="replace")
+        yield lines.first + index, text.removesuffix("\r").split("\t", most)
 
 
 def _rejection(
@@ -277,6 +277,6 @@ def _features(columns: dict[str, pa.Array], media: pa.Array | None, n: int, enco
     for i, column in enumerate(("query_tokens_query", "document_tokens_title", "document_tokens_abstract")):
         features_NF[:, i] = columns[FULL + column].to_numpy()
     if media is not None:
-        known = pc.if_else(pc.equal(media, ""), None, media)
-        features_NF[:, 3] = encoders.setdefault("media_type", CategoryEncoder()).encode(known)
+        types = pc.if_else(pc.equal(media, ""), None, media)
+        features_NF[:, 3] = encoders.setdefault("media_type", CategoryEncoder()).encode(types)
     return features_NF

@@ -53,7 +53,8 @@ class CategoryEncoder:
     def __init__(self) -> None:
         self.collisions = 0
         self.texts: RecordedCodes = {}
-        self._known: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
+        self.known: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
+        """The values remembered, 64 bits each, rising."""
 
     def encode(self, column: pa.Array) -> NDArray[np.float32]:
         """The codes of a block, as by the function `encode`."""
@@ -62,29 +63,24 @@ class CategoryEncoder:
         self.note(np.unique(identities_N[~missing_N]))
         return _codes(identities_N, missing_N)
 
-    @property
-    def known(self) -> NDArray[np.uint64]:
-        """The values remembered, 64 bits each, rising."""
-        return self._known
-
     def note(self, values: NDArray[np.uint64]) -> None:
         """Remember values, perhaps those that another encoder of the column knows."""
-        at = np.searchsorted(self._known, values)
+        at = np.searchsorted(self.known, values)
         new = np.ones(len(values), dtype=bool)
-        inside = at < len(self._known)
-        new[inside] = self._known[at[inside]] != values[inside]
-        room = _MOST_VALUES - len(self._known)
+        inside = at < len(self.known)
+        new[inside] = self.known[at[inside]] != values[inside]
+        room = _MOST_VALUES - len(self.known)
         fresh = np.flatnonzero(new)[:room]
         if len(fresh):
             codes = np.unique(values[fresh] >> _SHIFT)
             before = self._pairs(codes)
-            self._known = np.insert(self._known, at[fresh], values[fresh])
+            self.known = np.insert(self.known, at[fresh], values[fresh])
             self.collisions += self._pairs(codes) - before
 
     def _pairs(self, codes: NDArray[np.uint64]) -> int:
         """Pairs of known values that share one of these codes; in the sorted known values a code's are a run."""
-        first = np.searchsorted(self._known, codes << _SHIFT)
-        last = np.searchsorted(self._known, (codes << _SHIFT) | np.uint64((1 << 40) - 1), side="right")
+        first = np.searchsorted(self.known, codes << _SHIFT)
+        last = np.searchsorted(self.known, (codes << _SHIFT) | np.uint64((1 << 40) - 1), side="right")
         return int(((last - first) * (last - first - 1) // 2).sum())
 
 

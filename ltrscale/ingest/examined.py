@@ -1,9 +1,12 @@
-"""The rows of a batch of a raw log, with the faults that make some of them unusable.
+"""What a file and its rows have of the columns that a config names: the features, and the faults of unusable rows.
 
 Shapes: N rows.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -11,9 +14,217 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale.data import columns as cols
-from ltrscale.data.times import Clock, instants, periods
-from ltrscale.ingest.mapping import ColumnMapping, ListColumns
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.times import Clock, instants, is_time, periods
+from ltrscale.errors import InputError, nearest, suggestion
+from ltrscale.ingest.mapping import ColumnMapping, ListColumns, named_columns
 from ltrscale.ingest.rows import TEXT_LENGTH, RawTexts, Rejection, Rule, plain_value
+
+
+def resolve_features(schema: pa.Schema, mapping: ColumnMapping, file: str) -> list[Feature]:
+    """The features that a mapping finds in a file, in the order that ColumnMapping states.
+
+    Raises:
+        InputError: a column is missing (names the nearest), occurs twice or has a type that does not fit; a pattern
+            matches nothing.
+    """
+    _require_named(schema, mapping, file)
+    categorical = dict.fromkeys(_chosen(schema, mapping, mapping.categorical, "categorical", file))
+    numeric = dict.fromkeys(_chosen(schema, mapping, mapping.features, "features", file))
+    parts = mapping.date_features()
+    features = [Feature(name=name) for name in numeric if name not in categorical]
+    features += [Feature(name=name) for name, (_, part) in parts.items() if part == "days_before"]
+    features += [Feature(name=name, kind="categorical") for name in categorical]
+    features += [Feature(name=name, kind="categorical") for name, (_, part) in parts.items() if part != "days_before"]
+    for name in parts.keys() & {*schema.names}:
+        raise InputError(f"{file}: column {name!r} has the name of a feature of dates; rename it, or drop it there")
+    for feature in features:
+        use = "dates" if feature.name in parts else feature.kind
+        require(schema, mapping.source_of(feature.name), use, file)
+    return features
+
+
+def resolve_groups(schema: pa.Schema, mapping: ListColumns, file: str) -> list[Feature]:
+    """The features of a file with one group per row.
+
+    Raises:
+        InputError: a column is missing or has a type that does not fit; the number of features cannot be inferred.
+    """
+    _require_named(schema, mapping, file)
+    if not mapping.matrix:
+        for name in (*mapping.features, *mapping.categorical):
+            if not named_columns(schema.names, [name]):
+                raise InputError(f"{file}: features: no column is named {name!r}; {_remedy(name, schema.names)}")
+        categorical = named_columns(schema.names, mapping.categorical)
+        names = mapping.feature_columns(schema)
+        for name in names:
+            require(schema, name, f"list of {_kind(name, categorical)} features", file)
+        return [Feature(name=name, kind=_kind(name, categorical)) for name in names]
+    inner = require(schema, mapping.features[0], "features", file).value_type
+    n = mapping.n_features or len(mapping.names) or (inner.list_size if pa.types.is_fixed_size_list(inner) else 0)
+    if not n:
+        raise InputError(
+            f"{file}: column {mapping.features[0]!r}: its lists do not state the number of features; "
+            "set n_features or names"
+        )
+    names = [*mapping.names] or [str(i + 1) for i in range(n)]
+    for name in mapping.categorical:
+        if name not in names:
+            raise InputError(f"{file}: categorical: no feature is named {name!r}; {_remedy(name, names)}")
+    return [Feature(name=name, kind=_kind(name, mapping.categorical)) for name in names]
+
+
+def _kind(name: str, categorical: Sequence[str]) -> Literal["numeric", "categorical"]:
+    return "categorical" if name in categorical else "numeric"
+
+
+def missing(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> list[str]:
+    """The columns that a mapping names, no patterns, and a file lacks: each with its use and the nearest name."""
+    uses = [(name, use) for use, name in mapping.named().items() if not _in_path(schema, use, name, file)]
+    uses += [(name, "meta") for name in mapping.meta] + [(name, "feature") for name in mapping.features]
+    uses += [(name, "tokens") for name in (mapping.tokens.columns if mapping.tokens else [])]
+    if isinstance(mapping, ColumnMapping):
+        uses += [(name, "dates") for name in mapping.dates]
+    if isinstance(mapping, ColumnMapping) or not mapping.matrix:  # else these are features in the one column
+        uses += [(name, "feature") for name in mapping.categorical]
+    lacking = []
+    for name, use in uses:
+        if not name.endswith("*") and name not in schema.names:
+            near = nearest(name, schema.names, alike=0.7)
+            lacking.append(f"{name!r} ({use}{f', perhaps {near!r}' if near else ''})")
+    return lacking
+
+
+def _in_path(schema: pa.Schema, use: str, name: str, file: str) -> bool:
+    """Whether the path of a file has the period, and not its columns."""
+    return use == "period_column" and name not in schema.names and path_value(file, name) is not None
+
+
+def check_same_features(
+    schema: pa.Schema,
+    found: Sequence[Feature],
+    features: Sequence[Feature],
+    mapping: ColumnMapping | ListColumns,
+    file: str,
+    first: str,
+) -> None:
+    """Check that a file has the features of the first one, in any order.
+
+    Raises:
+        InputError: a feature is missing, of another kind, or not in the first file; names it.
+    """
+    items = isinstance(mapping, ColumnMapping)
+    for feature in features:
+        column = mapping.source_of(feature.name) if isinstance(mapping, ColumnMapping) else feature.name
+        if column not in schema.names:
+            near = _remedy(column, schema.names)
+            raise InputError(f"{file}: column {column!r} is missing, which {first} has; {near}")
+        if column == feature.name:
+            require(schema, column, feature.kind if items else f"list of {feature.kind} features", file)
+    for feature in found:
+        if feature not in features:
+            raise InputError(
+                f"{file}: column {feature.name!r} ({feature.kind}) is not among the features of {first}; "
+                "list it under exclude, or prepare the two apart"
+            )
+
+
+def _require_named(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> None:
+    """Check the columns that are not features."""
+    for use, name in mapping.named().items():
+        if not _in_path(schema, use, name, file):
+            require(schema, name, use, file)
+    for name in mapping.meta:
+        require(schema, name, "meta", file)
+    items = isinstance(mapping, ColumnMapping)
+    for field, text in (mapping.tokens.fields() if mapping.tokens else {}).items():
+        if text.lengths is not None:
+            if items:
+                raise InputError(f"{field.name}: lengths are for groups, one per row; an item has its own tokens")
+            require(schema, text.lengths, "lengths of tokens", file)
+        one = items or field.of == "query"
+        use = "text" if one else "token ids" if text.lengths is not None else "texts of documents"
+        require(schema, text.column, use, file)
+
+
+def _chosen(schema: pa.Schema, mapping: ColumnMapping, patterns: Sequence[str], use: str, file: str) -> Iterator[str]:
+    taken = {*mapping.named().values(), *mapping.dates, *named_columns(schema.names, mapping.exclude)}
+    taken |= {*(mapping.tokens.columns if mapping.tokens else ())}
+    for pattern in patterns:
+        matched = named_columns(schema.names, [pattern])
+        if not matched:
+            raise InputError(f"{file}: {use}: no column is named {pattern!r}; {_remedy(pattern, schema.names)}")
+        if pattern == "*":
+            taken |= {*mapping.meta}
+            types = {n: schema.field(schema.get_all_field_indices(n)[0]).type for n in matched}
+            # no columns that are all null, which a cast would take for numbers
+            matched = [n for n, kind in types.items() if cols.is_number(kind) and not pa.types.is_null(kind)]
+        yield from (name for name in matched if name == pattern or name not in {*taken, *patterns})
+
+
+def _is_single(kind: pa.DataType) -> bool:
+    return not pa.types.is_nested(kind)
+
+
+def _list_of(test: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
+    return lambda kind: cols.is_list(kind) and test(cols.value_type(kind.value_type))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return _is_single(kind) or _NUMBERS[0](kind)
+
+
+_Fit = tuple[Callable[[pa.DataType], bool], str]
+_ID: _Fit = cols.is_id, "text or whole numbers"
+_TIMES: _Fit = is_time, "time stamps, dates, seconds since 1970 or text"
+_NUMBERS: _Fit = _list_of(cols.is_number), "lists of numbers"
+_FITS: dict[str, _Fit] = {
+    **dict.fromkeys(("query", "item", "period_column"), _ID),
+    "graded label": (cols.is_id, "text or numbers"),
+    **dict.fromkeys(("time", "dates"), _TIMES),
+    "categorical": (_is_single, "single values"),
+    "meta": (lambda _: True, "anything"),
+    "features": (
+        lambda kind: _NUMBERS[0](kind) or _list_of(_NUMBERS[0])(kind),
+        "lists of numbers, or lists of such lists",
+    ),
+    "docs": (_list_of(cols.is_id), "lists of text or of whole numbers"),
+    **dict.fromkeys(("labels", "lengths of tokens", "list of numeric features"), _NUMBERS),
+    **dict.fromkeys((f"list of {name}" for name in ("positions", "clicks", "weights", "gains")), _NUMBERS),
+    "text": (_is_text, "text or lists of token ids"),
+    "texts of documents": (_list_of(_is_text), "lists of these"),
+    "token ids": (_NUMBERS[0], "lists of token ids"),
+    "list of categorical features": (_list_of(_is_single), "lists of single values"),
+}
+
+
+def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
+    """The type of a column, which must occur once and fit its use."""
+    use = "query" if use == f"within {name}" else use
+    indices = schema.get_all_field_indices(name)
+    if not indices:
+        unlabelled = f"; if the data have no labels, set prepare.source.columns.{use} to null"
+        remedy = _remedy(name, schema.names) + (unlabelled if use in ("label", "labels") else "")
+        raise InputError(f"{file}: no column {name!r} ({use}); {remedy}")
+    if len(indices) > 1:
+        raise InputError(f"{file}: {len(indices)} columns are named {name!r} ({use}); rename all but one")
+    kind = cols.value_type(schema.field(indices[0]).type)
+    fits, wanted = _FITS.get(use, (cols.is_number, "numbers"))
+    if not fits(kind):
+        remedy = "list it under categorical or exclude" if use == "numeric" else "convert it or name another column"
+        raise InputError(f"{file}: column {name!r} ({use}) should hold {wanted} and is {kind}; {remedy}")
+    return kind
+
+
+def _remedy(name: str, names: Sequence[str]) -> str:
+    """The remedy for a wrong name."""
+    return suggestion(name.rstrip("*"), names, "its columns are")
+
+
+def path_value(url: str, key: str) -> str | None:
+    """The value of `key=value` in a path, as in Hive partitions."""
+    match = re.search(rf"(?:^|/){re.escape(key)}=([^/]+)/", url)
+    return urllib.parse.unquote(match[1]) if match else None
 
 
 class Examined:
@@ -35,11 +246,11 @@ class Examined:
     ) -> None:
         """Record a fault of some rows, the column whose values show it, and perhaps the fault of a value in words."""
         for i in np.flatnonzero(bad_N & ~self.bad_N).tolist():
-            found = reason
+            shown = reason
             if column is not None:
                 value = repr(plain_value(self.batch.column(column)[i]))
-                found = f"{value} {fault}" if fault else f"{reason} ({value})"
-            self._findings[i] = rule, reason, found
+                shown = f"{value} {fault}" if fault else f"{reason} ({value})"
+            self._findings[i] = rule, reason, shown
         self.bad_N |= bad_N
 
     def reject_each(self, faults: Mapping[int, str], rule: Rule) -> None:
@@ -78,12 +289,12 @@ class Examined:
 
     def meta(self, names: Sequence[str]) -> dict[str, pa.Array]:
         """Columns of groups, unchanged, by their names in the data set."""
-        found = {}
+        columns = {}
         for name in names:
             column = cols.without_dictionary(self.batch.column(name))
             key = f"meta_{name.removeprefix('meta_')}"  # a data set that is read again keeps its columns' names
-            found[key] = self.texts(name) if cols.is_text(column.type) else column
-        return found
+            columns[key] = self.texts(name) if cols.is_text(column.type) else column
+        return columns
 
     def rejections(
         self,
@@ -97,7 +308,6 @@ class Examined:
         for i in np.flatnonzero(self.bad_N).tolist():
             rule, reason, found = self._findings[i]
             line, rows = int(lines_N[i]), 1 if rows_N is None else int(rows_N[i])
-            shown = f"{reason}: {texts(line)}"[:TEXT_LENGTH]
-            query = query_ids_N[i].as_py() or ""
-            rejected.append(Rejection(self.file, line, rule, shown, query, rows, found))
+            text, query = f"{reason}: {texts(line)}"[:TEXT_LENGTH], query_ids_N[i].as_py() or ""
+            rejected.append(Rejection(self.file, line, rule, text, query, rows, found))
         return rejected

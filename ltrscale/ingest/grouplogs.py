@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
-from ltrscale.ingest import parquet
 from ltrscale.ingest.categories import CategoryEncoder
-from ltrscale.ingest.examined import Examined
-from ltrscale.ingest.mapping import ListColumns, check_same_features, missing, path_value, resolve_groups
-from ltrscale.ingest.rows import RowBlock, RowTexts
+from ltrscale.ingest.examined import Examined, check_same_features, missing, path_value, resolve_groups
+from ltrscale.ingest.mapping import ListColumns
+from ltrscale.ingest.rows import RowBlock
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
-from ltrscale.ingest.texts import TextColumn, TokenColumns, TokenReader
-from ltrscale.ingest.vocabularies import Encoding
+from ltrscale.ingest.tables import Raw, parquet_schema, read_parquet
+from ltrscale.ingest.texts import Encoding, TextColumn, TokenColumns, TokenReader
 
 
 class GroupRows(Source):
@@ -35,7 +34,7 @@ class GroupRows(Source):
 
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
         """The features of the first file."""
-        return tuple(group_features(files[0].url, self.columns))
+        return tuple(resolve_groups(_schema_of(files[0].url), self.columns, files[0].url))
 
     def open(
         self, features: Sequence[Feature], *, first: str, encoders: Encoders, encoding: Encoding | None = None
@@ -51,7 +50,7 @@ class GroupRows(Source):
 
     def missing_columns(self, url: str) -> list[str]:
         """The columns that a file lacks."""
-        return missing(parquet.read_schema(url), self.columns, url)
+        return missing(parquet_schema(url), self.columns, url)
 
     def check_documents_named(self) -> None:
         """Refuse columns without document ids."""
@@ -74,15 +73,10 @@ class GroupRows(Source):
         return f"column {self.columns.labels!r}"
 
 
-def group_features(url: str, mapping: ListColumns) -> list[Feature]:
-    """The features that `read_group_rows` finds in a file."""
-    return resolve_groups(_parquet_schema(url), mapping, url)
-
-
-def _parquet_schema(url: str) -> pa.Schema:
+def _schema_of(url: str) -> pa.Schema:
     if not url.endswith(".parquet"):
         raise InputError(f"{url}: the name does not end in .parquet; rename it or narrow the path")
-    return parquet.read_schema(url)
+    return parquet_schema(url)
 
 
 def read_group_rows(
@@ -100,33 +94,25 @@ def read_group_rows(
     `lines_N` is the row of the group. Rejected: `empty_group`, a group without documents (0 rows); `feature_count`,
     feature lists that do not hold the same number of whole documents (1 row, since its documents are not known);
     `unparsable`, the documents of a group whose labels or other lists have another length, or whose query id, time
-    stamp or period cannot be read; `bad_tokens`, those of a group with a bad token (see `ItemRows.read`).
-
-    Args:
-        url: A file named .parquet.
-        mapping: The uses of the columns.
-        features: The features of the first of several files, from `group_features`; the others must have the same.
-        first: The name of that file, for errors.
-        encoders: Encoders by feature, shared by the files of one data set so that collisions are counted once.
-        encoding: As for `ItemRows.read`.
-        batch_groups: The most groups of a block.
+    stamp or period cannot be read; `bad_tokens`, those of a group with a bad token (see `ItemRows.read`). The other
+    arguments are as for `Source.open`; by default the file is the only one.
 
     Raises:
         InputError: the file is missing, empty or damaged; a column is missing, has a type that does not fit, or the
             features are not those of the first file.
     """
-    schema = _parquet_schema(url)
-    found = resolve_groups(schema, mapping, url)
-    if features is not None and not mapping.matrix:
-        check_same_features(schema, found, features, mapping, url, first)
-    elif features is not None and list(features) != found:
-        raise InputError(f"{url}: its {len(found)} features are not those of {first}; prepare the two apart")
-    used, known = found if features is None else features, {} if encoders is None else encoders
-    build = _GroupBlocks(url, mapping, used, known, encoding)
+    schema = _schema_of(url)
+    own = resolve_groups(schema, mapping, url)
+    used = own if features is None else features
+    if not mapping.matrix:
+        check_same_features(schema, own, used, mapping, url, first)
+    elif list(used) != own:
+        raise InputError(f"{url}: its {len(own)} features are not those of {first}; prepare the two apart")
+    build = _GroupBlocks(url, mapping, used, {} if encoders is None else encoders, encoding)
     wanted = {*mapping.named().values(), *mapping.feature_columns(schema), *mapping.meta}
     wanted |= {*(mapping.tokens.columns if mapping.tokens else ())}
     names = [name for name in schema.names if name in wanted]
-    for batch in parquet.read_batches(url, names, batch_groups):
+    for batch in read_parquet(url, names, batch_groups):
         yield build(batch)
 
 
@@ -140,14 +126,13 @@ class _GroupBlocks:
     encoders: Encoders
     encoding: Encoding | None = None
 
-    def __call__(self, raw: parquet.Batch) -> RowBlock:
+    def __call__(self, raw: Raw) -> RowBlock:
         mapping, groups = self.mapping, Examined(raw.rows, self.url)
-        texts = RowTexts(raw.rows, raw.lines_N)
         lengths_G = self._examine(groups)
         of_queries, of_documents = self._tokens(groups, lengths_G)
         ids_G = groups.texts(mapping.query, required=True)
         periods_G, meta = groups.periods(mapping), groups.meta(mapping.meta)
-        rejected = groups.rejections(raw.lines_N, texts, ids_G, lengths_G)
+        rejected = groups.rejections(raw.lines_N, raw.texts, ids_G, lengths_G)
 
         good_G = np.flatnonzero(~groups.bad_N)
         batch, lengths_G = raw.rows.take(pa.array(good_G)), lengths_G[good_G]
@@ -176,7 +161,7 @@ class _GroupBlocks:
             | {name: column.take(index_N) for name, column in meta.items()}
             | texts_N,
             rejected=rejected,
-            texts=texts,
+            texts=raw.texts,
             share=raw.share,
         )
 
@@ -218,13 +203,13 @@ class _GroupBlocks:
         tokens = self.mapping.tokens
         for field, text in (tokens.fields() if tokens else {}).items():
             assert tokens is not None
-            reader, values = TokenReader(tokens, self.encoding), groups.batch.column(text.column)
+            reader = TokenReader(tokens, self.encoding)
             if field.of == "query":
-                columns, faults = reader.read(field, values, text)
+                columns, faults = reader.read(field, groups.batch.column(text.column), text)
                 groups.reject_each(faults, "bad_tokens")
                 of_queries |= columns
                 continue
-            values, group = self._documents(groups, values, text, lengths_G)
+            values, group = self._documents(groups, text, lengths_G)
             columns, faults = reader.read(field, values, text)
             first = {int(group[i]): fault for i, fault in sorted(faults.items(), reverse=True)}
             groups.reject_each(dict(sorted(first.items())), "bad_tokens")
@@ -232,16 +217,19 @@ class _GroupBlocks:
         return of_queries, of_documents
 
     def _documents(
-        self, groups: Examined, values: pa.Array, text: TextColumn, lengths_G: NDArray[np.int64]
+        self, groups: Examined, text: TextColumn, lengths_G: NDArray[np.int64]
     ) -> tuple[pa.Array, NDArray[np.int64]]:
         """The texts or ids of all documents, and their groups; groups without one for each document are rejected."""
-        counted = values if text.lengths is None else groups.batch.column(text.lengths)
+        counted = groups.batch.column(text.lengths or text.column)
         groups.reject(
             _lengths(counted) != lengths_G, f"column {text.column!r} does not have the tokens of each document"
         )
         if text.lengths is not None:
             sums_G = _sums(counted)
-            groups.reject(sums_G != _lengths(values), f"the lengths of {text.column!r} do not add up to its tokens")
+            groups.reject(
+                sums_G != _lengths(groups.batch.column(text.column)),
+                f"the lengths of {text.column!r} do not add up to its tokens",
+            )
         good = groups.batch.take(pa.array(np.flatnonzero(~groups.bad_N)))
         counted = good.column(text.lengths or text.column)
         group = np.repeat(np.flatnonzero(~groups.bad_N), _lengths(counted))
@@ -275,8 +263,7 @@ class _GroupBlocks:
 
 def _lengths(column: pa.Array) -> NDArray[np.int64]:
     """Values in each list, 0 where there is none."""
-    lengths: NDArray[np.int64] = pc.list_value_length(column).cast(pa.int64()).fill_null(0).to_numpy()
-    return lengths
+    return np.asarray(pc.list_value_length(column).cast(pa.int64()).fill_null(0), np.int64)
 
 
 def _sums(column: pa.Array) -> NDArray[np.int64]:
@@ -291,5 +278,4 @@ def _sums(column: pa.Array) -> NDArray[np.int64]:
 def _any(column: pa.Array, bad: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which lists have a bad value; `bad` marks the bad ones among the values of all lists."""
     group = np.repeat(np.arange(len(column)), _lengths(column))
-    found: NDArray[np.bool_] = np.bincount(group[bad], minlength=len(column)) > 0
-    return found
+    return np.asarray(np.bincount(group[bad], minlength=len(column)) > 0)

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from ltrscale.errors import InputError, suggestion
 from ltrscale.ingest import roles
-from ltrscale.ingest.profile import LogColumn
+from ltrscale.ingest.profile import LogColumn, Structure
 from ltrscale.ingest.roles import FEW_LISTS, Candidate, Choice, choose_role
-from ltrscale.ingest.structure import Structure
 
 _CODE = r"^c_|_?id$|_id_|code$|type$|category|brand|country|region|^cat_"
 _CLICKED = r"^(is_)?click(ed)?s?$|click_bool"
@@ -65,22 +64,25 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
         InputError: a column does not exist, or none looks like the query's.
     """
     left = {column.name: column for column in columns}
-    known = {use: _take(left, name, use, where) for use, name in given.items() if name is not None}
+    named = {use: _take(left, name, use, where) for use, name in given.items() if name is not None}
     choices: dict[str, Choice] = {}
 
     def chosen(use: str, candidates: Sequence[Candidate]) -> LogColumn | None:
-        if use in known:
-            return known[use]
+        if use in named:
+            return named[use]
         choice = choose_role(candidates, least=_LEAST[use], rivals=2 if use == "time" else 0)
         if choice is None:
             return None
         choices[use] = choice
         return left.pop(choice.best.name)
 
-    query = chosen("query", roles.queries([*left.values()], seen) if "query" not in known else ())
+    query = chosen("query", roles.queries([*left.values()], seen) if "query" not in named else ())
     if query is None:
-        raise InputError(f"{where}: {_no_query(roles.queries(columns, seen), columns)}")
-    within = () if "query" in known else roles.within(query, [*left.values()], seen)
+        best = max(roles.queries(columns, seen), key=lambda each: each.score, default=None)
+        near = f"; {best.name} is the nearest, but {best.reasons[-1]}" if best and best.reasons else ""
+        remedy = f"name it, as --set query={best.name if best else columns[0].name}"
+        raise InputError(f"{where}: no column looks like a query's id{near}; {remedy}")
+    within = () if "query" in named else roles.within(query, [*left.values()], seen)
     if within:
         names = f"rows of {query.name} stand together by {', '.join(column.name for column in within)}"
         choices["query"] = replace(choices["query"], doubt=f"no single column names a list, {names}")
@@ -93,45 +95,34 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
     positions = chosen("positions", roles.positions([*left.values()], key, seen))
     outcomes = _outcomes(left, label, seen)
     gain = _gain(left, label, seen)
-    clicks = next((each for each in [label, *left.values()] if each and _counts_clicks(each)), None)
+    counts = [each for each in [label, *left.values()] if each and each.numeric and each.least >= 0]
+    clicks = next((each for each in counts if roles.has_pattern(each, _CLICKED)), None)
     taken = Guess(query, within, item, label, gain, clicks, time, positions, choices=choices)
     return _with_rest(taken, [column for column in left.values() if column is not gain], outcomes, key, seen)
 
 
-def _no_query(candidates: Sequence[Candidate], columns: Sequence[LogColumn]) -> str:
-    best = max(candidates, key=lambda each: each.score, default=None)
-    near = f"; {best.name} is the nearest, but {best.reasons[-1]}" if best and best.reasons else ""
-    return f"no column looks like a query's id{near}; name it, as --set query={best.name if best else columns[0].name}"
-
-
 def _combined(query: LogColumn, within: Sequence[LogColumn], seen: Structure) -> tuple[LogColumn, Structure]:
     """The query's column and the structure; a column for all that make its id, where these are several."""
-    if query.name not in seen:
-        return query, seen
-    if not within:
+    if query.name not in seen or not within:
         return query, seen
     names = [column.name for column in within]
     key = replace(query, name=" ".join([query.name, *names]))
     return key, replace(seen, codes={**seen.codes, key.name: seen.joined(query.name, names)})
 
 
-def _counts_clicks(column: LogColumn) -> bool:
-    return column.numeric and column.least >= 0 and roles.has_pattern(column, _CLICKED)
-
-
 def _outcomes(left: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure) -> dict[str, str]:
     """The columns that say what came of a list, with the reason."""
-    found = {
-        name: "another label: it would give the answer away" for name, each in left.items() if roles.is_label(each)
-    }
+    outcomes = dict.fromkeys(
+        (name for name, each in left.items() if roles.is_label(each)), "another label: it would give the answer away"
+    )
     if label is None or not label.numeric or label.name not in seen:
-        return found
+        return outcomes
     rare = (seen.numbers(label.name) > 0).mean() < 0.5  # else a count of few zeros would do
     for name, column in left.items() if rare else ():
         quantity = column.numeric and name in seen and column.least >= 0 and not roles.names_one(column)
         if quantity and _follows(seen.numbers(name), seen.numbers(label.name)):
-            found.setdefault(name, f"0 wherever {label.name} is 0: it would give the answer away")
-    return found
+            outcomes.setdefault(name, f"0 wherever {label.name} is 0: it would give the answer away")
+    return outcomes
 
 
 def _follows(value_N: NDArray[np.float64], label_N: NDArray[np.float64]) -> bool:
@@ -143,13 +134,13 @@ def _follows(value_N: NDArray[np.float64], label_N: NDArray[np.float64]) -> bool
 
 def _gain(left: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure) -> LogColumn | None:
     """What a document brought, by its name; it has brought nothing where the label is 0."""
-    named = [
-        each for each in left.values() if each.numeric and each.least >= 0 and roles.has_pattern(each, roles.WORTH)
-    ]
-    named = [each for each in named if roles.is_label(each) and each.name in seen]
-    if label is not None and label.numeric:
+    if label is None:
+        return None
+    named = [each for each in left.values() if roles.has_pattern(each, roles.WORTH) and roles.is_label(each)]
+    named = [each for each in named if each.numeric and each.least >= 0 and each.name in seen]
+    if label.numeric:
         named = [each for each in named if _follows(seen.numbers(each.name), seen.numbers(label.name))]
-    return named[0] if named and label is not None else None
+    return named[0] if named else None
 
 
 def _with_rest(
@@ -208,18 +199,15 @@ def _names(column: LogColumn, item: LogColumn | None, seen: Structure) -> bool:
 def doubtful(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str | None]) -> dict[str, str]:
     """The columns that are likely no features, with the reason; those with a single value do no harm, and are none.
 
-    Args:
-        columns: the columns.
-        seen: as for `guess`.
-        given: as for `guess`; `query` is there.
+    The arguments are as for `guess`, with the query among those that are given.
     """
-    found = guess(columns, seen, given, "X")
-    by_role = {"the item": found.item, "a label": found.label, "a time": found.time, "a position": found.positions}
+    uses = guess(columns, seen, given, "X")
+    by_role = {"the item": uses.item, "a label": uses.label, "a time": uses.time, "a position": uses.positions}
     reasons = {column.name: f"looks like {role}" for role, column in by_role.items() if column is not None}
-    outcomes = {each.name for each in (found.gain, found.clicks) if each is not None}
+    outcomes = {each.name for each in (uses.gain, uses.clicks) if each is not None}
     reasons |= dict.fromkeys(outcomes, "an outcome: it would give the answer away")
-    reasons |= {column.name: "a user or session" for column in found.meta}
-    reasons |= {column.name: "a date" for column in found.dates} | dict(found.others)
+    reasons |= {column.name: "a user or session" for column in uses.meta}
+    reasons |= {column.name: "a date" for column in uses.dates} | dict(uses.others)
     single = {column.name for column in columns if column.distinct <= 1}
     return {name: reason for name, reason in reasons.items() if name not in {*single, *given.values()}}
 

@@ -2,12 +2,17 @@
 
 A unit is a run of input files, handled together from reading to finished data files. The cuts depend on the list of
 files and their sizes alone. Given its `UnitStart`, a unit writes the same files on any machine and at any time.
+
+Tables of Delta Lake and Apache Iceberg are lists of Parquet files: those of one version, which never change. Only the
+tables' own libraries read their logs. A version whose rows are not simply those of its files is refused.
 """
 
+import importlib.util
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -17,12 +22,14 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.writer import Compression
 from ltrscale.errors import InputError
 from ltrscale.ingest.choices import SourceConfig
-from ltrscale.ingest.lakes import Lake, snapshot
 from ltrscale.ingest.source import File, Source
+from ltrscale.ingest.texts import Encoding
 from ltrscale.ingest.validate import Duplicates
-from ltrscale.ingest.vocabularies import Encoding
 
-_PERIOD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
+Lake = Literal["delta", "iceberg"]
+
+_LIBRARIES: dict[Lake, str] = {"delta": "deltalake", "iceberg": "pyiceberg"}
+_METADATA = re.compile(r"/v?([0-9]+)(?:-[0-9a-f-]+)?(?:\.gz)?\.metadata\.json$")
 
 
 class InputFiles(Config):
@@ -128,9 +135,9 @@ def list_inputs(inputs: Sequence[InputFiles]) -> list[File]:
     files = []
     for entry in inputs:
         if entry.table is not None:
-            found = snapshot(entry.path, entry.table, entry.version)
-            version = f"{entry.table} {found.version}"
-            files += [File(url=url, period=entry.period, version=version) for url in found.files]
+            table = snapshot(entry.path, entry.table, entry.version)
+            version = f"{entry.table} {table.version}"
+            files += [File(url=url, period=entry.period, version=version) for url in table.files]
             continue
         urls = storage.list_files(entry.path)
         if entry.group_sizes is not None and len(urls) > 1:
@@ -153,21 +160,9 @@ def fingerprints(files: Sequence[File], source: Source) -> dict[str, str]:
     """The same of listed files, and of those that their source reads besides."""
     urls = {url: file.version for file in files for url in (file.url, file.group_sizes) if url is not None}
     urls |= dict.fromkeys(source.files_beside())
-    found = {url: (storage.fingerprint(url), version) for url, version in sorted(urls.items())}
-    return {url: f"{stamp} of {version}" if version else stamp for url, (stamp, version) in found.items()}
-
-
-def check_period(period: str, file: str) -> str:
-    """The period, if it can name a directory.
-
-    Raises:
-        InputError: it cannot.
-    """
-    if not _PERIOD.fullmatch(period) or ".." in period:  # a split writes a range of periods as A..B
-        raise InputError(
-            f"{file}: period {period[:100]!r} cannot name a directory; use letters, digits, . _ + and -, at most 100"
-        )
-    return period
+    return {
+        url: storage.fingerprint(url) + (f" of {version}" if version else "") for url, version in sorted(urls.items())
+    }
 
 
 @dataclass(frozen=True)
@@ -221,7 +216,7 @@ def cut_units(
 
 @dataclass(frozen=True)
 class UnitSettings:
-    """The settings that all units share. `taken` are the periods that may not be written, since they exist already.
+    """The settings that all units share; `taken` are the periods that exist already and may not be written.
 
     `first` is the file whose features all others must have; `encoding` makes tokens of texts.
     """
@@ -234,18 +229,88 @@ class UnitSettings:
     encoding: Encoding | None = None
 
 
-def open_work(config: PrepareConfig, files: Sequence[File], out: str, taken: Iterable[str] = ()) -> UnitSettings:
-    """Find the inputs' features.
-
-    Raises:
-        InputError: the features cannot be inferred, or differ between files.
-    """
-    return UnitSettings(config, config.source.find_features(files), files[0], out, frozenset(taken))
-
-
 @dataclass(frozen=True)
 class UnitStart:
     """The start of a unit: the gid of its first group, which counts the groups before it, and their documents."""
 
     gid: int = 0
     documents: int = 0
+
+
+class TableVersion(NamedTuple):
+    """A version of a table and its files, sorted."""
+
+    version: int
+    files: tuple[str, ...]
+
+
+def snapshot(url: str, lake: Lake, version: int | None) -> TableVersion:
+    """The files of a table, whose place is its directory or, for Iceberg, perhaps a metadata file, `.metadata.json`.
+
+    Raises:
+        InputError: there is no such table or version, its library is not installed, or deleted rows are still in files.
+    """
+    library = _LIBRARIES[lake]
+    if importlib.util.find_spec(library) is None:
+        raise InputError(f"{url}: {lake} tables are read with {library}, which is not installed; pip install {library}")
+    try:
+        table = _delta(url, version) if lake == "delta" else _iceberg(url, version)
+    except InputError:
+        raise
+    except Exception as error:  # the libraries have errors of their own, without a common base
+        raise InputError(f"{url}: cannot be read as a table: {error}; check the path, table and version") from error
+    if not table.files:
+        raise InputError(f"{url}: version {table.version} has no rows; choose another one")
+    return table
+
+
+def _delta(url: str, version: int | None) -> TableVersion:
+    from deltalake import DeltaTable
+
+    # what a store other than Amazon's needs; other settings are in the environment
+    plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+    options = {"AWS_ALLOW_HTTP": "true"} if plain else {}
+    table = DeltaTable(storage.absolute(url), version=version, storage_options=options)
+    if table.deletion_vectors().read_all().num_rows:
+        raise InputError(f"{url}: deleted rows are still in its files; run OPTIMIZE or REORG TABLE ... APPLY (PURGE)")
+    configuration = table.metadata().configuration
+    if configuration.get("delta.columnMapping.mode", "none") != "none":
+        raise InputError(f"{url}: its columns have other names in its files (column mapping); write the table anew")
+    return TableVersion(table.version(), tuple(sorted(table.file_uris())))
+
+
+def _iceberg(url: str, version: int | None) -> TableVersion:
+    from pyiceberg.table import StaticTable
+
+    table = StaticTable.from_metadata(_newest_metadata(url))
+    current = table.current_snapshot() if version is None else table.snapshot_by_id(version)
+    if current is None:
+        raise InputError(f"{url}: no snapshot {version or ''}; leave version out for the newest one")
+    _check_names(url, table)
+    tasks = list(table.scan(snapshot_id=current.snapshot_id).plan_files())
+    if any(task.delete_files for task in tasks):
+        raise InputError(f"{url}: deleted rows are still in its files; rewrite the data files of the table")
+    if other := next((task.file.file_path for task in tasks if task.file.file_format != "PARQUET"), None):
+        raise InputError(f"{url}: {other} is no Parquet; rewrite the table as Parquet")
+    paths = (task.file.file_path for task in tasks)
+    local = (path.removeprefix("file://") if path.startswith("file:///") else path for path in paths)
+    return TableVersion(current.snapshot_id, tuple(sorted(local)))
+
+
+def _check_names(url: str, table: Any) -> None:
+    """Check that no column was renamed, nor replaced by another of its name: files have the names of their time."""
+    names: dict[int, str] = {}
+    ids: dict[str, int] = {}
+    for schema in table.schemas().values():
+        for column in schema.fields:
+            name, number = names.setdefault(column.field_id, column.name), ids.setdefault(column.name, column.field_id)
+            if (name, number) != (column.name, column.field_id):
+                raise InputError(f"{url}: column {column.name!r} was renamed or replaced; rewrite the table")
+
+
+def _newest_metadata(url: str) -> str:
+    if url.endswith(".metadata.json"):
+        return url
+    paths = storage.list_files(storage.join(url, "metadata", "*.metadata.json"))
+    numbered = [(int(found[1]), path) for path in paths if (found := _METADATA.search(path))]
+    return storage.absolute(max(numbered)[1])

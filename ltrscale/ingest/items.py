@@ -1,25 +1,192 @@
 """Raw logs with one item (document) per row, which are read block by block; memory does not grow with the file.
 
+In numeric columns null, NaN, and in CSV an empty field or NULL, are missing values (NaN); infinite values are passed
+on. Categorical columns are encoded as in `categories`.
+
 Shapes: N rows (documents), F features.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Self
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature, RawColumns, matching
+from ltrscale.data.times import part_of
 from ltrscale.errors import InputError
-from ltrscale.ingest import joins, tables
-from ltrscale.ingest.joins import Join, Joined, load_table
-from ltrscale.ingest.logs import ItemBlocks, column_holds, numbers_of, sources_of
-from ltrscale.ingest.mapping import ColumnMapping, Fill, check_same_features, missing, resolve_features
-from ltrscale.ingest.rows import RowBlock
+from ltrscale.ingest.categories import CategoryEncoder
+from ltrscale.ingest.examined import Examined, check_same_features, missing, path_value, resolve_features
+from ltrscale.ingest.mapping import ColumnMapping, Fill
+from ltrscale.ingest.rows import RowBlock, RowTexts, keep
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
-from ltrscale.ingest.texts import TokenColumns
-from ltrscale.ingest.vocabularies import Encoding
+from ltrscale.ingest.tables import (
+    Form,
+    Join,
+    Joined,
+    Raw,
+    fault,
+    file_form,
+    load_table,
+    read_rows,
+    read_schema,
+    with_joined,
+)
+from ltrscale.ingest.texts import Encoding, TokenColumns, TokenReader
+
+
+def column_holds(
+    kind: pa.DataType, form: Form, *, number: bool
+) -> Literal["number", "boolean", "integer", "text", "value"]:
+    """What a column holds; `number` is whether its file reads it as such where it has text only."""
+    kind = cols.value_type(kind)
+    if form == "csv" and not number:
+        return "text"
+    if pa.types.is_boolean(kind):
+        return "boolean"
+    if number or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "number"
+    if pa.types.is_integer(kind):
+        return "integer"
+    return "text" if cols.is_text(kind) or pa.types.is_null(kind) else "value"
+
+
+def numbers_of(mapping: ColumnMapping, features: Sequence[Feature]) -> set[str]:
+    """The columns that are read as numbers, where a file has text only."""
+    dates, side = mapping.date_features(), mapping.side().values()
+    label = [column for use, column in mapping.named().items() if use == "label"]
+    return {*(f.name for f in features if f.kind == "numeric" and f.name not in dates), *side, *label}
+
+
+def read_table(table: pa.Table, mapping: ColumnMapping, features: Sequence[Feature]) -> RowBlock:
+    """The rows of a table in memory, as `Items` reads those of a Parquet file; for tables without texts or joins.
+
+    They must not be too many for one block.
+
+    Raises:
+        InputError: a column is missing or has a type that does not fit.
+    """
+    name = "the table"
+    check_same_features(table.schema, resolve_features(table.schema, mapping, name), features, mapping, name, name)
+    build = ItemBlocks(name, mapping, features, {})
+    wanted = {*mapping.named().values(), *(mapping.source_of(feature.name) for feature in features)}
+    rows = table.select([column for column in table.column_names if column in wanted]).combine_chunks()
+    batch = cols.without_views(rows.to_batches()[0])
+    lines_N = np.arange(1, len(batch) + 1)
+    return build(Raw(batch, lines_N, RowTexts(batch, lines_N), [], 1.0))
+
+
+@dataclass(frozen=True)
+class ItemBlocks:
+    """Turns a batch of items into a RowBlock."""
+
+    url: str
+    mapping: ColumnMapping
+    features: Sequence[Feature]
+    encoders: Encoders
+    joined: Sequence[Joined] = ()
+    encoding: Encoding | None = None
+
+    def __call__(self, raw: Raw) -> RowBlock:
+        """The rows that can be used, and the rejections of the others."""
+        mapping = self.mapping
+        rows = self._joined(raw.rows)
+        batch = rows.batch
+        ids = [rows.texts(name, required=True) for name in (mapping.query, *mapping.within)]
+        block = RowBlock(
+            file=self.url,
+            lines_N=raw.lines_N,
+            query_ids_N=ids[0] if len(ids) == 1 else pc.binary_join_element_wise(*ids, "|"),
+            features_NF=self._features(rows),
+            labels_N=self._labels(rows),
+            period=path_value(self.url, mapping.period_column or "") or "",
+            periods_N=rows.periods(mapping),
+            doc_ids_N=None if mapping.item is None else rows.texts(mapping.item),
+            columns={name: cols.floats(batch.column(column)) for name, column in mapping.side().items()}
+            | rows.meta(mapping.meta)
+            | self._tokens(rows),
+            texts=raw.texts,
+            share=raw.share,
+        )
+        rejected = raw.rejected + rows.rejections(raw.lines_N, raw.texts, block.query_ids_N)
+        block = keep(block, ~rows.bad_N) if rows.bad_N.any() else block
+        block.rejected = sorted(rejected, key=lambda rejection: rejection.line)
+        return block
+
+    def _joined(self, batch: pa.RecordBatch) -> Examined:
+        """The rows with the columns of tables; rows without a key that a table must have are rejected."""
+        faults: dict[int, str] = {}
+        for table in self.joined:
+            batch, bad_N, keys_N = table(batch)
+            faults = {i: fault(table, keys_N[i]) for i in np.flatnonzero(bad_N).tolist()} | faults
+        rows = Examined(batch, self.url)
+        rows.reject_each(faults, "not_joined")
+        return rows
+
+    def _tokens(self, rows: Examined) -> dict[str, pa.Array]:
+        """The tokens of rows; rows with bad ones are rejected."""
+        if self.mapping.tokens is None:
+            return {}
+        reader, tokens = TokenReader(self.mapping.tokens, self.encoding), dict[str, pa.Array]()
+        for field, text in self.mapping.tokens.fields().items():
+            columns, faults = reader.read(field, self._plain(rows, text.column), text)
+            rows.reject_each(faults, "bad_tokens")
+            tokens |= columns
+        return tokens
+
+    def _plain(self, rows: Examined, name: str) -> pa.Array:
+        """A column; if it has text, rows with what is not UTF-8 are rejected."""
+        column = rows.batch.column(name)
+        return rows.texts(name) if cols.is_text(cols.value_type(column.type)) else column
+
+    def _labels(self, rows: Examined) -> NDArray[np.float32]:
+        """The labels, NaN where there is none; rows whose value has no grade are rejected."""
+        name, grades = self.mapping.label, self.mapping.grades
+        if name is None:
+            return np.full(len(rows.batch), np.nan, np.float32)
+        if not isinstance(grades, dict):
+            labels_N = cols.float_column(rows.batch.column(name))
+            if grades is None:
+                return labels_N
+            # in float32, as the labels are: else 0.1 would not reach the cut point 0.1
+            grades_N = np.searchsorted(np.array(grades, np.float32), labels_N, side="right").astype(np.float32)
+            return np.where(np.isnan(labels_N), np.float32(np.nan), grades_N)
+        # many tools write a column of integers as floats as soon as it has a null
+        values_N = pc.replace_substring_regex(rows.texts(name), r"^(-?\d+)\.0$", r"\1")
+        index_N = pc.index_in(values_N, pa.array(list(grades), pa.string()))
+        unknown_N = pc.and_(pc.is_valid(values_N), pc.is_null(index_N)).to_numpy(zero_copy_only=False)
+        fault = f"has no grade ({', '.join(grades)} have one)"
+        rows.reject(unknown_N, f"column {name!r} {fault}", "bad_label", column=name, fault=fault)
+        return cols.float_column(pa.array(list(grades.values()), pa.float32()).take(index_N))
+
+    def _dates(self, rows: Examined) -> dict[str, NDArray[np.float32]]:
+        """The features of dates, NaN where there is none."""
+        mapping, dates = self.mapping, {}
+        time_N = rows.seconds(mapping.time, mapping.clock)[0] if mapping.dates and mapping.time else None
+        for name, (column, part) in mapping.date_features().items():
+            seconds_N, missing_N = rows.seconds(column, mapping.clock)
+            values_N = part_of(part, seconds_N, time_N, mapping.clock)
+            dates[name] = np.where(missing_N, np.nan, values_N).astype(np.float32)
+        return dates
+
+    def _features(self, rows: Examined) -> NDArray[np.float32]:
+        features_NF = np.empty((len(rows.batch), len(self.features)), np.float32)
+        dates = self._dates(rows)
+        for i, feature in enumerate(self.features):
+            name = feature.name
+            if feature.kind == "numeric":
+                features_NF[:, i] = dates[name] if name in dates else cols.float_column(rows.batch.column(name))
+            else:
+                column = pa.array(dates[name]) if name in dates else self._plain(rows, name)
+                features_NF[:, i] = self.encoders.setdefault(name, CategoryEncoder()).encode(column)
+        return features_NF
+
 
 _ROWS = 1 << 14
 
@@ -42,24 +209,25 @@ class ItemRows(Source):
 
     def rows_of(
         self, url: str, schema: pa.Schema, names: Sequence[str], *, numbers: Collection[str], batch_rows: int
-    ) -> Iterator[tables.Raw]:
-        """Some columns of a file, in blocks of at most `batch_rows` rows.
-
-        Args:
-            url: the file.
-            schema: its columns, from `schema_of`.
-            names: those to read, in their order in the schema.
-            numbers: those to read as numbers, where the file has text only.
-            batch_rows: the most rows of a block.
+    ) -> Iterator[Raw]:
+        """Some columns of a file, whose schema is from `schema_of`; the arguments are as for `tables.read_rows`.
 
         Raises:
             InputError: the file is damaged.
         """
         raise NotImplementedError
 
-    def form_of(self, url: str) -> tables.Form:  # noqa: ARG002
+    def form_of(self, url: str) -> Form:  # noqa: ARG002
         """What values a file has: text, those of JSON, or by default values with types of their own, as Parquet."""
         return "parquet"
+
+    def typed_rows(self, url: str, batch_rows: int) -> Iterator[tuple[int, Mapping[str, Any]]] | None:
+        """All columns of a file whose values have types of their own."""
+        if self.form_of(url) != "parquet":
+            return None
+        schema = self.schema_of(url)
+        raws = self.rows_of(url, schema, schema.names, numbers=(), batch_rows=batch_rows)
+        return (row for raw in raws for row in zip(raw.lines_N.tolist(), raw.rows.to_pylist(), strict=True))
 
     def features_of(self, url: str) -> tuple[Feature, ...]:
         """The features of a file."""
@@ -97,27 +265,19 @@ class ItemRows(Source):
         table must have and has not; as `bad_tokens`: a row with a token that is no id of the vocabulary, or without a
         text that it must have. Partition columns in the path are ignored, except `period_column`.
 
-        Args:
-            url: The file.
-            features: The features of the first of several files; the others must have the same.
-            first: The name of that file, for errors.
-            encoders: Encoders by column, shared by the files of one data set so that collisions are counted once.
-            joined: Tables whose columns join the rows.
-            encoding: Makes tokens of texts; without it the tokens are texts, to train a tokenizer on.
-            batch_rows: The most rows of a block.
+        The other arguments are as for `open`; by default the file is the only one.
 
         Raises:
             InputError: the file is missing, empty or damaged; a column is missing, has a type that does not fit, or
                 differs from the first file.
         """
         mapping, schema = self.columns, self.schema_of(url)
-        whole = joins.with_joined(schema, [table.join for table in joined], mapping.dialect, url)
-        found = resolve_features(whole, mapping, url)
-        if features is not None:
-            check_same_features(whole, found, features, mapping, url, first)
-        used, known = found if features is None else features, {} if encoders is None else encoders
-        build = ItemBlocks(url, mapping, used, known, joined, encoding)
-        wanted = {*mapping.named().values(), *mapping.meta, *sources_of(mapping, used)}
+        whole = with_joined(schema, [table.join for table in joined], mapping.dialect, url)
+        own = resolve_features(whole, mapping, url)
+        used = own if features is None else features
+        check_same_features(whole, own, used, mapping, url, first)
+        build = ItemBlocks(url, mapping, used, {} if encoders is None else encoders, joined, encoding)
+        wanted = {*mapping.named().values(), *mapping.meta, *map(mapping.source_of, (feature.name for feature in used))}
         wanted |= {*(mapping.tokens.columns if mapping.tokens else ())}
         wanted |= {name for table in joined for name in table.join.key}
         names = [name for name in schema.names if name in wanted]
@@ -128,7 +288,7 @@ class ItemRows(Source):
         """How a file has the columns that features are made of."""
         whole, own, form = self._whole(url), self.schema_of(url).names, self.form_of(url)
         numbers, keys = numbers_of(self.columns, features), {name for join in self.joins for name in join.key}
-        used = {*sources_of(self.columns, features), *keys, self.columns.time}
+        used = {*map(self.columns.source_of, (feature.name for feature in features)), *keys, self.columns.time}
         return RawColumns(
             rows=form,
             reads={
@@ -183,8 +343,8 @@ class ItemRows(Source):
                     f"fill: {pattern!r} is a category, and a missing one is a value of its own; leave it out"
                 )
             matching(pattern, [f for f in features if f.name not in categories], key="source.columns.fill")
-        found = {feature.name: self.columns.fill_of(feature) for feature in features}
-        return {name: value for name, value in found.items() if value is not None}
+        fills = ((feature.name, self.columns.fill_of(feature)) for feature in features)
+        return {name: value for name, value in fills if value is not None}
 
     def filled(self, fills: Mapping[str, float]) -> Self:
         """The source with the numbers that were found."""
@@ -227,7 +387,7 @@ class ItemRows(Source):
 
     def _whole(self, url: str) -> pa.Schema:
         """The columns of a file, with those that join its rows."""
-        return joins.with_joined(self.schema_of(url), self.joins, self.columns.dialect, url)
+        return with_joined(self.schema_of(url), self.joins, self.columns.dialect, url)
 
 
 class Items(ItemRows):
@@ -237,20 +397,18 @@ class Items(ItemRows):
 
     def schema_of(self, url: str) -> pa.Schema:
         """The columns of a file named .parquet, .csv, .tsv or .jsonl, the last three perhaps with .gz or .xz."""
-        return tables.read_schema(url, self.columns.dialect(url))
+        return read_schema(url, self.columns.dialect(url))
 
     def rows_of(
         self, url: str, schema: pa.Schema, names: Sequence[str], *, numbers: Collection[str], batch_rows: int
-    ) -> Iterator[tables.Raw]:
+    ) -> Iterator[Raw]:
         """The rows, by the name of the file."""
         query, dialect = self.columns.query, self.columns.dialect(url)
-        return tables.read_rows(
-            url, schema, names, numbers=numbers, query=query, dialect=dialect, batch_rows=batch_rows
-        )
+        return read_rows(url, schema, names, numbers=numbers, query=query, dialect=dialect, batch_rows=batch_rows)
 
-    def form_of(self, url: str) -> tables.Form:
+    def form_of(self, url: str) -> Form:
         """By the name of the file."""
-        return tables.form(url)
+        return file_form(url)
 
 
 def _needed(tables_: Sequence[Join], columns: ColumnMapping) -> tuple[Join, ...]:

@@ -20,7 +20,7 @@ from ltrscale.ingest.lines import read_lines
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
 from ltrscale.ingest.source import Encoders, File, Reader, Source
 from ltrscale.ingest.svmlight import RowFormat, count_features, parse_lines
-from ltrscale.ingest.vocabularies import Encoding
+from ltrscale.ingest.texts import Encoding
 
 _BLOCK_BYTES = 1 << 22  # larger blocks are no faster and take more memory
 _PIECE = 1 << 20  # bytes parsed together: few enough for small temporaries, many enough to spread the overhead
@@ -57,13 +57,13 @@ class Letor(Source):
             raise InputError("source.n_features: sparse rows do not state how many features there are; set it")
         n_features, first = 0, ""
         for file in files:
-            found = infer_features(file.url, qid=file.group_sizes is None)
-            if found is not None and not n_features:
-                n_features, first = found, file.url
-            elif found is not None and found != n_features:
+            n = infer_features(file.url, qid=file.group_sizes is None)
+            if n is not None and not n_features:
+                n_features, first = n, file.url
+            elif n is not None and n != n_features:
                 raise InputError(
-                    f"{file.url}: column {min(found, n_features) + 1}: the first row has {found} features, that of "
-                    f"{first} has {n_features}; mend the file, prepare it apart, or set source.n_features"
+                    f"{file.url}: column {min(n, n_features) + 1}: the first row has {n} features, that of {first} has "
+                    f"{n_features}; mend the file, prepare it apart, or set source.n_features"
                 )
         return n_features or 1  # without a good row all are rejected, with any number
 
@@ -88,34 +88,33 @@ class Letor(Source):
 
 
 def read_letor(
-    url: str, *, n_features: int | None, dense: bool, group_sizes: str | None = None, block_bytes: int = 1 << 24
+    url: str, *, n_features: int, dense: bool, group_sizes: str | None = None, block_bytes: int = 1 << 24
 ) -> Iterator[RowBlock]:
     r"""Stream the rows of a LETOR or svmlight file in blocks of about `block_bytes` bytes of text.
 
-    `n_features` None means `infer_features(url)`, for dense rows only. `group_sizes` is a file with the size of one
-    group per line, compressed or not: then rows have no qid, the n-th group has the query id n, an unparsable row
-    still counts as a row of its group, and a group of size 0 is an `empty_group` rejection, in a first block without
-    rows. `doc_ids_N` is null for rows without document id, and None in a block without any. A file without rows yields
-    no block.
+    `group_sizes` is a file with the size of one group per line, compressed or not: then rows have no qid, the n-th
+    group has the query id n, an unparsable row still counts as a row of its group, and a group of size 0 is an
+    `empty_group` rejection, in a first block without rows. `doc_ids_N` is null for rows without document id, and None
+    in a block without any. A file without rows yields no block.
 
     Rejections: `unparsable`; `feature_count` for dense rows without exactly F features and for indices above F.
 
     Raises:
-        InputError: a file is missing or its compressed data is broken; `n_features` is missing for sparse rows; the
-            group sizes are no sizes or do not add up to the number of rows.
+        InputError: a file is missing or its compressed data is broken; the group sizes are no sizes or do not add up
+            to the number of rows.
 
     Example:
         >>> import tempfile
         >>> with tempfile.NamedTemporaryFile() as file:
         ...     _ = file.write(b"2 qid:7 1:.5 2:NULL #docid = a\n1 qid:7 1:x 2:3\n")
         ...     file.flush()
-        ...     block = next(read_letor(file.name, n_features=None, dense=True))
+        ...     block = next(read_letor(file.name, n_features=2, dense=True))
         >>> block.features_NF.tolist(), block.doc_ids_N.to_pylist(), [(bad.line, bad.rule) for bad in block.rejected]
         ([[0.5, nan]], ['a'], [(2, 'unparsable')])
     """
-    if n_features is None and not dense:
-        raise InputError(f"{url}: sparse rows do not state how many features there are; set n_features")
-    return _read(url, n_features, dense, group_sizes, block_bytes)
+    row_format = RowFormat(n_features=n_features, dense=dense, qid=group_sizes is None)
+    blocks = _blocks(url, row_format, block_bytes)
+    yield from blocks if group_sizes is None else _grouped(blocks, url, group_sizes, n_features)
 
 
 def infer_features(url: str, *, qid: bool = True) -> int | None:
@@ -133,16 +132,6 @@ def infer_features(url: str, *, qid: bool = True) -> int | None:
     return None
 
 
-def _read(
-    url: str, n_features: int | None, dense: bool, group_sizes: str | None, block_bytes: int
-) -> Iterator[RowBlock]:
-    if n_features is None:
-        n_features = infer_features(url, qid=group_sizes is None) or 1  # no good row: all are rejected with any number
-    row_format = RowFormat(n_features=n_features, dense=dense, qid=group_sizes is None)
-    blocks = _blocks(url, row_format, block_bytes)
-    yield from blocks if group_sizes is None else _grouped(blocks, url, group_sizes, n_features)
-
-
 def _blocks(url: str, row_format: RowFormat, block_bytes: int) -> Iterator[RowBlock]:
     room = max(1024, (1 << 27) // row_format.n_features)  # so that a piece of the shortest rows fits in memory too
     parts: list[RowBlock] = []
@@ -155,15 +144,14 @@ def _blocks(url: str, row_format: RowFormat, block_bytes: int) -> Iterator[RowBl
             parts.append(part)
         size, values, rejected = size + len(piece), values + part.features_NF.size, rejected + len(part.rejected)
         if parts and (size >= block_bytes or values >= _MOST_VALUES or rejected >= _MOST_REJECTIONS):
-            yield _join(parts, share)
+            yield _joined(parts, share)
             parts, size, values, rejected = [], 0, 0, 0
     if parts:
-        yield _join(parts, 1.0)
+        yield _joined(parts, 1.0)
 
 
-def _join(parts: Sequence[RowBlock], share: float) -> RowBlock:
-    rejected = [rejection for part in parts for rejection in part.rejected]
-    return replace(concat(parts), rejected=rejected, share=share)
+def _joined(parts: Sequence[RowBlock], share: float) -> RowBlock:
+    return replace(concat(parts), rejected=[bad for part in parts for bad in part.rejected], share=share)
 
 
 def _grouped(blocks: Iterator[RowBlock], url: str, sizes_url: str, n_features: int) -> Iterator[RowBlock]:

@@ -1,9 +1,7 @@
 """The uses of a raw log's columns: the configs that state them, and the features that these find in a file."""
 
-import re
-import urllib.parse
 import zoneinfo
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -11,12 +9,10 @@ import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
 
 from ltrscale.config import Config
-from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Relative, Texts
-from ltrscale.data.times import ISO, Clock, DatePart, PeriodUnit, is_time
-from ltrscale.errors import InputError, nearest, suggestion
-from ltrscale.ingest.csvtext import Dialect
+from ltrscale.data.times import ISO, Clock, DatePart, PeriodUnit
+from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.lines import UTF8
 from ltrscale.ingest.texts import TokenColumns
 from ltrscale.ingest.validate import HIGHEST_LABEL
@@ -162,7 +158,7 @@ class ColumnMapping(_Columns):
         return value
 
     @model_validator(mode="after")
-    def _some_feature(self) -> Self:
+    def _uses_fit_each_other(self) -> Self:
         if not self.features and not self.categorical and not self.dates:
             raise ValueError('name at least one feature; features: ["*"] takes every numeric column')
         if self.time is None and any("days_before" in parts for parts in self.dates.values()):
@@ -176,6 +172,8 @@ class ColumnMapping(_Columns):
         if self.label is not None and self.label in (*self.features, *self.categorical):
             raise ValueError(f"{self.label!r} is the label and cannot be a feature")
         self.check_side((*self.features, *self.categorical))
+        if self.decimal == "," and self.delimiter == ",":
+            raise ValueError("decimal and delimiter are both a comma; set the delimiter that the file has")
         return self
 
     @field_validator("encoding")
@@ -186,12 +184,6 @@ class ColumnMapping(_Columns):
         except LookupError:
             raise ValueError("no encoding of text that Python knows; write it as utf-8 or cp1252") from None
         return value
-
-    @model_validator(mode="after")
-    def _two_marks(self) -> Self:
-        if self.decimal == "," and self.delimiter == ",":
-            raise ValueError("decimal and delimiter are both a comma; set the delimiter that the file has")
-        return self
 
     def dialect(self, url: str) -> Dialect:
         """The form of a CSV file."""
@@ -214,10 +206,10 @@ class ColumnMapping(_Columns):
         if self.label is None:
             raise ValueError("grades needs label, the column whose values have grades")
         if isinstance(self.grades, dict):
-            if bad := [
-                f"{value}: {grade:g}" for value, grade in self.grades.items() if not 0 <= grade <= HIGHEST_LABEL
-            ]:
-                raise ValueError(f"grades: {bad[0]} is no grade; give each value one from 0 to {HIGHEST_LABEL}")
+            for value, grade in self.grades.items():
+                if not 0 <= grade <= HIGHEST_LABEL:
+                    what = f"{value}: {grade:g} is no grade"
+                    raise ValueError(f"grades: {what}; give each value one from 0 to {HIGHEST_LABEL}")
         elif list(self.grades) != sorted(set(self.grades)):
             raise ValueError("grades: cut points must rise")
         if not self.grades:
@@ -296,8 +288,8 @@ class ListColumns(_Columns):
         """The columns that hold features, in the order that ColumnMapping states."""
         if self.matrix:
             return list(self.features)
-        categorical = _matching(schema.names, self.categorical)
-        return [name for name in _matching(schema.names, self.features) if name not in categorical] + categorical
+        categorical = named_columns(schema.names, self.categorical)
+        return [name for name in named_columns(schema.names, self.features) if name not in categorical] + categorical
 
     def named(self) -> dict[str, str]:
         """The columns that this config names for one use each, no features: use -> column."""
@@ -307,234 +299,12 @@ class ListColumns(_Columns):
         return {use: name for use, name in single.items() if name is not None} | lists
 
 
-def resolve_features(schema: pa.Schema, mapping: ColumnMapping, file: str) -> list[Feature]:
-    """The features that a mapping finds in a file, in the order that ColumnMapping states.
-
-    Raises:
-        InputError: a column is missing (names the nearest), occurs twice or has a type that does not fit; a pattern
-            matches nothing.
-    """
-    _require_named(schema, mapping, file)
-    categorical = dict.fromkeys(_chosen(schema, mapping, mapping.categorical, "categorical", file))
-    numeric = dict.fromkeys(_chosen(schema, mapping, mapping.features, "features", file))
-    parts = mapping.date_features()
-    found = [Feature(name=name) for name in numeric if name not in categorical]
-    found += [Feature(name=name) for name, (_, part) in parts.items() if part == "days_before"]
-    found += [Feature(name=name, kind="categorical") for name in categorical]
-    found += [Feature(name=name, kind="categorical") for name, (_, part) in parts.items() if part != "days_before"]
-    _require_features(schema, found, mapping, file)
-    return found
-
-
-def _require_features(schema: pa.Schema, features: Sequence[Feature], mapping: ColumnMapping, file: str) -> None:
-    """Check the columns that features are made from."""
-    dates = mapping.date_features()
-    for name in dates.keys() & {*schema.names}:
-        raise InputError(f"{file}: column {name!r} has the name of a feature of dates; rename it, or drop it there")
-    for feature in features:
-        use = "dates" if feature.name in dates else feature.kind
-        require(schema, mapping.source_of(feature.name), use, file)
-
-
-def resolve_groups(schema: pa.Schema, mapping: ListColumns, file: str) -> list[Feature]:
-    """The features of a file with one group per row.
-
-    Raises:
-        InputError: a column is missing or has a type that does not fit; the number of features cannot be inferred.
-    """
-    _require_named(schema, mapping, file)
-    if not mapping.matrix:
-        for name in (*mapping.features, *mapping.categorical):
-            if not _matching(schema.names, [name]):
-                raise InputError(f"{file}: features: no column is named {name!r}; {_remedy(name, schema.names)}")
-        found = [
-            Feature(
-                name=name, kind="categorical" if name in _matching(schema.names, mapping.categorical) else "numeric"
-            )
-            for name in mapping.feature_columns(schema)
-        ]
-        for feature in found:
-            require(schema, feature.name, f"list of {feature.kind} features", file)
-        return found
-    inner = require(schema, mapping.features[0], "features", file).value_type
-    n = mapping.n_features or len(mapping.names) or (inner.list_size if pa.types.is_fixed_size_list(inner) else 0)
-    if not n:
-        raise InputError(
-            f"{file}: column {mapping.features[0]!r}: its lists do not state the number of features; "
-            "set n_features or names"
-        )
-    names = mapping.names or tuple(str(i + 1) for i in range(n))
-    for name in mapping.categorical:
-        if name not in names:
-            raise InputError(f"{file}: categorical: no feature is named {name!r}; {_remedy(name, names)}")
-    return [Feature(name=name, kind="categorical" if name in mapping.categorical else "numeric") for name in names]
-
-
-def missing(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> list[str]:
-    """The columns that a mapping names, no patterns, and a file lacks: each with its use and the nearest name there."""
-    uses = [(name, use) for use, name in mapping.named().items() if not _in_path(schema, use, name, file)]
-    uses += [(name, "meta") for name in mapping.meta] + [(name, "feature") for name in mapping.features]
-    uses += [(name, "tokens") for name in (mapping.tokens.columns if mapping.tokens else [])]
-    if isinstance(mapping, ColumnMapping):
-        uses += [(name, "dates") for name in mapping.dates]
-    if isinstance(mapping, ColumnMapping) or not mapping.matrix:  # else these are features in the one column
-        uses += [(name, "feature") for name in mapping.categorical]
-    found = []
-    for name, use in uses:
-        if not name.endswith("*") and name not in schema.names:
-            near = nearest(name, schema.names, alike=0.7)
-            found.append(f"{name!r} ({use}{f', perhaps {near!r}' if near else ''})")
-    return found
-
-
-def _in_path(schema: pa.Schema, use: str, name: str, file: str) -> bool:
-    """Whether the path of a file has the period, and not its columns."""
-    return use == "period_column" and name not in schema.names and path_value(file, name) is not None
-
-
-def check_same_features(
-    schema: pa.Schema,
-    found: Sequence[Feature],
-    features: Sequence[Feature],
-    mapping: ColumnMapping | ListColumns,
-    file: str,
-    first: str,
-) -> None:
-    """Check that a file has the features of the first one, in any order.
-
-    Raises:
-        InputError: a feature is missing, of another kind, or not in the first file; names it.
-    """
-    items = isinstance(mapping, ColumnMapping)
-    for feature in features:
-        column = mapping.source_of(feature.name) if isinstance(mapping, ColumnMapping) else feature.name
-        if column not in schema.names:
-            near = _remedy(column, schema.names)
-            raise InputError(f"{file}: column {column!r} is missing, which {first} has; {near}")
-        if column == feature.name:
-            require(schema, column, feature.kind if items else f"list of {feature.kind} features", file)
-    for feature in found:
-        if feature not in features:
-            raise InputError(
-                f"{file}: column {feature.name!r} ({feature.kind}) is not among the features of {first}; "
-                "list it under exclude, or prepare the two apart"
-            )
-
-
-def _require_named(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> None:
-    """Check the columns that are not features."""
-    for use, name in mapping.named().items():
-        if not _in_path(schema, use, name, file):
-            require(schema, name, use, file)
-    for name in mapping.meta:
-        require(schema, name, "meta", file)
-    _require_texts(schema, mapping, file)
-
-
-def _require_texts(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) -> None:
-    """Check the columns that tokens are made from."""
-    items = isinstance(mapping, ColumnMapping)
-    for field, text in (mapping.tokens.fields() if mapping.tokens else {}).items():
-        if text.lengths is not None:
-            if items:
-                raise InputError(f"{field.name}: lengths are for groups, one per row; an item has its own tokens")
-            require(schema, text.lengths, "lengths of tokens", file)
-        one = items or field.of == "query"
-        use = "text" if one else "token ids" if text.lengths is not None else "texts of documents"
-        require(schema, text.column, use, file)
-
-
-def _chosen(schema: pa.Schema, mapping: ColumnMapping, patterns: Sequence[str], use: str, file: str) -> Iterator[str]:
-    taken = {*mapping.named().values(), *mapping.dates, *_matching(schema.names, mapping.exclude)}
-    taken |= {*(mapping.tokens.columns if mapping.tokens else ())}
-    for pattern in patterns:
-        matched = _matching(schema.names, [pattern])
-        if not matched:
-            raise InputError(f"{file}: {use}: no column is named {pattern!r}; {_remedy(pattern, schema.names)}")
-        if pattern == "*":
-            taken |= {*mapping.meta}
-            matched = [n for n in matched if _is_numeric(schema, n)]
-        yield from (name for name in matched if name == pattern or name not in {*taken, *patterns})
-
-
-def _is_numeric(schema: pa.Schema, name: str) -> bool:
-    """Whether a column holds numbers and is not all null."""
-    kind = schema.field(schema.get_all_field_indices(name)[0]).type
-    return cols.is_number(kind) and not pa.types.is_null(kind)
-
-
-def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+def named_columns(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
     """The names that match the patterns, each once, in the order that ColumnMapping states."""
-    rising, found = sorted(names), dict[str, None]()
+    rising, matched = sorted(names), dict[str, None]()
     for pattern in patterns:
         if pattern.endswith("*"):
-            found |= dict.fromkeys(n for n in rising if n.startswith(pattern[:-1]) and n not in patterns)
+            matched |= dict.fromkeys(n for n in rising if n.startswith(pattern[:-1]) and n not in patterns)
         elif pattern in rising:
-            found[pattern] = None
-    return list(found)
-
-
-def _is_single(kind: pa.DataType) -> bool:
-    return not pa.types.is_nested(kind)
-
-
-def _list_of(test: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
-    return lambda kind: cols.is_list(kind) and test(cols.value_type(kind.value_type))
-
-
-def _is_features(kind: pa.DataType) -> bool:
-    return _list_of(cols.is_number)(kind) or _list_of(_list_of(cols.is_number))(kind)
-
-
-_FITS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
-    "query": (cols.is_id, "text or whole numbers"),
-    "item": (cols.is_id, "text or whole numbers"),
-    "period_column": (cols.is_id, "text or whole numbers"),
-    "graded label": (cols.is_id, "text or numbers"),
-    "time": (is_time, "time stamps, dates, seconds since 1970 or text"),
-    "dates": (is_time, "time stamps, dates, seconds since 1970 or text"),
-    "categorical": (_is_single, "single values"),
-    "meta": (lambda _: True, "anything"),
-    "features": (_is_features, "lists of numbers, or lists of such lists"),
-    "labels": (_list_of(cols.is_number), "lists of numbers"),
-    "docs": (_list_of(cols.is_id), "lists of text or of whole numbers"),
-    "list of positions": (_list_of(cols.is_number), "lists of numbers"),
-    "list of clicks": (_list_of(cols.is_number), "lists of numbers"),
-    "list of weights": (_list_of(cols.is_number), "lists of numbers"),
-    "list of gains": (_list_of(cols.is_number), "lists of numbers"),
-    "text": (lambda kind: _is_single(kind) or _list_of(cols.is_number)(kind), "text or lists of token ids"),
-    "texts of documents": (_list_of(lambda kind: _is_single(kind) or _list_of(cols.is_number)(kind)), "lists of these"),
-    "token ids": (_list_of(cols.is_number), "lists of token ids"),
-    "lengths of tokens": (_list_of(cols.is_number), "lists of numbers"),
-    "list of numeric features": (_list_of(cols.is_number), "lists of numbers"),
-    "list of categorical features": (_list_of(_is_single), "lists of single values"),
-}
-
-
-def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
-    """The type of a column, which must occur once and fit its use."""
-    use = "query" if use == f"within {name}" else use
-    indices = schema.get_all_field_indices(name)
-    if not indices:
-        unlabelled = f"; if the data have no labels, set prepare.source.columns.{use} to null"
-        remedy = _remedy(name, schema.names) + (unlabelled if use in ("label", "labels") else "")
-        raise InputError(f"{file}: no column {name!r} ({use}); {remedy}")
-    if len(indices) > 1:
-        raise InputError(f"{file}: {len(indices)} columns are named {name!r} ({use}); rename all but one")
-    kind = cols.value_type(schema.field(indices[0]).type)
-    fits, wanted = _FITS.get(use, (cols.is_number, "numbers"))
-    if not fits(kind):
-        remedy = "list it under categorical or exclude" if use == "numeric" else "convert it or name another column"
-        raise InputError(f"{file}: column {name!r} ({use}) should hold {wanted} and is {kind}; {remedy}")
-    return kind
-
-
-def _remedy(name: str, names: Sequence[str]) -> str:
-    """The remedy for a wrong name."""
-    return suggestion(name.rstrip("*"), names, "its columns are")
-
-
-def path_value(url: str, key: str) -> str | None:
-    """The value of `key=value` in a path, as in Hive partitions."""
-    found = re.search(rf"(?:^|/){re.escape(key)}=([^/]+)/", url)
-    return urllib.parse.unquote(found[1]) if found else None
+            matched[pattern] = None
+    return list(matched)

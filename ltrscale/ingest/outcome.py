@@ -1,19 +1,103 @@
-"""What `prepare` checks of the data set that it makes, and what it says of it."""
+"""What `prepare` checks of the data set that it makes, what it says of it, and leaks.
 
-from collections.abc import Mapping, Sequence
+Leaks are features that may be known only after users have acted, found by looking at each one alone. Nothing can tell a
+leak from an honest feature that is as good as the labels. So a suspicious one is a question, which people answer:
+jobs.prepare and the report ask it, and the gate refuses until `bounds.expected` has the answer.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 
 from ltrscale import storage
 from ltrscale.data.dataset.labelled import none_relevant
+from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Accounting, Manifest
+from ltrscale.data.dataset.selection import Selection
+from ltrscale.data.dataset.selection import only_relevant
+from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import identifying
+from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.parts import spread
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import Expected, UnitSettings
-from ltrscale.ingest.leaks import look_alone, of_queries, questions
-from ltrscale.ingest.quarantine import QUARANTINE
-from ltrscale.ingest.rows import Rejection
+from ltrscale.ingest.rows import QUARANTINE, Rejection
 from ltrscale.ingest.source import Source
 from ltrscale.progress import Report, log
+from ltrscale.ranking.alone import Alone, alone
+
+_DOCUMENTS = 100_000
+"""Documents that are looked at, of lists with a relevant document; ten times as many labels are read to find these."""
+ASK = "is it known when the list is shown?"
+
+
+def look_alone(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[Alone]:
+    """Look at each feature of a split alone, the best first.
+
+    It reads a sample of the labelled groups: whole row groups at equal distances, about 100,000 documents. Scores that
+    serve as labels say nothing of what users did, so of these none is found. `k` is the cut-off of NDCG.
+
+    Raises:
+        InputError: as `select`, or a file cannot be read.
+    """
+    if split.scores is not None:
+        return []
+    sample = only_relevant(spread(select(split, labelled=True), documents=10 * _DOCUMENTS))
+    groups = _read(spread(sample, documents=_DOCUMENTS))
+    assert groups.labels_N is not None
+    features = alone(
+        groups.features_NF,
+        groups.labels_N,
+        groups.offsets_Q1,
+        names=[feature.name for feature in sample.features],
+        categorical=[feature.kind == "categorical" for feature in sample.features],
+        k=k,
+        relevant_from=relevant_from,
+    )
+    return sorted(features, key=lambda feature: -feature.lift)
+
+
+def _read(selection: Selection) -> QueryGroups:
+    """The first groups of a selection: row groups may be larger than the sample."""
+    parts: list[QueryGroups] = []
+    for groups in iterate(selection):
+        parts.append(groups)
+        if sum(part.n_documents for part in parts) >= _DOCUMENTS:
+            break
+    return QueryGroups.concat(parts)
+
+
+def questions(found: Sequence[Alone]) -> dict[str, str]:
+    """What to ask of each suspicious feature, the best first.
+
+    Example:
+        >>> seconds = Alone(name="seconds", k=5, ndcg=0.97, random=0.34, lists=900, varies=1.0, there=None)
+        >>> print(questions([seconds, seconds.replace(name="price", ndcg=0.5)])["seconds"])
+        seconds alone ranks at NDCG@5 0.970 (random order 0.340, the best other feature 0.500): is it known when ...
+    """
+    honest = [feature.ndcg for feature in found if not feature.suspicious]
+    other = f", the best other feature {max(honest):.3f}" if honest else ""
+    asked = {}
+    for feature in sorted(found, key=lambda feature: -feature.lift):
+        if feature.ranks:
+            order = f"random order {feature.random:.3f}{other}"
+            asked[feature.name] = f"{feature.name} alone ranks at NDCG@{feature.k} {feature.ndcg:.3f} ({order}): {ASK}"
+        elif feature.suspicious and feature.there is not None:
+            asked[feature.name] = f"{feature.name} is {feature.there.stated}: {ASK}"
+    return asked
+
+
+def of_queries(found: Sequence[Alone]) -> Iterator[str]:
+    """A line on the features that are equal within every list, and one on those that name the query."""
+    if equal := [feature.name for feature in found if not feature.varies and feature.lists]:
+        yield (
+            f"equal within every query: {', '.join(equal)}; alone they order no list, and trees and networks use them "
+            "beside features of the documents only"
+        )
+    if names := [feature.name for feature in found if feature.names_query]:
+        yield (
+            f"nearly unique to a query: {', '.join(names)}; trees and networks memorise queries by them, worth "
+            "nothing for new ones; leave out what is an id, such as a user or a session (columns.meta keeps it)"
+        )
 
 
 def check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], work: UnitSettings, *, key: str) -> None:
@@ -23,21 +107,14 @@ def check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], wo
         raise InputError(f"{', '.join(entry.path for entry in config.inputs)}: no rows; check the paths and the format")
     if rejected > config.max_rejected * rows or not accounting.rows_kept:
         first = "; ".join(f"{r.file}:{r.line} {r.rule} ({r.found or repr(r.text[:40])})" for r in first_rejections)
-        sort = (
-            f"set {key}sort=true if the rows of a query do not lie together, "
-            if _is_scattered(accounting, work)
-            else ""
-        )
+        # query ids return in a log that is sorted by time and not by query
+        scattered = accounting.rules.get("returning_query") and not config.sort
+        sort = f"set {key}sort=true if the rows of a query do not lie together, " if scattered else ""
         raise InputError(
             f"{rejected:,} of {rows:,} rows rejected ({rejected / rows:.2%}), max_rejected is "
             f"{config.max_rejected:.2%}: {_by_rule(accounting)}; the first: {first}; all are in "
             f"{storage.join(work.out, QUARANTINE)}; {sort}mend the input or raise {key}max_rejected"
         )
-
-
-def _is_scattered(accounting: Accounting, work: UnitSettings) -> bool:
-    """Whether query ids returned, as they do in a log that is sorted by time and not by query."""
-    return bool(accounting.rules.get("returning_query")) and not work.config.sort
 
 
 def _by_rule(accounting: Accounting) -> str:
@@ -50,12 +127,12 @@ def check_expected(expect: Mapping[str, Expected], manifest: Manifest) -> None:
     wrong = []
     for period, expected in expect.items():
         cells = [cell for file in manifest.files if file.period == period for cell in file.row_groups]
-        found = {"groups": sum(cell.groups for cell in cells), "documents": sum(cell.documents for cell in cells)}
+        counts = {"groups": sum(cell.groups for cell in cells), "documents": sum(cell.documents for cell in cells)}
         stated = {name: count for name, count in expected if count is not None}
-        if any(found[name] != count for name, count in stated.items()):
+        if any(counts[name] != count for name, count in stated.items()):
             wanted = " and ".join(f"{count:,} {name}" for name, count in stated.items())
-            there = " and ".join(f"{found[name]:,}" for name in stated)
-            wrong.append(f"period {period!r}: expected {wanted}, found {there}")
+            actual = " and ".join(f"{counts[name]:,}" for name in stated)
+            wrong.append(f"period {period!r}: expected {wanted}, found {actual}")
     if wrong:
         rejected = manifest.accounting.rows_rejected
         raise InputError(
@@ -76,12 +153,11 @@ def report_counts(out: str, new: Manifest, report: Report, *, added: bool) -> No
         *(f"{a.groups_in:,}", f"{a.groups_kept:,}", f"{a.groups_rejected:,}"),
         *(f"{counts.labelled:,}", f"{new.longest:,}", f"{len(new.periods):,}", "s"[len(new.periods) == 1 :]),
     )
-    for column, found in new.token_summaries.items():
-        shown = (
-            f"{value:,}" for value in (found.lists, found.tokens, found.longest, found.cut_lists, found.cut_tokens)
-        )
+    for column, summary in new.token_summaries.items():
+        sizes = summary.lists, summary.tokens, summary.longest, summary.cut_lists, summary.cut_tokens
+        shown = (f"{size:,}" for size in sizes)
         log.info("prepare: %s: %s texts, %s tokens, longest %s; %s texts cut, by %s tokens", column, *shown)
-    tokens = {column: found.model_dump() for column, found in new.token_summaries.items()}
+    tokens = {column: summary.model_dump() for column, summary in new.token_summaries.items()}
     counted = {"labelled": counts.labelled, "longest": new.longest} | ({"tokens": tokens} if tokens else {})
     report({"stage": "prepare", **a.model_dump(), **counted})
 
@@ -97,7 +173,7 @@ def warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
 def log_shortcuts(new: Manifest) -> None:
     """Log the features by which a document may be recognised, with what they harm and what to do about them."""
     ids, suspects = identifying(new.features, [summary.unique_in_group for summary in new.summaries])
-    for found, remedy in (
+    for features, remedy in (
         (
             ids,
             "pretraining hides these categories by itself; trees and networks memorise by them the documents that have "
@@ -109,8 +185,8 @@ def log_shortcuts(new: Manifest) -> None:
             "quantity, such as a count or a rank, may stay",
         ),
     ):
-        if found:
-            shares = ", ".join(f"{name} for {share:.0%} of the documents" for name, share in found.items())
+        if features:
+            shares = ", ".join(f"{name} for {share:.0%} of the documents" for name, share in features.items())
             log.info("prepare: unique within its query: %s; %s", shares, remedy)
 
 
@@ -128,8 +204,8 @@ def warn_of_places(out: str, names: Sequence[str]) -> None:
 
 def ask_of_leaks(out: str) -> None:
     """Log what is odd about features alone, and warn of those that may be known only after users have acted."""
-    found = look_alone(Split(data=out))
-    for line in of_queries(found):
+    features = look_alone(Split(data=out))
+    for line in of_queries(features):
         log.info("prepare: %s", line)
-    for question in questions(found).values():
+    for question in questions(features).values():
         log.warning("prepare: %s If not, leave it out of prepare.source.columns", question)

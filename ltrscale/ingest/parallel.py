@@ -126,13 +126,8 @@ def run_tasks(
     """Call a function once for each of `calls` in Ray tasks of one CPU; `done` receives each result with its number.
 
     At most as many tasks run as keep the cluster busy. Ray repeats a task whose process dies. If one fails the others
-    are stopped; `done` still receives the results of those that have finished.
-
-    Args:
-        function: a module-level function.
-        calls: the arguments of each call.
-        names: the input of each call, for errors.
-        done: called in this thread, in the order in which calls end.
+    are stopped; `done` still receives the results of those that have finished. It is called in this thread, in the
+    order in which calls end. `names` are those of the calls' inputs, for errors.
 
     Raises:
         InputError: a call raised one, or its process died more often than Ray repeats it.

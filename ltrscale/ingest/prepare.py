@@ -1,7 +1,10 @@
 """Turns raw input into a data set directory: read, validate, group, partition by period, write, commit.
 
 The input is cut into units (`inputs`), which are handled one after the other (`assembly`) or in parallel (`parallel`)
-with the same output. Readers see nothing before the manifest is committed.
+with the same output. Readers see nothing before the manifest is committed. What fills missing values, constants and
+medians of the first rows, stays with a data set for all rows that come later.
+
+Shapes: N rows, F features.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.config import Operational, made_by
@@ -17,10 +22,18 @@ from ltrscale.data.dataset.manifest import Accounting, DataFile, Dataset, Manife
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import TokenSummary, put_vocabulary, summed
 from ltrscale.data.ids import QueryIds
-from ltrscale.ingest import additions
-from ltrscale.ingest.assembly import Written, check_columns, training_texts, write_unit
+from ltrscale.errors import InputError
+from ltrscale.ingest.additions import (
+    check_addable,
+    check_nothing_added,
+    holds_inputs,
+    known_ids,
+    next_unit,
+    schema_of,
+    with_addition,
+)
+from ltrscale.ingest.assembly import LikePlaces, Written, check_columns, training_texts, write_unit
 from ltrscale.ingest.categories import CategoryEncoder, RecordedCodes, merged_texts
-from ltrscale.ingest.fills import filled, find_fills
 from ltrscale.ingest.inputs import (
     PrepareConfig,
     Unit,
@@ -30,8 +43,8 @@ from ltrscale.ingest.inputs import (
     fingerprints,
     input_fingerprints,
     list_inputs,
-    open_work,
 )
+from ltrscale.ingest.mapping import Fill
 from ltrscale.ingest.outcome import (
     ask_of_leaks,
     check_expected,
@@ -42,13 +55,14 @@ from ltrscale.ingest.outcome import (
     warn_of_places,
 )
 from ltrscale.ingest.parallel import write_with_ray
-from ltrscale.ingest.places import LikePlaces
-from ltrscale.ingest.rows import Rejection
+from ltrscale.ingest.rows import Rejection, RowBlock
+from ltrscale.ingest.texts import Encoding, encoding_of
 from ltrscale.ingest.validate import total_accounting
-from ltrscale.ingest.vocabularies import Encoding, encoding_of
 from ltrscale.progress import Advance, Report, log, progress
 from ltrscale.simulate.synthetic import SyntheticLog, SyntheticLogConfig
 from ltrscale.stages.stage import Origin, Stage
+
+_MOST_VALUES = 1 << 20
 
 
 class PrepareJob(Stage):
@@ -103,20 +117,16 @@ class RowsJob(PrepareJob):
     for_scoring: ClassVar = True
 
 
-def _silent(_: Mapping[str, object]) -> None:
-    """Ignore a report."""
-
-
 def is_prepared(out: str, origin: Mapping[str, Any]) -> bool:
     """Whether `prepare` with this origin (`made_by`) has made the data set or added to it; logs it if so."""
-    there = additions.holds_inputs(out, origin)
-    if there:
+    done = holds_inputs(out, origin)
+    if done:
         log.info("prepare: %s is up to date, nothing to do", out)
-    return there
+    return done
 
 
 def prepare(
-    config: PrepareConfig, out: str, *, ray: bool = False, report: Report = _silent, for_scoring: bool = False
+    config: PrepareConfig, out: str, *, ray: bool = False, report: Report = lambda _: None, for_scoring: bool = False
 ) -> Dataset:
     """Make a data set directory at `out`, or add periods to it; readers see nothing of it until it is complete.
 
@@ -143,19 +153,20 @@ def prepare(
         return open_dataset(out)
     with storage.Commit(out) as commit, storage.scratch.directory() as folder:
         before = _before(config, out)
-        work = open_work(config, files, out, taken=before.manifest.periods if before else ())
+        work = UnitSettings(config, config.source.find_features(files), files[0], out)
         if before is not None:
-            work = replace(work, features=additions.check_addable(before, work))
+            taken = frozenset(before.manifest.periods)
+            work = replace(work, features=check_addable(before, work), taken=taken)
         sizes = [storage.size(file.url) for file in files]
-        first = additions.next_unit(before.manifest) if before else 0
+        first = next_unit(before.manifest) if before else 0
         units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
         work = replace(work, encoding=_encoding(work, units, before, commit, folder))
-        fills = find_fills(work, units, before)
-        work = replace(work, config=filled(config, fills))
+        source = config.source.filled(find_fills(work, units, before))
+        work = replace(work, config=config.replace(source=source))
         new, totals = _write(work, units, commit, folder, before, origin, ray=ray)
         check_rows(new.accounting, totals.first_rejections, work, key="" if for_scoring else "prepare.")
         check_expected(config.expect, new)
-        manifest = new if before is None else additions.with_addition(before.manifest, new)
+        manifest = new if before is None else with_addition(before.manifest, new)
         commit.finish(manifest.model_dump(mode="json"))
     report_counts(out, new, report, added=before is not None)
     if not for_scoring:
@@ -174,10 +185,8 @@ def _encoding(
         return None
     if before is not None:
         return encoding_of(before.url)
-    found = tokens.tokenizer.open(lambda: training_texts(work, units, tokens.tokenizer, folder))
-    if not found.content:
-        return found
-    return replace(found, vocabulary=put_vocabulary(found.vocabulary, found.content, commit))
+    new = tokens.tokenizer.open(lambda: training_texts(work, units, tokens.tokenizer, folder))
+    return replace(new, vocabulary=put_vocabulary(new.vocabulary, new.content, commit)) if new.content else new
 
 
 def _before(config: PrepareConfig, out: str) -> Dataset | None:
@@ -187,7 +196,7 @@ def _before(config: PrepareConfig, out: str) -> Dataset | None:
         return None
     if config.add:
         return open_dataset(out)
-    additions.check_nothing_added(out, manifest)
+    check_nothing_added(out, manifest)
     return None
 
 
@@ -205,9 +214,9 @@ def _write(
     ids, start, schema = QueryIds(folder), UnitStart(), None
     if before is not None:
         groups, documents, _ = before.manifest.counts()
-        start, schema = UnitStart(groups, documents), additions.schema_of(before)
+        start, schema = UnitStart(groups, documents), schema_of(before)
         if any(not unit.period for unit in units):
-            for hashes in additions.known_ids(before):
+            for hashes in known_ids(before):
                 ids.groups.add(hashes)
     totals = _Totals(work, schema)
     with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:
@@ -295,3 +304,86 @@ class _Totals:
             quarantine=tuple(self._quarantine),
             made_by=dict(origin),
         )
+
+
+def find_fills(work: UnitSettings, units: Sequence[Unit], before: Dataset | None) -> dict[str, float]:
+    """The number for a missing value of each feature that is filled; those of the data set that is added to, if any.
+
+    Raises:
+        InputError: no numeric feature is named so; a feature has no value to take a median of; the data set that is
+            added to fills other features, or with other numbers.
+    """
+    wanted = work.config.source.wanted_fills(work.features)
+    if before is not None:
+        _check_same(before, wanted)
+        return before.manifest.fills
+    constants = {name: float(np.float32(value)) for name, value in wanted.items() if value != "median"}
+    return constants | _medians([name for name, value in wanted.items() if value == "median"], work, units)
+
+
+def _check_same(before: Dataset, wanted: Mapping[str, Fill]) -> None:
+    fills = before.manifest.fills
+    for name in sorted(wanted.keys() | fills.keys()):
+        ours, theirs = wanted.get(name), fills.get(name)
+        same = ours == "median" or (ours is not None and float(np.float32(ours)) == theirs)
+        if (ours is None) != (theirs is None) or not same:
+            says = "stay missing" if theirs is None else f"are {theirs:g}"
+            raise InputError(
+                f"{before.url}: missing values of {name!r} {says} there; prepare with the same fill, or into another "
+                "directory"
+            )
+
+
+def _medians(names: Sequence[str], work: UnitSettings, units: Sequence[Unit]) -> dict[str, float]:
+    """The medians of some features over the rows of the periods that the config names, of all rows by default."""
+    if not names:
+        return {}
+    source = work.config.source
+    assert source.mapping is not None
+    periods = source.mapping.fill_periods
+    places = [[feature.name for feature in work.features].index(name) for name in names]
+    values = [_Values() for _ in names]
+    read = source.open(work.features, first=work.first.url, encoders={}, encoding=work.encoding)
+    for unit in units:
+        for file in unit.files:
+            for block in read(file):
+                rows_NF = block.features_NF[in_periods(block, unit, work.config.period, periods)]
+                for place, each in zip(places, values, strict=True):
+                    each.add(rows_NF[:, place])
+    if empty := [name for name, each in zip(names, values, strict=True) if not each.seen]:
+        where = f" in {', '.join(periods)}" if periods else ""
+        raise InputError(f"fill: {empty[0]!r} has no value{where}, so no median; give a number, or other fill_periods")
+    return {name: each.median() for name, each in zip(names, values, strict=True)}
+
+
+def in_periods(block: RowBlock, unit: Unit, default: str, wanted: Sequence[str]) -> NDArray[np.bool_]:
+    """The rows of some periods, named or as ranges A..B; all rows where none is named."""
+    if not wanted:
+        return np.ones(len(block), bool)
+    ranges = [(first, last if dots else first) for first, dots, last in (each.partition("..") for each in wanted)]
+    if unit.period or block.periods_N is None:
+        names, index_N = [unit.period or block.period or default], np.zeros(len(block), np.int64)
+    else:
+        coded = block.periods_N.fill_null(default).dictionary_encode()
+        names, index_N = coded.dictionary.to_pylist(), coded.indices.to_numpy()
+    inside = np.array([any(first <= name <= last for first, last in ranges) for name in names], bool)
+    return inside[index_N] if len(block) else np.zeros(0, bool)
+
+
+class _Values:
+    """Values of a feature for their median: every one or, of more than a million, every second, fourth, ... one."""
+
+    def __init__(self) -> None:
+        self.seen, self._step, self._kept = 0, 1, [np.empty(0, np.float32)]
+
+    def add(self, values_N: NDArray[np.float32]) -> None:
+        """Add the finite ones."""
+        values_n = values_N[np.isfinite(values_N)]
+        self._kept.append(values_n[-self.seen % self._step :: self._step].copy())
+        self.seen += len(values_n)
+        while sum(map(len, self._kept)) > _MOST_VALUES:
+            self._kept, self._step = [np.concatenate(self._kept)[::2]], 2 * self._step
+
+    def median(self) -> float:
+        """The median, in single precision."""
+        return float(np.float32(np.median(np.concatenate(self._kept).astype(np.float64))))

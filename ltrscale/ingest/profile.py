@@ -1,8 +1,13 @@
-"""Looks at a raw log: its form, its columns, and the queries and times in it."""
+"""Looks at a raw log: its form, its columns, and how these divide its rows.
+
+Rows come in runs of equal values and in lists, in which a column varies or repeats.
+
+Shapes: N rows, V different values, L rows of a sample of whole lists, Q lists in it.
+"""
 
 import codecs
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +17,9 @@ from numpy.typing import NDArray
 from ltrscale.data import columns as cols
 from ltrscale.data.times import ISO, Clock, instants
 from ltrscale.errors import InputError
-from ltrscale.ingest import tables
-from ltrscale.ingest.csvtext import Dialect
+from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.lines import UTF8, read_lines
+from ltrscale.ingest.tables import read_rows, read_schema
 
 _BATCH = 1 << 16
 _TRIED = 200
@@ -86,11 +91,10 @@ def dialect_of(url: str) -> Dialect:
     header = piece.text.partition(b"\n")[0].decode(encoding, errors="replace")
     usual = "\t" if ".tsv" in url else ","
     delimiter = max((usual, ",", ";", "\t", "|"), key=header.count)
-    found = Dialect(delimiter, ".", encoding)
-    if delimiter != ",":
-        marks = {mark: Dialect(delimiter, mark, encoding) for mark in ".,"}
-        found = max(marks.values(), key=lambda form: _numbers(tables.read_schema(url, form)))
-    return found
+    if delimiter == ",":
+        return Dialect(delimiter, ".", encoding)
+    marks = [Dialect(delimiter, mark, encoding) for mark in ".,"]
+    return max(marks, key=lambda form: sum(map(pa.types.is_floating, read_schema(url, form).types)))
 
 
 def _encoding(text: bytes) -> str:
@@ -103,17 +107,13 @@ def _encoding(text: bytes) -> str:
     return UTF8
 
 
-def _numbers(schema: pa.Schema) -> int:
-    return sum(pa.types.is_floating(kind) for kind in schema.types)
-
-
 def first_columns(urls: Sequence[str], dialect: Dialect, rows: int) -> list[LogColumn]:
     """The columns of the first file, in the first rows of all.
 
     Raises:
         InputError: a file cannot be read or is of another kind than the first, or there are no rows.
     """
-    schema = tables.read_schema(urls[0], dialect)
+    schema = read_schema(urls[0], dialect)
     if len(set(schema.names)) < len(schema.names):
         raise InputError(f"{urls[0]}: two columns have the same name; rename all but one")
     first: list[pa.Table] = []
@@ -153,11 +153,11 @@ def batches(urls: Sequence[str], names: Sequence[str], dialect: Dialect) -> Iter
 
 def batches_of(url: str, names: Sequence[str], dialect: Dialect, *, first: str) -> Iterator[pa.RecordBatch]:
     """As `batches`, of one file, which has the columns that the first one has."""
-    schema = tables.read_schema(url, dialect)
+    schema = read_schema(url, dialect)
     if missing := [name for name in names if name not in schema.names]:
         raise InputError(f"{url}: column {missing[0]!r} is missing, which {first} has; name files of one kind")
     ordered = [name for name in schema.names if name in names]
-    raw = tables.read_rows(url, schema, ordered, numbers=(), query=ordered[0], dialect=dialect, batch_rows=_BATCH)
+    raw = read_rows(url, schema, ordered, numbers=(), query=ordered[0], dialect=dialect, batch_rows=_BATCH)
     yield from (each.rows for each in raw)
 
 
@@ -166,7 +166,13 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
         return LogColumn(name, kind, len(values), 0.0, 0, False, 0.0, 0.0, 0.0, (), ())
     counted = values.drop_null().value_counts()
     known, counts_V = counted.field("values"), counted.field("counts").to_numpy()
-    numbers_V = _values(known, dialect) if cols.is_number(kind) else np.zeros(0)
+    if not cols.is_number(kind):
+        numbers_V = np.zeros(0)
+    elif cols.is_text(known.type):
+        texts = known.to_pylist()
+        numbers_V = np.array([dialect.value(text) if dialect.number(text) else np.nan for text in texts])
+    else:
+        numbers_V = known.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     bad_V = np.zeros(len(known), bool)
     if len(numbers_V) and not pa.types.is_boolean(kind):
         bad_V = ~np.isfinite(numbers_V)
@@ -194,14 +200,6 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
     )
 
 
-def _values(known: pa.Array, dialect: Dialect) -> NDArray[np.float64]:
-    """The numbers of a column's distinct values, NaN for what is none."""
-    if not cols.is_text(known.type):
-        values_V: NDArray[np.float64] = known.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        return values_V
-    return np.array([dialect.value(text) if dialect.number(text) else np.nan for text in known.to_pylist()])
-
-
 def _readable(kind: pa.DataType) -> bool:
     return cols.is_text(kind) or cols.is_number(kind)
 
@@ -215,7 +213,8 @@ def _times(
     """
     tried, formats = known.slice(0, _TRIED), []
     if len(tried) and (_readable(kind) or _is_stamp(kind)):
-        shares = {form: _share_of_times(tried, kind, form) for form in _forms_of(kind)}
+        forms = (ISO,) if _is_stamp(kind) else (ISO, _DIGITS) if cols.is_number(kind) else _FORMATS
+        shares = {form: _share_of_times(tried, kind, form) for form in forms}
         formats = sorted((form for form, share in shares.items() if share >= 1 - _STRAY), key=lambda f: -shares[f])
     if not formats:
         return (), np.zeros(0, np.int64), bad_V
@@ -225,12 +224,6 @@ def _times(
 
 def _is_stamp(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
-
-
-def _forms_of(kind: pa.DataType) -> tuple[str, ...]:
-    if _is_stamp(kind):
-        return (ISO,)
-    return (ISO, _DIGITS) if cols.is_number(kind) else _FORMATS
 
 
 def _share_of_times(values: pa.Array, kind: pa.DataType, form: str) -> float:
@@ -245,3 +238,196 @@ def _share_of_times(values: pa.Array, kind: pa.DataType, form: str) -> float:
         bad_N = bad_N | ~pc.match_substring_regex(texts_N, r"^\d{8}$").fill_null(False).to_numpy(zero_copy_only=False)
     recent_N = (seconds_N >= _EPOCHS[0]) & (seconds_N <= _EPOCHS[1])  # ids are digits, too
     return float((~bad_N & (recent_N | ~digits_N)).mean())
+
+
+ValueCodes = NDArray[np.int64]
+
+_LOOKED_AT = 1 << 20
+_SAMPLED = 200_000
+
+
+@dataclass(frozen=True)
+class KeyLists:
+    """The rows of some values of a key, by these values."""
+
+    rows_L: ValueCodes
+    starts_Q: ValueCodes
+    distinct: int
+    """Values of the key, in all rows."""
+    paired: float
+    """Share of all rows whose value comes again."""
+    together: float
+    """Of the places where a row could stand beside one with its value, the share where it does."""
+    runs: int
+    """Runs of equal values, in all rows."""
+
+    @classmethod
+    def of(cls, codes_N: ValueCodes) -> "KeyLists":
+        """The lists of a key; -1 is none."""
+        valid_N = codes_N[codes_N >= 0]
+        n, lengths_V = len(valid_N), np.bincount(valid_N)
+        distinct = int(np.count_nonzero(lengths_V))
+        runs = 1 + int(np.count_nonzero(np.diff(valid_N))) if n else 0
+        together = (n - runs) / (n - distinct) if n > distinct else 0.0
+        # whole lists of a sample of the values, list by list
+        every = -(-len(codes_N) // _SAMPLED) or 1
+        rows = np.flatnonzero((codes_N >= 0) & (codes_N % every == 0))
+        rows_L = rows[np.argsort(codes_N[rows], kind="stable")]
+        starts_Q = np.flatnonzero(np.diff(codes_N[rows_L], prepend=-1))
+        paired = float(lengths_V[lengths_V > 1].sum() / max(n, 1))
+        return cls(rows_L, starts_Q, distinct, paired, together, runs)
+
+    def constant(self, codes_N: ValueCodes) -> float:
+        """Share of the lists with several rows in which a column has a single value."""
+        least_Q, most_Q, several_Q = self._ends(codes_N)
+        return float((least_Q == most_Q)[several_Q].mean()) if several_Q.any() else 1.0
+
+    def spread(self, seconds_N: ValueCodes) -> float:
+        """Seconds from the first to the last time of a list, the median over lists with several rows."""
+        least_Q, most_Q, several_Q = self._ends(seconds_N)
+        return float(np.median((most_Q - least_Q)[several_Q])) if several_Q.any() else 0.0
+
+    def having(self, true_N: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """The number of rows of each list for which something holds."""
+        return np.asarray(np.add.reduceat(true_N[self.rows_L].astype(np.int64), self.starts_Q))
+
+    def repeats(self, codes_N: ValueCodes) -> float:
+        """Share of the rows with a value that another row of their list has had."""
+        codes_L = codes_N[self.rows_L]
+        list_L = np.repeat(np.arange(len(self.starts_Q)), self._lengths_Q)
+        valid_L = codes_L >= 0
+        if not valid_L.any():
+            return 0.0
+        pairs = list_L[valid_L] * (int(codes_L.max()) + 1) + codes_L[valid_L]
+        return 1.0 - len(np.unique(pairs)) / len(pairs)
+
+    def _ends(self, values_N: ValueCodes) -> tuple[ValueCodes, ValueCodes, NDArray[np.bool_]]:
+        values_L = values_N[self.rows_L]
+        if not len(values_L):
+            return values_L, values_L, values_L > 0
+        ends = np.minimum.reduceat(values_L, self.starts_Q), np.maximum.reduceat(values_L, self.starts_Q)
+        return *ends, self._lengths_Q > 1
+
+    @property
+    def _lengths_Q(self) -> ValueCodes:
+        return np.diff([*self.starts_Q, len(self.rows_L)])
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Columns of many rows as numbers: equal values have equal numbers from 0 on, and -1 is none."""
+
+    codes: Mapping[str, ValueCodes]
+    values: Mapping[str, pa.Array]
+    """The distinct values of each column, by number."""
+    files: tuple[int, ...] = (0,)
+    """The row with which each file begins."""
+    whole: bool = True
+    """Whether these are all rows."""
+    dialect: Dialect = field(default_factory=Dialect)
+    """The form in which a file of text has numbers."""
+    _lists: dict[str, KeyLists] = field(default_factory=dict)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.codes
+
+    def lists(self, name: str) -> KeyLists:
+        """The lists of a column."""
+        if name not in self._lists:
+            self._lists[name] = KeyLists.of(self.codes[name])
+        return self._lists[name]
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        """A column as numbers, by row; NaN for what is none."""
+        values = self.values[name]
+        if cols.is_text(values.type):
+            numbers_V = np.array([self.dialect.value(text) for text in values.to_pylist()])
+        else:
+            numbers_V = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        return np.asarray(np.append(numbers_V, np.nan)[self.codes[name]], np.float64)
+
+    def seconds(self, column: LogColumn) -> ValueCodes:
+        """A column of times in seconds since 1970, by row, 0 for what is none."""
+        seconds_V, _ = instants(self.values[column.name], Clock(formats=column.formats[:1]))
+        return np.asarray(np.append(seconds_V, 0)[self.codes[column.name]])
+
+    def decides(self, name: str, other: str) -> bool:
+        """Whether each value of a column always has the same value of another; a few slips do not count."""
+        codes_N, other_N = self.codes[name], self.codes[other]
+        lists = self.lists(name)
+        return len(lists.rows_L) > len(lists.starts_Q) and lists.constant(other_N) > 0.97 and codes_N is not other_N
+
+    def joined(self, name: str, others: Sequence[str]) -> ValueCodes:
+        """The numbers of the combinations of several columns; -1 where one of them has none."""
+        codes_N = self.codes[name]
+        for other in others:
+            valid_N = (codes_N >= 0) & (self.codes[other] >= 0)
+            pairs = codes_N[valid_N] * (int(self.codes[other].max()) + 1) + self.codes[other][valid_N]
+            codes_N = np.full(len(codes_N), -1, np.int64)
+            codes_N[valid_N] = np.unique(pairs, return_inverse=True)[1]
+        return codes_N
+
+
+def of_table(rows: pa.Table) -> Structure:
+    """The structure of at least one row in memory; columns of lists have none."""
+    plain = [each.name for each in rows.schema if not pa.types.is_nested(each.type)]
+    return _built({name: [_dictionary(chunk) for chunk in rows[name].chunks] for name in plain}, [0], whole=True)
+
+
+def read_structure(
+    urls: Sequence[str],
+    names: Sequence[str],
+    dialect: Dialect,
+    rows: int | None = _LOOKED_AT,
+    kept_N: NDArray[np.bool_] | None = None,
+) -> Structure:
+    """The structure of some columns in the first rows of a log, in all of them, or in those that are kept of all.
+
+    Memory grows with the rows that are kept, 8 bytes for each value, and with the distinct values.
+    """
+    parts: dict[str, list[pa.DictionaryArray]] = {name: [] for name in names}
+    n, last = 0, rows if kept_N is None else int(np.flatnonzero(kept_N).max(initial=0)) + 1
+    files: list[int] = []
+    for url in urls:
+        files.append(n)
+        for batch in batches_of(url, names, dialect, first=urls[0]):
+            kept = batch if kept_N is None else batch.filter(pa.array(kept_N[n : n + len(batch)]))
+            for name, chunks in parts.items():
+                chunks.append(_dictionary(kept.column(name)))
+            n += len(batch)
+            if last is not None and n >= last:
+                return replace(_built(parts, files, whole=False), dialect=dialect)
+    return replace(_built(parts, files, whole=True), dialect=dialect)
+
+
+def _dictionary(column: pa.Array) -> pa.DictionaryArray:
+    column = cols.without_dictionary(column)
+    if pa.types.is_null(column.type):
+        return pa.DictionaryArray.from_arrays(pa.nulls(len(column), pa.int32()), pa.nulls(0))
+    if cols.is_text(column.type):
+        column = cols.texts(column)[0]
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+    return column.dictionary_encode()
+
+
+def _built(parts: Mapping[str, Sequence[pa.DictionaryArray]], files: Sequence[int], *, whole: bool) -> Structure:
+    codes, values = {}, {}
+    for name, chunks in parts.items():
+        one = pa.chunked_array(_alike(chunks)).unify_dictionaries().combine_chunks()
+        codes[name] = one.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
+        values[name] = one.dictionary
+    return Structure(codes, values, tuple(files), whole)
+
+
+def _alike(chunks: Sequence[pa.DictionaryArray]) -> Sequence[pa.DictionaryArray]:
+    """The chunks with values of one type: one file may have integers, or nothing, where another has fractions."""
+    kinds = {chunk.type.value_type for chunk in chunks}
+    if len(kinds) == 1:
+        return chunks
+    try:
+        schemas = [pa.schema([("values", kind)]) for kind in kinds]
+        kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except pa.ArrowTypeError:
+        kind = pa.string()  # an id is a number in one file and text in another
+    return [pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(kind)) for chunk in chunks]

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ltrscale.ingest.profile import LogColumn
-from ltrscale.ingest.structure import Structure
+from ltrscale.ingest.profile import LogColumn, Structure
 
 _LIST = r"(query|search|impression|request|srch|qid|list|slate|serp|feed|ranking)"
 _VISIT = r"(session|visit|basket|order|invoice|transaction|trip|receipt|incident)"
@@ -29,7 +28,6 @@ _EVENT_TIME = (
     r"(time|date|at|on|ts|day)"
 )
 _ITEM_TIME = r"list|publish|creat|updat|releas|launch|birth|expir|regist|signup|first|last|due|since|checkin|arriv"
-_ASKED = r"query|search|keyword|term|phrase"
 _POSITION = r"^(position|pos|rank|slot)$|_(position|pos|slot)$"
 WORTH = r"revenue|gross|sales$|turnover|gmv"
 """Names of what a document brought."""
@@ -131,7 +129,7 @@ def names_one(column: LogColumn) -> bool:
 
 def is_asked(column: LogColumn) -> bool:
     """Whether a column is named as the text of a query."""
-    return has_pattern(column, _ASKED)
+    return has_pattern(column, r"query|search|keyword|term|phrase")
 
 
 def is_person(column: LogColumn) -> bool:
@@ -146,7 +144,7 @@ def queries(columns: Sequence[LogColumn], seen: Structure) -> list[Candidate]:
     """The columns that may name the lists to rank."""
     keys = [column for column in columns if column.name in seen and _is_key(column)]
     clocks = [column for column in columns if column.name in seen and looks_like_time(column)]
-    clocks = [column for column in clocks if not _is_of_item(column)] or clocks
+    clocks = [c for c in clocks if has_pattern(c, _EVENT_TIME) or not has_pattern(c, _ITEM_TIME)] or clocks
     slots = [column for column in columns if column.name in seen and column.numeric and has_pattern(column, _POSITION)]
     keys = [column for column in keys if column not in slots and not is_label(column)]
     likely = sorted((_thing(column, seen, keys) for column in keys), key=lambda each: -each.score)[:2]
@@ -294,21 +292,14 @@ def _time_points(column: LogColumn, query: LogColumn, seen: Structure, item: Log
         yield 3.0 * agreed, f"the same in {agreed:.0%} of the lists"
     else:
         hours = lists.spread(seen.seconds(column)) / 3600
-        yield (2.0 if hours <= 1 else 1.0 if hours <= 24 else -2.0), f"{_span(hours)} apart within a list"
+        span = f"{hours:.1g} h" if hours < 48 else f"{hours / 24:,.0f} days"
+        yield (2.0 if hours <= 1 else 1.0 if hours <= 24 else -2.0), f"{span} apart within a list"
     if item is not None and item.name in seen and seen.decides(item.name, column.name):
         yield -4.0, f"{item.name} decides it"
     if column.days > 3 * 365:
         yield -1.0, f"{column.days / 365:.0f} years long"
     if column.bad:
         yield -5.0 * column.bad, f"{column.bad:.2%} of the rows have a bad one"
-
-
-def _span(hours: float) -> str:
-    return f"{hours:.1g} h" if hours < 48 else f"{hours / 24:,.0f} days"
-
-
-def _is_of_item(column: LogColumn) -> bool:
-    return has_pattern(column, _ITEM_TIME) and not has_pattern(column, _EVENT_TIME)
 
 
 # labels and places
@@ -347,9 +338,7 @@ def _label_points(column: LogColumn, query: LogColumn, seen: Structure, item: Lo
 
 def positions(columns: Sequence[LogColumn], query: LogColumn, seen: Structure) -> list[Candidate]:
     """The columns that may say where an item was shown."""
-    named_so = [
-        column for column in columns if column.numeric and column.name in seen and has_pattern(column, _POSITION)
-    ]
+    named = [each for each in columns if each.numeric and each.name in seen and has_pattern(each, _POSITION)]
     lists = seen.lists(query.name)
 
     def points(column: LogColumn) -> Scores:
@@ -357,10 +346,10 @@ def positions(columns: Sequence[LogColumn], query: LogColumn, seen: Structure) -
         repeats = lists.repeats(seen.codes[column.name])
         yield 2.0 - 4.0 * repeats, f"comes again in {repeats:.0%} of the rows" if repeats > 0.005 else "once a list"
 
-    return [candidate(column, points(column)) for column in named_so]
+    return [candidate(column, points(column)) for column in named]
 
 
 def structured(columns: Sequence[LogColumn]) -> list[str]:
     """The columns whose structure decides on roles: all but measured quantities."""
-    found = [column for column in columns if not column.numeric or column.whole or is_label(column)]
-    return [column.name for column in found if column.distinct > 1]
+    keys = [column for column in columns if not column.numeric or column.whole or is_label(column)]
+    return [column.name for column in keys if column.distinct > 1]

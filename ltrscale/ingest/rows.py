@@ -1,17 +1,23 @@
-"""RowBlock, which every reader of raw input yields, and Rejection, which describes rows that it cannot use.
+"""RowBlock, which every reader of raw input yields, and rejections: rows that cannot be used, and their quarantine.
 
 Shapes: N rows (documents) of a block, F features.
 """
 
 import json
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
+
+from ltrscale.errors import without_credentials
+from ltrscale.storage import Commit, named_errors
 
 Rule = Literal[
     "unparsable",
@@ -95,17 +101,27 @@ class RowBlock:
 
 def cut(rows: RowBlock, start: int, stop: int) -> RowBlock:
     """The rows from `start` to `stop`, without rejections."""
-    n = stop - start
+    return _taken(rows, slice(start, stop), lambda column: column.slice(start, stop - start))
+
+
+def keep(rows: RowBlock, keep_N: NDArray[np.bool_]) -> RowBlock:
+    """The rows where `keep_N` is True, without rejections."""
+    mask = pa.array(keep_N)
+    # without starts: a group may have lost its first row
+    return replace(_taken(rows, keep_N, lambda column: column.filter(mask)), starts_N=None)
+
+
+def _taken(rows: RowBlock, index: slice | NDArray[np.bool_], take: Callable[[pa.Array], pa.Array]) -> RowBlock:
     return replace(
         rows,
-        lines_N=rows.lines_N[start:stop],
-        query_ids_N=rows.query_ids_N.slice(start, n),
-        features_NF=rows.features_NF[start:stop],
-        labels_N=rows.labels_N[start:stop],
-        periods_N=None if rows.periods_N is None else rows.periods_N.slice(start, n),
-        doc_ids_N=None if rows.doc_ids_N is None else rows.doc_ids_N.slice(start, n),
-        starts_N=None if rows.starts_N is None else rows.starts_N[start:stop],
-        columns={name: column.slice(start, n) for name, column in rows.columns.items()},
+        lines_N=rows.lines_N[index],
+        query_ids_N=take(rows.query_ids_N),
+        features_NF=rows.features_NF[index],
+        labels_N=rows.labels_N[index],
+        periods_N=None if rows.periods_N is None else take(rows.periods_N),
+        doc_ids_N=None if rows.doc_ids_N is None else take(rows.doc_ids_N),
+        starts_N=None if rows.starts_N is None else rows.starts_N[index],
+        columns={name: take(column) for name, column in rows.columns.items()},
         rejected=[],
     )
 
@@ -123,6 +139,8 @@ def concat(pieces: Sequence[RowBlock]) -> RowBlock:
         return pa.concat_arrays([pa.nulls(len(p), pa.string()) if a is None else a for a, p in sized])
 
     types = {name: column.type for piece in pieces for name, column in piece.columns.items()}
+    # line numbers identify rows within a file only
+    texts = [piece.texts for piece in pieces if piece.texts is not None and piece.file == pieces[0].file]
     return RowBlock(
         file=pieces[0].file,
         lines_N=np.concatenate([piece.lines_N for piece in pieces]),
@@ -136,32 +154,9 @@ def concat(pieces: Sequence[RowBlock]) -> RowBlock:
             name: pa.concat_arrays([p.columns.get(name, pa.nulls(len(p), kind)) for p in pieces])
             for name, kind in types.items()
         },
-        texts=_join_texts(pieces),
+        texts=_Joined([int(piece.lines_N[0]) for piece in pieces], texts) if len(texts) == len(pieces) else None,
         share=pieces[-1].share,
     )
-
-
-def keep(rows: RowBlock, keep_N: NDArray[np.bool_]) -> RowBlock:
-    """The rows where `keep_N` is True, without rejections."""
-    mask = pa.array(keep_N)
-    return replace(
-        rows,
-        lines_N=rows.lines_N[keep_N],
-        query_ids_N=rows.query_ids_N.filter(mask),
-        features_NF=rows.features_NF[keep_N],
-        labels_N=rows.labels_N[keep_N],
-        periods_N=None if rows.periods_N is None else rows.periods_N.filter(mask),
-        doc_ids_N=None if rows.doc_ids_N is None else rows.doc_ids_N.filter(mask),
-        starts_N=None,  # a group may have lost its first row
-        columns={name: column.filter(mask) for name, column in rows.columns.items()},
-        rejected=[],
-    )
-
-
-def _join_texts(pieces: Sequence[RowBlock]) -> RawTexts | None:
-    """The texts of all pieces, if all have some and are of one file: line numbers identify rows within a file only."""
-    texts = [piece.texts for piece in pieces if piece.texts is not None and piece.file == pieces[0].file]
-    return _Joined([int(piece.lines_N[0]) for piece in pieces], texts) if len(texts) == len(pieces) else None
 
 
 @dataclass(frozen=True)
@@ -224,3 +219,81 @@ def plain_value(value: pa.Scalar) -> object:
         return value.as_py()
     except (UnicodeDecodeError, ValueError, OverflowError):
         return "(not readable)"
+
+
+QUARANTINE = "quarantine"
+
+
+SCHEMA = pa.schema(
+    [
+        ("file", pa.string()),
+        ("line", pa.int64()),
+        ("rule", pa.string()),
+        ("text", pa.string()),
+        ("query_id", pa.string()),
+        ("rows", pa.int64()),
+        ("found", pa.string()),
+    ]
+)
+
+
+_BUFFER = 4096
+
+
+class Quarantine:
+    """Writes rejections as they arrive, counts them, and remembers the first five.
+
+    Without rejections there is no file. `close` puts the file in place. `number` is the file's number.
+    """
+
+    def __init__(self, commit: Commit, *, number: int = 0) -> None:
+        assert SCHEMA.names == [field.name for field in fields(Rejection)]
+        self.rows_by_rule: Counter[str] = Counter()
+        self.first: list[Rejection] = []
+        self._commit = commit
+        self._name = f"{QUARANTINE}/part-{number:05}-{{hash}}.parquet"
+        self._buffer: list[Rejection] = []
+        self._stack = ExitStack()
+        self._writer: pq.ParquetWriter | None = None
+
+    @property
+    def rows(self) -> int:
+        """Input rows rejected so far."""
+        return self.rows_by_rule.total()
+
+    def add(self, rejections: Iterable[Rejection]) -> None:
+        """Write and count rejections."""
+        for rejection in rejections:
+            self.rows_by_rule[rejection.rule] += rejection.rows
+            if len(self.first) < 5:
+                self.first.append(rejection)
+            self._buffer.append(rejection)
+            if len(self._buffer) == _BUFFER:
+                self._flush()
+
+    def _flush(self) -> None:
+        if self._writer is None:
+            path = self._stack.enter_context(self._commit.file(self._name))
+            self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd")
+        columns: list[Sequence[object]] = list(
+            zip(*(vars(rejection).values() for rejection in self._buffer), strict=True)
+        )
+        columns[0] = [without_credentials(str(file)) for file in columns[0]]
+        for text in (SCHEMA.names.index(name) for name in ("text", "query_id", "found")):
+            # without the lone surrogates that stand for undecodable bytes
+            columns[text] = [str(value)[:TEXT_LENGTH].encode(errors="replace").decode() for value in columns[text]]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+        with named_errors(self._commit.url, "write"):
+            self._writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))
+        self._buffer.clear()
+
+    def close(self) -> tuple[str, ...]:
+        """Put the file in place; returns its name below the data set, or nothing without rejections."""
+        if self._buffer:
+            self._flush()
+        if self._writer is None:
+            return ()
+        with named_errors(self._commit.url, "write"):
+            self._writer.close()
+            self._stack.close()
+        return (self._commit.files[-1].path,)

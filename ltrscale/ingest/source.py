@@ -10,11 +10,10 @@ from typing import Any, ClassVar, Self
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, RawColumns
 from ltrscale.ingest.categories import CategoryEncoder
-from ltrscale.ingest.joins import Join
 from ltrscale.ingest.mapping import ColumnMapping, Fill
 from ltrscale.ingest.rows import RowBlock
-from ltrscale.ingest.texts import TokenColumns
-from ltrscale.ingest.vocabularies import Encoding
+from ltrscale.ingest.tables import Join
+from ltrscale.ingest.texts import Encoding, TokenColumns
 
 Encoders = dict[str, CategoryEncoder]
 """The encoder of each categorical feature, by name."""
@@ -122,6 +121,10 @@ class Source(Config):
 
     def raw_columns(self, features: Sequence[Feature], url: str) -> RawColumns | None:  # noqa: ARG002
         """How a file has the columns that features are made of; None if its rows are no items."""
+        return None
+
+    def typed_rows(self, url: str, batch_rows: int) -> Iterator[tuple[int, Mapping[str, Any]]] | None:  # noqa: ARG002
+        """The rows of a file with their numbers, as values with types of their own; None if its rows are text."""
         return None
 
     def wanted_fills(self, features: Sequence[Feature]) -> dict[str, Fill]:  # noqa: ARG002

@@ -133,10 +133,10 @@ def count_features(line: bytes, *, qid: bool) -> int:
 
 
 def _doc_ids(comments: Sequence[bytes]) -> pa.StringArray | None:
-    found = [_DOC_ID.match(comment) for comment in comments]
-    if not any(found):
+    matches = [_DOC_ID.match(comment) for comment in comments]
+    if not any(matches):
         return None
-    return pa.array([match and match[1].decode(errors="backslashreplace") for match in found], pa.string())
+    return pa.array([match and match[1].decode(errors="backslashreplace") for match in matches], pa.string())
 
 
 def _stack(rows: Sequence[tuple[int, _Row]], row_format: RowFormat) -> _Rows:

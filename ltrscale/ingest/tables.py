@@ -1,29 +1,40 @@
-"""Files with one row per line or record, whatever their format, as Arrow batches of bounded memory."""
+"""Files with one row per line or record, whatever their format, as Arrow batches of bounded memory; and joins of them.
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Literal, NamedTuple
+Errors name the place of damage in a file. The columns of a table beside a log join its rows by a key, such as the text
+of a document by its id: each process holds these columns in memory, for a lookup of all rows of a block at once.
+
+Shapes: N rows of a block, K rows of a table that joins.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, model_validator
 
-from ltrscale.errors import InputError
-from ltrscale.ingest import csvtext, jsontext, parquet
-from ltrscale.ingest.csvtext import Dialect
+from ltrscale import storage
+from ltrscale.config import Config
+from ltrscale.data import columns as cols
+from ltrscale.data.columns import without_views
+from ltrscale.data.ids import hash_ids
+from ltrscale.errors import InputError, suggestion
+from ltrscale.ingest.csvjson import CsvReader, Dialect, JsonReader, csv_schema, json_schema
+from ltrscale.ingest.lines import TextReader
 from ltrscale.ingest.rows import RawTexts, Rejection, RowTexts
-from ltrscale.ingest.textrows import TextReader
 
-_PACKED = ("", ".gz", ".xz")
-_CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in _PACKED)
-_JSON = tuple(kind + packed for kind in (".jsonl", ".ndjson") for packed in _PACKED)
+_READ_AHEAD = 1 << 18
 
 
-Form = Literal["csv", "json", "parquet"]
-
-
-def form(url: str) -> Form:
-    """The form of a file whose name `read_schema` accepts."""
-    return "parquet" if url.endswith(".parquet") else "json" if url.endswith(_JSON) else "csv"
+def parquet_schema(url: str) -> pa.Schema:
+    """The columns of a Parquet file."""
+    with _open(url) as file:
+        return file.schema_arrow
 
 
 class Raw(NamedTuple):
@@ -36,6 +47,80 @@ class Raw(NamedTuple):
     share: float
 
 
+def read_parquet(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[Raw]:
+    """Read batches of at most `batch_rows` rows; `columns` are in file order.
+
+    A row group is read page by page: memory does not grow with the file or with its row groups.
+
+    Raises:
+        InputError: the file is missing or cannot be decoded; names row group and row.
+    """
+    with _open(url) as file:
+        row = 1
+        for group in range(file.num_row_groups):
+            # not its offset, which is in the metadata of its columns: if these are damaged, pyarrow kills the process
+            with damage(url, f"row group {group}, near row {row}"):
+                batches = file.iter_batches(batch_rows, row_groups=[group], columns=list(columns))
+            while True:
+                with damage(url, f"row group {group}, near row {row}"):
+                    batch = next(batches, None)
+                if batch is None:
+                    break
+                lines_N = np.arange(row, row + len(batch))
+                row += len(batch)
+                rows, share = without_views(batch), (row - 1) / max(row - 1, file.metadata.num_rows)
+                yield Raw(rows, lines_N, RowTexts(rows, lines_N), [], share)
+        if row - 1 != file.metadata.num_rows:
+            raise InputError(
+                f"{url}: {row - 1:,} rows where its footer counts {file.metadata.num_rows:,}; "
+                "write the file again or remove it"
+            )
+
+
+@contextmanager
+def _open(url: str) -> Iterator[pq.ParquetFile]:
+    with storage.open_input(url) as stream:
+        if not (end := stream.seek(0, 2)):
+            raise InputError(f"{url}: the file is empty (0 bytes); write it again or remove it")
+        with damage(url, f"the footer before byte {end}"):
+            # checksums, if the file has any, detect a flipped bit that would still decode
+            file = pq.ParquetFile(
+                stream,
+                pre_buffer=False,
+                buffer_size=_READ_AHEAD,
+                page_checksum_verification=True,
+                arrow_extensions_enabled=False,
+            )
+            assert file.schema_arrow is not None
+        yield file
+
+
+@contextmanager
+def damage(url: str, where: str) -> Iterator[None]:
+    """Raise InputError, with the place in the file, where pyarrow cannot decode it."""
+    with storage.named_errors(url):
+        try:
+            yield
+        # MemoryError and OverflowError too: a damaged length may ask for any amount of memory
+        except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, OverflowError) as error:
+            if storage.is_fault(error):
+                raise
+            raise InputError(f"{url}: cannot decode {where}: {error}; write the file again or remove it") from error
+
+
+_PACKED = ("", ".gz", ".xz")
+_CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in _PACKED)
+_JSON = tuple(kind + packed for kind in (".jsonl", ".ndjson") for packed in _PACKED)
+
+
+Form = Literal["csv", "json", "parquet"]
+
+
+def file_form(url: str) -> Form:
+    """The form of a file whose name `read_schema` accepts."""
+    return "parquet" if url.endswith(".parquet") else "json" if url.endswith(_JSON) else "csv"
+
+
 def read_schema(url: str, dialect: Dialect) -> pa.Schema:
     """The columns of a file; types of text files are those of their first lines.
 
@@ -43,11 +128,11 @@ def read_schema(url: str, dialect: Dialect) -> pa.Schema:
         InputError: the file is missing, empty or damaged, or its name has another ending.
     """
     if url.endswith(".parquet"):
-        return parquet.read_schema(url)
+        return parquet_schema(url)
     if url.endswith(_CSV):
-        return csvtext.read_schema(url, dialect)
+        return csv_schema(url, dialect)
     if url.endswith(_JSON):
-        return jsontext.read_schema(url)
+        return json_schema(url)
     kinds = ".parquet, .csv, .tsv or .jsonl, the last three perhaps with .gz or .xz"
     raise InputError(f"{url}: the name does not end in {kinds}; rename it or narrow the path")
 
@@ -77,13 +162,162 @@ def read_rows(
         InputError: the file is damaged.
     """
     if url.endswith(".parquet"):
-        for batch, lines_N, share in parquet.read_batches(url, columns, batch_rows):
-            yield Raw(batch, lines_N, RowTexts(batch, lines_N), [], share)
+        yield from read_parquet(url, columns, batch_rows)
         return
     reader: TextReader = (
-        jsontext.JsonReader(url, schema, columns, numbers, query, batch_rows)
+        JsonReader(url, schema, columns, numbers, query, batch_rows)
         if url.endswith(_JSON)
-        else csvtext.CsvReader(url, schema, columns, numbers, query, batch_rows, dialect)
+        else CsvReader(url, schema, columns, numbers, query, batch_rows, dialect)
     )
     for table in reader:
         yield Raw(table.rows, table.lines_N, table.lines, table.rejected, table.lines.share)
+
+
+_BATCH_ROWS = 1 << 16
+_BETWEEN = "\x1f"  # no part of an id
+
+
+def _pairs(value: Any) -> Any:
+    """A mapping, also from one name or several, which then are the same on both sides."""
+    names = (value,) if isinstance(value, str) else value
+    return dict(zip(names, names, strict=True)) if isinstance(names, list | tuple) else names
+
+
+JoinedNames = Annotated[dict[str, str], BeforeValidator(_pairs)]
+
+
+class Join(Config):
+    """A table whose columns join the rows of a log."""
+
+    path: str
+    """Files of the table: Parquet, CSV or JSON lines, as the log itself."""
+    key: JoinedNames = Field(min_length=1)
+    """The key: a column, several, or `{column of the log: column of the table}`. The table has each key once."""
+    columns: JoinedNames = Field(default_factory=dict)
+    """Columns to take: their names, or `{new name: column of the table}`."""
+    rows: Literal["matched", "unmatched", "all"] = "matched"
+    """The rows of the log to keep: those with a key of the table, those without, or all. The others are rejected."""
+    fill: dict[str, float | str] = Field(default_factory=dict)
+    """Values of joined columns in rows without a key of the table; null by default. Needs `rows: all`."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.fill and self.rows != "all":
+            raise ValueError("fill is for rows without a key of the table; set rows: all")
+        if unknown := [name for name in self.fill if name not in self.columns]:
+            raise ValueError(f"fill: {unknown[0]!r} is not under columns; name a column that is joined")
+        if self.rows == "unmatched" and self.columns:
+            raise ValueError("rows: unmatched keeps rows that the table does not have; leave columns out")
+        return self
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A table in memory: its keys sorted by hash, and the columns that join."""
+
+    join: Join
+    hashes_K: NDArray[np.uint64]
+    keys_K: pa.Array
+    columns: dict[str, pa.Array]
+
+    def __call__(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.bool_], list[str]]:
+        """The rows with the columns joined, those to reject, and the key of every row."""
+        keys_N = _keys([rows.column(name) for name in self.join.key])
+        place_N, matched_N = self._find(keys_N)
+        index_N = pa.array(place_N, mask=~matched_N)
+        for name, column in self.columns.items():
+            values = column.take(index_N)
+            if name in self.join.fill:
+                filled = pa.scalar(self.join.fill[name]).cast(column.type)
+                values = pc.if_else(pa.array(matched_N), values, filled)
+            rows = rows.append_column(name, values)
+        bad_N = {"matched": ~matched_N, "unmatched": matched_N, "all": np.zeros(len(rows), bool)}[self.join.rows]
+        return rows, bad_N, keys_N.to_pylist()
+
+    def _find(self, keys_N: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The row of each key in the table, and whether the table has the key."""
+        coded = keys_N.dictionary_encode()
+        if not len(self.hashes_K) or not len(coded.dictionary):
+            return np.zeros(len(keys_N), np.int64), np.zeros(len(keys_N), bool)
+        hashes = hash_ids(coded.dictionary.to_pylist())
+        place = np.minimum(np.searchsorted(self.hashes_K, hashes), len(self.hashes_K) - 1)
+        same = pc.equal(self.keys_K.take(pa.array(place)), coded.dictionary).to_numpy(zero_copy_only=False)
+        index_N = coded.indices.fill_null(0).to_numpy()
+        valid_N = keys_N.is_valid().to_numpy(zero_copy_only=False)
+        return place[index_N], same[index_N] & valid_N
+
+
+def fault(joined: Joined, key: str | None) -> str:
+    """Why a row with this key is rejected."""
+    names = ", ".join(joined.join.key)
+    shown = "no value" if key is None else repr(key.replace(_BETWEEN, ", "))
+    return f"{names} {shown} {'is' if joined.join.rows == 'unmatched' else 'is not'} in {joined.join.path}"
+
+
+def with_joined(schema: pa.Schema, joins: Sequence[Join], dialect: Callable[[str], Dialect], file: str) -> pa.Schema:
+    """The columns of a log with those of its tables.
+
+    Raises:
+        InputError: a table is missing, lacks a column, or has one of a name that is taken.
+    """
+    for join in joins:
+        for name in join.key:
+            if name not in schema.names:
+                near = suggestion(name, schema.names, "its columns are")
+                raise InputError(f"{file}: no column {name!r}, which joins {join.path}; {near}")
+        table = _schema(join, storage.list_files(join.path)[0], dialect)
+        for name, column in join.columns.items():
+            if name in schema.names:
+                raise InputError(f"{file}: column {name!r} is there already; join that of {join.path} by a new name")
+            schema = schema.append(pa.field(name, table.field(column).type))
+    return schema
+
+
+def load_table(join: Join, dialect: Callable[[str], Dialect]) -> Joined:
+    """Read the key and the columns of a table.
+
+    Raises:
+        InputError: the table is missing or damaged, lacks a column, or has a key twice.
+    """
+    keys, columns = [], {name: list[pa.Array]() for name in join.columns}
+    for url in storage.list_files(join.path):
+        schema = _schema(join, url, dialect)
+        wanted = {*join.key.values(), *join.columns.values()}
+        names = [name for name in schema.names if name in wanted]
+        numbers = {name for name in names if cols.is_number(schema.field(name).type)} - {*join.key.values()}
+        of_url = dialect(url)
+        for raw in read_rows(
+            url, schema, names, numbers=numbers, query=names[0], dialect=of_url, batch_rows=_BATCH_ROWS
+        ):
+            if raw.rejected:
+                first = raw.rejected[0]
+                raise InputError(f"{url}: line {first.line}: {first.found}; a table that joins must be whole; mend it")
+            keys.append(_keys([raw.rows.column(name) for name in join.key.values()]))
+            for name, column in join.columns.items():
+                columns[name].append(cols.without_dictionary(raw.rows.column(column)))
+    keys_K = pa.concat_arrays(keys) if keys else pa.array([], pa.string())
+    hashes_K = hash_ids([key or "" for key in keys_K.to_pylist()])
+    order_K = np.argsort(hashes_K, kind="stable")
+    sorted_K = keys_K.take(pa.array(order_K))
+    twice = np.flatnonzero(np.diff(hashes_K[order_K].view(np.int64)) == 0)
+    if len(twice):
+        key = sorted_K[int(twice[0])].as_py()
+        raise InputError(
+            f"{join.path}: {', '.join(join.key.values())} {key!r} is there twice; keep one row of each key"
+        )
+    arrays = {name: pa.concat_arrays(parts).take(pa.array(order_K)) for name, parts in columns.items() if parts}
+    return Joined(join, hashes_K[order_K], sorted_K, arrays)
+
+
+def _schema(join: Join, url: str, dialect: Callable[[str], Dialect]) -> pa.Schema:
+    schema = read_schema(url, dialect(url))
+    for name in (*join.key.values(), *join.columns.values()):
+        if name not in schema.names:
+            raise InputError(f"{url}: no column {name!r}; {suggestion(name, schema.names, 'its columns are')}")
+    return schema
+
+
+def _keys(columns: Sequence[pa.Array]) -> pa.StringArray:
+    """The keys of rows as texts; null where a part has no value."""
+    parts = [cols.texts(column)[0] for column in columns]
+    return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, _BETWEEN)

@@ -5,9 +5,8 @@ A group is a run of rows with one query id in one file (or in one sorted input).
 - for a whole group: `returning_query` (an earlier group in the same scope has its id), `group_too_long`;
 - for a row, while the rest of its group is kept: `infinite` (a feature, position, click, weight or gain), `bad_label`
   (negative or too large for a gain; missing if rows must have labels, or if other rows of the group have them),
-  `bad_gain` (negative),
-  `duplicate_document` (an accepted earlier row of the group has the same document id), unless `duplicates` says which
-  row of a document stays; then the others are merged into it, which is no rejection.
+  `bad_gain` (negative), `duplicate_document` (an accepted earlier row of the group has the same document id), unless
+  `duplicates` says which row of a document stays; then the others are merged into it, which is no rejection.
 
 Rows that a reader rejected neither start nor end a group; a query id that only such rows have is one rejected group.
 A group whose labels are all missing is unlabelled.
@@ -16,9 +15,9 @@ Shapes: N rows, Q groups, F features.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +28,7 @@ from ltrscale.data.dataset.manifest import Accounting
 from ltrscale.data.dataset.tokens import is_of_documents, to_columns
 from ltrscale.data.dataset.writer import BESIDE_LABELS, to_lists
 from ltrscale.data.ids import QueryIds, hash_ids
-from ltrscale.ingest.rows import Rejection, RowBlock, Rule, concat, cut, keep
+from ltrscale.ingest.rows import Quarantine, Rejection, RowBlock, Rule, concat, cut, keep
 from ltrscale.ingest.texts import FULL
 
 HIGHEST_LABEL = 1000
@@ -55,57 +54,37 @@ class Groups:
         return len(self.labelled_Q)
 
 
-class Rejections(Protocol):
-    """Takes rejections, and counts them."""
-
-    @property
-    def rows(self) -> int:
-        """Input rows rejected so far."""
-        ...
-
-    @property
-    def rows_by_rule(self) -> Mapping[str, int]:
-        """Input rows rejected so far, by rule."""
-        ...
-
-    def add(self, rejections: Iterable[Rejection]) -> None:
-        """Record rejections."""
-        ...
-
-
+@dataclass
 class Validator:
     """Applies the rules block by block; it holds the rows of the group that is still open, and no others.
 
     `add` takes a block and returns the groups that it completes; `end` completes the last group at the end of a file or
     of a sorted input. `scope` keeps equal query ids of unrelated inputs apart. `ids` has the query ids of earlier
-    groups and receives those of the groups that follow. `features` are names for rejections.
+    groups and receives those of the groups that follow. Without a quarantine, rejections are lost. `features` are names
+    for them.
     """
 
-    def __init__(
-        self,
-        ids: QueryIds,
-        rejections: Rejections,
-        *,
-        max_group: int,
-        missing_labels: bool,
-        duplicates: Duplicates = "reject",
-        features: Sequence[str] = (),
-    ) -> None:
-        self.scope = ""
-        self.rows_in = self.rows_kept = self.rows_merged = self.groups_in = self.groups_kept = self.groups_rejected = 0
-        self._ids = ids
-        self._quarantine = rejections
-        self._max_group = max_group
-        self._missing_labels = missing_labels
-        self._duplicates = duplicates
-        self._features = features
-        self._open: list[RowBlock] = []
-        self._open_rows = 0
-        self._open_id: str | None = None
+    ids: QueryIds
+    quarantine: Quarantine | None
+    max_group: int
+    missing_labels: bool
+    duplicates: Duplicates = "reject"
+    features: Sequence[str] = ()
+    scope: str = ""
+    rows_in: int = field(default=0, init=False)
+    rows_kept: int = field(default=0, init=False)
+    rows_merged: int = field(default=0, init=False)
+    groups_in: int = field(default=0, init=False)
+    groups_kept: int = field(default=0, init=False)
+    groups_rejected: int = field(default=0, init=False)
+    _open: list[RowBlock] = field(default_factory=list, init=False)
+    _open_rows: int = field(default=0, init=False)
+    _open_id: str | None = field(default=None, init=False)
 
     def finish(self) -> Accounting:
         """The accounting of all blocks, without the ids that only rejected rows have; asserts that it adds up."""
-        rejected = self._quarantine.rows
+        assert self.quarantine is not None
+        rejected = self.quarantine.rows
         assert self.rows_in == self.rows_kept + rejected + self.rows_merged
         assert self.groups_in == self.groups_kept + self.groups_rejected
         return Accounting(
@@ -116,16 +95,17 @@ class Validator:
             groups_in=self.groups_in,
             groups_kept=self.groups_kept,
             groups_rejected=self.groups_rejected,
-            rules=dict(sorted(self._quarantine.rows_by_rule.items())),
+            rules=dict(sorted(self.quarantine.rows_by_rule.items())),
         )
 
     def add(self, block: RowBlock) -> Groups | None:
         """Add a block; returns the groups that are complete now, if any."""
         self.rows_in += len(block) + sum(rejection.rows for rejection in block.rejected)
-        self._quarantine.add(block.rejected)
+        if self.quarantine is not None:
+            self.quarantine.add(block.rejected)
         self._count_lost(sum(rejection.rows == 0 for rejection in block.rejected))
         if unread := {rejection.query_id for rejection in block.rejected if rejection.rows} - {""}:
-            self._ids.unread.add(hash_ids(unread, scope=self.scope))
+            self.ids.unread.add(hash_ids(unread, scope=self.scope))
         if not len(block):
             return None
         starts = np.flatnonzero(self._begins(block))
@@ -158,7 +138,7 @@ class Validator:
     def _hold(self, piece: RowBlock) -> None:
         """Add rows to the open group; if it is too long, only its first row is kept, for the rejection."""
         self._open_rows += len(piece)
-        if self._open_rows <= self._max_group:
+        if self._open_rows <= self.max_group:
             self._open += [_own(piece)] if len(piece) else []
         else:
             self._open = [_own(cut((self._open or [piece])[0], 0, 1))]
@@ -167,16 +147,17 @@ class Validator:
         """Close the open group and return its pieces; a group that is too long is rejected and returns none."""
         pieces, rows = self._open, self._open_rows
         self._open, self._open_rows = [], 0
-        if rows <= self._max_group:
+        if rows <= self.max_group:
             return pieces
         query_id = pieces[0].query_ids_N[0].as_py()
-        returning = bool(self._ids.groups.add(hash_ids([query_id], scope=self.scope))[0])
+        returning = bool(self.ids.groups.add(hash_ids([query_id], scope=self.scope))[0])
         self._reject_group(pieces, 0, returning=returning, rows=rows)
         return []
 
     def _reject_group(self, pieces: Sequence[RowBlock], first: int, *, returning: bool, rows: int) -> None:
         rule: Rule = "returning_query" if returning else "group_too_long"
-        self._quarantine.add([self._reject(pieces, first, rule, rows=rows)])
+        if self.quarantine is not None:
+            self.quarantine.add([self._reject(pieces, first, rule, rows=rows)])
         self._count_lost(1)
 
     def _reject(self, pieces: Sequence[RowBlock], row: int, rule: Rule, rows: int = 1) -> Rejection:
@@ -185,9 +166,8 @@ class Validator:
             if row < len(piece):
                 break
             row -= len(piece)
-        line, text = int(piece.lines_N[row]), _text(piece, row, rule)
-        found = _found(piece, row, rule, rows, self._features)
-        return Rejection(piece.file, line, rule, text, piece.query_ids_N[row].as_py(), rows, found)
+        text, found = _text(piece, row, rule), _found(piece, row, rule, rows, self.features)
+        return Rejection(piece.file, int(piece.lines_N[row]), rule, text, piece.query_ids_N[row].as_py(), rows, found)
 
     def _count_lost(self, groups: int) -> None:
         self.groups_in += groups
@@ -200,8 +180,8 @@ class Validator:
             return None
         rows = concat(pieces)
         ids = rows.query_ids_N.take(pa.array(offsets_Q1[:-1])).to_pylist()
-        returning_Q = self._ids.groups.add(hash_ids(ids, scope=self.scope))
-        rejected_Q = returning_Q | (lengths_Q > self._max_group)
+        returning_Q = self.ids.groups.add(hash_ids(ids, scope=self.scope))
+        rejected_Q = returning_Q | (lengths_Q > self.max_group)
         for q in np.flatnonzero(rejected_Q).tolist():
             self._reject_group(pieces, int(offsets_Q1[q]), returning=bool(returning_Q[q]), rows=int(lengths_Q[q]))
 
@@ -209,18 +189,23 @@ class Validator:
         kept_N = ~rejected_Q[group_N]
         bad: list[tuple[int, Rule]] = []
         for rule, bad_N in self._row_rules(rows, group_N, kept_N):
-            if rule == "duplicate_document" and self._duplicates != "reject":
+            if rule == "duplicate_document" and self.duplicates != "reject":
                 self.rows_merged += int(bad_N.sum())
                 continue
             bad += [(i, rule) for i in np.flatnonzero(bad_N).tolist()]
-        self._quarantine.add(self._reject(pieces, i, rule) for i, rule in sorted(bad))
+        if self.quarantine is not None:
+            self.quarantine.add(self._reject(pieces, i, rule) for i, rule in sorted(bad))
 
         kept_Q = np.bincount(group_N[kept_N], minlength=len(lengths_Q))
         self.rows_kept += int(kept_Q.sum())
         self._count_lost(int(((kept_Q == 0) & ~rejected_Q).sum()))
         self.groups_in += int((kept_Q > 0).sum())
         self.groups_kept += int((kept_Q > 0).sum())
-        return _groups(rows if kept_N.all() else keep(rows, kept_N), kept_Q[kept_Q > 0])
+        if not kept_Q.any():
+            return None
+        rows = rows if kept_N.all() else keep(rows, kept_N)
+        offsets_Q1 = np.concatenate([[0], np.cumsum(kept_Q[kept_Q > 0])])
+        return Groups(rows, offsets_Q1, ~np.isnan(rows.labels_N[offsets_Q1[:-1]]))
 
     def _row_rules(
         self, rows: RowBlock, group_N: NDArray[np.int64], ok_N: NDArray[np.bool_]
@@ -233,7 +218,7 @@ class Validator:
         labels_N = rows.labels_N
         missing_N = np.isnan(labels_N)
         bad_N = ok_N & ((labels_N < 0) | (labels_N > HIGHEST_LABEL))
-        if self._missing_labels:
+        if self.missing_labels:
             partly_Q = np.bincount(group_N[ok_N & ~bad_N & ~missing_N], minlength=group_N[-1] + 1) > 0
             missing_N &= partly_Q[group_N]
         bad_N |= ok_N & missing_N
@@ -246,7 +231,7 @@ class Validator:
             yield "bad_gain", negative_N
 
         if rows.doc_ids_N is not None:
-            repeated_N = _repeated(rows.doc_ids_N, group_N, ok_N, _rank(rows.labels_N, self._duplicates))
+            repeated_N = _repeated(rows.doc_ids_N, group_N, ok_N, _rank(rows.labels_N, self.duplicates))
             ok_N &= ~repeated_N
             yield "duplicate_document", repeated_N
 
@@ -265,13 +250,6 @@ def _own(piece: RowBlock) -> RowBlock:
     """A copy of the piece, since a view that waits would keep its whole block in memory."""
     texts = None if piece.texts is None else piece.texts.only(piece.lines_N)
     return replace(piece, features_NF=piece.features_NF.copy(), texts=texts)
-
-
-def _groups(rows: RowBlock, lengths_Q: NDArray[np.int64]) -> Groups | None:
-    if not len(lengths_Q):
-        return None
-    offsets_Q1 = np.concatenate([[0], np.cumsum(lengths_Q)])
-    return Groups(rows, offsets_Q1, ~np.isnan(rows.labels_N[offsets_Q1[:-1]]))
 
 
 def _infinite(rows: RowBlock) -> NDArray[np.bool_]:

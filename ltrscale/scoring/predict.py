@@ -22,7 +22,7 @@ from ltrscale.errors import InputError, Refused
 from ltrscale.ingest.choices import SourceConfig
 from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
 from ltrscale.ingest.prepare import RowsJob
-from ltrscale.ingest.quarantine import QUARANTINE
+from ltrscale.ingest.rows import QUARANTINE
 from ltrscale.ingest.source import Needs
 from ltrscale.progress import log
 from ltrscale.scoring.files import ScorerConfig

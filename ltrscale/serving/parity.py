@@ -30,7 +30,6 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.ingest import parquet
 from ltrscale.ingest.fills import completed
 from ltrscale.ingest.inputs import InputFiles, PrepareConfig, list_inputs
 from ltrscale.ingest.rows import RowBlock, concat, cut, keep
@@ -272,9 +271,12 @@ def sample_raw(bundle: Bundle, module: ModuleType, files: Sequence[str], rows: i
                 continue
             wanted = {int(line): place for place, line in enumerate(taken.lines_N)}
             kept: list[Any] = [None] * len(wanted)
-            for line, row in _numbered_rows(url, module, folder, max(wanted)):
+            last = max(wanted)
+            for line, row in reading[0].source.typed_rows(url, _ROWS_AT_ONCE) or _text_rows(url, module, folder):
                 if line in wanted:
                     kept[wanted[line]] = row
+                if line >= last:
+                    break
         coded = taken.query_ids_N.dictionary_encode().indices.to_numpy()
         order_N = np.argsort(coded, kind="stable")
         offsets_Q1 = np.concatenate([[0], np.cumsum(np.bincount(coded))])
@@ -352,14 +354,8 @@ def _taken(url: str, config: PrepareConfig, features: tuple[Feature, ...], rows:
     return concat(blocks) if n else None
 
 
-def _numbered_rows(url: str, module: ModuleType, folder: Path, last: int) -> Iterator[tuple[int, Any]]:
-    """The rows of a file with their line or row numbers, up to the last that is wanted."""
-    if url.endswith(".parquet"):
-        for batch in parquet.read_batches(url, parquet.read_schema(url).names, _ROWS_AT_ONCE):
-            yield from zip(batch.lines_N.tolist(), batch.rows.to_pylist(), strict=True)
-            if int(batch.lines_N[-1]) >= last:
-                return
-        return
+def _text_rows(url: str, module: ModuleType, folder: Path) -> Iterator[tuple[int, Any]]:
+    """The rows of a text file with the numbers of their lines, as the transformer reads them."""
     path = Path(url)
     if not path.exists():
         if storage.size(url) > _MOST_BYTES:

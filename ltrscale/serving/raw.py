@@ -19,12 +19,13 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature, RawColumns
 from ltrscale.data.dataset.origin import RAW, fills_of, prepare_settings_of
 from ltrscale.errors import InputError
-from ltrscale.ingest import csvtext
+from ltrscale.ingest.csvjson import NULLS
+from ltrscale.ingest.csvjson import booleans
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
-from ltrscale.ingest.joins import Join, Joined, load_table
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.source import Needs
+from ltrscale.ingest.tables import Join, Joined, load_table
 from ltrscale.serving import raw_rows
 from ltrscale.serving.format import Files
 
@@ -85,8 +86,8 @@ def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
             "decimal": columns.decimal,
             "encoding": columns.encoding,
             "quotes": columns.quotes,
-            "missing": list(csvtext.NULLS),
-            **dict(zip(("true", "false"), csvtext.booleans(), strict=True)),
+            "missing": list(NULLS),
+            **dict(zip(("true", "false"), booleans(), strict=True)),
         },
         "times": {
             "zone": columns.time_zone,

@@ -24,13 +24,10 @@ class Examiner(Config):
     kind: str
 
     def clicks(self, draw_N: Doubles, attraction_N: Doubles, positions_N: Doubles, offsets_Q1: Ints) -> Clicked:
-        """The documents that a user clicks, shape [N].
+        """The documents that a user clicks, shape [N], by uniform numbers.
 
-        Args:
-            draw_N: a uniform number for each document.
-            attraction_N: the probability of a click on each document if it is examined.
-            positions_N: positions from 1; NaN for documents that are not shown.
-            offsets_Q1: offsets of the groups.
+        The attraction is the probability of a click on a document if it is examined. Positions count from 1, and are
+        NaN for documents that are not shown.
 
         Example:
             >>> shown = np.array([1.0, 2.0, np.nan])

@@ -11,7 +11,8 @@ from shopping_log import shopping_log
 from ltrscale.api.frames import prepare_tables, to_raw_table, with_features
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
-from ltrscale.ingest.mapping import ColumnMapping, resolve_features
+from ltrscale.ingest.examined import resolve_features
+from ltrscale.ingest.mapping import ColumnMapping
 
 TABLE = to_raw_table(searches(12, 0))
 

@@ -9,15 +9,21 @@ from nightly import nightly
 from reference import click_models as oracle
 
 from ltrscale.arrays import Doubles
+from ltrscale.clicks.models import Cells, Sessions, count
 from ltrscale.clicks.propensity import (
+    CellCurve,
     Estimate,
     click_ratios,
+    dense,
     expectation_maximisation,
     harvest,
     jackknife,
+    judged_by_clicks,
+    overlap,
+    slope,
+    slope_of,
     without,
 )
-from ltrscale.clicks.sessions import Cells, count
 
 WITHIN = {0.0: 0.1, 0.5: 0.1, 1.0: 0.25, 2.0: 0.45}
 """The largest error of a logarithm of ten harvested propensities, by eta, from 18,000 lists of 300 queries."""
@@ -124,3 +130,115 @@ def test_the_jackknife_of_a_mean_has_the_usual_error() -> None:
     found = jackknife(lambda fold: np.delete(values, [] if fold is None else fold).mean(keepdims=True), 12, log=False)
     half = 2.200985 * values.std(ddof=1) / np.sqrt(12)
     np.testing.assert_allclose(np.concatenate(found), [values.mean(), values.mean() - half, values.mean() + half])
+
+
+def some_sessions(seed: int, *, positions: int = 5, documents: int = 30, sessions: int = 60) -> Sessions:
+    rng = np.random.default_rng(seed)
+    pairs_SP = rng.integers(-3, documents, (sessions, positions)).clip(-1)
+    clicks_SP = (rng.random(pairs_SP.shape) < 0.4) & (pairs_SP >= 0)
+    return Sessions(pairs_SP, clicks_SP, np.arange(sessions), documents)
+
+
+def counted(sessions: Sessions) -> dict[tuple[int, int], tuple[int, int]]:
+    counts: dict[tuple[int, int], tuple[int, int]] = {}
+    for pairs, clicks in zip(sessions.pairs_SP.tolist(), sessions.clicks_SP.tolist(), strict=True):
+        for p, (pair, clicked) in enumerate(zip(pairs, clicks, strict=True)):
+            if pair >= 0:
+                shown, before = counts.get((pair, p), (0, 0))
+                counts[pair, p] = shown + 1, before + clicked
+    return counts
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_counts_are_those_of_a_loop(seed: int) -> None:
+    sessions = some_sessions(seed)
+    columns = (column.tolist() for column in count(sessions))
+    found = {(pair, place): (shown, clicked) for pair, place, shown, clicked in zip(*columns, strict=True)}
+    assert found == counted(sessions)
+    assert count(sessions.take(np.zeros(len(sessions), np.bool_))).pair_M.tolist() == []
+
+
+@pytest.mark.parametrize(("seed", "fewest"), [(0, 1), (0, 2), (1, 3), (2, 4), (3, 3), (4, 4), (5, 9)])
+def test_parts_are_those_of_a_walk_over_links(seed: int, fewest: int) -> None:
+    sessions = some_sessions(seed)
+    found, counts = overlap(count(sessions), 5, pairs_per_link=fewest), counted(sessions)
+    assert found.parts == oracle.linked_parts(counts, 5, fewest)
+    assert found.connected == (len(found.parts) == 1)
+    documents = {pair for pair, _ in counts}
+    several = {pair for pair in documents if sum(pair == d for d, _ in counts) > 1}
+    assert (found.pairs, found.several) == (len(documents), len(several))
+    shown = sum(n for n, _ in counts.values())
+    assert found.impressions == pytest.approx(sum(n for (d, _), (n, _) in counts.items() if d in several) / shown)
+
+
+def test_each_document_at_its_position_links_nothing() -> None:
+    pairs_SP = np.tile(np.arange(4), (50, 1))
+    sessions = Sessions(pairs_SP, np.ones_like(pairs_SP, np.bool_), np.zeros(50, np.int64), 4)
+    found = overlap(count(sessions), 4, pairs_per_link=1)
+    assert not found.connected
+    assert found.parts == [[1], [2], [3], [4]]
+    assert (found.several, found.impressions) == (0, 0.0)
+
+
+def test_a_position_that_is_never_shown_does_not_count() -> None:
+    cells = Cells(np.array([0, 0]), np.array([0, 2]), np.ones(2), np.ones(2))
+    assert overlap(cells, 4, pairs_per_link=1).parts == [[1, 3]]
+    assert overlap(cells, 4, pairs_per_link=1).connected
+
+
+def test_a_single_position_is_not_connected() -> None:
+    cells = Cells(np.array([0, 1]), np.array([0, 0]), np.ones(2), np.ones(2))
+    assert not overlap(cells, 1, pairs_per_link=1).connected
+
+
+def test_folds_keep_queries_whole() -> None:
+    sessions = Sessions(np.array([[0, 1], [2, -1], [1, 0]]), np.zeros((3, 2), np.bool_), np.array([4, 5, 4]), 4)
+    assert sessions.folds_D(3).tolist() == [1, 1, 2, 0]
+    shown_DP, rate_DP = dense(count(sessions), 2)
+    assert shown_DP.tolist() == [[1, 1], [1, 1], [1, 0]]
+    assert not rate_DP.any()
+
+
+def with_labels(trust: float, curve: CellCurve, noise: float = 0.1) -> Estimate:
+    truth = position_based(3, queries=400, trust=trust, noise=noise)
+    good_D, poor_D = truth.relevance_D > 0.4, truth.relevance_D < 0.15
+    return slope_of(count(truth.sessions), good_D, poor_D, 10, truth.sessions.folds_D(10), curve)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("curve", [harvest, click_ratios])
+def test_labels_show_trust(curve: CellCurve) -> None:
+    strong, weak, none = (with_labels(trust, curve) for trust in (0.6, 0.3, 0.0))
+    assert strong.high[0] < 0
+    assert strong.values[0] < weak.values[0] < none.values[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.1, 0.3])
+def test_position_bias_and_noise_alone_are_no_trust(noise: float) -> None:
+    _, low, high = with_labels(0.0, harvest, noise)
+    assert low[0] < 0 < high[0]
+
+
+@pytest.mark.slow
+def test_clicks_of_one_half_show_trust_where_documents_move_far() -> None:
+    found = {}
+    for trust in (0.0, 0.6):
+        truth = position_based(4, queries=500, trust=trust, jitter=5.0)
+        half_S = random_halves(truth.sessions)
+        good_D, poor_D = judged_by_clicks(truth.sessions.take(half_S))
+        assert not (good_D & poor_D).any()
+        assert truth.relevance_D[good_D].mean() > 1.5 * truth.relevance_D[poor_D].mean()
+        cells = count(truth.sessions.take(~half_S))
+        found[trust] = slope_of(cells, good_D, poor_D, 10, truth.sessions.folds_D(10), harvest)
+    assert found[0.6].high[0] < 0
+    assert found[0.0].low[0] < 0 < found[0.0].high[0]
+
+
+def test_a_slope_is_that_of_a_weighted_regression() -> None:
+    assert np.isnan(slope(np.array([1.0, 0.0, np.nan]), np.array([1.0, 0.5, 0.3]), np.ones(3)))
+    assert slope(np.array([1.0, 0.5, 9.0]), np.array([1.0, 0.25, 0.3]), np.array([1.0, 1, 0])) == pytest.approx(-1.0)
+    rng = np.random.default_rng(0)
+    good_P, poor_P, weights_P = rng.uniform(0.1, 1, (3, 8))
+    fitted = np.polyfit(np.log(np.arange(1, 9)), np.log(poor_P / good_P), 1, w=np.sqrt(weights_P))
+    assert slope(good_P, poor_P, weights_P) == pytest.approx(fitted[0])

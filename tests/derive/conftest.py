@@ -10,11 +10,12 @@ import pytest
 from known_datasets import make_dataset
 
 from ltrscale import storage
-from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
+from ltrscale.data.dataset.manifest import Dataset, Feature, FeatureSummary, Manifest, open_dataset
 from ltrscale.data.dataset.summaries import LabelCounts
 from ltrscale.data.dataset.writer import DatasetWriter
-from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
+from ltrscale.derive.relabel import RelabelConfig, relabel
 from ltrscale.derive.rewrite import GroupBlock
+from ltrscale.derive.step import Changes, RelabelStep, StepStart
 from ltrscale.simulate.ragged import offsets
 
 __all__ = ["apply", "make_block", "make_dataset", "rows_of", "write"]
@@ -69,6 +70,19 @@ def apply(tmp_path_factory: pytest.TempPathFactory) -> Relabel:
         return out
 
     return applied
+
+
+@pytest.fixture(scope="session")
+def run_step() -> Callable[..., list[tuple[GroupBlock, Changes]]]:
+    """Runs one step on a block of `make_block`, whose features all have the standard deviation 10."""
+    summary = FeatureSummary(missing=0, minimum=0.0, maximum=1.0, mean=0.0, std=10.0, unique_in_group=0.5)
+    features = tuple(Feature(name=name) for name in ("bm25", "age", "id"))
+    dataset = Dataset("data", Manifest(features=features, files=(), summaries=(summary,) * 3))
+
+    def run(step: RelabelStep, block: GroupBlock, seed: int = 0, span: int = 1_000_000) -> Any:
+        return list(step.transform(StepStart(dataset, seed, lambda: iter([block]), span))(block))
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from linear_teacher import linear_teacher
 from ltrscale import storage
 from ltrscale.clicks.log import read_log
 from ltrscale.config import validate
-from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
+from ltrscale.derive.relabel import RelabelConfig, relabel
 from ltrscale.errors import InputError
 from ltrscale.evaluation.clicks.look import ClicksJob, understand
 from ltrscale.evaluation.clicks.page import UnderstoodLog, document

@@ -19,7 +19,7 @@ from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream import weighing
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.weighing import warn_of_weights
-from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
+from ltrscale.derive.relabel import RelabelConfig, relabel
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.settings import EvaluateConfig

@@ -34,8 +34,8 @@ from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.parquet import read_batches
 from ltrscale.ingest.prepare import prepare
+from ltrscale.ingest.tables import read_parquet
 from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
 from ltrscale.storage.patience import PATIENCE, Tries, patience_s
 from ltrscale.storage.s3 import PatientS3
@@ -187,7 +187,7 @@ def test_a_store_that_fails_is_not_taken_for_a_damaged_file(
     row_group = RowGroup(url, 0, "2026-W01", groups=2, documents=2, labelled=2, gid_base=0, first_labelled=0)
     environment.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     PatientS3.clear_instance_cache()
-    for read in (lambda: next(read_direct([row_group], ["x"])), lambda: next(read_batches(url, ["x"], 10))):
+    for read in (lambda: next(read_direct([row_group], ["x"])), lambda: next(read_parquet(url, ["x"], 10))):
         with pytest.raises(InputError, match=f"^{url}: no permission to read .*check AWS_ACCESS_KEY_ID"):
             read()
 
@@ -398,7 +398,7 @@ def test_keys_that_expire_while_a_file_is_read_are_named(proxy: FaultyProxy, url
     row_group = RowGroup(url, 0, "2026-W01", groups=2, documents=2, labelled=2, gid_base=0, first_labelled=0)
     proxy.share, proxy.fault = 1.0, EXPIRED
     proxy.match = lambda method, _: method == "GET"
-    for read in (lambda: next(read_direct([row_group], ["x"])), lambda: next(read_batches(url, ["x"], 10))):
+    for read in (lambda: next(read_direct([row_group], ["x"])), lambda: next(read_parquet(url, ["x"], 10))):
         with pytest.raises(
             InputError, match=f"^{url}: .*(ExpiredToken.*the keys have expired|and that they have not expired)"
         ):

@@ -14,7 +14,7 @@ from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.ingest import textrows
+from ltrscale.ingest import lines
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
 
@@ -100,7 +100,7 @@ def test_sessions_keep_their_lists_clicks_and_tokens(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("block", [64, 1 << 22])
 def test_each_bad_row_is_named_by_file_and_line(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(textrows, "_BLOCK", block)
+    monkeypatch.setattr(lines, "_BLOCK", block)
     path = tmp_path / "part-00000"
     path.write_text("\n".join([*BAD, query(16, 9)]))
     dataset = made(path, tmp_path / "set")

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from ltrscale.errors import InputError
 from ltrscale.ingest import lines, svmlight
-from ltrscale.ingest.letor import infer_features, read_letor
+from ltrscale.ingest.letor import Letor, infer_features, read_letor
 from ltrscale.ingest.rows import Rejection, RowBlock
+from ltrscale.ingest.source import File
 
 F = 3
 
@@ -271,7 +272,7 @@ def test_inferred_features_are_those_of_the_first_good_row(tmp_path: Path) -> No
     path = tmp_path / "f"
     path.write_bytes(b"\n# c\n1 qid:1 1:x 2:3\n1 qid:1 2:3\n1 qid:1\n2 qid:1 1:3 2:4 # c\n1 qid:1 1:3\n")
     assert infer_features(str(path)) == 2
-    blocks = list(read_letor(str(path), n_features=None, dense=True))
+    blocks = list(read_letor(str(path), n_features=2, dense=True))
     assert [(bad.line, bad.rule) for bad in blocks[0].rejected] == [
         (3, "unparsable"),
         (4, "feature_count"),
@@ -280,12 +281,12 @@ def test_inferred_features_are_those_of_the_first_good_row(tmp_path: Path) -> No
     ]
     path.write_bytes(b"1 1:3 2:4\n")
     assert (infer_features(str(path), qid=False), infer_features(str(path))) == (2, None)
-    assert [bad.rule for bad in next(read_letor(str(path), n_features=None, dense=True)).rejected] == ["unparsable"]
+    assert [bad.rule for bad in next(read_letor(str(path), n_features=1, dense=True)).rejected] == ["unparsable"]
 
 
 def test_sparse_rows_need_a_number_of_features() -> None:
-    with pytest.raises(InputError, match="set n_features"):
-        read_letor("f.txt", n_features=None, dense=False)
+    with pytest.raises(InputError, match=r"source.n_features: sparse rows do not state .* set it"):
+        Letor(dense=False).find_features([File(url="f.txt")])
 
 
 def test_odd_files_give_rejections_and_no_crash() -> None:
@@ -431,7 +432,7 @@ def test_real_files_have_their_counts_and_scikit_learns_values(shared_data: Path
     from sklearn.datasets import load_svmlight_file
 
     path = shared_data / "letor" / name
-    blocks = list(read_letor(str(path), n_features=None, dense=True, block_bytes=1 << 20))
+    blocks = list(read_letor(str(path), n_features=infer_features(str(path)) or 1, dense=True, block_bytes=1 << 20))
     query_ids = [query for block in blocks for query in block.query_ids_N.to_pylist()]
     features_NF = np.concatenate([block.features_NF for block in blocks])
     assert not any(block.rejected for block in blocks)

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from ltrscale.errors import InputError
 from ltrscale.ingest import roles
-from ltrscale.ingest.csvtext import Dialect
+from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, guess
-from ltrscale.ingest.profile import LogColumn, columns_of
-from ltrscale.ingest.structure import KeyLists, Structure, of_table
+from ltrscale.ingest.profile import KeyLists, LogColumn, Structure, columns_of, of_table
 
 
 def looked_at(log: pd.DataFrame) -> tuple[list[LogColumn], Structure]:

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from ltrscale.data.dataset.manifest import Accounting
 from ltrscale.data.ids import QueryIds
 from ltrscale.ingest.lines import LineTexts
-from ltrscale.ingest.quarantine import Quarantine
-from ltrscale.ingest.rows import Rejection, RowBlock
+from ltrscale.ingest.rows import Quarantine, Rejection, RowBlock
 from ltrscale.ingest.validate import Duplicates, Validator, total_accounting
 from ltrscale.storage import Commit, join
 

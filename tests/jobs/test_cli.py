@@ -9,8 +9,8 @@ import pytest
 from command_lines import run_here
 
 from ltrscale import config as configs
-from ltrscale.derive.matching.match import MatchJob
-from ltrscale.derive.relabelling.relabel import RelabelJob
+from ltrscale.derive.match import MatchJob
+from ltrscale.derive.relabel import RelabelJob
 from ltrscale.evaluation.clicks.look import ClicksJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.weeks.gate import GateJob

@@ -20,7 +20,7 @@ from ltrscale import Ranker, bundle, storage
 from ltrscale.batch import QueryGroups
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.derive.relabelling.relabel import RelabelJob
+from ltrscale.derive.relabel import RelabelJob
 from ltrscale.errors import InputError
 from ltrscale.experiments.listing import read_run
 from ltrscale.ingest.categories import CategoryEncoder

@@ -16,25 +16,30 @@ from ltrscale import storage
 from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.clicks.log import ClickLog, LogSettings, LogTally, read_log
 from ltrscale.clicks.models import (
+    Cells,
     ClickModel,
     DocumentRatio,
     DynamicBayesian,
     PositionBasedModel,
     PositionRatio,
+    Sessions,
     UserBrowsing,
+    count,
     perplexity,
+    sums,
 )
-from ltrscale.clicks.overlap import Overlap, overlap
 from ltrscale.clicks.propensity import (
     Estimate,
+    Overlap,
     click_ratios,
     expectation_maximisation,
     harvest,
     jackknife,
+    judged_by_clicks,
+    overlap,
+    slope_of,
     without,
 )
-from ltrscale.clicks.sessions import Cells, Sessions, count, sums
-from ltrscale.clicks.trust import judged_by_clicks, slope_of
 from ltrscale.config import Operational
 from ltrscale.draws import random_bits
 from ltrscale.evaluation.clicks.page import (

@@ -1,6 +1,6 @@
 """What a candidate leans on, and the gate's check that no feature that may be a leak is among it.
 
-`ltrscale.ingest.leaks` finds such features and asks of them; `bounds.expected` has the answer.
+`ltrscale.ingest.outcome` finds such features and asks of them; `bounds.expected` has the answer.
 """
 
 from collections.abc import Mapping

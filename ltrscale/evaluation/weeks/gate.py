@@ -26,8 +26,10 @@ from ltrscale.evaluation.weeks import power
 from ltrscale.evaluation.weeks.decay import Decay, DriftJob
 from ltrscale.evaluation.weeks.drift import DriftSettings
 from ltrscale.evaluation.weeks.verdict import CANDIDATE, PRODUCTION, Bounds, Check, check_leaks, document, judge
-from ltrscale.ingest.leaks import look_alone
-from ltrscale.reports.findings import REPORT, print_report, write_report
+from ltrscale.reports.findings import print_report
+from ltrscale.reports.findings import write_report
+from ltrscale.reports.findings import REPORT
+from ltrscale.ingest.outcome import look_alone
 from ltrscale.stages.runs import recorded
 from ltrscale.stages.stage import content_of
 from ltrscale.storage import join

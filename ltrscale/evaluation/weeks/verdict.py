@@ -22,7 +22,7 @@ from ltrscale.evaluation.statistics.summarise import Comparison
 from ltrscale.evaluation.weeks.decay import Decay
 from ltrscale.evaluation.weeks.drift import MUCH, Drift, PeriodDrift
 from ltrscale.evaluation.weeks.power import TAIL, Power, Refuse, deviation_of
-from ltrscale.ingest.leaks import ASK, questions
+from ltrscale.ingest.outcome import ASK, questions
 from ltrscale.ranking.alone import Alone
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Block, Document, Points, Table

@@ -18,12 +18,12 @@ from ltrscale.data import columns as cols
 from ltrscale.data.times import ISO
 from ltrscale.errors import InputError
 from ltrscale.experiments.first.pipeline import plain_yaml
-from ltrscale.ingest import roles, tables
-from ltrscale.ingest.csvtext import Dialect
+from ltrscale.ingest import roles
+from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.lines import read_lines
-from ltrscale.ingest.profile import batches, columns_of
-from ltrscale.ingest.structure import of_table
+from ltrscale.ingest.profile import batches, columns_of, of_table
+from ltrscale.ingest.tables import read_schema
 
 _ROW = re.compile(rb"\s*[-+.\deE]+\s+(qid:\S+\s+)?\d+:\S+")
 _FEATURE_INDEX = re.compile(rb"\s(\d+):")
@@ -128,7 +128,7 @@ def _laid_out(url: str) -> _Laid | None:
 
     The lists of a query are of one length, that of the query, while those of an item (tags, an embedding) are of any.
     """
-    schema = tables.read_schema(url, Dialect())
+    schema = read_schema(url, Dialect())
     lists = [each.name for each in schema if cols.is_list(each.type)]
     first = next(batches([url], schema.names, Dialect()), None) if len(lists) > 1 else None
     if first is None:
@@ -301,7 +301,7 @@ class _TextTable:
     def of(cls, url: str) -> "_TextTable":
         """Look at a table; tabs divide texts that may have quotes."""
         dialect = Dialect("\t", quotes=False) if ".tsv" in url else Dialect()
-        schema = tables.read_schema(url, dialect)
+        schema = read_schema(url, dialect)
         rows = pa.Table.from_batches(islice(batches([url], schema.names, dialect), 1))
         columns = columns_of(rows, schema, dialect) if len(rows) else []
         words = [each for each in columns if not each.numeric and not each.formats]

@@ -14,14 +14,13 @@ from ltrscale import storage
 from ltrscale.config import CHECK
 from ltrscale.data.times import ISO, Clock, PeriodUnit, periods
 from ltrscale.experiments.first.pipeline import FirstPlan, plain_yaml
-from ltrscale.ingest.csvtext import Dialect
+from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, grades_of
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.lines import UTF8
 from ltrscale.ingest.mapping import ColumnMapping
-from ltrscale.ingest.profile import LogColumn
+from ltrscale.ingest.profile import LogColumn, Structure
 from ltrscale.ingest.roles import Choice, is_asked
-from ltrscale.ingest.structure import Structure
 
 FEWEST_LISTS = 3
 """Periods that a comparison needs: to train, to validate and to test."""

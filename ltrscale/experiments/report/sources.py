@@ -23,7 +23,7 @@ from ltrscale.evaluation.measure.report import Evaluation, MethodResult
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.shown import AS_SHOWN
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.ingest.leaks import look_alone, questions
+from ltrscale.ingest.outcome import look_alone, questions
 from ltrscale.ranking.alone import Alone
 from ltrscale.stages.runs import LOG, METRICS, record_file
 

@@ -15,7 +15,7 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import GID_SPAN, RowGroup, select
 from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
-from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
+from ltrscale.derive.relabel import RelabelConfig, relabel
 from ltrscale.errors import InputError
 from ltrscale.stages.stage import dataset_hashes
 from ltrscale.trees.gbdt import GBDTJob

@@ -26,12 +26,12 @@ from ltrscale.experiments.first.init import InitConfig, asked_of, init
 from ltrscale.experiments.report.make import paragraphs
 from ltrscale.experiments.report.results import feature_blocks
 from ltrscale.experiments.report.sources import Sources
-from ltrscale.ingest.csvtext import Dialect
+from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess
-from ltrscale.ingest.leaks import look_alone, questions
+from ltrscale.ingest.outcome import look_alone, questions
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.ingest.profile import first_columns as look_at
-from ltrscale.ingest.structure import read_structure
+from ltrscale.ingest.profile import read_structure
 from ltrscale.progress import log
 from ltrscale.reports.document import Command, Table, Text
 from ltrscale.training.combine import FeatureJob

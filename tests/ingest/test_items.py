@@ -21,14 +21,15 @@ from pydantic import ValidationError
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.times import periods
 from ltrscale.errors import InputError
-from ltrscale.ingest import parquet
 from ltrscale.ingest.categories import CategoryEncoder, encode
-from ltrscale.ingest.grouplogs import GroupRows, group_features, read_group_rows
+from ltrscale.ingest.grouplogs import GroupRows, read_group_rows
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns
 from ltrscale.ingest.prepare import prepare
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
+from ltrscale.ingest.source import File
+from ltrscale.ingest.tables import read_parquet
 
 SIMPLE = ColumnMapping(query="q", item="d", label="y", features=("f*",))
 
@@ -539,7 +540,7 @@ def test_damage_to_a_footer_raises_one_line_at_most(tmp_path: Path) -> None:
         damaged[at] ^= 1 << at % 8
         path.write_bytes(damaged)
         with contextlib.suppress(InputError):  # one line by its nature; anything else fails the test
-            numbers.append([line for batch in parquet.read_batches(str(path), ["y", "f"], 3) for line in batch.lines_N])
+            numbers.append([line for batch in read_parquet(str(path), ["y", "f"], 3) for line in batch.lines_N])
     assert numbers
     assert all(lines == [*range(1, 9)] for lines in numbers)
 
@@ -556,7 +557,7 @@ def test_a_footer_that_counts_other_rows_is_one_line(tmp_path: Path, n: int) -> 
                 path.write_bytes(damaged)
                 break
     with pytest.raises(InputError, match=rf"log.parquet: 8 rows where its footer counts {n};"):
-        list(parquet.read_batches(str(path), ["q"], 3))
+        list(read_parquet(str(path), ["q"], 3))
 
 
 def test_a_header_without_rows(tmp_path: Path) -> None:
@@ -616,10 +617,14 @@ def groups(path: Path, mapping: ListColumns = GROUPS, **more: Any) -> tuple[RowB
     return rows, [one for block in blocks for one in block.rejected]
 
 
+def group_features(path: Path, mapping: ListColumns) -> tuple[Feature, ...]:
+    return GroupRows(columns=mapping).find_features([File(url=str(path))])
+
+
 @pytest.mark.parametrize("batch_groups", [1, 2, 100])
 def test_groups_are_split_into_rows(tmp_path: Path, batch_groups: int) -> None:
     path = write_parquet(tmp_path, GROUP_TABLE)
-    assert group_features(str(path), GROUPS) == [Feature(name="a"), Feature(name="b")]
+    assert group_features(path, GROUPS) == (Feature(name="a"), Feature(name="b"))
     rows, rejected = groups(path, batch_groups=batch_groups)
     assert rows.query_ids_N.to_pylist() == ["x", "x", "y", "x2", "x2", "x2"]
     assert rows.lines_N.tolist() == [1, 1, 2, 4, 4, 4]
@@ -645,7 +650,7 @@ def test_a_list_for_each_document(tmp_path: Path, inner: pa.DataType) -> None:
     assert [one.line for one in rejected] == [3]
     if pa.types.is_fixed_size_list(inner):
         free = GROUPS.replace(names=())
-        assert [feature.name for feature in group_features(str(tmp_path / "log.parquet"), free)] == ["1", "2"]
+        assert [feature.name for feature in group_features(tmp_path / "log.parquet", free)] == ["1", "2"]
 
 
 @pytest.mark.parametrize("kind", [pa.string_view(), pa.large_string(), pa.binary()], ids=str)
@@ -670,14 +675,13 @@ def test_a_column_for_each_feature(tmp_path: Path) -> None:
     }
     mapping = GROUPS.replace(names=(), features=("f_*",), categorical=("c",))
     path = write_parquet(tmp_path, columns)
-    assert [feature.kind for feature in group_features(str(path), mapping)] == ["numeric", "numeric", "categorical"]
+    assert [feature.kind for feature in group_features(path, mapping)] == ["numeric", "numeric", "categorical"]
     rows, _ = groups(path, mapping)
     backwards = dict(reversed(columns.items()))
-    assert group_features(str(write_parquet(tmp_path, backwards, "other.parquet")), mapping) == group_features(
-        str(path), mapping
-    )
+    other = write_parquet(tmp_path, backwards, "other.parquet")
+    assert group_features(other, mapping) == group_features(path, mapping)
     among = mapping.replace(features=("f_*",), categorical=("f_1",))
-    assert [feature.name for feature in group_features(str(path), among)] == ["f_2", "f_1"]
+    assert [feature.name for feature in group_features(path, among)] == ["f_2", "f_1"]
     codes = [7, encode(pa.array(["berlin"]))[0], np.nan, 1, 2, 3]
     expected = [[1, 2], [3, 4], [5, np.nan], [7, 8], [9, 0], [1, 2]]
     np.testing.assert_array_equal(rows.features_NF, np.column_stack([np.array(expected, np.float32), codes]))

@@ -8,13 +8,12 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from ltrscale.arrays import Doubles, Floats
+from ltrscale.arrays import Bools, Doubles, Floats
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.split import PeriodTexts
@@ -39,7 +38,8 @@ class Changes(NamedTuple):
     documents_added: int = 0
 
 
-Transform = Callable[[GroupBlock], Iterator[tuple[GroupBlock, Changes]]]
+Changed = Iterator[tuple[GroupBlock, Changes]]
+Transform = Callable[[GroupBlock], Changed]
 """Maps a block to blocks, which may be empty, with their counts."""
 
 
@@ -77,6 +77,10 @@ class RelabelStep(Config):
     periods: PeriodTexts = ()
     """Periods, as in a split, to change; empty for all."""
     kind: str
+    columns: ClassVar[tuple[str, ...]] = ()
+    """The columns of documents that it fills, whatever its settings."""
+    regroups: ClassVar[bool] = False
+    """Whether it drops or adds groups, whatever its settings."""
 
     def transform(self, start: StepStart) -> Transform:
         """The step as a function of blocks.
@@ -96,12 +100,12 @@ class RelabelStep(Config):
     @property
     def fills(self) -> frozenset[str]:
         """The columns of documents that it fills, besides the labels."""
-        return frozenset()
+        return frozenset(self.columns)
 
     @property
     def changes_groups(self) -> bool:
         """Whether it drops or adds groups."""
-        return False
+        return self.regroups or self.lists > 1
 
     @property
     def lists(self) -> int:
@@ -124,7 +128,7 @@ def check_grades(block: GroupBlock, top: float) -> None:
         )
 
 
-def labelled(block: GroupBlock) -> NDArray[np.bool_]:
+def labelled(block: GroupBlock) -> Bools:
     """True for groups with labels, shape [Q]."""
     return block.present_Q("labels")
 
@@ -151,12 +155,12 @@ def relabelled(block: GroupBlock, labels_N: Floats | Doubles) -> GroupBlock:
     return block.with_columns(labels=labels_N, clicks=clicks_N)
 
 
-def changes(before: GroupBlock, after: GroupBlock) -> Changes:
-    """Counts of the differences in labels and weights of the same documents."""
+def changed(before: GroupBlock, after: GroupBlock) -> tuple[GroupBlock, Changes]:
+    """The second block, with the counts of the differences in labels and weights of the same documents."""
     different_N = np.zeros(before.n_documents, dtype=bool)
     for name in ("labels", "weights"):
         if name in after.columns_N:
             old_N, new_N = before.columns_N[name], after.columns_N[name]
             different_N |= (old_N != new_N) & ~(np.isnan(old_N) & np.isnan(new_N))
     groups = np.logical_or.reduceat(different_N, before.offsets_Q1[:-1]).sum()
-    return Changes(groups_changed=int(groups), documents_changed=int(different_N.sum()))
+    return after, Changes(groups_changed=int(groups), documents_changed=int(different_N.sum()))

@@ -19,11 +19,17 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, open_dataset
 from ltrscale.data.dataset.origin import STATISTICS
 from ltrscale.data.dataset.split import PeriodTexts, Texts
-from ltrscale.derive.derivation import Derivation
-from ltrscale.derive.matching import statistics as kept
-from ltrscale.derive.matching.measures import MEASURES, Smoothing, TokenLists, match_measures
-from ltrscale.derive.matching.statistics import CollectionStatistics
-from ltrscale.derive.rewrite import GroupBlock, GroupWriter, periods_of, read_groups
+from ltrscale.derive.measures import (
+    MEASURES,
+    CollectionStatistics,
+    Smoothing,
+    TokenLists,
+    gather_statistics,
+    match_measures,
+    read_statistics,
+    token_texts_of,
+)
+from ltrscale.derive.rewrite import Derivation, GroupBlock, GroupWriter, periods_of, read_groups
 from ltrscale.errors import InputError, suggestion
 from ltrscale.progress import Report, log, progress
 from ltrscale.stages.stage import Origin
@@ -62,12 +68,12 @@ class MatchJob(Derivation):
     match: MatchConfig
 
     def inputs(self) -> dict[str, str]:
-        """Content of the data set, and of the statistics of another one."""
-        found = super().inputs()
+        """Content of the data set, and of the statistics of another."""
+        inputs = super().inputs()
         if self.match.statistics is not None:
-            known = open_dataset(self.match.statistics).manifest.statistics
-            found[STATISTICS] = known.sha256 if known else ""
-        return found
+            statistics = open_dataset(self.match.statistics).manifest.statistics
+            inputs[STATISTICS] = statistics.sha256 if statistics else ""
+        return inputs
 
     def work(self, origin: Origin, report: Report) -> None:
         """Make the data set with more features."""
@@ -77,12 +83,7 @@ class MatchJob(Derivation):
 def match(config: MatchConfig, data: str, out: str, *, origin: Mapping[str, Any], report: Report) -> Dataset:
     """Make a data set directory at `out` from the one at `data`, with more features; readers see it when complete.
 
-    Args:
-        config: the texts and their statistics.
-        data: a data set directory with tokens.
-        out: another directory.
-        origin: the origin to write into the new manifest.
-        report: receives one record with the counts.
+    The origin goes into the new manifest; `report` receives one record with the counts.
 
     Raises:
         InputError: the data set has no such tokens or features of these names, a period does not exist, or the
@@ -124,9 +125,9 @@ def _texts(config: MatchConfig, dataset: Dataset) -> tuple[str, dict[str, tuple[
     if config.query is None and len(queries) > 1:
         raise InputError(f"match.query: there are {', '.join(queries)}; name one")
     query = config.query or next(iter(queries))
-    for name, there in ((query, queries), *((name, documents) for name in config.documents)):
-        if name not in there:
-            raise InputError(f"{dataset.url}: no tokens {name!r}; {suggestion(name, there, 'there are')}")
+    for name, named in ((query, queries), *((name, documents) for name in config.documents)):
+        if name not in named:
+            raise InputError(f"{dataset.url}: no tokens {name!r}; {suggestion(name, named, 'there are')}")
     names = config.documents or tuple(documents)
     texts: dict[str, tuple[str, ...]] = {name: (documents[name],) for name in names}
     if config.together and len(names) > 1:
@@ -138,11 +139,11 @@ def _texts(config: MatchConfig, dataset: Dataset) -> tuple[str, dict[str, tuple[
 
 def _features(dataset: Dataset, texts: Mapping[str, Sequence[str]]) -> list[Feature]:
     """The new features, text by text."""
-    found = [Feature(name=f"{name}_{text}") for text in texts for name in MEASURES]
-    there = {feature.name for feature in dataset.manifest.features}
-    if taken := [feature.name for feature in found if feature.name in there]:
+    new = [Feature(name=f"{name}_{text}") for text in texts for name in MEASURES]
+    before = {feature.name for feature in dataset.manifest.features}
+    if taken := [feature.name for feature in new if feature.name in before]:
         raise InputError(f"{dataset.url}: it has a feature {taken[0]!r} already; start from a data set without these")
-    return found
+    return new
 
 
 def _statistics(config: MatchConfig, dataset: Dataset, texts: Mapping[str, Sequence[str]]) -> CollectionStatistics:
@@ -152,18 +153,17 @@ def _statistics(config: MatchConfig, dataset: Dataset, texts: Mapping[str, Seque
     if config.statistics is None:
         periods = periods_of(dataset, config.periods)
         with storage.scratch.directory() as folder:
-            return kept.gather_statistics(
-                read_groups(dataset, periods=periods), texts, vocabulary, sorted(periods), folder
-            )
-    known = kept.read_statistics(open_dataset(config.statistics))
-    if not known.vocabulary.same_as(vocabulary):
+            return gather_statistics(read_groups(dataset, periods=periods), texts, vocabulary, sorted(periods), folder)
+    earlier = read_statistics(open_dataset(config.statistics))
+    if not earlier.vocabulary.same_as(vocabulary):
         raise InputError(
             f"{config.statistics}: its vocabulary is not that of {dataset.url}; prepare both with one tokenizer "
             "(kind: known)"
         )
-    if lacking := [name for name in texts if name not in known.texts]:
-        raise InputError(f"{config.statistics}: no statistics of text {lacking[0]!r}; it has {', '.join(known.texts)}")
-    return replace(known, texts={name: known.texts[name] for name in texts})
+    if lacking := [name for name in texts if name not in earlier.texts]:
+        has = ", ".join(earlier.texts)
+        raise InputError(f"{config.statistics}: no statistics of text {lacking[0]!r}; it has {has}")
+    return replace(earlier, texts={name: earlier.texts[name] for name in texts})
 
 
 def _appended(
@@ -183,7 +183,7 @@ def _appended(
     bounds_Q1 = np.concatenate([[0], np.cumsum(np.bincount(of_query_T, minlength=len(block)))])
     queries = TokenLists(ids_T[plain_T], bounds_Q1)
     columns = [block.features_NF]
-    for name, documents in kept.token_texts_of(block, texts).items():
+    for name, documents in token_texts_of(block, texts).items():
         values = match_measures(queries, documents, block.group_N, statistics.texts[name], smoothing)
         columns += [values[each].astype(np.float32)[:, None] for each in MEASURES]
     return replace(block, features_NF=np.concatenate(columns, axis=1))

@@ -1,26 +1,27 @@
-"""CSV text: the types of a file's columns, and its rows (see `textrows`).
+"""CSV text and JSON lines: the types of a file's columns, and its rows (see `lines.TextReader`).
 
-A line is a row: quoted fields must not contain line ends, and lines that a CSV reader could take for the start of a
-longer record are rejected.
+A line is a row: quoted fields of CSV must not contain line ends, and lines that a CSV reader could take for the start
+of a longer record are rejected. Each line of JSON is an object.
 
 Shapes: M lines of a block.
 """
 
 import csv
+import json
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv as arrow_csv
+from pyarrow import json as arrow_json
 
 from ltrscale.errors import InputError
-from ltrscale.ingest.lines import UTF8
-from ltrscale.ingest.textrows import SNIFFED_LINES, Lines, TextReader, line_blocks
+from ltrscale.ingest.lines import SNIFFED_LINES, UTF8, Lines, TextReader, line_blocks
 
 NULLS = ("", "NULL", "Null", "null", "NaN", "Nan", "nan", "NAN")
 """Fields that mean a missing value, in any column."""
@@ -65,7 +66,7 @@ class Dialect:
         return 1.0 if word in _TRUE else 0.0 if word in _FALSE else math.nan
 
 
-def read_schema(url: str, dialect: Dialect) -> pa.Schema:
+def csv_schema(url: str, dialect: Dialect) -> pa.Schema:
     """The columns of a CSV file, from its header and first 1,000 lines.
 
     A column is float64 if more than half of its values are numbers, bool if all are true or false (or yes and no, t and
@@ -77,7 +78,9 @@ def read_schema(url: str, dialect: Dialect) -> pa.Schema:
     lines = next(line_blocks(url, dialect.encoding), None)
     if lines is None:
         raise InputError(f"{url}: the file is empty; a CSV file begins with a line of column names")
-    names = _header(url, lines, dialect)
+    names = _fields(lines.text[: lines.ends_M[0]].removeprefix(b"\xef\xbb\xbf"), dialect)
+    if not names or not all(name.isprintable() for name in names):
+        raise InputError(f"{url}: line 1 is no line of column names in UTF-8; is this a CSV file with a header?")
     values: list[Counter[str]] = [Counter() for _ in names]
     for number in range(2, min(len(lines), SNIFFED_LINES) + 1):
         row = _fields(lines.text[lines.starts_M[number - 1] : lines.ends_M[number - 1]], dialect)
@@ -85,26 +88,19 @@ def read_schema(url: str, dialect: Dialect) -> pa.Schema:
             continue
         for counts, value in zip(values, row, strict=True):
             counts[value.strip()] += 1
-    return pa.schema([(name, _type_of(counts, dialect)) for name, counts in zip(names, values, strict=True)])
+    return pa.schema([(name, _csv_type(counts, dialect)) for name, counts in zip(names, values, strict=True)])
 
 
-def _type_of(values: Counter[str], dialect: Dialect) -> pa.DataType:
+def _csv_type(values: Counter[str], dialect: Dialect) -> pa.DataType:
     """The type of a column with these values, each with the number of times it occurs."""
-    found = {value: n for value, n in values.items() if value not in NULLS}
-    if not found:
+    stated = {value: n for value, n in values.items() if value not in NULLS}
+    if not stated:
         return pa.null()
-    if 2 * sum(n for value, n in found.items() if dialect.number(value)) > sum(found.values()):
+    if 2 * sum(n for value, n in stated.items() if dialect.number(value)) > sum(stated.values()):
         return pa.float64()
-    words = {value.lower() for value in found}
+    words = {value.lower() for value in stated}
     pairs = map(set, zip(_TRUE, _FALSE, strict=True))
     return pa.bool_() if words <= {"true", "false"} or words in pairs else pa.string()
-
-
-def _header(url: str, lines: Lines, dialect: Dialect) -> list[str]:
-    names = _fields(lines.text[: lines.ends_M[0]].removeprefix(b"\xef\xbb\xbf"), dialect)
-    if not names or not all(name.isprintable() for name in names):
-        raise InputError(f"{url}: line 1 is no line of column names in UTF-8; is this a CSV file with a header?")
-    return names
 
 
 def _fields(line: bytes, dialect: Dialect) -> list[str] | None:
@@ -157,11 +153,9 @@ class CsvReader(TextReader):
 
     dialect: Dialect
     header: ClassVar[bool] = True
-    _indices: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self._names = list(self.schema.names)
-        self._indices = [self._names.index(column) for column in self.columns]
 
     def _encoding(self) -> str:
         return self.dialect.encoding
@@ -171,8 +165,8 @@ class CsvReader(TextReader):
         broken_M = row_M & _broken_M(lines, self.dialect)
         fields_M = _fields_M(lines, self.dialect)
         odd = np.flatnonzero(row_M & ~broken_M & (fields_M != len(self._names)))
-        found = {i: f"{fields_M[i]} columns where the header has {len(self._names)}" for i in odd.tolist()}
-        return found | dict.fromkeys(np.flatnonzero(broken_M).tolist(), _MISPLACED)
+        faults = {i: f"{fields_M[i]} columns where the header has {len(self._names)}" for i in odd.tolist()}
+        return faults | dict.fromkeys(np.flatnonzero(broken_M).tolist(), _MISPLACED)
 
     def _convert(self, text: pa.Buffer) -> pa.Table:
         true, false = booleans()
@@ -186,8 +180,8 @@ class CsvReader(TextReader):
                 delimiter=self.dialect.delimiter, quote_char='"' if self.dialect.quotes else False
             ),
             convert_options=arrow_csv.ConvertOptions(
-                column_types=dict(zip(self._keys(), self._types(), strict=True)),
-                include_columns=self._keys(),
+                column_types=dict(self._kinds()),
+                include_columns=[key for key, _ in self._kinds()],
                 null_values=list(NULLS),
                 true_values=true,
                 false_values=false,
@@ -196,12 +190,9 @@ class CsvReader(TextReader):
             ),
         )
 
-    def _keys(self) -> list[str]:
-        """The columns' numbers, which stand for their names here, since names may repeat."""
-        return [str(i) for i in self._indices]
-
-    def _types(self) -> list[pa.DataType]:
-        return [self._type(column) for column in self.columns]
+    def _kinds(self) -> list[tuple[str, pa.DataType]]:
+        """The columns' types, by their numbers, which stand for their names here, since names may repeat."""
+        return [(str(self._names.index(column)), self._type(column)) for column in self.columns]
 
     def _type(self, column: str) -> pa.DataType:
         if column not in self.numbers:
@@ -210,7 +201,7 @@ class CsvReader(TextReader):
         return pa.bool_() if is_bool else pa.float32()
 
     def _empty(self) -> pa.Table:
-        return pa.schema(list(zip(self._keys(), self._types(), strict=True))).empty_table()
+        return pa.schema(self._kinds()).empty_table()
 
     def _query_of(self, line: bytes) -> str:
         row = _fields(line, self.dialect)
@@ -231,10 +222,95 @@ class CsvReader(TextReader):
 def booleans() -> tuple[list[str], list[str]]:
     """The fields that mean true, and those that mean false."""
     true, false = (
-        [digit, *(form for word in words for form in _cases(word))] for digit, words in (("1", _TRUE), ("0", _FALSE))
+        [digit, *(form for word in words for form in (word, word.upper(), word.capitalize()))]
+        for digit, words in (("1", _TRUE), ("0", _FALSE))
     )
     return true, false
 
 
-def _cases(word: str) -> tuple[str, str, str]:
-    return word, word.upper(), word.capitalize()
+def json_schema(url: str) -> pa.Schema:
+    """The keys of the first 1,000 lines as columns, in the order in which they appear.
+
+    A column has the type of most of its values: bool, int64, or float64 if a number has a fraction, string, a list for
+    arrays, of which those of numbers can be read, or a struct of nothing for objects, which cannot; it is null if it
+    has no value.
+
+    Raises:
+        InputError: the file is missing, empty or damaged, or none of these lines is an object.
+    """
+    lines = next(line_blocks(url), None)
+    if lines is None:
+        raise InputError(f"{url}: the file is empty; a file of JSON lines has an object per line")
+    kinds: dict[str, Counter[type]] = {}
+    for i in range(min(len(lines), SNIFFED_LINES)):
+        for name, value in _object(lines.text[lines.starts_M[i] : lines.ends_M[i]]).items():
+            kinds.setdefault(name, Counter())[type(value)] += value is not None
+    if not kinds:
+        raise InputError(f"{url}: no line is a JSON object; one object per line is read, not an array of them")
+    return pa.schema([(name, _json_type(counts)) for name, counts in kinds.items()])
+
+
+_TYPES: dict[type, pa.DataType] = {
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    list: pa.list_(pa.null()),
+    dict: pa.struct([]),
+}
+
+
+def _json_type(counts: Counter[type]) -> pa.DataType:
+    if counts[float]:
+        counts[float] += counts.pop(int, 0)
+    [(kind, n)] = counts.most_common(1)
+    return _TYPES[kind] if n else pa.null()
+
+
+def _object(line: bytes) -> dict[str, object]:
+    """The object of a line, empty if there is none."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+@dataclass
+class JsonReader(TextReader):
+    """Reads JSON lines (see `TextReader`); numbers are float64, and other columns keep their types.
+
+    A key that a line lacks is null, and other keys are ignored.
+    """
+
+    def _types(self) -> pa.Schema:
+        return pa.schema([(name, self._type(name)) for name in self.columns])
+
+    def _type(self, name: str) -> pa.DataType:
+        kind = self.schema.field(name).type
+        if name in self.numbers and not pa.types.is_boolean(kind):
+            return pa.float64()
+        if pa.types.is_list(kind):
+            return pa.list_(pa.float64())  # token ids; one with a fraction is named as such
+        return pa.string() if pa.types.is_null(kind) else kind
+
+    def _convert(self, text: pa.Buffer) -> pa.Table:
+        parsed = arrow_json.read_json(
+            pa.BufferReader(text),
+            # one block: pyarrow must not cut the text at another place
+            read_options=arrow_json.ReadOptions(use_threads=False, block_size=text.size + 1),
+            parse_options=arrow_json.ParseOptions(explicit_schema=self._types(), unexpected_field_behavior="ignore"),
+        )
+        return parsed.select(self.columns)
+
+    def _empty(self) -> pa.Table:
+        return self._types().empty_table()
+
+    def _explain(self, message: str, line: bytes) -> tuple[str, str]:
+        if found := re.search(r"Column\(/(.*)\) changed from (\w+) to (\w+)", message):
+            return f"column {found[1]!r} is {found[3]} here and {found[2]} elsewhere", repr(_object(line).get(found[1]))
+        return f"not a JSON object with values that fit: {' '.join(message.split())}", ""
+
+    def _query_of(self, line: bytes) -> str:
+        query = _object(line).get(self.query)
+        return str(query) if isinstance(query, str | int) else ""

@@ -20,19 +20,17 @@ from pydantic import Field, model_validator
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
 from ltrscale.data.dataset.writer import BESIDE_LABELS, Compression
-from ltrscale.derive.derivation import Derivation
-from ltrscale.derive.relabelling.cleaning import ClickRatioWeights, RandomNegatives, Refine
-from ltrscale.derive.relabelling.clicks import Clicks
-from ltrscale.derive.relabelling.feedback import (
+from ltrscale.derive.cleaning import ClickOrder, ClickRatioWeights, RandomNegatives, Refine, ShownOnly
+from ltrscale.derive.feedback import (
     BinaryFeedback,
+    Clicks,
     ImplicitFeedback,
     LabelledFraction,
     MinDocs,
     RelevantOnly,
 )
-from ltrscale.derive.relabelling.order import ClickOrder, ShownOnly
-from ltrscale.derive.relabelling.step import NO_LABELS, Changes, StepStart, Transform, labelled
-from ltrscale.derive.rewrite import GroupBlock, GroupWriter, column_names, periods_of, read_groups
+from ltrscale.derive.rewrite import Derivation, GroupBlock, GroupWriter, column_names, periods_of, read_groups
+from ltrscale.derive.step import NO_LABELS, Changes, StepStart, Transform, labelled
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log, progress
@@ -102,12 +100,8 @@ class _Stage:
 def relabel(config: RelabelConfig, data: str, out: str, *, origin: Mapping[str, Any], report: Report) -> Dataset:
     """Make a data set directory at `out` from the one at `data`; readers see it only when it is complete.
 
-    Args:
-        config: the steps.
-        data: a data set directory.
-        out: another directory.
-        origin: the origin to write into the new manifest.
-        report: receives one record for each step: groups and documents that it read, changed, dropped and added.
+    The origin goes into the new manifest; `report` receives one record for each step: groups and documents that it
+    read, changed, dropped and added.
 
     Raises:
         InputError: a step names an unknown period or feature, needs positions or grades that the data set does not
@@ -128,7 +122,9 @@ def relabel(config: RelabelConfig, data: str, out: str, *, origin: Mapping[str, 
         )
         everywhere = frozenset(dataset.manifest.periods)
         for block in _chain(stages, _read(dataset, everywhere, names, "relabel"), tallies):
-            writer.add(_with_relevance_of_labelled(block))
+            labelled_N = block.on_documents(labelled(block))
+            relevance_N = np.where(labelled_N, block.columns_N["relevance"], np.float32(np.nan))
+            writer.add(block.with_columns(relevance=relevance_N))
         for stage, tally in zip(stages, tallies, strict=True):
             _check(stage, tally)
         manifest = writer.finish(_account(dataset, stages, tallies), origin)
@@ -148,12 +144,11 @@ def _words(key: str) -> str:
 
 def _columns(config: RelabelConfig, dataset: Dataset) -> tuple[str, ...]:
     """The columns of the new data set that hold one number per document."""
-    there = set(column_names(dataset))
-    if "labels" not in there:
+    present = set(column_names(dataset))
+    if "labels" not in present:
         raise InputError(f"{dataset.url}: there are no labels to act on; prepare it with labels")
-    written = {"labels", "relevance"}
-    written.update(*(step.fills for step in config.steps))
-    return tuple(sorted(written | (there & {*BESIDE_LABELS})))
+    written = {"labels", "relevance"}.union(*(step.fills for step in config.steps))
+    return tuple(sorted(written | (present & {*BESIDE_LABELS})))
 
 
 def _read(dataset: Dataset, periods: frozenset[str], names: tuple[str, ...], label: str) -> Iterator[GroupBlock]:
@@ -171,7 +166,7 @@ def _read(dataset: Dataset, periods: frozenset[str], names: tuple[str, ...], lab
 def _chain(
     stages: Iterable[_Stage], blocks: Iterator[GroupBlock], tallies: Iterable[Counter[str]]
 ) -> Iterator[GroupBlock]:
-    """The blocks after all stages; each stage adds its counts to its tally."""
+    """The blocks after all stages, each of which adds its counts to its tally."""
     for stage, tally in zip(stages, tallies, strict=True):
         blocks = _run(stage, blocks, tally)
     return blocks
@@ -199,12 +194,6 @@ def _named(name: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
-
-
-def _with_relevance_of_labelled(block: GroupBlock) -> GroupBlock:
-    """The block with `relevance` only in groups with labels."""
-    relevance_N = np.where(block.on_documents(labelled(block)), block.columns_N["relevance"], np.float32(np.nan))
-    return block.with_columns(relevance=relevance_N)
 
 
 def _stages(config: RelabelConfig, dataset: Dataset, names: tuple[str, ...]) -> list[_Stage]:

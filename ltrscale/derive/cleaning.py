@@ -1,4 +1,4 @@
-"""Cleaning of clicks before training (SUN23): propensity weights, refined labels, random negatives.
+"""Cleaning of clicks before training (SUN23): propensity weights, refined labels, random negatives, orders of lists.
 
 The clicks of a group are its column `clicks` or, if it has none, its labels above 0. Groups without labels do not
 change.
@@ -6,22 +6,21 @@ change.
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, P positions, M drawn documents, C candidates to draw.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.arrays import Doubles, Floats, Ints
+from ltrscale.arrays import Bools, Doubles, Floats, Ints
 from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.derive.relabelling.clicks import check_shown_positions
-from ltrscale.derive.relabelling.step import Changes, RelabelStep, StepStart, Transform, changes, labelled
+from ltrscale.derive.feedback import check_shown_positions
 from ltrscale.derive.rewrite import GroupBlock
+from ltrscale.derive.step import Changed, Changes, RelabelStep, StepStart, Transform, changed, labelled
 from ltrscale.draws import open_uniforms
 from ltrscale.errors import InputError
 from ltrscale.progress import log
-from ltrscale.simulate.ragged import maximum, offsets
+from ltrscale.simulate.ragged import maximum, offsets, place_in_group
 
 _NO_POSITIONS = "prepare it with positions, or simulate clicks before"
 
@@ -30,18 +29,19 @@ class ClickRatioWeights(RelabelStep):
     """Inverse propensity weights from the click ratio of each position (SUN23, eq. 2)."""
 
     kind: Literal["click_ratio_weights"] = "click_ratio_weights"
+    columns: ClassVar = ("positions", "weights")
     alpha: float = Field(default=0.25, ge=0)
     """Exponent of (cr_1 / cr_i); 0 for equal weights."""
     depth: int = Field(default=10, ge=1)
     """Positions with their own weight; documents further down share the last one."""
 
     def transform(self, start: StepStart) -> Transform:
-        """See `click_ratio_weights`; an extra pass through the groups counts clicks."""
+        """Weigh each document by its position; an extra pass through the groups counts clicks."""
         ratios_P = shown_click_ratios(start.blocks(), self.depth)
         check_ratios(ratios_P)
         weights_P = propensity_weights(ratios_P, alpha=self.alpha)
         log.info("relabel: weights by position: %s", " ".join(f"{weight:.3f}" for weight in weights_P))
-        return click_ratio_weights(weights_P)
+        return weighing(weights_P)
 
     def check_after(self, before: Sequence[RelabelStep]) -> None:
         """Refuse negatives that have taken the place of documents that were shown."""
@@ -51,16 +51,12 @@ class ClickRatioWeights(RelabelStep):
                 "put click_ratio_weights before it"
             )
 
-    @property
-    def fills(self) -> frozenset[str]:
-        """The weights, and the positions that they are of."""
-        return frozenset({"positions", "weights"})
-
 
 class Refine(RelabelStep):
     """Labels from clicks and a well-performing feature, as a distribution over the shown documents (SUN23, 2.2)."""
 
     kind: Literal["refine"] = "refine"
+    columns: ClassVar = ("clicks",)
     feature: str
     """Name of the feature, for example the one that holds BM25."""
     delta: float = 2.0
@@ -71,15 +67,23 @@ class Refine(RelabelStep):
     """`standard` first divides the feature by its standard deviation over the data set; `none` does not."""
 
     def transform(self, start: StepStart) -> Transform:
-        """See `refine`."""
-        number = start.feature(self.feature)
-        scale = _deviation(start.dataset, number) if self.scale == "standard" else 1.0
-        return refine(self, feature=number, scale=scale)
+        """Replace the labels by refined ones and keep the clicks in the column `clicks`."""
+        feature = start.feature(self.feature)
+        scale = _deviation(start.dataset, feature) if self.scale == "standard" else 1.0
 
-    @property
-    def fills(self) -> frozenset[str]:
-        """The clicks that the labels were."""
-        return frozenset({"clicks"})
+        def transform(block: GroupBlock) -> Changed:
+            clicks_N = clicks_of(block)
+            labels_N = refined_labels(
+                clicks_N > 0,
+                block.features_NF[:, feature].astype(np.float64) / scale,
+                block.offsets_Q1,
+                delta=self.delta,
+                temperature=self.temperature,
+                shown_N=was_shown(block),
+            )
+            yield changed(block, _with_clicks(block, labels_N, clicks_N))
+
+        return transform
 
 
 class RandomNegatives(RelabelStep):
@@ -92,13 +96,70 @@ class RandomNegatives(RelabelStep):
     """Number of further negatives to append to every labelled group."""
 
     def transform(self, start: StepStart) -> Transform:
-        """See `random_negatives`."""
-        return random_negatives(self, start.seed)
+        """Put documents of other groups of the block into labelled groups, with label and relevance 0.
+
+        They were not shown, so they have no position, and weight 1 if the group has weights.
+        """
+
+        def transform(block: GroupBlock) -> Changed:
+            labelled_Q = labelled(block)
+            replaced_N = np.zeros(block.n_documents, dtype=bool)
+            if self.replace_unseen:
+                check_shown_positions(block, _NO_POSITIONS)
+                replaced_N = unseen(clicks_of(block), block.columns_N["positions"], block.offsets_Q1)
+                replaced_N &= block.on_documents(labelled_Q)
+            replaced_Q = np.add.reduceat(replaced_N, block.offsets_Q1[:-1], dtype=np.int64)
+            extra_Q = labelled_Q * self.extra
+            drawn_M = draw_others(block, replaced_Q + extra_Q, start.seed)
+            after = _with_negatives(block, replaced_N, extra_Q, drawn_M)
+            groups = int((replaced_Q + extra_Q > 0).sum())
+            replaced, added = int(replaced_N.sum()), len(drawn_M)
+            yield after, Changes(groups_changed=groups, documents_dropped=replaced, documents_added=added)
+
+        return transform
 
     @property
     def fills(self) -> frozenset[str]:
         """The positions by which documents are replaced."""
         return frozenset({"positions"} if self.replace_unseen else ())
+
+
+class ShownOnly(RelabelStep):
+    """Drop the documents of labelled groups that were not shown: a click log has only those that were."""
+
+    kind: Literal["shown_only"] = "shown_only"
+
+    def transform(self, start: StepStart) -> Transform:  # noqa: ARG002
+        """Drop documents without a position from the labelled groups that have positions."""
+
+        def transform(block: GroupBlock) -> Changed:
+            keep_N = was_shown(block) | ~block.on_documents(labelled(block))
+            lengths_Q = np.add.reduceat(keep_N, block.offsets_Q1[:-1], dtype=np.int64)
+            after = block.take(np.arange(len(block)), np.flatnonzero(keep_N), lengths_Q)
+            shorter = int((lengths_Q < block.lengths_Q).sum())
+            yield after, Changes(groups_changed=shorter, documents_dropped=block.n_documents - after.n_documents)
+
+        return transform
+
+
+class ClickOrder(RelabelStep):
+    """Labels that order a list: clicked documents first, then the others, each by a feature (SUN23, section 2.2)."""
+
+    kind: Literal["click_order"] = "click_order"
+    columns: ClassVar = ("clicks",)
+    feature: str
+    """Name of the feature, for example the one that holds BM25."""
+
+    def transform(self, start: StepStart) -> Transform:
+        """Replace the labels by the order of their list, and keep the clicks in the column `clicks`."""
+        feature = start.feature(self.feature)
+
+        def transform(block: GroupBlock) -> Changed:
+            clicks_N, feature_N = clicks_of(block), block.features_NF[:, feature].astype(np.float64)
+            labels_N = order_labels(clicks_N > 0, feature_N, block.offsets_Q1, shown_N=was_shown(block))
+            yield changed(block, _with_clicks(block, labels_N, clicks_N))
+
+        return transform
 
 
 def clicks_of(block: GroupBlock) -> Floats:
@@ -110,7 +171,7 @@ def clicks_of(block: GroupBlock) -> Floats:
     return clicks_N.astype(np.float32)
 
 
-def was_shown(block: GroupBlock) -> NDArray[np.bool_]:
+def was_shown(block: GroupBlock) -> Bools:
     """Whether each document was shown: those with a position, and all of a group without positions."""
     shown_N = ~block.on_documents(block.present_Q("positions"))
     if "positions" in block.columns_N:
@@ -137,11 +198,7 @@ def shown_click_ratios(blocks: Iterable[GroupBlock], depth: int) -> Doubles:
 
 
 def propensity_weights(ratios_P: Doubles, *, alpha: float) -> Doubles:
-    """The weight of each position, `(cr_1 / cr_i)^alpha` (SUN23, eq. 2); NaN where nothing was shown.
-
-    Args:
-        ratios_P: click ratio of each position, from the first.
-        alpha: exponent.
+    """The weight of each position, `(cr_1 / cr_i)^alpha` (SUN23, eq. 2) of click ratios; NaN where nothing was shown.
 
     Raises:
         ValueError: a position was never clicked, or nothing was shown at the first position.
@@ -168,22 +225,29 @@ def check_ratios(ratios_P: Doubles) -> None:
         raise InputError(f"position {place + 1} was never clicked, so it has no weight; set depth to {place}")
 
 
-def click_ratio_weights(weights_P: Doubles) -> Transform:
+def weighing(weights_P: Doubles) -> Transform:
     """Write the weight of each document's position; 1 for a document that was not shown, such as a random negative."""
     last = int(np.flatnonzero(~np.isnan(weights_P)).max())
 
-    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
+    def transform(block: GroupBlock) -> Changed:
         check_shown_positions(block, _NO_POSITIONS)
         positions_N = block.columns_N["positions"]
         shown_N = ~np.isnan(positions_N)
         place_N = np.where(shown_N, positions_N, 1).astype(np.int64) - 1
         own_N = np.where(shown_N, weights_P[np.minimum(place_N, last)], 1.0)
-        kept_N = block.columns_N["weights"]
-        weights_N = np.where(block.on_documents(labelled(block)), own_N, kept_N).astype(np.float32)
-        after = block.with_columns(weights=weights_N)
-        yield after, changes(block, after)
+        weights_N = np.where(block.on_documents(labelled(block)), own_N, block.columns_N["weights"])
+        yield changed(block, block.with_columns(weights=weights_N.astype(np.float32)))
 
     return transform
+
+
+def _with_clicks(block: GroupBlock, labels_N: Doubles | Ints, clicks_N: Floats) -> GroupBlock:
+    """Labelled groups with new labels, and the clicks from which these are made."""
+    labelled_N = block.on_documents(labelled(block))
+    return block.with_columns(
+        labels=np.where(labelled_N, labels_N, np.nan).astype(np.float32),
+        clicks=np.where(labelled_N, clicks_N, block.columns_N["clicks"]).astype(np.float32),
+    )
 
 
 def group_softmax(values_N: Doubles, offsets_Q1: Ints) -> Doubles:
@@ -209,64 +273,35 @@ def _deviation(dataset: Dataset, feature: int) -> float:
 
 
 def refined_labels(
-    clicks_N: NDArray[np.bool_],
+    clicks_N: Bools,
     feature_N: Doubles,
     offsets_Q1: Ints,
     *,
     delta: float,
     temperature: float,
-    shown_N: NDArray[np.bool_],
+    shown_N: Bools,
 ) -> Doubles:
     """Labels that sum to 1 in each group, `softmax((delta click + feature) / temperature)`.
 
     The formula is our reading of SUN23, which prints it only in a figure.
 
-    Args:
-        clicks_N: whether each document was clicked.
-        feature_N: value of the feature; a missing value (NaN) becomes the smallest of the list.
-        offsets_Q1: offsets of the groups.
-        delta: amount that a click adds.
-        temperature: temperature of the softmax.
-        shown_N: True for documents that were shown, at least one a group; the others have label 0.
+    A missing value of the feature (NaN) becomes the smallest of the list. Documents that were not shown have label 0;
+    at least one of each group was.
 
     Example:
         >>> clicked, shown = np.array([True, False, False]), np.array([True, True, False])
         >>> refined_labels(clicked, np.zeros(3), np.array([0, 3]), delta=0.0, temperature=0.1, shown_N=shown).tolist()
         [0.5, 0.5, 0.0]
     """
-    known_N = shown_N & ~np.isnan(feature_N)
-    lowest_Q = -maximum(np.where(known_N, -feature_N, -np.inf), offsets_Q1)
+    valued_N = shown_N & ~np.isnan(feature_N)
+    lowest_Q = -maximum(np.where(valued_N, -feature_N, -np.inf), offsets_Q1)
     lowest_Q = np.where(np.isinf(lowest_Q), 0.0, lowest_Q)
-    filled_N = np.where(known_N, feature_N, np.repeat(lowest_Q, np.diff(offsets_Q1)))
+    filled_N = np.where(valued_N, feature_N, np.repeat(lowest_Q, np.diff(offsets_Q1)))
     logits_N = (delta * clicks_N + filled_N) / temperature
     return group_softmax(np.where(shown_N, logits_N, -np.inf), offsets_Q1)
 
 
-def refine(step: Refine, *, feature: int, scale: float) -> Transform:
-    """Replace the labels by refined ones and keep the clicks in the column `clicks`."""
-
-    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
-        labelled_Q = labelled(block)
-        clicks_N = clicks_of(block)
-        labels_N = refined_labels(
-            clicks_N > 0,
-            block.features_NF[:, feature].astype(np.float64) / scale,
-            block.offsets_Q1,
-            delta=step.delta,
-            temperature=step.temperature,
-            shown_N=was_shown(block),
-        )
-        labelled_N = block.on_documents(labelled_Q)
-        after = block.with_columns(
-            labels=np.where(labelled_N, labels_N, np.nan).astype(np.float32),
-            clicks=np.where(labelled_N, clicks_N, block.columns_N["clicks"]).astype(np.float32),
-        )
-        yield after, changes(block, after)
-
-    return transform
-
-
-def unseen(clicks_N: Floats, positions_N: Floats, offsets_Q1: Ints) -> NDArray[np.bool_]:
+def unseen(clicks_N: Floats, positions_N: Floats, offsets_Q1: Ints) -> Bools:
     """True for documents shown below the last click of their group; False in a group without a click.
 
     Example:
@@ -276,30 +311,6 @@ def unseen(clicks_N: Floats, positions_N: Floats, offsets_Q1: Ints) -> NDArray[n
     last_Q = maximum(np.where((clicks_N > 0) & ~np.isnan(positions_N), positions_N, -np.inf), offsets_Q1)
     last_Q = np.where(np.isinf(last_Q), np.inf, last_Q)  # -inf, no click, becomes inf: no position is below it
     return np.asarray(positions_N > np.repeat(last_Q, np.diff(offsets_Q1)))
-
-
-def random_negatives(step: RandomNegatives, seed: int) -> Transform:
-    """Put documents of other groups of the block into labelled groups, with label and relevance 0.
-
-    They were not shown, so they have no position, and weight 1 if the group has weights.
-    """
-
-    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
-        labelled_Q = labelled(block)
-        replaced_N = np.zeros(block.n_documents, dtype=bool)
-        if step.replace_unseen:
-            check_shown_positions(block, _NO_POSITIONS)
-            replaced_N = unseen(clicks_of(block), block.columns_N["positions"], block.offsets_Q1)
-            replaced_N &= block.on_documents(labelled_Q)
-        replaced_Q = np.add.reduceat(replaced_N, block.offsets_Q1[:-1], dtype=np.int64)
-        extra_Q = labelled_Q * step.extra
-        drawn_M = draw_others(block, replaced_Q + extra_Q, seed)
-        after = _with_negatives(block, replaced_N, extra_Q, drawn_M)
-        changed = int((replaced_Q + extra_Q > 0).sum())
-        replaced, added = int(replaced_N.sum()), len(drawn_M)
-        yield after, Changes(groups_changed=changed, documents_dropped=replaced, documents_added=added)
-
-    return transform
 
 
 def draw_others(block: GroupBlock, wanted_Q: Ints, seed: int) -> Ints:
@@ -322,14 +333,14 @@ def draw_others(block: GroupBlock, wanted_Q: Ints, seed: int) -> Ints:
     bounds_Q1 = offsets(candidates_Q)
     group_C = np.repeat(np.arange(len(block)), candidates_Q)
     step_C = np.arange(bounds_Q1[-1]) - np.repeat(bounds_Q1[:-1], candidates_Q)
-    found_C = circle_N[(start_Q[group_C] + step_C) % block.n_documents]
-    foreign_C = block.group_N[found_C] != group_C
+    document_C = circle_N[(start_Q[group_C] + step_C) % block.n_documents]
+    foreign_C = block.group_N[document_C] != group_C
     count_C = np.cumsum(foreign_C)
     before_Q = np.concatenate([[0], count_C])[bounds_Q1[:-1]]
-    return np.asarray(found_C[foreign_C & (count_C - before_Q[group_C] <= wanted_Q[group_C])])
+    return np.asarray(document_C[foreign_C & (count_C - before_Q[group_C] <= wanted_Q[group_C])])
 
 
-def _with_negatives(block: GroupBlock, replaced_N: NDArray[np.bool_], extra_Q: Ints, drawn_M: Ints) -> GroupBlock:
+def _with_negatives(block: GroupBlock, replaced_N: Bools, extra_Q: Ints, drawn_M: Ints) -> GroupBlock:
     """Replace documents by drawn ones, which come group by group, and append `extra_Q` more to each group."""
     group_N = np.concatenate([block.group_N, np.repeat(np.arange(len(block)), extra_Q)])
     negative_N = np.concatenate([replaced_N, np.ones(extra_Q.sum(), dtype=bool)])
@@ -345,3 +356,32 @@ def _with_negatives(block: GroupBlock, replaced_N: NDArray[np.bool_], extra_Q: I
         for name, column_N in after.columns_N.items()
     }
     return after.with_columns(**columns_N)
+
+
+def order_labels(clicks_N: Bools, feature_N: Doubles, offsets_Q1: Ints, *, shown_N: Bools) -> Ints:
+    """The order of each list as labels, of which only the order matters.
+
+    A document that was shown has 1 plus the number of shown documents of its list that are below it: not clicked where
+    it is, or alike and with a lower value of the feature. One that was not shown, such as a random negative, has 0, so
+    it is below all others. A missing value of the feature (NaN) is below all others, too. Documents that are alike have
+    equal labels.
+
+    Example:
+        >>> clicked, shown = np.array([False, True, False, False]), np.array([True, True, True, False])
+        >>> order_labels(clicked, np.array([5.0, 1.0, 7.0, 9.0]), np.array([0, 4]), shown_N=shown).tolist()
+        [1, 3, 2, 0]
+    """
+    keys = (shown_N, clicks_N & shown_N, np.where(shown_N & ~np.isnan(feature_N), feature_N, -np.inf))
+    place_N = place_in_group(offsets_Q1, *keys)
+    first_N = np.repeat(offsets_Q1[:-1], np.diff(offsets_Q1))
+    order_N = np.empty(len(place_N), np.int64)
+    order_N[first_N + place_N] = np.arange(len(place_N))
+    # In that order, equal documents are neighbours: each takes the place of the first of them.
+    new_N = np.ones(len(place_N), dtype=bool)
+    new_N[1:] = np.any([key[order_N][1:] != key[order_N][:-1] for key in keys], axis=0)
+    new_N[offsets_Q1[:-1]] = True
+    starts_N = np.maximum.accumulate(np.where(new_N, np.arange(len(place_N)), 0))
+    tied_N = np.empty(len(place_N), np.int64)
+    tied_N[order_N] = starts_N
+    unseen_Q = np.add.reduceat(~shown_N, offsets_Q1[:-1], dtype=np.int64)
+    return np.where(shown_N, 1 + tied_N - first_N - np.repeat(unseen_Q, np.diff(offsets_Q1)), 0)

@@ -7,24 +7,29 @@ import numpy as np
 import pytest
 from reference import clicks as reference
 
-from ltrscale.derive.relabelling.cleaning import (
+from ltrscale.derive.cleaning import (
+    ClickOrder,
     RandomNegatives,
     Refine,
+    ShownOnly,
     check_ratios,
-    click_ratio_weights,
     clicks_of,
     draw_others,
+    order_labels,
     propensity_weights,
-    random_negatives,
-    refine,
     refined_labels,
     shown_click_ratios,
     unseen,
+    weighing,
 )
+from ltrscale.derive.relabel import RelabelConfig
 from ltrscale.derive.rewrite import GroupBlock
+from ltrscale.derive.step import Changes
 from ltrscale.errors import InputError
+from ltrscale.simulate.ragged import offsets
 
 Make = Callable[..., GroupBlock]
+Run = Callable[..., list[tuple[GroupBlock, Changes]]]
 
 
 @pytest.fixture
@@ -59,7 +64,7 @@ def test_weights_are_the_click_ratios_of_a_loop(log: GroupBlock) -> None:
     weights = propensity_weights(ratios, alpha=0.25)
     np.testing.assert_allclose(weights, reference.ratio_weights(lists, 4, 0.25), rtol=1e-12)
     block = log.with_columns(weights=np.full(log.n_documents, np.nan, np.float32))
-    ((after, counted),) = click_ratio_weights(weights)(block)
+    ((after, counted),) = weighing(weights)(block)
     for weight, position, group in zip(
         after.columns_N["weights"], log.columns_N["positions"], log.group_N, strict=True
     ):
@@ -72,7 +77,7 @@ def test_weights_are_the_click_ratios_of_a_loop(log: GroupBlock) -> None:
 
 def test_a_document_that_was_not_shown_has_weight_1(make_block: Make) -> None:
     block = make_block([[1, 0, 0]], positions=[[2, np.nan, 1]], weights=[[5, 5, 5]])
-    ((after, _),) = click_ratio_weights(np.array([1.0, 3.0, np.nan]))(block)
+    ((after, _),) = weighing(np.array([1.0, 3.0, np.nan]))(block)
     np.testing.assert_array_equal(after.columns_N["weights"], [3, 1, 1])
 
 
@@ -118,16 +123,16 @@ def test_a_missing_feature_counts_as_the_smallest_of_the_list() -> None:
     )
 
 
-def test_refining_keeps_the_clicks_and_leaves_out_what_was_not_shown(make_block: Make) -> None:
+def test_refining_keeps_the_clicks_and_leaves_out_what_was_not_shown(make_block: Make, run_step: Run) -> None:
     nan = np.nan
     block = make_block(
         [[0, 1, 0], [1, 0], None], lengths=[3, 2, 1], positions=[[1, 2, nan], None, None], clicks=[None] * 3
     )
-    ((after, _),) = refine(Refine(feature="bm25"), feature=0, scale=10.0)(block)
+    ((after, _),) = run_step(Refine(feature="bm25"), block)
     expected = [*reference.refined([0, 1], [0, 0.1], 2, 0.1), 0, *reference.refined([1, 0], [0.3, 0.4], 2, 0.1), nan]
     np.testing.assert_allclose(after.columns_N["labels"], expected, rtol=1e-6)
     np.testing.assert_array_equal(clicks_of(after), [0, 1, 0, 1, 0, nan])
-    ((twice, _),) = refine(Refine(feature="bm25"), feature=0, scale=10.0)(after)
+    ((twice, _),) = run_step(Refine(feature="bm25"), after)
     np.testing.assert_array_equal(twice.columns_N["labels"], after.columns_N["labels"])
 
 
@@ -141,11 +146,11 @@ def test_unseen_is_below_the_last_click(log: GroupBlock) -> None:
     assert 0 < found.mean() < 1
 
 
-def test_negatives_stand_in_for_unseen_documents_and_at_the_end(log: GroupBlock) -> None:
+def test_negatives_stand_in_for_unseen_documents_and_at_the_end(log: GroupBlock, run_step: Run) -> None:
     ones = np.where(np.isnan(log.columns_N["labels"]), np.nan, np.float32(3))
     block = log.with_columns(relevance=log.columns_N["labels"], weights=ones)
     replaced = unseen(clicks_of(block), block.columns_N["positions"], block.offsets_Q1)
-    ((after, counted),) = random_negatives(RandomNegatives(extra=2), 4)(block)
+    ((after, counted),) = run_step(RandomNegatives(extra=2), block, 4)
     labelled = block.present_Q("labels")
     assert after.lengths_Q.tolist() == (block.lengths_Q + 2 * labelled).tolist()
     assert counted.documents_dropped == replaced.sum()
@@ -184,21 +189,74 @@ def test_documents_repeat_only_when_there_are_too_few(make_block: Make) -> None:
         draw_others(make_block([[0.0, 1.0]]), np.array([1]), 0)
 
 
-def test_a_list_without_a_click_keeps_its_documents(make_block: Make) -> None:
+def test_a_list_without_a_click_keeps_its_documents(make_block: Make, run_step: Run) -> None:
     block = make_block([[0, 0], [0, 1]], positions=[[1, 2], [2, 1]])
-    ((after, _),) = random_negatives(RandomNegatives(), 0)(block)
+    ((after, _),) = run_step(RandomNegatives(), block)
     np.testing.assert_array_equal(after.features_NF[:2, 0], [0, 1])
     assert after.features_NF[2, 0] in (0, 1)
     assert after.features_NF[3, 0] == 3
 
 
-def test_negatives_before_refining_have_no_share_and_weight_1(make_block: Make) -> None:
+def test_negatives_before_refining_have_no_share_and_weight_1(make_block: Make, run_step: Run) -> None:
     nan = np.nan
     empty = [None] * 2
     block = make_block([[1, 0, 0], [0, 1]], positions=[[1, 2, 3], [1, 2]], clicks=empty, weights=empty)
-    ((with_negatives, _),) = random_negatives(RandomNegatives(extra=1), 0)(block)
-    ((refined, _),) = refine(Refine(feature="bm25"), feature=0, scale=1.0)(with_negatives)
+    ((with_negatives, _),) = run_step(RandomNegatives(extra=1), block)
+    ((refined, _),) = run_step(Refine(feature="bm25", scale="none"), with_negatives)
     np.testing.assert_array_equal(refined.columns_N["labels"][:4], [1, 0, 0, 0])
     np.testing.assert_array_equal(refined.columns_N["positions"][:4], [1, nan, nan, nan])
-    ((weighted, _),) = click_ratio_weights(np.array([1.0, 2.0]))(refined)
+    ((weighted, _),) = weighing(np.array([1.0, 2.0]))(refined)
     np.testing.assert_array_equal(weighted.columns_N["weights"], [1, 1, 1, 1, 1, 2, 1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_labels_order_every_pair_as_the_paper_says(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 9, 30)
+    offsets_Q1, n = offsets(lengths), int(lengths.sum())
+    clicks, shown = rng.random(n) < 0.3, rng.random(n) < 0.8
+    feature = np.where(rng.random(n) < 0.2, np.nan, rng.integers(0, 4, n).astype(float))  # with ties
+    labels = order_labels(clicks, feature, offsets_Q1, shown_N=shown)
+
+    def better(i: int, j: int) -> bool:
+        if not shown[i] or not shown[j]:
+            return bool(shown[i] and not shown[j])
+        if clicks[i] != clicks[j]:
+            return bool(clicks[i])
+        return bool(feature[i] > feature[j] or (np.isnan(feature[j]) and not np.isnan(feature[i])))
+
+    for first, last in zip(offsets_Q1[:-1].tolist(), offsets_Q1[1:].tolist(), strict=True):
+        for i in range(first, last):
+            assert labels[i] == (1 + sum(shown[j] and better(i, j) for j in range(first, last)) if shown[i] else 0)
+            for j in range(first, last):
+                assert (labels[i] > labels[j]) == better(i, j)
+
+
+def test_the_step_keeps_clicks_and_unlabelled_groups(make_block: Make, run_step: Run) -> None:
+    block = make_block([[0, 1, 0], None], lengths=[3, 2], positions=[[1, 2, np.nan], [1, 2]])
+    block = block.with_columns(clicks=np.full(5, np.nan, np.float32))
+    ((after, changes),) = run_step(ClickOrder(feature="bm25"), block)
+    labels = after.columns_N["labels"]
+    assert sorted(labels[:3].tolist()) == [0, 1, 2]
+    assert labels[1] == 2
+    assert labels[2] == 0
+    assert np.isnan(labels[3:]).all()
+    assert after.columns_N["clicks"][:3].tolist() == [0, 1, 0]
+    assert changes.groups_changed == 1
+
+
+def test_documents_that_were_not_shown_are_dropped(make_block: Make, run_step: Run) -> None:
+    block = make_block(
+        [[0, 1, 0], None, [1, 0], [0]],
+        lengths=[3, 2, 2, 1],
+        positions=[[2, 1, np.nan], [1, np.nan], None, [4]],
+    )
+    ((after, changes),) = run_step(ShownOnly(), block)
+    assert after.features_NF[:, 0].tolist() == [0, 1, 3, 4, 5, 6, 7]  # all of a group without positions or labels
+    assert after.lengths_Q.tolist() == [2, 2, 2, 1]
+    assert (changes.groups_changed, changes.documents_dropped) == (1, 1)
+
+
+def test_a_config_may_name_it() -> None:
+    config = RelabelConfig.model_validate({"steps": [{"kind": "click_order", "feature": "bm25"}]})
+    assert config.steps == (ClickOrder(feature="bm25"),)

@@ -1,1 +1,0 @@
-"""Simulated and cleaned labels, in steps."""
