@@ -24,8 +24,7 @@ from ltrscale.derive.relabelling.relabel import RelabelConfig, RelabelJob
 from ltrscale.derive.rewrite import column_names
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, correction_of
-from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.measure.shown import AS_SHOWN
+from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, EvaluateSettings
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.choices import Method, MethodName, check_methods, with_preset
 from ltrscale.experiments.next_steps import command, predict_command, rank_command, weekly_command

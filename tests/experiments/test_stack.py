@@ -12,7 +12,7 @@ from ltrscale import config as configs
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.evaluation.measure.leaks import importances_of
+from ltrscale.evaluation.weeks.verdict import importances_of
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.stack import StackJob
 from ltrscale.stages.origins import check_unseen

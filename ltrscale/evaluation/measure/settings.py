@@ -10,12 +10,15 @@ from ltrscale.data.dataset.split import Split, SplitsWithTest, Texts
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.corrected import PropensitiesConfig
 from ltrscale.evaluation.measure.outliers import OutlierConfig
-from ltrscale.evaluation.measure.shown import AS_SHOWN, POSITIONS
 from ltrscale.evaluation.measure.slices import ConditionText, SliceName
 from ltrscale.ranking.choices import MetricName
 from ltrscale.ranking.graded import Gains
 from ltrscale.stages.inputs import BundleUrls
 
+AS_SHOWN = "as_shown"
+"""The method that ranks each list in the order in which it was shown: what a ranker is to replace."""
+POSITIONS = "positions"
+"""The column that it ranks by, which stands where others have a bundle or scores."""
 CutOff = Annotated[int, Field(ge=1)]
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.clicks.look import ClicksJob
+from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.experiments.first.forms import other_form
 from ltrscale.experiments.first.look import asked_of
 from ltrscale.experiments.first.pipeline import FirstPlan, engine_score

@@ -7,7 +7,7 @@ from typing import Any
 
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.leaks import importances_of
+from ltrscale.evaluation.weeks.verdict import importances_of
 from ltrscale.experiments.report.results import study_costs
 from ltrscale.experiments.report.sources import Sources, minutes, pretrained_for, records
 from ltrscale.reports import charts

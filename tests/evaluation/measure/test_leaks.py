@@ -19,9 +19,8 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.evaluation.measure.leaks import importances_of, leaning
 from ltrscale.evaluation.weeks.gate import GateJob
-from ltrscale.evaluation.weeks.verdict import Bounds, Verdict, check_leaks
+from ltrscale.evaluation.weeks.verdict import Bounds, Verdict, check_leaks, importances_of, leaning
 from ltrscale.experiments.first.init import InitConfig, init
 from ltrscale.experiments.first.look import asked_of
 from ltrscale.experiments.report.models import feature_blocks
