@@ -416,7 +416,8 @@ def document(result: Reconciliation) -> Document:
         f"{result.groups:,} query groups, {result.documents:,} documents; {result.tied:,} groups have documents of "
         "equal scores and different labels. Each program's figure is computed by its rules. Rules are switched "
         f"from ours to the program's in this order: {', '.join(Rules.model_fields)}; the change of the mean at each "
-        "switch is that rule's part, and the parts add up to the difference. In brackets are the groups whose value changes."
+        "switch is that rule's part, and the parts add up to the difference. In brackets are the groups whose value "
+        "changes."
     )
     sections = [
         Section(
