@@ -36,14 +36,10 @@ def definitions(
 ) -> list[str]:
     """Definitions and policies of the metrics, in one or two sentences each.
 
-    Args:
-        metrics: names of the metrics.
-        relevant_from: lowest label of a relevant document.
-        leave_out_constant: whether groups of equal labels are left out.
-        stated: the policy of each metric as results state it; by default as `relevant_from` says.
+    `stated` is the policy of each metric as results state it; by default as `relevant_from` says.
     """
-    kinds = dict.fromkeys(map(_uncut, metrics))
-    of_kinds = {_uncut(metric): policy for metric, policy in (stated or {}).items()}
+    kinds = dict.fromkeys(str(Name.parsed(metric).uncut()) for metric in metrics)
+    of_kinds = {str(Name.parsed(metric).uncut()): policy for metric, policy in (stated or {}).items()}
     alike: dict[str, list[str]] = {}
     for kind in kinds:
         if kind not in of_kinds and "gains" in metric_class(kind).model_fields:
@@ -64,10 +60,6 @@ def definitions(
             "comparison with published figures only. MeanNDCG is the mean of NDCG at all ranks of the list."
         )
     return lines
-
-
-def _uncut(metric: str) -> str:
-    return str(Name.parsed(metric).uncut())
 
 
 def policies(cells: Mapping[str, Mapping[str, str]]) -> Table:

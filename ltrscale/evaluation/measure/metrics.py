@@ -28,6 +28,33 @@ from ltrscale.ranking.graded import ClickNDCGConfig, GainNDCGConfig
 from ltrscale.ranking.metrics import Metric
 
 
+def metrics_of(config: EvaluateSettings) -> dict[str, Metric]:
+    """Every metric of the chosen policies, and those that `metrics` adds, by name."""
+    classes: list[type[Metric]] = [*members(MetricConfig)]
+    if config.policy == "letor4":
+        classes += members(LetorMetricConfig)
+    keys: dict[str, Any] = {"threshold": config.relevant_from, "grades": config.grades}
+    metrics: list[Metric] = []
+    for cls in classes:
+        cutoffs = config.precision_at if cls.cut_as_precision else config.ndcg_at
+        metrics += [cls.made(k=k, **keys) for k in (cutoffs if cls.needs_cutoff() else (None,))]
+    metrics += [metric_named(name, **keys) for name in config.metrics]
+    if config.gains is not None:
+        metrics += [GainNDCGConfig(k=k, gains=config.gains) for k in config.ndcg_at]
+    return {metric.name: metric for metric in metrics}
+
+
+def clicks_metrics(config: EvaluateConfig) -> dict[str, Metric]:
+    """The metrics of clicks, by name."""
+    metrics = [ClickNDCGConfig(k=k) for k in config.ndcg_at] if config.clicks else []
+    return {metric.name: metric for metric in metrics}
+
+
+def all_metrics(config: EvaluateConfig) -> dict[str, Metric]:
+    """Every metric, those of clicks last, by name."""
+    return metrics_of(config) | clicks_metrics(config)
+
+
 @dataclass(frozen=True, eq=False)
 class Judged:
     """The labels of the judged documents of test queries, and the queries that have no list of candidates."""
@@ -130,33 +157,6 @@ def _queries(selection: Selection) -> list[tuple[str, int, str]]:
         for row_group, table in zip(selection.row_groups, tables, strict=True)
         for query, gid in zip(table["query_id"].to_pylist(), table["gid"].to_pylist(), strict=True)
     ]
-
-
-def metrics_of(config: EvaluateSettings) -> dict[str, Metric]:
-    """Every metric of the chosen policies, and those that `metrics` adds, by name."""
-    classes: list[type[Metric]] = [*members(MetricConfig)]
-    if config.policy == "letor4":
-        classes += members(LetorMetricConfig)
-    keys: dict[str, Any] = {"threshold": config.relevant_from, "grades": config.grades}
-    metrics: list[Metric] = []
-    for cls in classes:
-        cutoffs = config.precision_at if cls.cut_as_precision else config.ndcg_at
-        metrics += [cls.made(k=k, **keys) for k in (cutoffs if cls.needs_cutoff() else (None,))]
-    metrics += [metric_named(name, **keys) for name in config.metrics]
-    if config.gains is not None:
-        metrics += [GainNDCGConfig(k=k, gains=config.gains) for k in config.ndcg_at]
-    return {metric.name: metric for metric in metrics}
-
-
-def clicks_metrics(config: EvaluateConfig) -> dict[str, Metric]:
-    """The metrics of clicks, by name."""
-    metrics = [ClickNDCGConfig(k=k) for k in config.ndcg_at] if config.clicks else []
-    return {metric.name: metric for metric in metrics}
-
-
-def all_metrics(config: EvaluateConfig) -> dict[str, Metric]:
-    """Every metric, those of clicks last, by name."""
-    return metrics_of(config) | clicks_metrics(config)
 
 
 def values_of(

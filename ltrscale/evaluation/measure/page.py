@@ -119,12 +119,7 @@ def _data(evaluation: Evaluation) -> str:
 
 
 def leaderboard(evaluation: Evaluation) -> TableCells:
-    """One row per method.
-
-    The columns are NDCG at each cut-off, with the standard error if there are several trials, and that of clicks at the
-    primary one if it was measured; the primary NDCG on outlier groups; the paired difference from the baseline with its
-    interval and adjusted p value; and the numbers of groups with a defined and an undefined primary metric.
-    """
+    """One row per method: NDCG at each cut-off, the primary one on clicks and outlier groups, against the baseline."""
     primary = evaluation.primary
     cutoffs = [name for name in _metrics(evaluation) if name.startswith("ndcg@") or name == f"click_{primary}"]
     n_outliers = evaluation.methods[0].slices[OUTLIERS].summaries[primary].groups

@@ -68,6 +68,10 @@ class ScoredLists:
         gids = [str(gid) for part in parts if part.ids_Q is not None for gid in part.ids_Q.tolist()]
         return cls(gids, to_offsets(lengths_Q), scores_N, labels_N.double(), torch.arange(len(scores_N)))
 
+    def under(self, rules: Rules, metric: Metric) -> Tensor:
+        """A metric of each group by some rules."""
+        return under(rules, metric, self.scores_N, self.labels_N, self.offsets_Q1, self.names_N)
+
     def tied(self) -> int:
         """Groups with documents of equal scores and different labels."""
         order_N, groups_N = torch.arange(len(self.scores_N)), group_index(self.offsets_Q1)
@@ -181,11 +185,7 @@ class BundleSource(Config):
         return hashes_of(self)
 
     def lists(self) -> ScoredLists:
-        """The groups with the scores of the bundle.
-
-        Raises:
-            InputError: the bundle or the data set is missing, they do not fit, or a score is not finite.
-        """
+        """The groups with the scores of the bundle; InputError if it does not fit, or a score is not finite."""
         bundle = load(self.bundle)
         test = with_tokens_of(select(self.split, labelled=True), [bundle])
         return ScoredLists.of(test, bundle.scorer(features=test.features), self.bundle)
@@ -205,11 +205,7 @@ class ScoresSource(Config):
         return hashes_of(self, self.split.with_scores(self.scores))
 
     def lists(self) -> ScoredLists:
-        """The groups with their scores.
-
-        Raises:
-            InputError: the scores or the data set are missing, or a group has no scores.
-        """
+        """The groups with their scores; InputError if a group has none."""
         score = look_up(self.scores, committed(self.scores, self.split))
         return ScoredLists.of(select(self.split, labelled=True), score, self.scores)
 
@@ -345,7 +341,7 @@ def _mean(values_Q: Tensor) -> float | None:
 
 def _of_metric(metric: Metric, lists: ScoredLists, job: ReconcileJob, columns: dict[str, Tensor]) -> OfMetric:
     """A metric by our rules and each program's; `columns` receives the values of all groups."""
-    ours_Q = _values(Rules(), metric, lists)
+    ours_Q = lists.under(Rules(), metric)
     columns[metric.name] = ours_Q
     programs = []
     for policy in POLICIES:
@@ -362,10 +358,6 @@ def _of_metric(metric: Metric, lists: ScoredLists, job: ReconcileJob, columns: d
     )
 
 
-def _values(rules: Rules, metric: Metric, lists: ScoredLists) -> Tensor:
-    return under(rules, metric, lists.scores_N, lists.labels_N, lists.offsets_Q1, lists.names_N)
-
-
 def _reconciled(
     policy: Policy, metric: Metric, lists: ScoredLists, ours_Q: Tensor, shown: int
 ) -> tuple[Reconciled, Tensor]:
@@ -375,7 +367,7 @@ def _reconciled(
         if name not in metric.affected_by() or theirs == (mine := getattr(rules, name)):
             continue
         rules = rules.replace(**{name: theirs})
-        after_Q = _values(rules, metric, lists)
+        after_Q = lists.under(rules, metric)
         steps.append(_step(name, (mine, theirs), before_Q, after_Q, lists.queries, shown))
         before_Q = after_Q
     figure, own = _mean(before_Q), _mean(ours_Q)

@@ -33,6 +33,10 @@ from ltrscale.ranking.calibration import Calibration
 from ltrscale.ranking.pointwise import SigmoidConfig
 from ltrscale.reports.findings import Findings
 
+GROUPS = "groups.parquet"
+"""The file with every metric of every group and trial."""
+_ROWS_WAITING = 1 << 16
+
 
 @dataclass(frozen=True)
 class MethodTrial:
@@ -98,61 +102,6 @@ def debiased(config: Mapping[str, Any]) -> str | None:
 def otherwise(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a bundle but for that and the seed."""
     return {name: value for name, value in config.items() if name not in ("debias", "unbiased", "seed")}
-
-
-GROUPS = "groups.parquet"
-"""The file with every metric of every group and trial."""
-_ROWS_WAITING = 1 << 16
-
-
-class GroupFile:
-    """Writes `groups.parquet`, a row for each group and trial, as the groups come.
-
-    A context manager. Memory holds about 65,536 rows.
-    """
-
-    def __init__(self, path: Path, metrics: Sequence[str], trials: Sequence[MethodTrial]) -> None:
-        text = pa.string()
-        columns = {"gid": pa.int64(), "period": text, "documents": pa.int64(), "slices": pa.list_(text)}
-        columns |= {"method": text, "trial": pa.int32(), **dict.fromkeys(metrics, pa.float64())}
-        schema = pa.schema(list(columns.items()))
-        texts = ["period", "slices.list.element", "method", "trial"]
-        self._writer = pq.ParquetWriter(path, schema, use_dictionary=texts)
-        self._trials, self._waiting = trials, list[pa.Table]()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._write()
-        self._writer.close()
-
-    def add(self, values: GroupValues) -> None:
-        """Add the groups of a row group."""
-        q = len(values.gids_Q)
-        group, slice_ = np.nonzero(np.stack(list(values.slices.values()), axis=1))
-        names = pa.array(list(values.slices), pa.string()).take(pa.array(slice_))
-        offsets_Q1 = np.searchsorted(group, np.arange(q + 1)).astype(np.int32)
-        for t, trial in enumerate(self._trials):
-            columns = [
-                values.gids_Q,
-                pa.repeat(values.period, q),
-                values.documents_Q,
-                pa.ListArray.from_arrays(pa.array(offsets_Q1), names),
-                pa.repeat(trial.method, q),
-                np.full(q, trial.number, np.int32),
-                *(pa.array(values_Q, mask=np.isnan(values_Q)) for values_Q in values.values_QTM[:, t].T),
-            ]
-            self._waiting.append(pa.table(columns, schema=self._writer.schema))
-        if sum(map(len, self._waiting)) >= _ROWS_WAITING:
-            self._write()
-
-    def _write(self) -> None:
-        if self._waiting:
-            table = pa.concat_tables(self._waiting)
-            self._writer.write_table(table, row_group_size=len(table))
-            self._waiting.clear()
 
 
 class Sliced(Config):
@@ -226,6 +175,56 @@ class Evaluation(Findings):
     corrected: Corrected | None
     """The metrics corrected for positions, where they were asked for."""
     detector: OutlierDetector
+
+
+class GroupFile:
+    """Writes `groups.parquet`, a row for each group and trial, as the groups come.
+
+    A context manager. Memory holds about 65,536 rows.
+    """
+
+    def __init__(self, path: Path, metrics: Sequence[str], trials: Sequence[MethodTrial]) -> None:
+        text = pa.string()
+        columns = {"gid": pa.int64(), "period": text, "documents": pa.int64(), "slices": pa.list_(text)}
+        columns |= {"method": text, "trial": pa.int32(), **dict.fromkeys(metrics, pa.float64())}
+        schema = pa.schema(list(columns.items()))
+        texts = ["period", "slices.list.element", "method", "trial"]
+        self._writer = pq.ParquetWriter(path, schema, use_dictionary=texts)
+        self._trials, self._waiting = trials, list[pa.Table]()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._write()
+        self._writer.close()
+
+    def add(self, values: GroupValues) -> None:
+        """Add the groups of a row group."""
+        q = len(values.gids_Q)
+        group, slice_ = np.nonzero(np.stack(list(values.slices.values()), axis=1))
+        names = pa.array(list(values.slices), pa.string()).take(pa.array(slice_))
+        offsets_Q1 = np.searchsorted(group, np.arange(q + 1)).astype(np.int32)
+        for t, trial in enumerate(self._trials):
+            columns = [
+                values.gids_Q,
+                pa.repeat(values.period, q),
+                values.documents_Q,
+                pa.ListArray.from_arrays(pa.array(offsets_Q1), names),
+                pa.repeat(trial.method, q),
+                np.full(q, trial.number, np.int32),
+                *(pa.array(values_Q, mask=np.isnan(values_Q)) for values_Q in values.values_QTM[:, t].T),
+            ]
+            self._waiting.append(pa.table(columns, schema=self._writer.schema))
+        if sum(map(len, self._waiting)) >= _ROWS_WAITING:
+            self._write()
+
+    def _write(self) -> None:
+        if self._waiting:
+            table = pa.concat_tables(self._waiting)
+            self._writer.write_table(table, row_group_size=len(table))
+            self._waiting.clear()
 
 
 def read_group_metrics(url: str, evaluation: Evaluation) -> list[Doubles]:

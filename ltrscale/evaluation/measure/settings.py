@@ -85,19 +85,11 @@ class EvaluateSettings(Config):
         return f"ndcg@{self.primary_cutoff}"
 
     @model_validator(mode="after")
-    def _has_the_primary_cutoff(self) -> Self:
+    def _agree(self) -> Self:
         if self.primary_cutoff not in self.ndcg_at:
             raise ValueError(f"primary_cutoff {self.primary_cutoff} is not in ndcg_at {list(self.ndcg_at)}; add it")
-        return self
-
-    @model_validator(mode="after")
-    def _judges_by_one_policy(self) -> Self:
         if self.judged is not None and (self.leave_out_constant or self.policy == "letor4" or self.gains == "column"):
             raise ValueError("judged: no part of leave_out_constant, policy letor4 or gains column; leave one out")
-        return self
-
-    @model_validator(mode="after")
-    def _leaves_out_by_one_policy(self) -> Self:
         if self.leave_out_constant and self.policy == "letor4":
             raise ValueError("leave_out_constant: LETOR's script counts every group; leave out one of both settings")
         return self

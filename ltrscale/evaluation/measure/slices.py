@@ -112,11 +112,6 @@ def _is_condition(text: str) -> str:
     return text
 
 
-def _code(text: str) -> int:
-    """The code of a category's text in every data set."""
-    return int(encode(pa.array([text]))[0])
-
-
 def _is_name(name: str) -> str:
     if name in (ALL, OUTLIERS) or "=" in name or not name.strip():
         raise ValueError(f"{name!r} cannot name a slice: {ALL}, {OUTLIERS} and names with = are taken")
@@ -171,7 +166,11 @@ class Slicer:
         groups = in_data | {name: column.kind for name, column in _OF_GROUPS.items()}
         documents: dict[str, ValueKind] = {"label": "number", **{f.name: "number" for f in selection.features}}
         categories = [f.name for f in selection.features if f.kind == "categorical"]
-        parsed = {name: with_codes(parse(text), categories, _code) for name, text in conditions.items()}
+
+        def code_of(text: str) -> int:
+            return int(encode(pa.array([text]))[0])  # the same in every data set
+
+        parsed = {name: with_codes(parse(text), categories, code_of) for name, text in conditions.items()}
         for name, condition in parsed.items():
             try:
                 check(condition, groups, documents)
@@ -322,11 +321,7 @@ def _by_value(name: str, column: pa.Array) -> Iterator[tuple[str, Truths]]:
 
 
 def check_few(names: Sequence[str], by: Sequence[str]) -> None:
-    """Check that no column makes too many slices.
-
-    Raises:
-        InputError: names the column.
-    """
+    """Check that no column makes too many slices; InputError names it."""
     for column in by:
         if sum(name.startswith(f"{column}=") for name in names) > MOST_VALUES:
             raise _too_many(column)

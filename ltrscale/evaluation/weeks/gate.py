@@ -85,10 +85,6 @@ class GateJob(Config):
             raise ValueError("candidate: name the bundle that may replace production; or ask for a plan with --plan")
         if self.plan_from is not None and not self.plan:
             raise ValueError("plan_from: is read with --plan only; leave it out, or ask for a plan")
-        return self
-
-    @model_validator(mode="after")
-    def _names_no_baseline(self) -> "GateJob":
         if self.evaluate.baseline is not None:
             raise ValueError("evaluate.baseline: leave it out; the candidate is compared with production")
         return self
