@@ -169,7 +169,7 @@ def _range(part: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-def _exposure(look: UnderstoodLog) -> Table:
+def _exposure_table(look: UnderstoodLog) -> Table:
     """A row for each position: shown, clicked, ratio, last clicks."""
     e = look.exposure
     last = max(sum(e.last), 1)
@@ -181,15 +181,15 @@ def _exposure(look: UnderstoodLog) -> Table:
     return Table(["position", "shown", "clicked", "click ratio", "last click"], rows, "Clicks and exposure")
 
 
-def _series(look: UnderstoodLog) -> dict[str, tuple[Figure, ...]]:
+def _by_way(look: UnderstoodLog) -> dict[str, tuple[Figure, ...]]:
     p = look.propensities
     every = {"click ratio": p.ratio, "harvested": p.harvested, "EM of a PBM": p.em}
     return {name: figures for name, figures in every.items() if figures is not None}
 
 
-def _propensities(look: UnderstoodLog) -> Table:
+def _propensity_table(look: UnderstoodLog) -> Table:
     """A row for each position, a column for each way."""
-    series = _series(look)
+    series = _by_way(look)
     rows = [
         [f"{p + 1}", *(estimated(figures[p], ".3f") for figures in series.values())]
         for p, shown in enumerate(look.exposure.shown)
@@ -198,7 +198,7 @@ def _propensities(look: UnderstoodLog) -> Table:
     return Table(["position", *(f"{name} [95%]" for name in series)], rows, "Propensities")
 
 
-def _models(look: UnderstoodLog) -> Table:
+def _model_table(look: UnderstoodLog) -> Table:
     """A row for each click model: perplexities beside the NDCG of expert labels."""
     header = ["click model", "perplexity", "given clicks above"]
     if look.labels:
@@ -214,12 +214,12 @@ def document(look: UnderstoodLog) -> Document:
     """The report: what is shown and clicked by position, propensities, and click models."""
     shows = "by position: clicks and exposure, propensities, perplexity of each click model"
     opening: tuple[Block, ...] = (
-        Text(_data(look)),
-        _exposure(look),
+        Text(_about_log(look)),
+        _exposure_table(look),
         *([] if look.refusal is None else [Text(look.refusal)]),
-        _propensities(look),
-        *_trust(look),
-        _models(look),
+        _propensity_table(look),
+        *_trust_text(look),
+        _model_table(look),
         Chart(_chart(look), shows, "clicks"),
     )
     sections = [
@@ -238,7 +238,7 @@ def document(look: UnderstoodLog) -> Document:
     return Document("Click log", opening, sections)
 
 
-def _data(look: UnderstoodLog) -> str:
+def _about_log(look: UnderstoodLog) -> str:
     every = "all of their queries" if look.share >= 1 else f"a sample of {look.share:.1%} of their queries"
     return (
         f"Log: {', '.join(look.data)}; {look.exposure.groups:,} groups. Counts by position are over all "
@@ -306,7 +306,7 @@ _ABOUT_TRUST = (
 )
 
 
-def _trust(look: UnderstoodLog) -> Iterator[Text]:
+def _trust_text(look: UnderstoodLog) -> Iterator[Text]:
     if (trust := look.trust) is None:
         return
     judged = (
@@ -359,7 +359,7 @@ def _chart(look: UnderstoodLog) -> charts.Spec:
     ]
     propensities = [
         {"x": p, "y": of[p - 1].mean, "low": of[p - 1].low, "high": of[p - 1].high, "series": name}
-        for name, of in _series(look).items()
+        for name, of in _by_way(look).items()
         for p in places
         if of[p - 1].mean is not None
     ]

@@ -143,11 +143,11 @@ class InterleaveJob(Stage):
             InputError: a bundle or scores are missing or do not fit the data, a score is not finite, or a label is
                 above the highest grade.
         """
-        shown = _measure(self)
-        result = _summarise(shown, self)
+        shown = _simulated(self)
+        result = _compared_rankers(shown, self)
         with storage.Commit(self.out) as commit:
             with commit.file(GROUPS) as path:
-                pq.write_table(_table(shown, result), path)
+                pq.write_table(_group_rows(shown, result), path)
             write_report(commit, result, document(result))
             commit.finish({"made_by": origin})
         for pair in result.pairs:
@@ -212,7 +212,7 @@ class _Measured(NamedTuple):
     metric_QR: Doubles
 
 
-def _measure(job: InterleaveJob) -> _Measured:
+def _simulated(job: InterleaveJob) -> _Measured:
     """Score the groups with every ranker and simulate their impressions, in one pass over the data."""
     test, top = select(job.test, labelled=True), _highest_grade(job)
     bundles = {name: load(url) for name, url in job.models.items()}
@@ -226,7 +226,7 @@ def _measure(job: InterleaveJob) -> _Measured:
             assert groups.labels_N is not None
             assert groups.ids_Q is not None
             scores = [scored.finite(scorers[name](groups), name) for name in job.rankers]
-            outcome = simulate(_lists(groups, scores, job, top), job.pairs, traffic)
+            outcome = simulate(_ranked_groups(groups, scores, job, top), job.pairs, traffic)
             values_QR = torch.stack([metric.of(s, groups.labels_N, groups.offsets_Q1) for s in scores], dim=1)
             parts.append((groups.ids_Q.numpy(), *outcome, values_QR.numpy()))
             documents += groups.n_documents
@@ -246,7 +246,7 @@ def _highest_grade(job: InterleaveJob) -> float:
     return highest_grade(job.max_relevance, counts)
 
 
-def _lists(groups: QueryGroups, scores: list[torch.Tensor], job: InterleaveJob, top: float) -> RankedGroups:
+def _ranked_groups(groups: QueryGroups, scores: list[torch.Tensor], job: InterleaveJob, top: float) -> RankedGroups:
     assert groups.labels_N is not None
     assert groups.ids_Q is not None
     labels_N = groups.labels_N.double().numpy()
@@ -260,13 +260,13 @@ def _lists(groups: QueryGroups, scores: list[torch.Tensor], job: InterleaveJob, 
     )
 
 
-def _summarise(measured: _Measured, job: InterleaveJob) -> Interleaved:
+def _compared_rankers(measured: _Measured, job: InterleaveJob) -> Interleaved:
     """Compute all figures of the report."""
     names, impressions = list(job.rankers), int(measured.impressions_Q.sum())
     pairs = []
     for p, (one, other, _) in enumerate(job.pairs):
         methods = {
-            method: _compared(measured.sums_QPM3[:, p, m].T, impressions, job.power, separate=method == METHODS[-1])
+            method: _compared_by(measured.sums_QPM3[:, p, m].T, impressions, job.power, separate=method == METHODS[-1])
             for m, method in enumerate(METHODS)
         }
         metric = Difference.of(measured.metric_QR[:, one] - measured.metric_QR[:, other])
@@ -294,7 +294,7 @@ def _summarise(measured: _Measured, job: InterleaveJob) -> Interleaved:
     )
 
 
-def _compared(sums_3Q: Doubles, impressions: int, power: float, *, separate: bool) -> InterleavedPair:
+def _compared_by(sums_3Q: Doubles, impressions: int, power: float, *, separate: bool) -> InterleavedPair:
     """The figures of one method, from both credits and the squares of each group."""
     credit_2, square = sums_3Q[:2].sum(axis=1) / max(impressions, 1), sums_3Q[2].sum() / max(impressions, 1)
     difference = float(credit_2[0] - credit_2[1])
@@ -307,7 +307,7 @@ def _compared(sums_3Q: Doubles, impressions: int, power: float, *, separate: boo
     )
 
 
-def _table(measured: _Measured, result: Interleaved) -> pa.Table:
+def _group_rows(measured: _Measured, result: Interleaved) -> pa.Table:
     """`groups.parquet`: a row for each pair and group, with credits summed over the group's impressions."""
     q, tables = len(measured.gids_Q), []
     for p, pair in enumerate(result.pairs):
@@ -331,7 +331,7 @@ def document(result: Interleaved) -> Document:
             f"{result.defined:,} of the groups."
         ),
         Table(["ranker", label, "from"], [[n, number(result.means.get(n)), url] for n, url in result.rankers.items()]),
-        _pairs(result),
+        _table_of_pairs(result),
         Chart(lift_chart(result), "lift of each pair by each method, and impressions needed", "lift"),
     )
     header = ["method", "pairs", "same ranker", "both significant", "same ranker of these", "correlation"]
@@ -346,7 +346,7 @@ def document(result: Interleaved) -> Document:
     return Document("Interleaving", opening, sections)
 
 
-def _pairs(result: Interleaved) -> Table:
+def _table_of_pairs(result: Interleaved) -> Table:
     """A row for each pair and method."""
     header = ["pair", f"{metric_label(result.metric)} [95%]", "method", "credit", "lift [95%]", "p", "needed"]
     rows = [

@@ -151,7 +151,7 @@ def agree(config: AgreementConfig, out: str, *, made_by: Mapping[str, Any], repo
         InputError: a bundle or the scores are missing, or belong to other data.
     """
     selection = select(config.test.with_scores(config.scores), labelled=True)
-    values_QTM, gids_Q, documents = _measure(config, selection)
+    values_QTM, gids_Q, documents = _of_every_group(config, selection)
     of_models = [Blocks.of(values_QtM) for values_QtM in np.split(values_QTM, len(config.models), axis=1)]
     scopes_K = scopes(of_models, config.names, baseline=None, samples=config.resamples, seed=config.seed)
     models = {name: scope.summaries for name, scope in zip(config.models, scopes_K, strict=True)}
@@ -171,7 +171,7 @@ def agree(config: AgreementConfig, out: str, *, made_by: Mapping[str, Any], repo
     return agreement
 
 
-def _measure(config: AgreementConfig, selection: Selection) -> tuple[Doubles, NDArray[np.int64], int]:
+def _of_every_group(config: AgreementConfig, selection: Selection) -> tuple[Doubles, NDArray[np.int64], int]:
     """Agreement of every group [Q, models, measures], NaN where undefined; ids of the groups; number of documents."""
     bundles = [load(url) for url in config.models.values()]
     selection = with_tokens_of(selection, bundles)

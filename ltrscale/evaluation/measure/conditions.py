@@ -309,7 +309,7 @@ class _Token(NamedTuple):
     at: int
 
 
-def _tokens(text: str) -> Iterator[_Token]:
+def _tokens_of(text: str) -> Iterator[_Token]:
     at = 0
     while at < len(text.rstrip()):
         match = _TOKEN.match(text, at)
@@ -328,7 +328,7 @@ class _Parser:
     """Recursive descent: one method for each rule of the grammar above, in its order."""
 
     def __init__(self, text: str) -> None:
-        self._tokens = list(_tokens(text))
+        self._tokens = list(_tokens_of(text))
         self._next, self._deep = 0, 0
 
     def condition(self) -> Condition:
@@ -395,7 +395,7 @@ class _Parser:
             case "name":
                 return ColumnName(token.text)
             case "number":
-                return Constant(_number(token.text))
+                return Constant(_number_of(token.text))
             case "text":
                 return Constant(token.text)
         return Constant(token.text == "true")
@@ -422,7 +422,7 @@ class _Parser:
         raise ValueError(f"column {token.at + 1}: {problem} where {expected} should be")
 
 
-def _number(text: str) -> int | float:
+def _number_of(text: str) -> int | float:
     """A number, as an int if it is whole and has few enough digits for `_WHOLE`."""
     exact = Decimal(text)
     whole = abs(exact) < 10**_WHOLE.precision and exact == exact.to_integral_value()

@@ -104,7 +104,7 @@ class ContrastJob(Stage):
         sample = spread(whole, documents=round(self.groups * whole.n_documents / whole.n_groups))
         net = _pretrained(opened, settings, sample)
         stream = GroupStream(whole, settings.stream).config  # with as many streams as in training on these groups
-        sums_V4 = _sums(net, method, stream, sample, seed=self.seed)
+        sums_V4 = _contrast_sums(net, method, stream, sample, seed=self.seed)
         (loss, uninformed, matched, rivalled), *permuted = sums_V4.tolist()
         n = sample.n_documents
         rates = [0.0] * len(permuted) if net.rates_F is None else net.rates_F.tolist()
@@ -186,7 +186,7 @@ def _pretrained(opened: bundle.PretrainedBundle, settings: _Settings, sample: Se
 
 
 @torch.no_grad()
-def _sums(net: Pretrainer, method: Siamese, stream: StreamConfig, sample: Selection, *, seed: int) -> Tensor:
+def _contrast_sums(net: Pretrainer, method: Siamese, stream: StreamConfig, sample: Selection, *, seed: int) -> Tensor:
     """Loss, loss if uninformed, anchors found and anchors with rivals, summed over the sample, shape [1 + F, 4].
 
     The first row has the views as trained; each other row has one feature permuted in the second view.
@@ -238,7 +238,7 @@ def document(result: Contrast) -> Document:
     """The report: the features without which the loss rises most first."""
     header = ["permuted feature", "kind", "masked", "loss", "rise", "found"]
     rows = [
-        [f.name, f.kind, f"{f.masked:g}", f"{f.loss:.4f}", f"{f.loss - result.loss:+.4f}", _percent(f.accuracy)]
+        [f.name, f.kind, f"{f.masked:g}", f"{f.loss:.4f}", f"{f.loss - result.loss:+.4f}", _share_text(f.accuracy)]
         for f in result.features
     ]
     opening = (
@@ -248,7 +248,7 @@ def document(result: Contrast) -> Document:
         Text(
             f"The loss of {result.method} is {result.loss:.4f}, which is "
             f"{result.loss / max(result.uninformed, 1e-9):.0%} of {result.uninformed:.4f}, the loss without any "
-            f"knowledge; the other view is found for {_percent(result.accuracy)} of documents."
+            f"knowledge; the other view is found for {_share_text(result.accuracy)} of documents."
         ),
         Table(header, rows[:_ROWS_SHOWN]),
         Chart(contrast_chart(result), "rise of the loss by permuted feature", "contrast"),
@@ -279,5 +279,5 @@ def contrast_chart(result: Contrast) -> charts.Spec:
     return charts.bars(rows, title=f"rise of the loss ({result.loss:.2f} as trained)", unit="")
 
 
-def _percent(share: float | None) -> str:
+def _share_text(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"

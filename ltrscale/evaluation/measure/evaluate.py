@@ -126,8 +126,8 @@ def evaluate(
     test = measuring.open(test)
     with storage.Commit(out) as commit:
         with commit.file(GROUPS) as path, GroupFile(path, list(all_metrics(config)), trials) as file:
-            tallies = _measure(measuring, test, config, file, run, judged)
-        evaluation = _figures(tallies, trials, test, config, detector=detector, judged=judged, correction=correction)
+            tallies = _tallied(measuring, test, config, file, run, judged)
+        evaluation = _computed(tallies, trials, test, config, detector=detector, judged=judged, correction=correction)
         also = {"outliers.json": detector.model_dump_json(indent=1) + "\n"}
         write_report(commit, evaluation, document(evaluation, out), also=also)
         commit.finish({"made_by": made_by})
@@ -242,7 +242,7 @@ class Tallies:
         return calibrated if calibrated.documents == self.documents else None
 
 
-def _measure(
+def _tallied(
     measuring: Measuring, test: Selection, config: EvaluateConfig, file: GroupFile, run: Run, judged: Judged | None
 ) -> Tallies:
     """Score the test groups with every bundle, in one pass over the data; queries without a list come last."""
@@ -256,7 +256,7 @@ def _measure(
     return tallies
 
 
-def _figures(
+def _computed(
     tallies: Tallies,
     trials: Sequence[MethodTrial],
     test: Selection,
@@ -296,7 +296,7 @@ def _figures(
         methods=results,
         baseline=config.baseline,
         primary=config.primary,
-        leads=_leads(tallies, methods, results, config),
+        leads=_leads_of_best(tallies, methods, results, config),
         relevant_from=config.relevant_from,
         leave_out_constant=config.leave_out_constant,
         policies=policies,
@@ -323,7 +323,7 @@ _Methods = Mapping[str, Sequence[MethodTrial]]
 """The trials of each method, by its name and in the order of all trials."""
 
 
-def _scopes(
+def _scopes_of(
     blocks: Blocks,
     metrics: Sequence[str],
     methods: _Methods,
@@ -353,7 +353,7 @@ def _by_slice(tallies: Tallies, methods: _Methods, config: EvaluateConfig) -> di
     names = [*with_names, *itertools.chain(*by_value)]
     others = len(methods) - 1
     by_slice = {
-        name: _scopes(
+        name: _scopes_of(
             tallies.slices[name].blocks(),
             list(all_metrics(config)),
             methods,
@@ -366,7 +366,7 @@ def _by_slice(tallies: Tallies, methods: _Methods, config: EvaluateConfig) -> di
     return {ALL: by_slice.pop(ALL), **judged_together(by_slice)}
 
 
-def _leads(
+def _leads_of_best(
     tallies: Tallies, methods: _Methods, results: Sequence[MethodResult], config: EvaluateConfig
 ) -> dict[str, Comparison]:
     """The difference of every other method from the best one in the primary metric, over all groups."""
@@ -376,7 +376,7 @@ def _leads(
         return {}  # there are no others, or no group defines the metric
     best, column = int(np.argmax(means)), list(all_metrics(config)).index(primary)
     blocks = tallies.slices[ALL].blocks().of_metric(column)
-    scopes_K = _scopes(blocks, [primary], methods, config, baseline=best)
+    scopes_K = _scopes_of(blocks, [primary], methods, config, baseline=best)
     return {
         name: scope.comparisons[primary] for name, scope in zip(methods, scopes_K, strict=True) if scope.comparisons
     }

@@ -83,12 +83,12 @@ class Judged:
         groups = QueryGroups.concat(list(iterate(replace(judged, features=()))))
         assert groups.ids_Q is not None
         assert groups.labels_N is not None
-        queries = {gid: (query, period) for query, gid, period in _queries(judged)}
+        queries = {gid: (query, period) for query, gid, period in _query_of_groups(judged)}
         places: dict[str, int] = {}
         for place, gid in enumerate(groups.ids_Q.tolist()):
             if places.setdefault(query := queries[gid][0], place) != place:
                 raise InputError(f"judged: {url} has query {query!r} twice in the periods of the test split; keep one")
-        listed = _queries(select(Split(data=test.data, periods=test.periods), labelled=False))
+        listed = _query_of_groups(select(Split(data=test.data, periods=test.periods), labelled=False))
         place_of = {gid: places.get(query, len(places)) for query, gid, _ in listed}
         periods = dict(queries.values())
         without_list = sorted(places.keys() - {query for query, _, _ in listed})
@@ -149,7 +149,7 @@ def judged_split(url: str, test: Split) -> Split:
     return Split(data=(url,), periods=with_periods_named(test).periods)
 
 
-def _queries(selection: Selection) -> list[tuple[str, int, str]]:
+def _query_of_groups(selection: Selection) -> list[tuple[str, int, str]]:
     """Query, id and period of every group in the row groups of a selection."""
     tables = read_direct(selection.row_groups, ["gid", "query_id"])
     return [

@@ -25,8 +25,8 @@ def opening(evaluation: Evaluation) -> list[str]:
     best = best_of(evaluation)
     if best is None:
         return [f"No group defines {metric_label(evaluation.primary)}, so nothing can be said; evaluate other periods."]
-    after = [*_leads(evaluation, best), *_corrected(evaluation), *_sure(evaluation), *_behind(evaluation, best)]
-    return [_first(evaluation, best), *after]
+    after = [*_ahead(evaluation, best), *_corrected(evaluation), *_sure(evaluation), *_behind(evaluation, best)]
+    return [_on_the_best(evaluation, best), *after]
 
 
 def best_of(evaluation: Evaluation) -> MethodResult | None:
@@ -55,7 +55,7 @@ def is_shown(comparison: Comparison) -> bool:
     return comparison.p_holm is not None and comparison.p_holm < _SURE
 
 
-def _first(evaluation: Evaluation, best: MethodResult) -> str:
+def _on_the_best(evaluation: Evaluation, best: MethodResult) -> str:
     summary, test = overall(evaluation, best), evaluation.test
     periods = " to ".join(dict.fromkeys([test.periods[0], test.periods[-1]]))
     where = f"over {summary.groups:,} query groups of {periods}"
@@ -70,7 +70,7 @@ def _first(evaluation: Evaluation, best: MethodResult) -> str:
     return f"{best.name} ranks best: {figure}."
 
 
-def _leads(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
+def _ahead(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
     """How far the best is ahead of what was shown, of the best trees or networks, and of the next best."""
     ahead = sorted(evaluation.leads, key=lambda name: -evaluation.leads[name].difference)
     of_trees = [m.name for m in evaluation.methods if set(m.kinds) == {"trees"}]
@@ -160,12 +160,12 @@ def _behind(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
     if not behind:
         yield f"{of} behind {rival} on none."
     if shown:
-        yield f"{of} worse than {rival} beyond chance on {_named(shown, judged)}."
+        yield f"{of} worse than {rival} beyond chance on {_first_named(shown, judged)}."
     if chance := [name for name in behind if name not in shown]:
-        yield f"{of} behind {rival}, perhaps by chance, on {len(chance)}: {_named(chance, judged)}."
+        yield f"{of} behind {rival}, perhaps by chance, on {len(chance)}: {_first_named(chance, judged)}."
 
 
-def _named(names: Sequence[str], judged: dict[str, tuple[float, Comparison]]) -> str:
+def _first_named(names: Sequence[str], judged: dict[str, tuple[float, Comparison]]) -> str:
     more = [f"{len(names) - _SLICES_NAMED} more"] if len(names) > _SLICES_NAMED else []
     return _listed([f"{name} ({judged[name][0]:+.4f})" for name in names[:_SLICES_NAMED]] + more)
 

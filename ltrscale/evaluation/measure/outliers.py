@@ -149,7 +149,7 @@ def fit_outliers(
             if rule := histogram.rule(gap):
                 rules[name] = rule
         detectors.append(OutlierDetector(data=data, features=names, gap=gap, share=0, rules=rules))
-    shares = _shares(validation, detectors)
+    shares = _outlier_shares(validation, detectors)
     best = min(range(len(shares)), key=lambda i: abs(shares[i] - config.target))
     return detectors[best].replace(share=shares[best])
 
@@ -210,7 +210,7 @@ def histograms(validation: Pass, columns: Sequence[int]) -> Mapping[int, Histogr
     return by_column
 
 
-def _shares(validation: Pass, detectors: Sequence[OutlierDetector]) -> list[float]:
+def _outlier_shares(validation: Pass, detectors: Sequence[OutlierDetector]) -> list[float]:
     """The share of outlier groups according to each detector."""
     outliers, total = [0] * len(detectors), 0
     for groups in validation():

@@ -42,7 +42,10 @@ _FAVOURED = (
 
 def document(evaluation: Evaluation, out: str) -> Document:
     """The report; `out` is its directory."""
-    scopes, shows = _scopes(evaluation), f"{metric_label(evaluation.primary)} of each method with its interval"
+    scopes, shows = (
+        _both_scopes(evaluation),
+        f"{metric_label(evaluation.primary)} of each method with its interval",
+    )
     sections = [
         Section("How to read the tables", [Points(_how_to_read(evaluation))]),
         Section("All metrics", [all_summaries(scopes)]),
@@ -53,13 +56,13 @@ def document(evaluation: Evaluation, out: str) -> Document:
         header = ["method", "clicked", "predicted", "log loss", "calibration error", "if right"]
         sections.append(Section("Calibration", [Text(_CALIBRATION), Table(header, rows)]))
     if evaluation.test.slices.keys() - {ALL, OUTLIERS}:
-        sections.append(Section("Slices", list(_slices(evaluation))))
+        sections.append(Section("Slices", list(_slice_blocks(evaluation))))
     sections += [
         Section("Outliers", list(_outliers(evaluation.detector))),
         Section("Methods", list(_methods(evaluation.methods, out))),
     ]
-    found = [*_found(evaluation), Chart(_chart(evaluation), shows, "ndcg")]
-    return Document("Evaluation", [Text(" ".join(opening(evaluation))), Text(_data(evaluation)), *found], sections)
+    found = [*_results(evaluation), Chart(_chart(evaluation), shows, "ndcg")]
+    return Document("Evaluation", [Text(" ".join(opening(evaluation))), Text(_test_data(evaluation)), *found], sections)
 
 
 _CALIBRATION = (
@@ -102,7 +105,7 @@ def leaders_chart(evaluation: Evaluation, slice_: str) -> charts.Spec:
     return charts.interval_chart(rows, title=f"{metric_label(evaluation.primary)} and its 95% interval", at=base)
 
 
-def _data(evaluation: Evaluation) -> str:
+def _test_data(evaluation: Evaluation) -> str:
     test = evaluation.test
     first, last = test.periods[0], test.periods[-1]
     periods = f"period {first}" if first == last else f"{len(test.periods)} periods, {first} to {last}"
@@ -121,7 +124,7 @@ def _data(evaluation: Evaluation) -> str:
 def leaderboard(evaluation: Evaluation) -> TableCells:
     """One row per method: NDCG at each cut-off, the primary one on clicks and outlier groups, against the baseline."""
     primary = evaluation.primary
-    cutoffs = [name for name in _metrics(evaluation) if name.startswith("ndcg@") or name == f"click_{primary}"]
+    cutoffs = [name for name in _metric_names(evaluation) if name.startswith("ndcg@") or name == f"click_{primary}"]
     n_outliers = evaluation.methods[0].slices[OUTLIERS].summaries[primary].groups
     header = ["method", *map(metric_label, cutoffs), f"Outlier-{metric_label(primary)} (n={n_outliers})"]
     header += against_header(primary, evaluation.baseline)
@@ -136,13 +139,13 @@ def leaderboard(evaluation: Evaluation) -> TableCells:
     return [*header, "groups", "undefined"], rows
 
 
-def _found(evaluation: Evaluation) -> Iterator[Block]:
+def _results(evaluation: Evaluation) -> Iterator[Block]:
     """The table of methods, a table of both policies if the evaluation was under both, and what they can show."""
     primary = evaluation.primary
     summaries = {method.name: method.slices[ALL].summaries for method in evaluation.methods}
     compared = {method.name: method.slices[ALL].comparisons.get(primary) for method in evaluation.methods}
     yield Table(*leaderboard(evaluation))
-    if has_letor(_metrics(evaluation)):
+    if has_letor(_metric_names(evaluation)):
         yield policies({name: {metric: _mean(s) for metric, s in of.items()} for name, of in summaries.items()})
     if lines := verdicts(compared, primary):
         yield Points(lines)
@@ -191,13 +194,13 @@ def debiasing(
     return lines
 
 
-def _metrics(evaluation: Evaluation) -> list[str]:
+def _metric_names(evaluation: Evaluation) -> list[str]:
     return list(evaluation.methods[0].slices[ALL].summaries)
 
 
 def _how_to_read(evaluation: Evaluation) -> list[str]:
     lines = definitions(
-        _metrics(evaluation),
+        _metric_names(evaluation),
         evaluation.relevant_from,
         leave_out_constant=evaluation.leave_out_constant,
         stated=evaluation.policies,
@@ -212,10 +215,10 @@ def _how_to_read(evaluation: Evaluation) -> list[str]:
     lines += how_intervals(scopes, evaluation.resamples)
     if any(None in method.labels for method in evaluation.methods if len(method.bundles) > 1):
         lines.append("Bundles that do not state their labels count as trained on the same ones.")
-    return [*lines, *_validation(evaluation)]
+    return [*lines, *_selected_on(evaluation)]
 
 
-def _validation(evaluation: Evaluation) -> list[str]:
+def _selected_on(evaluation: Evaluation) -> list[str]:
     """On how many labelled groups of the validation split the models were selected, as far as they state it."""
     everything = evaluation.validation_groups
     counts = sorted({n for method in evaluation.methods for n in method.validation_groups if n is not None})
@@ -231,7 +234,7 @@ def _validation(evaluation: Evaluation) -> list[str]:
     ]
 
 
-def _scopes(evaluation: Evaluation) -> Scopes:
+def _both_scopes(evaluation: Evaluation) -> Scopes:
     scopes = {"all": {method.name: method.slices[ALL] for method in evaluation.methods}}
     if evaluation.test.slices[OUTLIERS]:
         scopes["outliers"] = {method.name: method.slices[OUTLIERS] for method in evaluation.methods}
@@ -252,7 +255,7 @@ def slice_rows(evaluation: Evaluation) -> TableCells:
     return header + against_header(primary, evaluation.baseline), rows
 
 
-def _slices(evaluation: Evaluation) -> Iterator[Block]:
+def _slice_blocks(evaluation: Evaluation) -> Iterator[Block]:
     yield Text(
         "A group may be in several slices. p is adjusted by Holm for the number of methods over all groups, and "
         "elsewhere for the methods and slices together."

@@ -156,7 +156,7 @@ class Measuring:
         return with_tokens_of(selection, self._opened().bundles)
 
     def _opened(self) -> "_Opened":
-        return _open(self.identity, self._bundles, self.features, self.threads)
+        return _open_bundles(self.identity, self._bundles, self.features, self.threads)
 
     def _scorers(self, committed: Mapping[str, scored.DocumentScores]) -> list[Scorer]:
         """The scorer of each trial, with these committed scores."""
@@ -235,7 +235,7 @@ class _Opened(NamedTuple):
 
 
 @lru_cache(maxsize=1)  # a process measures many parts with the same bundles
-def _open(
+def _open_bundles(
     identity: str,  # noqa: ARG001 - part of the key: a bundle may have been replaced since another evaluation
     bundles: tuple[str, ...],
     features: tuple[Feature, ...],

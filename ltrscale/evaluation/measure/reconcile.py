@@ -414,7 +414,7 @@ def document(result: Reconciliation) -> Document:
     sections = [
         Section(
             f"{metric_label(each.metric)}: the groups that show it",
-            [Text(f"Ours: {each.policy}."), *map(_groups, each.programs)],
+            [Text(f"Ours: {each.policy}."), *map(_changed_groups, each.programs)],
         )
         for each in result.metrics
     ]
@@ -434,7 +434,7 @@ def _explained(result: Reconciliation) -> Table:
     return Table(["metric", "program", "spelled", "figure", "- ours", "explained by"], rows)
 
 
-def _groups(program: Reconciled) -> Block:
+def _changed_groups(program: Reconciled) -> Block:
     """The groups that each rule of a program changes most."""
     lines = []
     for step in program.steps:

@@ -150,7 +150,7 @@ def bootstrap_means(sums_BM: Doubles, defined_BM: Doubles, *, samples: int, seed
         return np.full((samples, m), np.nan)
     columns_B2M = np.concatenate([sums_BM, defined_BM], axis=1)
     sums_S2M = np.zeros((samples, 2 * m))
-    for first, last in _parts(samples, b, _RESAMPLED):
+    for first, last in _bounded_parts(samples, b, _RESAMPLED):
         draws_SB = rng.integers(0, b, size=(last - first, b))
         draws_SB += np.arange(last - first)[:, None] * b  # separate ranges, so that one bincount counts all resamples
         times_SB = np.bincount(draws_SB.ravel(), minlength=draws_SB.size).reshape(draws_SB.shape)
@@ -176,7 +176,7 @@ def sign_flip_p(differences_QM: Doubles, *, samples: int, seed: int) -> Doubles:
     total_M = filled_QM.sum(axis=0)
     limit_M = np.abs(total_M) * (1 - 1e-9)  # equal sums differ by rounding
     as_far_M = np.ones(m)
-    for first, last in _parts(samples, q, _DRAWS):
+    for first, last in _bounded_parts(samples, q, _DRAWS):
         kept_SQ = rng.integers(0, 2, size=(last - first, q), dtype=np.int8).astype(np.float64)
         # the sum with random signs is that of the kept groups minus that of the others: twice the first minus all
         as_far_M += (np.abs(2 * kept_SQ @ filled_QM - total_M) >= limit_M).sum(axis=0)
@@ -197,7 +197,7 @@ def holm(p_M: Doubles) -> Doubles:
     return adjusted_M
 
 
-def _parts(samples: int, groups: int, draws: int) -> Iterator[tuple[int, int]]:
+def _bounded_parts(samples: int, groups: int, draws: int) -> Iterator[tuple[int, int]]:
     """Cut the resamples into parts that draw about so many groups each, which bounds memory."""
     size = max(1, draws // max(groups, 1))
     for first in range(0, samples, size):

@@ -117,13 +117,13 @@ def _check_alike(evaluations: Mapping[str, Evaluation]) -> None:
     first, *_ = evaluations
     tested: dict[str, str] = {}
     for fold, evaluation in evaluations.items():
-        if _alike(evaluation) != _alike(evaluations[first]):
+        if _in_common(evaluation) != _in_common(evaluations[first]):
             raise InputError(f"folds {first} and {fold} were evaluated with other methods or settings; run both again")
         if (other := tested.setdefault(evaluation.test.hash, fold)) != fold:
             raise InputError(f"folds {other} and {fold} have the same test groups; give each fold its own inputs")
 
 
-def _alike(evaluation: Evaluation) -> tuple[object, ...]:
+def _in_common(evaluation: Evaluation) -> tuple[object, ...]:
     """What all folds have in common."""
     methods = [(method.name, *method.slices[ALL].summaries) for method in evaluation.methods]
     return methods, _draws(evaluation), evaluation.model_dump(include=_OF_EVALUATIONS)

@@ -184,17 +184,17 @@ def _commit(description: Findings, table: pa.Table, out: str, made_by: Mapping[s
 
 def read_outliers(url: str) -> dict[int, bool]:
     """Whether each test group is an outlier, by gid, as `describe_test` committed it."""
-    table = _columns(url, ["gid", "outlier"])
+    table = _committed_columns(url, ["gid", "outlier"])
     return dict(zip(table["gid"].to_pylist(), table["outlier"].to_pylist(), strict=True))
 
 
 def read_values(url: str, metrics: tuple[str, ...]) -> tuple[NDArray[np.int64], Doubles]:
     """The gids [Q] and the metrics [Q, M], NaN where undefined, as `measure_groups` committed them."""
-    table = _columns(url, ["gid", *metrics])
+    table = _committed_columns(url, ["gid", *metrics])
     return table["gid"].to_numpy(), np.stack([table[name].to_numpy() for name in metrics], axis=1)
 
 
-def _columns(url: str, columns: list[str]) -> pa.Table:
+def _committed_columns(url: str, columns: list[str]) -> pa.Table:
     manifest = storage.read_manifest(url)
     if manifest is None:
         raise InputError(f"{url}: nothing is committed there; run the same command again, which makes it")

@@ -116,8 +116,8 @@ def document(study: Study) -> Document:
     opening = (
         *_progress(study),
         *map(Text, sentences(study)),
-        Text(_data(study)),
-        *_blocks(study, {name: name for name in study.methods}, about=" of each method (HOU24, table 1)"),
+        Text(_about_data(study)),
+        *_on_both_scopes(study, {name: name for name in study.methods}, about=" of each method (HOU24, table 1)"),
         *([Points(undecided, _UNDECIDED)] if undecided else []),
         Chart(curves, f"{metric_label(study.primary)} against the number of labelled groups", "curves"),
     )
@@ -126,8 +126,8 @@ def document(study: Study) -> Document:
         which = "" if other == study.baseline else ", which is not pretrained"
         sections.append(Section(f"Against {other}{which}", list(_against(study, other))))
     sections += [
-        *_shapes(study),
-        Section("Time", [Table(*cost_rows(study)), Text(_TIME)]),
+        *_tables_of_hou24(study),
+        Section("Time", [Table(*cost_rows(study)), Text(_ABOUT_TIME)]),
         Section("How to read", [Points(_how_to_read(study))]),
     ]
     return Document("Study", opening, sections)
@@ -141,7 +141,7 @@ def _progress(study: Study) -> Iterator[Block]:
         yield Points(shown, f"{len(study.failed)} tasks failed; the same command tries them again")
 
 
-def _data(study: Study) -> str:
+def _about_data(study: Study) -> str:
     test = study.test
     draws = sorted({e.draws for p in study.points for e in p.estimates["all"].values()})
     counts = ", ".join(f"{name}{_in_all(study, name)}" for name in study.labelled)
@@ -185,14 +185,14 @@ def _estimate(study: Study, method: str, n: str, groups: ScopeName) -> MeanEstim
     return None if point is None else point.estimates[groups].get(study.primary)
 
 
-def _scopes(study: Study) -> dict[ScopeName, str]:
+def _reported_scopes(study: Study) -> dict[ScopeName, str]:
     """The groups that are reported, with the name of the metric there."""
     label = metric_label(study.primary)
     both: dict[ScopeName, str] = {"all": label, "outliers": f"Outlier-{label}"}
     return both if any(p.estimates["outliers"] for p in study.points) else {"all": label}
 
 
-def _blocks(
+def _on_both_scopes(
     study: Study, rows: Mapping[str, str | Callable[[str], str | None]], header: str = "method", about: str = ""
 ) -> Iterator[Table]:
     """A table for all groups and one for outlier groups; a row is a method, or a function from a number to one.
@@ -205,14 +205,14 @@ def _blocks(
         estimate = None if method is None else _estimate(study, method, n, groups)
         return None if estimate is None else with_error(estimate.mean, estimate.over_draws)
 
-    for groups, label in _scopes(study).items():
+    for groups, label in _reported_scopes(study).items():
         cells = {row: functools.partial(cell, of, groups) for row, of in rows.items()}
         yield _grid(study, cells, f"{label}{about}", header)
 
 
 def _against(study: Study, other: str) -> Iterator[Block]:
     """Differences with crossed intervals, what the design could see, crossovers."""
-    for groups, label in _scopes(study).items():
+    for groups, label in _reported_scopes(study).items():
         versus = study.against(other, groups)
         if not versus:
             continue
@@ -275,35 +275,35 @@ def _around(crossover: Crossover, counts: Sequence[float]) -> str:
     return f"{crossover.at:,.0f} [{low}, {high}]"
 
 
-def _shapes(study: Study) -> Iterator[Section]:
+def _tables_of_hou24(study: Study) -> Iterator[Section]:
     """The tables of HOU24 that the methods of this study have something for."""
     families = {title: study.of_family(family) for family, title in _FAMILIES.items() if study.of_family(family)}
     if len(families) > 1:
         best = {title: functools.partial(study.best, names) for title, names in families.items()}
         title = "The best of each family, chosen on validation (HOU24, table 2)"
-        yield Section(title, list(_blocks(study, best, "family")))
+        yield Section(title, list(_on_both_scopes(study, best, "family")))
     if study.baseline is not None:
-        yield Section(f"Percent of {study.baseline} (HOU24, table 3)", list(_percent(study, study.baseline)))
+        yield Section(f"Percent of {study.baseline} (HOU24, table 3)", list(_percent_of(study, study.baseline)))
     about = study.methods
     probed = {name: a for name, a in about.items() if a.pretext is not None and a.strategy is not None}
     if len({a.strategy for a in probed.values()}) > 1:
         in_order = sorted((list(_STRATEGIES).index(a.strategy), name) for name, a in probed.items() if a.strategy)
         rows = {f"{[*_STRATEGIES.values()][strategy]}: {name}": name for strategy, name in in_order}
-        yield Section("Strategies of finetuning (HOU24, table 4)", list(_blocks(study, rows, "strategy")))
+        yield Section("Strategies of finetuning (HOU24, table 4)", list(_on_both_scopes(study, rows, "strategy")))
     full = {name: a for name, a in about.items() if a.pretext is not None and a.strategy == "FF"}
     for pretext in dict.fromkeys(a.pretext for a in full.values()):
         same = {name: a for name, a in full.items() if a.pretext == pretext}
         if len({a.augment for a in same.values()}) > 1:
             rows = {f"{a.augment}: {name}": name for name, a in same.items()}
             title = f"Augmentations of {pretext} (HOU24, tables 14 and 15)"
-            yield Section(title, list(_blocks(study, rows, "augmentation")))
+            yield Section(title, list(_on_both_scopes(study, rows, "augmentation")))
     trees = {f"{a.unlabelled}: {name}": name for name, a in about.items() if a.unlabelled is not None}
     if len({a.unlabelled for a in about.values()} - {None}) > 1:
         title = "Trees with and without unlabelled groups (HOU24, table 16)"
-        yield Section(title, list(_blocks(study, trees, "unlabelled groups")))
+        yield Section(title, list(_on_both_scopes(study, trees, "unlabelled groups")))
 
 
-def _percent(study: Study, baseline: str) -> Iterator[Table]:
+def _percent_of(study: Study, baseline: str) -> Iterator[Table]:
     """The change against the baseline in percent of its mean, with the half width of the interval."""
 
     def cell(versus: Versus, groups: ScopeName, n: str) -> str | None:
@@ -313,7 +313,7 @@ def _percent(study: Study, baseline: str) -> Iterator[Table]:
         half = None if difference.low is None else 100 * (difference.mean - difference.low) / base.mean
         return f"{100 * difference.mean / base.mean:+.2f}%{'' if half is None else f' ± {half:.2f}%'}"
 
-    for groups, label in _scopes(study).items():
+    for groups, label in _reported_scopes(study).items():
         versus = study.against(baseline, groups)
         yield _grid(
             study,
@@ -338,7 +338,7 @@ def cost_rows(study: Study) -> TableCells:
     return [*header, "training, documents/s", "scoring, documents/s"], rows
 
 
-_TIME = (
+_ABOUT_TIME = (
     "Minutes of training one model, by the number of labelled groups, without its pretraining and without the methods "
     "that it is built on; those of a tuned method contain all its trials. Documents per second of pretraining, of "
     "training, and of scoring the test groups, on the CPUs of one model. Documents of training are counted by the "
@@ -424,4 +424,4 @@ def differences_chart(study: Study, against: str, groups: ScopeName = "all") -> 
 def _on_each_scope(study: Study, of: Callable[[ScopeName], charts.Spec]) -> charts.Spec:
     """A chart of all groups and, if there are any, one of outlier groups."""
     titles = {"all": "all groups", "outliers": "outlier groups"}
-    return charts.chart_row(*(charts.titled(of(groups), titles[groups]) for groups in _scopes(study)))
+    return charts.chart_row(*(charts.titled(of(groups), titles[groups]) for groups in _reported_scopes(study)))

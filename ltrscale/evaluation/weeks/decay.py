@@ -270,7 +270,7 @@ def document(result: Decay, evaluation: str) -> Document:
     )
     sections = (
         Section("How to read the tables", [Points(_HOW_TO_READ)]),
-        Section("Features", list(_features(result))),
+        Section("Features", list(_most_drifted(result))),
         Section("Did drift foretell the loss?", list(_foretelling(result))),
     )
     return Document(f"{label} and drift by period", opening, sections)
@@ -287,7 +287,7 @@ _HOW_TO_READ = (
 )
 
 
-def _features(result: Decay) -> Iterator[Block]:
+def _most_drifted(result: Decay) -> Iterator[Block]:
     """The features that drifted most in any period."""
     periods = result.drift.periods
     most = {name: max(p.features[name].psi for p in periods.values()) for name in result.drift.train.features}

@@ -273,8 +273,8 @@ def measure_drift(config: EvaluateConfig, settings: DriftSettings) -> Drift:
     for period in sorted({file.period for _, files in chosen_files(splits.test) for file in files}):
         split = _all_of(splits.test).replace(periods=(period,))
         counted = _counted(split, features, opened, settings)
-        drifts[period] = bins.drift(counted, list(bundles), _labels(split, config, settings))
-    of_train = bins.drift(train, [], _labels(_all_of(splits.train), config, settings))
+        drifts[period] = bins.drift(counted, list(bundles), _label_rates(split, config, settings))
+    of_train = bins.drift(train, [], _label_rates(_all_of(splits.train), config, settings))
     at_validation = bins.spreads(bins.validation, list(bundles))
     return Drift(train=of_train.replace(spreads=at_validation), periods=drifts)
 
@@ -408,7 +408,7 @@ class _Bins:
         )
 
 
-def _labels(split: Split, config: EvaluateConfig, settings: DriftSettings) -> LabelRates | None:
+def _label_rates(split: Split, config: EvaluateConfig, settings: DriftSettings) -> LabelRates | None:
     """The labels of a split; only they are read."""
     if not any(cell.labelled for _, files in chosen_files(split) for file in files for cell in file.row_groups):
         return None

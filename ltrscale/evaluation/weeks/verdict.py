@@ -252,7 +252,8 @@ def _overall(
             asked += ", or for an upper end of at least 0 (bounds.refuse: worse)"
         elif not holds and power is not None and power.more:
             asked += f"; needs {power.more:,} more groups to let an equal candidate pass four times in five"
-        yield Check(bound="margin", where=ALL, holds=holds, reason=f"all groups: {_stated(compared, primary)}; {asked}")
+        reason = f"all groups: {_in_words(compared, primary)}; {asked}"
+        yield Check(bound="margin", where=ALL, holds=holds, reason=reason)
 
 
 def _of_slices(
@@ -260,7 +261,7 @@ def _of_slices(
 ) -> Iterator[Check]:
     p_M = np.array([_worse_p(c, groups[name], bounds.slice_margin) for name, c in judged.items()])
     for (name, compared), p in zip(judged.items(), holm(p_M).tolist(), strict=True):
-        stated = f"slice {name}: {_stated(compared, primary)}"
+        stated = f"slice {name}: {_in_words(compared, primary)}"
         if bounds.slices_by == "shown":
             holds = p >= TAIL
             asked = (
@@ -361,7 +362,7 @@ def _high(compared: Comparison) -> float:
     return compared.high
 
 
-def _stated(compared: Comparison, primary: str) -> str:
+def _in_words(compared: Comparison, primary: str) -> str:
     return f"{metric_label(primary)} {against(compared)[0]}"
 
 
