@@ -182,10 +182,9 @@ def document(crossval: Crossval) -> Document:
     shows = f"{metric_label(crossval.primary)} of each method, fold by fold"
     pooled = {"all": {method.name: method.pooled for method in crossval.methods}}
     by_fold = [
-        [metric_label(metric), method.name, *map(number, (*means.folds, means.mean, means.std_error))]
+        [metric_label(metric), m.name, *map(number, (*(of := m.folds[metric]).folds, of.mean, of.std_error))]
         for metric in crossval.methods[0].folds
-        for method in crossval.methods
-        for means in [method.folds[metric]]
+        for m in crossval.methods
     ]
     sections = [
         Section("How to read the tables", [Points(_how_to_read(crossval))]),
@@ -205,9 +204,9 @@ def _table_of_methods(crossval: Crossval) -> Iterator[Block]:
     rows = []
     for method in crossval.methods:
         row = [method.name, *(_mean(method.folds[metric]) for metric in cutoffs)]
-        rows.append(
-            row + (against(method.pooled.comparisons.get(crossval.primary)) if crossval.baseline is not None else [])
-        )
+        if crossval.baseline is not None:
+            row += against(method.pooled.comparisons.get(crossval.primary))
+        rows.append(row)
     yield Table(["method", *map(metric_label, cutoffs), *against_header(crossval.primary, crossval.baseline)], rows)
     if has_letor(crossval.methods[0].folds):
         yield policies({m.name: {metric: _mean(means) for metric, means in m.folds.items()} for m in crossval.methods})

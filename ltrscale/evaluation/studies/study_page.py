@@ -287,8 +287,12 @@ def _tables_of_hou24(study: Study) -> Iterator[Section]:
     about = study.methods
     probed = {name: a for name, a in about.items() if a.pretext is not None and a.strategy is not None}
     if len({a.strategy for a in probed.values()}) > 1:
-        in_order = sorted((list(_STRATEGIES).index(a.strategy), name) for name, a in probed.items() if a.strategy)
-        rows = {f"{[*_STRATEGIES.values()][strategy]}: {name}": name for strategy, name in in_order}
+        rows = {
+            f"{words}: {name}": name
+            for strategy, words in _STRATEGIES.items()
+            for name in sorted(probed)
+            if probed[name].strategy == strategy
+        }
         yield Section("Strategies of finetuning (HOU24, table 4)", list(_on_both_scopes(study, rows, "strategy")))
     full = {name: a for name, a in about.items() if a.pretext is not None and a.strategy == "FF"}
     for pretext in dict.fromkeys(a.pretext for a in full.values()):
@@ -314,13 +318,8 @@ def _percent_of(study: Study, baseline: str) -> Iterator[Table]:
         return f"{100 * difference.mean / base.mean:+.2f}%{'' if half is None else f' ± {half:.2f}%'}"
 
     for groups, label in _reported_scopes(study).items():
-        versus = study.against(baseline, groups)
-        yield _grid(
-            study,
-            {baseline: lambda n: "+0.00%" if study.find(baseline, n) else None}
-            | {name: functools.partial(cell, of, groups) for name, of in versus.items()},
-            label,
-        )
+        rows = {name: functools.partial(cell, of, groups) for name, of in study.against(baseline, groups).items()}
+        yield _grid(study, {baseline: lambda n: "+0.00%" if study.find(baseline, n) else None, **rows}, label)
 
 
 def cost_rows(study: Study) -> TableCells:
