@@ -18,7 +18,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.evaluation.clicks.look import ClicksJob
+    from ltrscale.evaluation.click_log import ClicksJob
 
     return ClicksJob, ClicksJob.run
 

@@ -12,7 +12,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.evaluation.interleaving.interleave import InterleaveJob
+    from ltrscale.evaluation.interleave import InterleaveJob
 
     return InterleaveJob, InterleaveJob.run
 

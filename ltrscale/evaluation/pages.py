@@ -8,6 +8,7 @@ from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.summarise import PATTERNS, Comparison, Scope
 from ltrscale.ranking.choices import metric_class, metric_label
 from ltrscale.ranking.metric import Name
+from ltrscale.reports.charts import Estimated
 from ltrscale.reports.document import Table
 
 TableCells = tuple[list[str], list[list[str]]]
@@ -35,14 +36,10 @@ def definitions(
 ) -> list[str]:
     """Definitions and policies of the metrics, in one or two sentences each.
 
-    Args:
-        metrics: names of the metrics.
-        relevant_from: lowest label of a relevant document.
-        leave_out_constant: whether groups of equal labels are left out.
-        stated: the policy of each metric as results state it; by default as `relevant_from` says.
+    `stated` is the policy of each metric as results state it; by default as `relevant_from` says.
     """
-    kinds = dict.fromkeys(map(_uncut, metrics))
-    of_kinds = {_uncut(metric): policy for metric, policy in (stated or {}).items()}
+    kinds = dict.fromkeys(str(Name.parsed(metric).uncut()) for metric in metrics)
+    of_kinds = {str(Name.parsed(metric).uncut()): policy for metric, policy in (stated or {}).items()}
     alike: dict[str, list[str]] = {}
     for kind in kinds:
         if kind not in of_kinds and "gains" in metric_class(kind).model_fields:
@@ -63,10 +60,6 @@ def definitions(
             "comparison with published figures only. MeanNDCG is the mean of NDCG at all ranks of the list."
         )
     return lines
-
-
-def _uncut(metric: str) -> str:
-    return str(Name.parsed(metric).uncut())
 
 
 def policies(cells: Mapping[str, Mapping[str, str]]) -> Table:
@@ -100,6 +93,20 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
+def estimated(estimate: Estimated, form: str) -> str:
+    """An estimate with its interval if it has one, each in this form; a dash for None.
+
+    Example:
+        >>> from ltrscale.evaluation.statistics.crossed import Difference
+        >>> estimated(Difference(mean=0.5, low=0.4, high=0.6, p=None), ".2f")
+        '0.50 [0.40, 0.60]'
+    """
+    if estimate.mean is None:
+        return "-"
+    ends = "" if estimate.low is None or estimate.high is None else f" [{estimate.low:{form}}, {estimate.high:{form}}]"
+    return f"{estimate.mean:{form}}{ends}"
+
+
 def with_error(mean: float | None, std_error: float | None) -> str:
     """A mean, with its standard error if it has one.
 
@@ -110,9 +117,9 @@ def with_error(mean: float | None, std_error: float | None) -> str:
     return number(mean) + ("" if std_error is None else f" ± {std_error:.4f}")
 
 
-def against_header(metric: str, baseline: str) -> list[str]:
-    """The header of the columns that `against` fills."""
-    return [f"{metric_label(metric)} - {baseline} [95%]", "p"]
+def against_header(metric: str, baseline: str | None) -> list[str]:
+    """The header of the columns that `against` fills; none without a baseline."""
+    return [] if baseline is None else [f"{metric_label(metric)} - {baseline} [95%]", "p"]
 
 
 def against(comparison: Comparison | None) -> list[str]:
@@ -143,12 +150,12 @@ def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[
         Cannot judge: fewer than 5 shared draws of labels (trees 3); add seeds.
         Smallest detectable difference in NDCG@5 (two-sided 5%, power 80%): network 0.1500 (9 draws).
     """
-    known = {name: c for name, c in comparisons.items() if c is not None}
-    skewed = {name: c.skewed for name, c in known.items() if c.draws >= FEWEST_DRAWS}
-    few = [f"{name} {c.draws}" for name, c in known.items() if c.draws != 1 and c.draws < FEWEST_DRAWS]
+    compared = {name: c for name, c in comparisons.items() if c is not None}
+    skewed = {name: c.skewed for name, c in compared.items() if c.draws >= FEWEST_DRAWS}
+    few = [f"{name} {c.draws}" for name, c in compared.items() if c.draws != 1 and c.draws < FEWEST_DRAWS]
     seen = [
         f"{name} {number(c.detectable)} ({c.draws} draw{'s' if c.draws > 1 else ''})"
-        for name, c in known.items()
+        for name, c in compared.items()
         if c.detectable is not None
     ]
     lines = []

@@ -29,7 +29,7 @@ from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import AgreementConfig, agree
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.evaluation.measure.group_file import GROUPS
+from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.studies.distillation import TEACHER, Distillation, ServingCost, document, gather_distillation
 from ltrscale.experiments.methods.base import MethodName

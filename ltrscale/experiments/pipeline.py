@@ -31,10 +31,15 @@ from ltrscale.derive.relabel import RelabelJob
 from ltrscale.derive.rewrite import column_names
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, correction_of
-from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.measure.shown import AS_SHOWN
-from ltrscale.experiments.methods.base import AnyMethod, MethodName, SeedRun, check_methods
-from ltrscale.experiments.methods.choices import Method, with_preset
+from ltrscale.evaluation.measure.settings import EvaluateConfig
+from ltrscale.evaluation.measure.settings import EvaluateSettings
+from ltrscale.experiments.methods.base import AnyMethod
+from ltrscale.experiments.methods.base import SeedRun
+from ltrscale.experiments.methods.choices import Method
+from ltrscale.experiments.methods.choices import with_preset
+from ltrscale.experiments.methods.base import MethodName
+from ltrscale.experiments.methods.base import check_methods
+from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.experiments.refit import RefitJob, RefitSettings
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob

@@ -17,8 +17,8 @@ from ltrscale.clicks.log import read_log
 from ltrscale.config import validate
 from ltrscale.derive.relabel import RelabelConfig, relabel
 from ltrscale.errors import InputError
-from ltrscale.evaluation.clicks.look import ClicksJob, understand
-from ltrscale.evaluation.clicks.page import UnderstoodLog, document
+from ltrscale.evaluation.click_log import ClicksJob, understand
+from ltrscale.evaluation.click_log_page import UnderstoodLog, document
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.reports.document import Text

@@ -11,7 +11,7 @@ from command_lines import run_here
 from ltrscale import config as configs
 from ltrscale.derive.match import MatchJob
 from ltrscale.derive.relabel import RelabelJob
-from ltrscale.evaluation.clicks.look import ClicksJob
+from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.experiments.crossval import CrossvalJob

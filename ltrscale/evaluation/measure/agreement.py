@@ -23,7 +23,7 @@ from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.evaluation.measure.group_file import GROUPS
+from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Summary, scopes
@@ -41,20 +41,15 @@ def kendall_tau(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor) -> Tensor:
 
     `(C - D) / sqrt((n - ties of one) (n - ties of the other))` over the n pairs of documents, where C pairs are in the
     same order in both rankings and D in opposite orders: 1 for equal rankings, -1 for opposite ones. NaN where either
-    has nothing to rank: in a group of equal scores, or of one document. Time is O(sum of L^2); memory is one block of
-    pairs.
-
-    Args:
-        one_N: finite scores.
-        other_N: finite scores; only the order within a group matters.
-        offsets_Q1: offsets of the groups.
+    has nothing to rank: in a group of equal scores, or of one document. Scores are finite; only their order within a
+    group matters. Time is O(sum of L^2); memory is one block of pairs.
 
     Example:
         >>> one, other = torch.tensor([3.0, 2.0, 1.0, 5.0]), torch.tensor([9.0, 7.0, 8.0, 0.0])
         >>> kendall_tau(one, other, torch.tensor([0, 3, 4]))  # two pairs of three agree; nothing to rank
         tensor([0.3333,    nan], dtype=torch.float64)
     """
-    found_Q = torch.full((len(offsets_Q1) - 1,), torch.nan, dtype=torch.float64)
+    tau_Q = torch.full((len(offsets_Q1) - 1,), torch.nan, dtype=torch.float64)
     for chunk in length_chunks(offsets_Q1, budget=_PAIRS):
         first_ML, second_ML = (
             torch.where(chunk.mask_ML, scores_N[chunk.rows_ML].double(), torch.nan) for scores_N in (one_N, other_N)
@@ -68,8 +63,8 @@ def kendall_tau(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor) -> Tensor:
             sums_3M += torch.stack([product.sum((1, 2), dtype=torch.int64) for product in products])
         agreeing_M, ranked_M, ranked_by_other_M = sums_3M.double()
         # each pair is counted twice, above and below the diagonal, in numerator and denominator alike
-        found_Q[chunk.groups_M] = agreeing_M / (ranked_M.sqrt() * ranked_by_other_M.sqrt())
-    return found_Q
+        tau_Q[chunk.groups_M] = agreeing_M / (ranked_M.sqrt() * ranked_by_other_M.sqrt())
+    return tau_Q
 
 
 def _signs(scores_ML: Tensor, block: slice) -> Tensor:
@@ -82,20 +77,14 @@ def top_overlap(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor, *, k: int) -
     """The share of the first k documents of each group that two rankings have in common, shape [Q], float64.
 
     Documents that tie for the last places have equal chances of a place, independently in both rankings; the value is
-    the expected overlap. NaN in groups of at most k documents, where the first k are all documents.
-
-    Args:
-        one_N: finite scores.
-        other_N: finite scores.
-        offsets_Q1: offsets of the groups.
-        k: at least 1.
+    the expected overlap. NaN in groups of at most k documents, where the first k are all documents. Scores are finite.
 
     Example:
         >>> one, other = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 1.0, 0.0])
         >>> [top_overlap(one, other, torch.tensor([0, 3]), k=k).item() for k in (1, 2, 3)]
         [0.5, 1.0, nan]
     """
-    found_Q = torch.full((len(offsets_Q1) - 1,), torch.nan, dtype=torch.float64)
+    overlap_Q = torch.full((len(offsets_Q1) - 1,), torch.nan, dtype=torch.float64)
     for chunk in length_chunks(offsets_Q1, budget=_SLOTS, quadratic=False):
         if chunk.mask_ML.shape[1] <= k:
             continue
@@ -104,8 +93,8 @@ def top_overlap(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor, *, k: int) -
             for scores_N in (one_N, other_N)
         ]
         shared_M = (chances[0] * chances[1]).sum(1) / k
-        found_Q[chunk.groups_M] = torch.where(chunk.mask_ML.sum(1) > k, shared_M, torch.nan)
-    return found_Q
+        overlap_Q[chunk.groups_M] = torch.where(chunk.mask_ML.sum(1) > k, shared_M, torch.nan)
+    return overlap_Q
 
 
 def _chances(scores_ML: Tensor, mask_ML: Tensor, k: int) -> Tensor:
@@ -153,22 +142,16 @@ class Agreement(Findings):
 
 
 def agree(config: AgreementConfig, out: str, *, made_by: Mapping[str, Any], report: Report) -> Agreement:
-    """Compare the rankings of bundles with committed scores, and commit the agreement to a directory.
+    """Compare the rankings of bundles with committed scores, commit the agreement, and report the means of each model.
 
     The directory holds `agreement.json` (`Agreement.read` reads it) and `groups.parquet` with the values of every
     group.
-
-    Args:
-        config: see `AgreementConfig`.
-        out: URL of the directory.
-        made_by: origin, recorded in the manifest; see `ltrscale.config.made_by`.
-        report: receives the means of each model.
 
     Raises:
         InputError: a bundle or the scores are missing, or belong to other data.
     """
     selection = select(config.test.with_scores(config.scores), labelled=True)
-    values_QTM, gids_Q, documents = _measure(config, selection)
+    values_QTM, gids_Q, documents = _of_every_group(config, selection)
     of_models = [Blocks.of(values_QtM) for values_QtM in np.split(values_QTM, len(config.models), axis=1)]
     scopes_K = scopes(of_models, config.names, baseline=None, samples=config.resamples, seed=config.seed)
     models = {name: scope.summaries for name, scope in zip(config.models, scopes_K, strict=True)}
@@ -188,28 +171,24 @@ def agree(config: AgreementConfig, out: str, *, made_by: Mapping[str, Any], repo
     return agreement
 
 
-def _measure(config: AgreementConfig, selection: Selection) -> tuple[Doubles, NDArray[np.int64], int]:
+def _of_every_group(config: AgreementConfig, selection: Selection) -> tuple[Doubles, NDArray[np.int64], int]:
     """Agreement of every group [Q, models, measures], NaN where undefined; ids of the groups; number of documents."""
     bundles = [load(url) for url in config.models.values()]
     selection = with_tokens_of(selection, bundles)
     scorers = [bundle.scorer(features=selection.features) for bundle in bundles]
-    values, gids, documents = [], [], 0
+    values: list[list[Doubles]] = []
+    gids, documents = [], 0
     with progress("agreement", selection.n_documents) as advance:
         for groups in iterate(selection, docs_per_batch=config.docs_per_batch):
             assert groups.labels_N is not None
             assert groups.ids_Q is not None
-            values.append(
-                [_of_groups(scorer(groups), groups.labels_N, groups.offsets_Q1, config) for scorer in scorers]
-            )
+            values.append([])
+            for scorer in scorers:
+                rankings = scorer(groups), groups.labels_N, groups.offsets_Q1
+                overlaps = [top_overlap(*rankings, k=k) for k in config.overlap_at]
+                values[-1].append(torch.stack([kendall_tau(*rankings), *overlaps], dim=1).numpy())
             gids.append(groups.ids_Q.numpy())
             documents += groups.n_documents
             advance(groups.n_documents)
     values_QTM = np.concatenate([np.stack(of_batch, axis=1) for of_batch in values])
     return values_QTM, np.concatenate(gids), documents
-
-
-def _of_groups(scores_N: Tensor, given_N: Tensor, offsets_Q1: Tensor, config: AgreementConfig) -> Doubles:
-    """The measures of each group, shape [Q, measures]."""
-    overlaps = [top_overlap(scores_N, given_N, offsets_Q1, k=k) for k in config.overlap_at]
-    found_QM: Doubles = torch.stack([kendall_tau(scores_N, given_N, offsets_Q1), *overlaps], dim=1).numpy()
-    return found_QM

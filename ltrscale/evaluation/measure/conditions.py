@@ -1,16 +1,32 @@
-"""Conditions on query groups, such as `n_documents > 50 and meta_device == 'mobile'`: a small language of our own.
+"""Conditions on query groups, a small language of our own, such as `n_documents > 50 and meta_device == 'mobile'`.
 
-`grammar` has the language and its rules; here are what a condition consists of, the check of its columns, and the
-groups for which it holds.
+    condition   = conjunction { "or" conjunction }
+    conjunction = negation { "and" negation }
+    negation    = "not" negation | test
+    test        = "(" condition ")" | ("any" | "all") "(" condition ")" | value [ relation ]
+    relation    = ("==" | "!=" | "<" | "<=" | ">" | ">=") value
+                | ["not"] "in" "[" constant { "," constant } "]" | "is" ["not"] "null"
+    value       = NAME | `ANY NAME` | constant
+    constant    = NUMBER | 'TEXT' | "TEXT" | true | false
+
+A name is a column of the query group. Inside `any(...)` and `all(...)` the condition is one on each document, and names
+its columns too, which come first where a group's column has the same name. `all` holds for a group without documents.
+A comparison with a missing value is false, whatever the operator; so is `in`, and `not in` is its opposite. A category
+of documents is compared with a text, which stands for its code (`with_codes`).
+
+Numbers compare as they were typed. Features and labels are float32, which has no 0.1 but a nearest value, so a constant
+beside them becomes the nearest float32 too, and a price of 0.1 equals 0.1. Whole numbers compare as whole numbers,
+beyond 2^53 as well; beside a fraction they become the nearest float64.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows of either.
 """
 
-import operator
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +39,7 @@ ValueKind = Literal["number", "text", "truth"]
 """What a column holds."""
 Truths = NDArray[np.bool_]
 
-COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
+_COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
     "==": pc.equal,
     "!=": pc.not_equal,
     "<": pc.less,
@@ -31,8 +47,7 @@ COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
     ">": pc.greater,
     ">=": pc.greater_equal,
 }
-"""The comparisons, by their operators."""
-WHOLE = pa.decimal128(38)
+_WHOLE = pa.decimal128(38)
 """Holds the integers of every type, signed or not, and larger constants."""
 
 
@@ -119,18 +134,12 @@ def columns_in(condition: Condition, *, document: bool = False) -> Iterator[tupl
 
 
 def check(condition: Condition, groups: Mapping[str, ValueKind], documents: Mapping[str, ValueKind]) -> None:
-    """Check that the columns of a condition exist and that it compares like with like.
-
-    Args:
-        condition: the condition.
-        groups: kinds of the columns of groups.
-        documents: kinds of the columns of documents.
+    """Check that a condition names columns of groups or documents, whose kinds are given, and compares like with like.
 
     Raises:
         ValueError: says what is wrong, and the nearest name for an unknown one.
 
     Example:
-        >>> from ltrscale.evaluation.measure.grammar import parse
         >>> check(parse("meta_devise == 'mobile'"), {"meta_device": "text"}, {})
         Traceback (most recent call last):
         ValueError: no column 'meta_devise'; did you mean 'meta_device'?
@@ -149,14 +158,9 @@ def with_codes(
 ) -> Condition:
     """The condition with codes in the place of the texts that documents' categories are compared with by == and !=.
 
-    Args:
-        condition: the condition.
-        categories: columns of documents that hold codes.
-        code: the code of a text.
-        inside: whether it is a condition on a document.
+    `categories` are columns of documents that hold codes; `inside` says that the condition is one on a document.
 
     Example:
-        >>> from ltrscale.evaluation.measure.grammar import parse
         >>> with_codes(parse("any(hue in ['red'])"), ["hue"], {"red": 7}.__getitem__) == parse("any(hue in [7])")
         True
     """
@@ -221,58 +225,49 @@ class GroupColumns:
         """Whether a checked condition holds for each group, shape [Q].
 
         Example:
-            >>> from ltrscale.evaluation.measure.grammar import parse
             >>> columns = GroupColumns({}, {"price": pa.array([1.0, None, 9.0])}, np.array([0, 2, 3]))
             >>> columns.where(parse("any(price is null) or all(price > 5)")).tolist()
             [True, True]
         """
-        return _where(condition, self.groups, len(self.offsets_Q1) - 1, self)
+        return self._where(condition, self.groups, len(self.offsets_Q1) - 1)
 
-    def of_documents(self) -> Mapping[str, pa.Array]:
-        """The columns of documents and, at each document, those of its group, shape [N]."""
-        rows_N = pa.array(np.repeat(np.arange(len(self.offsets_Q1) - 1), np.diff(self.offsets_Q1)))
-        return {**{name: column.take(rows_N) for name, column in self.groups.items()}, **self.documents}
-
-
-def _where(condition: Condition, rows: Mapping[str, pa.Array], n: int, columns: GroupColumns) -> Truths:
-    """Whether a condition holds in each of n rows, which are groups or documents."""
-    match condition:
-        case Junction(word, parts):
-            join = operator.and_ if word == "and" else operator.or_
-            truths = _where(parts[0], rows, n, columns)
-            for part in parts[1:]:
-                truths = join(truths, _where(part, rows, n, columns))
-            return truths
-        case Not(inner):
-            return ~_where(inner, rows, n, columns)
-        case Over(word, inner):
-            offsets_Q1 = columns.offsets_Q1
-            holds_N = _where(inner, columns.of_documents(), int(offsets_Q1[-1]), columns)
-            before_N1 = np.concatenate([[0], np.cumsum(holds_N)])
-            times_Q = np.diff(before_N1[offsets_Q1])
-            return np.asarray(times_Q > 0 if word == "any" else times_Q == np.diff(offsets_Q1))
-        case Compared(left, sign, right):
-            one, other = (rows[v.name] if isinstance(v, ColumnName) else _scalar(v) for v in (left, right))
-            return _truths(COMPARE[sign](*_of_one_type(one, other)))
-        case Missing(ColumnName(name)):
-            return _truths(rows[name].is_null())
-        case Holds(ColumnName(name)):
-            return _truths(rows[name])
-    return np.zeros(n, np.bool_)  # a constant is never missing
+    def _where(self, condition: Condition, rows: Mapping[str, pa.Array], n: int) -> Truths:
+        """Whether a condition holds in each of n rows, which are groups or documents."""
+        match condition:
+            case Junction(word, parts):
+                join = np.logical_and if word == "and" else np.logical_or
+                return np.asarray(join.reduce([self._where(part, rows, n) for part in parts]))
+            case Not(inner):
+                return ~self._where(inner, rows, n)
+            case Over(word, inner):
+                lengths_Q = np.diff(self.offsets_Q1)
+                rows_N = pa.array(np.repeat(np.arange(len(lengths_Q)), lengths_Q))
+                of_groups = {name: column.take(rows_N) for name, column in self.groups.items()}
+                holds_N = self._where(inner, of_groups | {**self.documents}, int(self.offsets_Q1[-1]))
+                times_Q = np.diff(np.concatenate([[0], np.cumsum(holds_N)])[self.offsets_Q1])
+                return np.asarray(times_Q > 0 if word == "any" else times_Q == lengths_Q)
+            case Compared(left, sign, right):
+                one, other = (rows[v.name] if isinstance(v, ColumnName) else _scalar(v) for v in (left, right))
+                return _truths(_COMPARE[sign](*_of_one_type(one, other)))
+            case Missing(ColumnName(name)):
+                return _truths(rows[name].is_null())
+            case Holds(ColumnName(name)):
+                return _truths(rows[name])
+        return np.zeros(n, np.bool_)  # a constant is never missing
 
 
 def _scalar(constant: Constant) -> pa.Scalar:
     whole = isinstance(constant.value, int) and not isinstance(constant.value, bool)
-    return pa.scalar(constant.value, WHOLE if whole else None)
+    return pa.scalar(constant.value, _WHOLE if whole else None)
 
 
 def _of_one_type(one: pa.Array | pa.Scalar, other: pa.Array | pa.Scalar) -> tuple[Any, Any]:
-    """Both sides of a comparison as numbers of one type: the narrowest floating one of the two, else `WHOLE`."""
+    """Both sides of a comparison as numbers of one type: the narrowest floating one of the two, else `_WHOLE`."""
     kinds = (one.type, other.type)
     if floating := [kind for kind in kinds if pa.types.is_floating(kind)]:
         nearest_to = min(floating, key=lambda kind: kind.bit_width)
     elif all(pa.types.is_integer(kind) or pa.types.is_decimal(kind) for kind in kinds):
-        nearest_to = WHOLE
+        nearest_to = _WHOLE
     else:
         return one, other  # texts or truths
     return pc.cast(one, nearest_to, safe=False), pc.cast(other, nearest_to, safe=False)
@@ -280,3 +275,155 @@ def _of_one_type(one: pa.Array | pa.Scalar, other: pa.Array | pa.Scalar) -> tupl
 
 def _truths(column: pa.Array) -> Truths:
     return np.asarray(column.fill_null(False).to_numpy(zero_copy_only=False), np.bool_)
+
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<name>[^\W\d]\w*)|`(?P<quoted>[^`]+)`|(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+    r"|'(?P<text>[^']*)'|\"(?P<text2>[^\"]*)\"|(?P<sign>==|!=|<=|>=|[<>()\[\],]))"
+)
+_WORDS = ("and", "or", "not", "in", "is", "null", "any", "all", "true", "false")
+_MOST_DEEP = 50
+
+
+def parse(text: str) -> Condition:
+    """The condition that a text states.
+
+    Raises:
+        ValueError: the text is no condition; the message says where.
+
+    Example:
+        >>> parse("not n_documents > 50")
+        Not(inner=Compared(left=ColumnName(name='n_documents'), operator='>', right=Constant(value=50)))
+    """
+    parser = _Parser(text)
+    condition = parser.condition()
+    parser.expect("end")
+    return condition
+
+
+class _Token(NamedTuple):
+    """`kind` is word, name, number, text or sign, or end; `at` the place in the text, from 0."""
+
+    kind: str
+    text: str
+    at: int
+
+
+def _tokens_of(text: str) -> Iterator[_Token]:
+    at = 0
+    while at < len(text.rstrip()):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            at += len(text[at:]) - len(text[at:].lstrip())
+            raise ValueError(f"column {at + 1}: {text[at]!r} has no meaning here")
+        kind = str(match.lastgroup)
+        value = match[kind]
+        plain = "word" if kind == "name" and value in _WORDS else {"quoted": "name", "text2": "text"}.get(kind, kind)
+        yield _Token(plain, value, match.start(kind))
+        at = match.end()
+    yield _Token("end", "", len(text))
+
+
+class _Parser:
+    """Recursive descent: one method for each rule of the grammar above, in its order."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens = list(_tokens_of(text))
+        self._next, self._deep = 0, 0
+
+    def condition(self) -> Condition:
+        return self._joined("or", lambda: self._joined("and", self._negation))
+
+    def _joined(self, word: Literal["and", "or"], part: Callable[[], Condition]) -> Condition:
+        parts = [part()]
+        while self._take(word):
+            parts.append(part())
+        return parts[0] if len(parts) == 1 else Junction(word, tuple(parts))
+
+    def _negation(self) -> Condition:
+        self._deep += 1
+        if self._deep > _MOST_DEEP:
+            raise ValueError(f"more than {_MOST_DEEP} levels of parentheses and not")
+        condition = Not(self._negation()) if self._take("not") else self._test()
+        self._deep -= 1
+        return condition
+
+    def _test(self) -> Condition:
+        if self._take("("):
+            return self._closed(self.condition())
+        words: tuple[Literal["any", "all"], ...] = ("any", "all")
+        for word in words:
+            if self._take(word):
+                self.expect("(")
+                return Over(word, self._closed(self.condition()))
+        return self._relation(self._value())
+
+    def _relation(self, left: Value) -> Condition:
+        token = self._tokens[self._next]
+        if token.text in _COMPARE and self._take(token.text):
+            return Compared(left, token.text, self._value())
+        if self._take("is"):
+            negated = self._take("not")
+            self.expect("null")
+            return Not(Missing(left)) if negated else Missing(left)
+        negated = self._take("not")
+        if negated or token.text == "in":
+            self.expect("in")
+            among = Junction("or", tuple(Compared(left, "==", constant) for constant in self._constants()))
+            return Not(among) if negated else among
+        if isinstance(left, Constant):
+            raise ValueError(f"column {token.at + 1}: a constant is no condition; compare it with a column")
+        return Holds(left)
+
+    def _constants(self) -> Iterator[Constant]:
+        self.expect("[")
+        while True:
+            constant = self._value()
+            if isinstance(constant, ColumnName):
+                raise ValueError(f"{constant.name!r} is in a list, which has constants alone; put a text in quotes")
+            yield constant
+            if not self._take(","):
+                break
+        self.expect("]")
+
+    def _value(self) -> Value:
+        token = self._tokens[self._next]
+        if (token.kind == "word" and token.text not in ("true", "false")) or token.kind in ("sign", "end"):
+            self._fail("a column or a constant")
+        self._next += 1
+        match token.kind:
+            case "name":
+                return ColumnName(token.text)
+            case "number":
+                return Constant(_number_of(token.text))
+            case "text":
+                return Constant(token.text)
+        return Constant(token.text == "true")
+
+    def _closed(self, inner: Condition) -> Condition:
+        self.expect(")")
+        return inner
+
+    def _take(self, text: str) -> bool:
+        """Whether this word or sign comes next; steps over it if so."""
+        token = self._tokens[self._next]
+        matches = token.kind in ("word", "sign") and token.text == text
+        self._next += matches
+        return matches
+
+    def expect(self, what: str) -> None:
+        """Step over this word or sign, or check that the text ends."""
+        if not (self._tokens[self._next].kind == "end" if what == "end" else self._take(what)):
+            self._fail("and, or, or the end" if what == "end" else repr(what))
+
+    def _fail(self, expected: str) -> None:
+        token = self._tokens[self._next]
+        problem = "the condition ends" if token.kind == "end" else f"{token.text!r} stands"
+        raise ValueError(f"column {token.at + 1}: {problem} where {expected} should be")
+
+
+def _number_of(text: str) -> int | float:
+    """A number, as an int if it is whole and has few enough digits for `_WHOLE`."""
+    exact = Decimal(text)
+    whole = abs(exact) < 10**_WHOLE.precision and exact == exact.to_integral_value()
+    return int(exact) if whole else float(text)

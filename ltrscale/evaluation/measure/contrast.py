@@ -36,8 +36,8 @@ from ltrscale.reports.document import Chart, Document, Points, Section, Table, T
 from ltrscale.reports.findings import Findings, print_report, write_report
 from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
 
-_BATCH = 512
-_SHOWN = 15
+_AT_ONCE = 512
+_ROWS_SHOWN = 15
 
 
 class ContrastJob(Stage):
@@ -77,8 +77,52 @@ class ContrastJob(Stage):
         return hashes_of(self, self.documents)
 
     def work(self, origin: Origin, report: Report) -> None:
-        """Measure, and commit the report."""
-        contrast(self, made_by=origin, report=report)
+        """Measure the contrast as trained and with each feature permuted, and commit the report.
+
+        Raises:
+            InputError: the bundle was not pretrained by a method that compares two views, or the data lack its
+                features.
+        """
+        contrast = self._contrast()
+        with storage.Commit(self.out) as commit:
+            write_report(commit, contrast, document(contrast))
+            commit.finish({"made_by": origin})
+        report({"loss": contrast.loss, "uninformed": contrast.uninformed, "accuracy": contrast.accuracy})
+
+    def _contrast(self) -> "Contrast":
+        opened = bundle.load_pretrained(self.bundle)
+        settings = validate(_Settings, opened.config, self.bundle)
+        method = settings.method
+        if not isinstance(method, Siamese) or opened.projector() is None:
+            raise InputError(
+                f"{self.bundle}: pretrained with {method.kind}, which does not compare two views of a document; "
+                "name a bundle of another method, such as simclr_rank"
+            )
+        whole = select(self.documents, labelled=False).serving(opened.features, whose=self.bundle)
+        sample = spread(whole, documents=round(self.groups * whole.n_documents / whole.n_groups))
+        net = _pretrained(opened, settings, sample)
+        stream = GroupStream(whole, settings.stream).config  # with as many streams as in training on these groups
+        sums_V4 = _contrast_sums(net, method, stream, sample, seed=self.seed)
+        (loss, uninformed, matched, rivalled), *permuted = sums_V4.tolist()
+        n = sample.n_documents
+        rates = [0.0] * len(permuted) if net.rates_F is None else net.rates_F.tolist()
+        features = [
+            Permuted(
+                name=feature.name, kind=kind, masked=rate, loss=of[0] / n, accuracy=of[2] / of[3] if of[3] else None
+            )
+            for feature, kind, rate, of in zip(opened.features, net.transform.kinds, rates, permuted, strict=True)
+        ]
+        return Contrast(
+            bundle=self.bundle,
+            data=self.data,
+            method=method.kind,
+            groups=sample.n_groups,
+            documents=n,
+            loss=loss / n,
+            uninformed=uninformed / n,
+            accuracy=matched / rivalled if rivalled else None,
+            features=tuple(sorted(features, key=lambda feature: -feature.loss)),
+        )
 
 
 class Permuted(Config):
@@ -121,57 +165,7 @@ class _Settings(Config, extra="ignore"):
     stream: StreamConfig
 
 
-def contrast(job: ContrastJob, *, made_by: Origin, report: Report) -> Contrast:
-    """Measure the contrast of a pretrained bundle, as trained and with each feature permuted, and commit the report.
-
-    Args:
-        job: its directory receives `report.md`, `metrics.json` and `contrast.png`.
-        made_by: origin, recorded in the manifest.
-        report: receives loss and accuracy.
-
-    Raises:
-        InputError: the bundle was not pretrained by a method that compares two views, or the data lack its features.
-    """
-    opened = bundle.load_pretrained(job.bundle)
-    settings = validate(_Settings, opened.config, job.bundle)
-    method = settings.method
-    if not isinstance(method, Siamese) or opened.projector() is None:
-        raise InputError(
-            f"{job.bundle}: pretrained with {method.kind}, which does not compare two views of a document; "
-            "name a bundle of another method, such as simclr_rank"
-        )
-    whole = select(job.documents, labelled=False)
-    whole = whole.serving(opened.features, whose=job.bundle)
-    sample = spread(whole, documents=round(job.groups * whole.n_documents / whole.n_groups))
-    net = _network(opened, settings, sample)
-    stream = GroupStream(whole, settings.stream).config  # with as many streams as in training on these groups
-    sums_V4 = _measured(net, method, stream, sample, seed=job.seed)
-    (loss, uninformed, matched, rivalled), *permuted = sums_V4.tolist()
-    n = sample.n_documents
-    rates = [0.0] * len(permuted) if net.rates_F is None else net.rates_F.tolist()
-    features = [
-        Permuted(name=feature.name, kind=kind, masked=rate, loss=of[0] / n, accuracy=of[2] / of[3] if of[3] else None)
-        for feature, kind, rate, of in zip(opened.features, net.transform.kinds, rates, permuted, strict=True)
-    ]
-    contrast = Contrast(
-        bundle=job.bundle,
-        data=job.data,
-        method=method.kind,
-        groups=sample.n_groups,
-        documents=n,
-        loss=loss / n,
-        uninformed=uninformed / n,
-        accuracy=matched / rivalled if rivalled else None,
-        features=tuple(sorted(features, key=lambda feature: -feature.loss)),
-    )
-    with storage.Commit(job.out) as commit:
-        write_report(commit, contrast, document(contrast))
-        commit.finish({"made_by": made_by})
-    report({"loss": contrast.loss, "uninformed": contrast.uninformed, "accuracy": contrast.accuracy})
-    return contrast
-
-
-def _network(opened: bundle.PretrainedBundle, settings: _Settings, sample: Selection) -> Pretrainer:
+def _pretrained(opened: bundle.PretrainedBundle, settings: _Settings, sample: Selection) -> Pretrainer:
     """The pretrained network in inference mode; the marginals that corrupt views are those of the first documents."""
     made, transform = opened.architecture, opened.transform()
     network = NetworkConfig(transform=made.transform, encoder=made.encoder)
@@ -190,12 +184,12 @@ def _network(opened: bundle.PretrainedBundle, settings: _Settings, sample: Selec
 
 
 @torch.no_grad()
-def _measured(net: Pretrainer, method: Siamese, stream: StreamConfig, sample: Selection, *, seed: int) -> Tensor:
+def _contrast_sums(net: Pretrainer, method: Siamese, stream: StreamConfig, sample: Selection, *, seed: int) -> Tensor:
     """Loss, loss if uninformed, anchors found and anchors with rivals, summed over the sample, shape [1 + F, 4].
 
     The first row has the views as trained; each other row has one feature permuted in the second view.
     """
-    budget = max(1, stream.docs_per_batch // stream.streams) if method.contrasts_batch else _BATCH
+    budget = max(1, stream.docs_per_batch // stream.streams) if method.contrasts_batch else _AT_ONCE
     sums_V4, generator = torch.zeros(1 + len(sample.features), 4, dtype=torch.float64), torch.Generator()
     with progress("contrast", sample.n_documents * len(sums_V4)) as advance:
         for number, groups in enumerate(iterate(sample, docs_per_batch=budget)):
@@ -223,7 +217,7 @@ def _told_apart(net: Pretrainer, method: Siamese, z0_NP: Tensor, z1_NP: Tensor, 
     judge = method if isinstance(method, Contrastive) else SimCLRRankConfig()
     losses_N = judge.compare(net, z0_NP, z1_NP, offsets_Q1)
     uninformed_N = judge.uninformed(rivals(among_Q1, n))
-    *_, rivalled, matched = collapse_measures(z0_NP, z1_NP, among_Q1, anchors=_BATCH, rivals=n)
+    *_, rivalled, matched = collapse_measures(z0_NP, z1_NP, among_Q1, anchors=_AT_ONCE, rivals=n)
     return torch.stack([losses_N.double().sum(), uninformed_N.double().sum(), matched, rivalled])
 
 
@@ -238,25 +232,27 @@ def shuffled(offsets_Q1: Tensor, generator: torch.Generator) -> Tensor:
     return (group_N + torch.rand(len(group_N), generator=generator, dtype=torch.float64)).argsort()
 
 
-def document(found: Contrast) -> Document:
+def document(result: Contrast) -> Document:
     """The report: the features without which the loss rises most first."""
     header = ["permuted feature", "kind", "masked", "loss", "rise", "found"]
     rows = [
-        [f.name, f.kind, f"{f.masked:g}", f"{f.loss:.4f}", f"{f.loss - found.loss:+.4f}", _percent(f.accuracy)]
-        for f in found.features
+        [f.name, f.kind, f"{f.masked:g}", f"{f.loss:.4f}", f"{f.loss - result.loss:+.4f}", _share_text(f.accuracy)]
+        for f in result.features
     ]
     opening = (
-        Text(f"Bundle {found.bundle} on {found.data}: {found.groups:,} query groups, {found.documents:,} documents."),
         Text(
-            f"The loss of {found.method} is {found.loss:.4f}, which is {found.loss / max(found.uninformed, 1e-9):.0%} "
-            f"of {found.uninformed:.4f}, the loss without any knowledge; the other view is found for "
-            f"{_percent(found.accuracy)} of documents."
+            f"Bundle {result.bundle} on {result.data}: {result.groups:,} query groups, {result.documents:,} documents."
         ),
-        Table(header, rows[:_SHOWN]),
-        Chart(contrast_chart(found), "rise of the loss by permuted feature", "contrast"),
+        Text(
+            f"The loss of {result.method} is {result.loss:.4f}, which is "
+            f"{result.loss / max(result.uninformed, 1e-9):.0%} of {result.uninformed:.4f}, the loss without any "
+            f"knowledge; the other view is found for {_share_text(result.accuracy)} of documents."
+        ),
+        Table(header, rows[:_ROWS_SHOWN]),
+        Chart(contrast_chart(result), "rise of the loss by permuted feature", "contrast"),
     )
     sections = [Section("How to read the table", [Points(_HOW_TO_READ)])]
-    if len(rows) > _SHOWN:
+    if len(rows) > _ROWS_SHOWN:
         sections.append(Section("All features", [Table(header, rows)]))
     return Document("Contrast", opening, sections)
 
@@ -272,14 +268,14 @@ _HOW_TO_READ = (
 )
 
 
-def contrast_chart(found: Contrast) -> charts.Spec:
+def contrast_chart(result: Contrast) -> charts.Spec:
     """The rise of the loss for the first features as bars."""
     rows = [
-        {"name": f.name, "value": f.loss - found.loss, "series": "masked" if f.masked else "not masked"}
-        for f in found.features[:_SHOWN]
+        {"name": f.name, "value": f.loss - result.loss, "series": "masked" if f.masked else "not masked"}
+        for f in result.features[:_ROWS_SHOWN]
     ]
-    return charts.bars(rows, title=f"rise of the loss ({found.loss:.2f} as trained)", unit="")
+    return charts.bars(rows, title=f"rise of the loss ({result.loss:.2f} as trained)", unit="")
 
 
-def _percent(share: float | None) -> str:
+def _share_text(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"

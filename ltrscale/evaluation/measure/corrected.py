@@ -28,10 +28,10 @@ from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.evaluation.clicks.page import Figure, UnderstoodLog, Way
+from ltrscale.evaluation.click_log_page import Figure, UnderstoodLog, Way
 from ltrscale.evaluation.pages import against, number
 from ltrscale.evaluation.statistics.blocks import Blocks, Tally
-from ltrscale.evaluation.statistics.summarise import Comparison, Summary, scopes
+from ltrscale.evaluation.statistics.summarise import Comparison, Scope, scopes
 from ltrscale.ranking.graded import gain_dcg
 from ltrscale.ranking.metrics import exponential_gain
 from ltrscale.reports.document import Points, Table
@@ -60,13 +60,7 @@ class WeightCounts(NamedTuple):
 
     def plus(self, other: "WeightCounts") -> "WeightCounts":
         """Both together."""
-        return WeightCounts(
-            relevant=self.relevant + other.relevant,
-            unknown=self.unknown + other.unknown,
-            clipped=self.clipped + other.clipped,
-            weights=self.weights + other.weights,
-            squares=self.squares + other.squares,
-        )
+        return WeightCounts._make(one + more for one, more in zip(self, other, strict=True))
 
     @property
     def effective(self) -> float:
@@ -155,8 +149,8 @@ class Correction:
 
     def _inverse(self, positions_N: Tensor) -> Tensor:
         """The inverse propensity of each position; NaN for none, or one that is not known."""
-        table = torch.from_numpy(np.concatenate([1 / self.propensities_P, [np.nan]]))
-        last = len(table) - 1
+        last = len(self.propensities_P)
+        table = torch.from_numpy(np.append(1 / self.propensities_P, np.nan))
         whole_N = (positions_N >= 1) & (positions_N <= last) & (positions_N == positions_N.round())
         return table[torch.where(whole_N, positions_N - 1, last).long()]
 
@@ -204,7 +198,7 @@ class Corrected(Config):
 
 
 def summarised(
-    correction: Correction,
+    correction: Correction | None,
     gathered: Gathered,
     methods: Sequence[tuple[str, Sequence[str | None]]],
     *,
@@ -212,19 +206,18 @@ def summarised(
     samples: int,
     seed: int,
 ) -> Corrected | None:
-    """The figures of all methods, with intervals as for any metric; None if no group was measured.
+    """The figures of all methods, with intervals as for any metric; None without a correction or a measured group.
 
-    Args:
-        correction: the weights.
-        gathered: the sums of all groups.
-        methods: name, and identity of the labels of each trial.
-        baseline: the method to compare the others with.
-        samples: bootstrap resamples.
-        seed: of the resampling.
+    `methods` are names, with the identity of the labels of each trial.
     """
-    if gathered.tally is None:
+    if correction is None or gathered.tally is None:
         return None
     counts, blocks = gathered.counts, gathered.tally.blocks()
+
+    def figures(scope: Scope, which: str) -> dict[int, Figure]:
+        of_cutoffs = {k: scope.summaries[f"{which} {k}"] for k in ks}
+        return {k: Figure(mean=s.mean, low=s.low, high=s.high) for k, s in of_cutoffs.items()}
+
     names, ks = [name for name, _ in methods], correction.cutoffs
     ends = np.cumsum([len(labels) for _, labels in methods])[:-1]
     scopes_K = scopes(
@@ -235,10 +228,9 @@ def summarised(
         seed=seed,
         labels_K=[labels for _, labels in methods],
     )
-    values = [None if np.isnan(value) else float(value) for value in correction.propensities_P]
     return Corrected(
         source=correction.config,
-        propensities=tuple(values),
+        propensities=tuple(None if np.isnan(value) else float(value) for value in correction.propensities_P),
         relevant=counts.relevant,
         unknown=counts.unknown,
         clipped=counts.clipped,
@@ -246,8 +238,8 @@ def summarised(
         methods=tuple(
             CorrectedMethod(
                 name=name,
-                corrected={k: _figure(scope.summaries[f"corrected {k}"]) for k in ks},
-                plain={k: _figure(scope.summaries[f"plain {k}"]) for k in ks},
+                corrected=figures(scope, "corrected"),
+                plain=figures(scope, "plain"),
                 comparisons={k: c for k in ks if (c := scope.comparisons.get(f"corrected {k}")) is not None},
             )
             for name, scope in zip(names, scopes_K, strict=True)
@@ -255,42 +247,38 @@ def summarised(
     )
 
 
-def _figure(summary: Summary) -> Figure:
-    return Figure(mean=summary.mean, low=summary.low, high=summary.high)
-
-
-def section(found: Corrected, k: int, raw: Mapping[str, str], baseline: str | None) -> tuple[Table, Points]:
+def section(corrected: Corrected, k: int, raw: Mapping[str, str], baseline: str | None) -> tuple[Table, Points]:
     """The table at a cut-off beside the raw metric, and what it rests on."""
     header = ["method", f"NDCG@{k}", f"share@{k}", f"share@{k} corrected", "95% interval"]
     header += [] if baseline is None else [f"corrected - {baseline} [95%]", "p"]
     rows = []
-    for method in found.methods:
-        mean, low, high = method.corrected[k].mean, method.corrected[k].low, method.corrected[k].high
-        row = [method.name, raw[method.name], number(method.plain[k].mean), number(mean)]
-        row.append(f"[{number(low)}, {number(high)}]")
+    for method in corrected.methods:
+        figure = method.corrected[k]
+        row = [method.name, raw[method.name], number(method.plain[k].mean), number(figure.mean)]
+        row.append(f"[{number(figure.low)}, {number(figure.high)}]")
         rows.append(row + ([] if baseline is None else against(method.comparisons.get(k))))
-    return Table(header, rows, caption="Corrected for positions"), Points(_how_to_read(found, k))
+    return Table(header, rows, caption="Corrected for positions"), Points(_what_corrects(corrected, k))
 
 
-def _how_to_read(found: Corrected, k: int) -> list[str]:
-    source, known = found.source, [p for p in found.propensities if p is not None]
-    left = found.relevant - found.unknown
-    curve = ", ".join("-" if value is None else f"{value:.2f}" for value in found.propensities)
+def _what_corrects(corrected: Corrected, k: int) -> list[str]:
+    source, known = corrected.source, len(corrected.propensities) - corrected.propensities.count(None)
+    left = corrected.relevant - corrected.unknown
+    curve = ", ".join("-" if value is None else f"{value:.2f}" for value in corrected.propensities)
     lines = [
         f"share@{k} is the part of the gain (2^y - 1) of all relevant documents that stands in the first {k} ranks, "
         "each discounted as in DCG, over all groups together. Corrected, each document counts by the inverse of the "
         "propensity of the position at which it was shown (Joachims et al. 2017), self-normalised (Swaminathan and "
         "Joachims 2015): what was seldom looked at and got its label all the same stands for others.",
         f"Propensities are those of {source.clicks} ({source.way}), relative to the first position: {curve}. "
-        f"Weights above {source.clip:g} are cut: {found.clipped:,} of {left:,}.",
-        f"The effective sample is {found.effective:,.0f} documents of {left:,} with a label above 0: uneven weights "
-        "make figures less sure, and the intervals wider.",
+        f"Weights above {source.clip:g} are cut: {corrected.clipped:,} of {left:,}.",
+        f"The effective sample is {corrected.effective:,.0f} documents of {left:,} with a label above 0: uneven "
+        "weights make figures less sure, and the intervals wider.",
         "Intervals take the propensities as known. They are wrong where labels do not come from this order, or where "
         "users trust the top (its report has a sign of that).",
     ]
-    if found.unknown:
+    if corrected.unknown:
         lines.append(
-            f"{found.unknown:,} of {found.relevant:,} relevant documents are left out: they have no position, or one "
-            f"whose propensity is not known (known are {len(known)}); jobs.clicks looks deeper with a larger depth."
+            f"{corrected.unknown:,} of {corrected.relevant:,} relevant documents are left out: they have no position, "
+            f"or one whose propensity is not known (known are {known}); jobs.clicks looks deeper with a larger depth."
         )
     return lines

@@ -1,12 +1,18 @@
 """Evaluate bundles on the test split: metrics of every group, slices, comparison with a baseline, report.
 
-Shapes: Q groups, T trials (bundles of all methods), M metrics.
+The sums of every slice are added up as the groups come; means, intervals and comparisons follow from them.
+
+Shapes: Q groups, B blocks of groups, T trials of all methods, K methods, M metrics.
 """
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.config import Operational
@@ -15,22 +21,26 @@ from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Run, run_here
-from ltrscale.evaluation.measure.corrected import Correction
-from ltrscale.evaluation.measure.figures import Tallies, figures
-from ltrscale.evaluation.measure.group_file import GROUPS, GroupFile
-from ltrscale.evaluation.measure.judged import Judged, judged_split
-from ltrscale.evaluation.measure.metrics import all_metrics, clicks_metrics, metrics_of, values_of
-from ltrscale.evaluation.measure.outliers import OutlierDetector, fit_outliers
+from ltrscale.evaluation.measure.corrected import Correction, Gathered, summarised
+from ltrscale.evaluation.measure.metrics import Judged, all_metrics, clicks_metrics, judged_split, metrics_of, values_of
+from ltrscale.evaluation.measure.outliers import OutlierDetector, Seen, fit_outliers
 from ltrscale.evaluation.measure.page import document
-from ltrscale.evaluation.measure.parts import Measuring, committed_row_groups
-from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.measure.seen import Seen
-from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.measure.shown import AS_SHOWN, check_shown
-from ltrscale.evaluation.measure.slices import ALL, Slicer
-from ltrscale.evaluation.measure.trials import MethodTrial, trials_of
-from ltrscale.evaluation.statistics.blocks import Tally
+from ltrscale.evaluation.measure.parts import GroupValues, Measuring, check_shown, committed_row_groups
+from ltrscale.evaluation.measure.report import (
+    GROUPS,
+    EvaluatedData,
+    Evaluation,
+    GroupFile,
+    MethodResult,
+    MethodTrial,
+    trials_of,
+)
+from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.measure.slices import ALL, Slicer, check_few, in_order
+from ltrscale.evaluation.statistics.blocks import Blocks, Tally, block_numbers
+from ltrscale.evaluation.statistics.summarise import Comparison, Scope, judged_together, scopes
 from ltrscale.progress import Report
+from ltrscale.ranking.calibration import Calibration, calibration
 from ltrscale.reports.findings import print_report, write_report
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.on_ray import run_with_ray
@@ -95,7 +105,7 @@ def evaluate(
     Args:
         config: see `EvaluateConfig`.
         out: URL of the directory.
-        made_by: origin, recorded in the manifest; see `ltrscale.config.made_by`.
+        made_by: origin, recorded in the manifest.
         report: receives the means of each method.
         run: runs the work on each part of the test split, here or with Ray.
         threads: of a tree model; 0 takes all cores.
@@ -114,8 +124,8 @@ def evaluate(
     test = measuring.open(test)
     with storage.Commit(out) as commit:
         with commit.file(GROUPS) as path, GroupFile(path, list(all_metrics(config)), trials) as file:
-            tallies = _measure(measuring, test, config, file, run, judged)
-        evaluation = figures(tallies, trials, test, config, detector=detector, judged=judged, correction=correction)
+            tallies = _tallied(measuring, test, config, file, run, judged)
+        evaluation = _computed(tallies, trials, test, config, detector=detector, judged=judged, correction=correction)
         also = {"outliers.json": detector.model_dump_json(indent=1) + "\n"}
         write_report(commit, evaluation, document(evaluation, out), also=also)
         commit.finish({"made_by": made_by})
@@ -138,6 +148,18 @@ def correction_of(settings: EvaluateSettings, test: Selection) -> Correction | N
         return None
     check_shown(test, "propensities")
     return Correction.read(settings.propensities, settings.ndcg_at)
+
+
+def fit_detector(config: EvaluateSettings, validation_split: Split, test: Selection) -> OutlierDetector:
+    """The outlier rules, fitted on all groups of the validation split."""
+    validation = select(validation_split, labelled=False)
+    validation = validation.serving(test.features, whose="the test split", where="the validation split")
+    return fit_outliers(
+        lambda: iterate(validation, docs_per_batch=config.docs_per_batch),
+        validation.features,
+        config.outliers,
+        data=validation.hash,
+    )
 
 
 def _measuring(
@@ -171,34 +193,188 @@ def _measuring(
     )
 
 
-def _measure(
-    measuring: Measuring, test: Selection, config: EvaluateConfig, file: GroupFile, run: Run, judged: Judged | None
-) -> Tallies:
-    """Score the test groups with every bundle, in one pass over the data; queries without a list come last."""
-    shape = len(measuring.models), len(all_metrics(config))
-    tallies = Tallies({name: Tally(*shape) for name in (ALL, *measuring.slicer.names)})
-    without = [] if judged is None else [measuring.without_list(*each, shape) for each in judged.without_list()]
-    groups = test.n_groups + sum(len(values.gids_Q) for values in without)
-    for values in itertools.chain(measuring.on(test, run), without):
-        tallies.add(values, groups=groups, slice_by=config.slice_by)
-        file.add(values)
-    return tallies
-
-
-def fit_detector(config: EvaluateSettings, validation_split: Split, test: Selection) -> OutlierDetector:
-    """The outlier rules, fitted on all groups of the validation split."""
-    validation = select(validation_split, labelled=False)
-    validation = validation.serving(test.features, whose="the test split", where="the validation split")
-    return fit_outliers(
-        lambda: iterate(validation, docs_per_batch=config.docs_per_batch),
-        validation.features,
-        config.outliers,
-        data=validation.hash,
-    )
-
-
 def _seen_in_training(config: EvaluateConfig, test: Selection) -> Seen:
     """The values of features in all groups of the training periods, with labels or without."""
     train = Split(data=config.splits.train.data, periods=config.splits.train.periods)
     groups = select(train, labelled=False).serving(test.features, whose="the test split", where="the training split")
     return Seen.of(iterate(groups, docs_per_batch=config.docs_per_batch), groups.features)
+
+
+@dataclass
+class Tallies:
+    """The sums of each slice, and counts of all groups."""
+
+    slices: dict[str, Tally]
+    clicks: dict[int, Tensor] = field(default_factory=dict)
+    """See `GroupValues.clicks`."""
+    documents: int = 0
+    unshown: int = 0
+    """Documents without a position."""
+    corrected: Gathered = field(default_factory=Gathered)
+    """What metrics corrected for positions need."""
+
+    def add(self, values: GroupValues, *, groups: int, slice_by: Sequence[str]) -> None:
+        """Add the groups of a row group, of `groups` in all.
+
+        Raises:
+            InputError: a column of `slice_by` has too many values.
+        """
+        blocks_Q = block_numbers(values.gids_Q, first=self.slices[ALL].groups, groups=groups)
+        self.slices[ALL].add(blocks_Q, values.values_QTM)
+        for name, member_Q in values.slices.items():
+            tally = self.slices.setdefault(name, Tally(*values.values_QTM.shape[1:]))
+            tally.add(blocks_Q[member_Q], values.values_QTM[member_Q])
+        check_few(list(self.slices), slice_by)
+        for t, tally_CB in values.clicks.items():
+            self.clicks[t] = self.clicks.get(t, 0) + tally_CB
+        self.documents += int(values.documents_Q.sum())
+        self.unshown += values.unshown
+        if values.corrected is not None:
+            self.corrected.add(blocks_Q, values.corrected)
+
+    def calibration(self, t: int) -> Calibration | None:
+        """That of a trial; None if its scores are no logits, or the labels of some documents no clicks."""
+        if (tally_CB := self.clicks.get(t)) is None:
+            return None
+        calibrated = calibration(tally_CB)
+        return calibrated if calibrated.documents == self.documents else None
+
+
+def _tallied(
+    measuring: Measuring, test: Selection, config: EvaluateConfig, file: GroupFile, run: Run, judged: Judged | None
+) -> Tallies:
+    """Score the test groups with every bundle, in one pass over the data; queries without a list come last."""
+    shape = len(measuring.models), len(all_metrics(config))
+    tallies = Tallies({name: Tally(*shape) for name in (ALL, *measuring.slicer.names)})
+    unlisted = [] if judged is None else [measuring.without_list(*each, shape) for each in judged.without_list()]
+    groups = test.n_groups + sum(len(values.gids_Q) for values in unlisted)
+    for values in itertools.chain(measuring.on(test, run), unlisted):
+        tallies.add(values, groups=groups, slice_by=config.slice_by)
+        file.add(values)
+    return tallies
+
+
+def _computed(
+    tallies: Tallies,
+    trials: Sequence[MethodTrial],
+    test: Selection,
+    config: EvaluateConfig,
+    *,
+    detector: OutlierDetector,
+    judged: Judged | None,
+    correction: Correction | None,
+) -> Evaluation:
+    """Compute all figures of the report."""
+    methods = {name: list(of) for name, of in itertools.groupby(trials, key=lambda trial: trial.method)}
+    labels = [(name, [trial.labels for trial in of_method]) for name, of_method in methods.items()]
+    policies = {name: metric.policy for name, metric in clicks_metrics(config).items()}
+    for name, metric in metrics_of(config).items():
+        policies[name] = metric.policy if judged is None else Judged.policy(metric)
+    by_slice = _by_slice(tallies, methods, config)
+    calibrations_T = iter([tallies.calibration(t) for t in range(len(trials))])
+    results = tuple(
+        MethodResult(
+            name=name,
+            bundles=tuple(trial.url for trial in of_method),
+            kinds=tuple(trial.kind for trial in of_method),
+            labelled_groups=tuple(trial.labelled_groups for trial in of_method),
+            validation_groups=tuple(trial.validation_groups for trial in of_method),
+            labels=tuple(trial.labels for trial in of_method),
+            debiased=tuple(trial.debiased for trial in of_method),
+            otherwise=tuple(trial.otherwise for trial in of_method),
+            calibration=tuple(next(calibrations_T) for _ in of_method),
+            slices={slice_: scopes_K[k] for slice_, scopes_K in by_slice.items()},
+        )
+        for k, (name, of_method) in enumerate(methods.items())
+    )
+    resampling = {"samples": config.resamples, "seed": config.seed}
+    corrected = summarised(correction, tallies.corrected, labels, baseline=config.baseline, **resampling)
+    validation = select(config.splits.validation, labelled=False)
+    return Evaluation(
+        methods=results,
+        baseline=config.baseline,
+        primary=config.primary,
+        leads=_leads_of_best(tallies, methods, results, config),
+        relevant_from=config.relevant_from,
+        leave_out_constant=config.leave_out_constant,
+        policies=policies,
+        resamples=config.resamples,
+        test=EvaluatedData(
+            data=config.splits.test.data,
+            periods=tuple(dict.fromkeys(row_group.period for row_group in test.row_groups)),
+            hash=test.hash,
+            groups=tallies.slices[ALL].groups,
+            documents=tallies.documents,
+            slices={name: tallies.slices[name].groups for name in by_slice},
+            judged=config.judged,
+            unlisted=0 if judged is None else len(judged.unlisted),
+            unshown=tallies.unshown,
+        ),
+        conditions=config.slices,
+        corrected=corrected,
+        validation_groups=sum(row_group.labelled for row_group in validation.row_groups),
+        detector=detector,
+    )
+
+
+_Methods = Mapping[str, Sequence[MethodTrial]]
+"""The trials of each method, by its name and in the order of all trials."""
+
+
+def _scopes_of(
+    blocks: Blocks,
+    metrics: Sequence[str],
+    methods: _Methods,
+    config: EvaluateConfig,
+    *,
+    baseline: int | None,
+    together: int | None = None,
+) -> list[Scope]:
+    """Summaries and comparisons of each method from the sums of all trials."""
+    ends = np.cumsum([len(of_method) for of_method in methods.values()])[:-1]
+    return scopes(
+        [replace(blocks, sums_BTM=sums_BtM) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)],
+        metrics,
+        baseline=baseline,
+        samples=config.resamples,
+        seed=config.seed,
+        labels_K=[[trial.labels for trial in of_method] for of_method in methods.values()],
+        together=together,
+    )
+
+
+def _by_slice(tallies: Tallies, methods: _Methods, config: EvaluateConfig) -> dict[str, list[Scope]]:
+    """Summaries and comparisons of each method, by slice: all groups by themselves, and the others as one family."""
+    baseline = None if config.baseline is None else list(methods).index(config.baseline)
+    with_names = [name for name in tallies.slices if "=" not in name]
+    by_value = [in_order([n for n in tallies.slices if n.startswith(f"{column}=")]) for column in config.slice_by]
+    names = [*with_names, *itertools.chain(*by_value)]
+    others = len(methods) - 1
+    by_slice = {
+        name: _scopes_of(
+            tallies.slices[name].blocks(),
+            list(all_metrics(config)),
+            methods,
+            config,
+            baseline=baseline,
+            together=others if name == ALL else others * (len(names) - 1),
+        )
+        for name in names
+    }
+    return {ALL: by_slice.pop(ALL), **judged_together(by_slice)}
+
+
+def _leads_of_best(
+    tallies: Tallies, methods: _Methods, results: Sequence[MethodResult], config: EvaluateConfig
+) -> dict[str, Comparison]:
+    """The difference of every other method from the best one in the primary metric, over all groups."""
+    primary = config.primary
+    means = [mean for method in results if (mean := method.slices[ALL].summaries[primary].mean) is not None]
+    if not 1 < len(means) == len(results):
+        return {}  # there are no others, or no group defines the metric
+    best, column = int(np.argmax(means)), list(all_metrics(config)).index(primary)
+    blocks = tallies.slices[ALL].blocks().of_metric(column)
+    scopes_K = _scopes_of(blocks, [primary], methods, config, baseline=best)
+    return {
+        name: scope.comparisons[primary] for name, scope in zip(methods, scopes_K, strict=True) if scope.comparisons
+    }

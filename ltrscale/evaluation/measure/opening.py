@@ -7,16 +7,16 @@ Every sentence is made of figures that the evaluation has committed. Differences
 from collections.abc import Iterator, Sequence
 
 from ltrscale.evaluation.measure.report import Evaluation, MethodResult
-from ltrscale.evaluation.measure.shown import AS_SHOWN
+from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.pages import number
+from ltrscale.evaluation.pages import estimated, number
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.ranking.choices import metric_label
 
 FEW_GROUPS = 100
 """Groups with the metric, fewer of which make no statement on a slice."""
-_NAMED = 3
+_SLICES_NAMED = 3
 _SURE = 0.05
 
 
@@ -25,14 +25,14 @@ def opening(evaluation: Evaluation) -> list[str]:
     best = best_of(evaluation)
     if best is None:
         return [f"No group defines {metric_label(evaluation.primary)}, so nothing can be said; evaluate other periods."]
-    after = [*_leads(evaluation, best), *_corrected(evaluation), *_sure(evaluation), *_behind(evaluation, best)]
-    return [_first(evaluation, best), *after]
+    after = [*_ahead(evaluation, best), *_corrected(evaluation), *_sure(evaluation), *_behind(evaluation, best)]
+    return [_on_the_best(evaluation, best), *after]
 
 
 def best_of(evaluation: Evaluation) -> MethodResult | None:
     """The method with the highest mean, the first of equal ones; None if no group defines the metric."""
-    known = [method for method in evaluation.methods if overall(evaluation, method).mean is not None]
-    return max(known, key=lambda method: overall(evaluation, method).mean or 0.0, default=None)
+    defined = [method for method in evaluation.methods if overall(evaluation, method).mean is not None]
+    return max(defined, key=lambda method: overall(evaluation, method).mean or 0.0, default=None)
 
 
 def overall(evaluation: Evaluation, method: MethodResult) -> Summary:
@@ -55,11 +55,11 @@ def is_shown(comparison: Comparison) -> bool:
     return comparison.p_holm is not None and comparison.p_holm < _SURE
 
 
-def _first(evaluation: Evaluation, best: MethodResult) -> str:
-    found, test = overall(evaluation, best), evaluation.test
+def _on_the_best(evaluation: Evaluation, best: MethodResult) -> str:
+    summary, test = overall(evaluation, best), evaluation.test
     periods = " to ".join(dict.fromkeys([test.periods[0], test.periods[-1]]))
-    where = f"over {found.groups:,} query groups of {periods}"
-    figure = f"{metric_label(evaluation.primary)} {_within(found.mean, found.low, found.high)} {where}"
+    where = f"over {summary.groups:,} query groups of {periods}"
+    figure = f"{metric_label(evaluation.primary)} {estimated(summary, '.4f')} {where}"
     if len(evaluation.methods) == 1:
         return f"{best.name} is the only method: {figure}. Alone it is neither good nor bad."
     equal = [name for name, lead in evaluation.leads.items() if lead.difference == 0]
@@ -70,7 +70,7 @@ def _first(evaluation: Evaluation, best: MethodResult) -> str:
     return f"{best.name} ranks best: {figure}."
 
 
-def _leads(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
+def _ahead(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
     """How far the best is ahead of what was shown, of the best trees or networks, and of the next best."""
     ahead = sorted(evaluation.leads, key=lambda name: -evaluation.leads[name].difference)
     of_trees = [m.name for m in evaluation.methods if set(m.kinds) == {"trees"}]
@@ -91,10 +91,10 @@ def _leads(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
 def _lead(evaluation: Evaluation, best: MethodResult, name: str) -> str:
     """`.0200 [.0100, .0300] (+4.0%) over`."""
     lead = evaluation.leads[name]
-    ends = (None, None) if lead.low is None or lead.high is None else (-lead.high, -lead.low)
+    ends = "" if lead.low is None or lead.high is None else f" [{number(-lead.high)}, {number(-lead.low)}]"
     base = (overall(evaluation, best).mean or 0.0) + lead.difference
     percent = f" ({-lead.difference / base:+.1%})" if base > 0 else ""
-    return f"{_within(-lead.difference, *ends)}{percent} over"
+    return f"{number(-lead.difference)}{ends}{percent} over"
 
 
 def _corrected(evaluation: Evaluation) -> Iterator[str]:
@@ -102,13 +102,12 @@ def _corrected(evaluation: Evaluation) -> Iterator[str]:
     if evaluation.corrected is None:
         return
     k = int(evaluation.primary.rpartition("@")[2])
-    known = {m.name: m.corrected[k] for m in evaluation.corrected.methods if m.corrected[k].mean is not None}
-    if not known:
+    shares = {m.name: m.corrected[k] for m in evaluation.corrected.methods if m.corrected[k].mean is not None}
+    if not shares:
         return
-    first = max(known, key=lambda name: known[name].mean or 0.0)
-    figure = f"share@{k} {_within(known[first].mean, known[first].low, known[first].high)}"
-    others = "" if first == AS_SHOWN or AS_SHOWN not in known else f", what was shown {number(known[AS_SHOWN].mean)}"
-    yield f"Corrected for positions, {first} is best: {figure}{others}."
+    first = max(shares, key=lambda name: shares[name].mean or 0.0)
+    others = "" if first == AS_SHOWN or AS_SHOWN not in shares else f", what was shown {number(shares[AS_SHOWN].mean)}"
+    yield f"Corrected for positions, {first} is best: share@{k} {estimated(shares[first], '.4f')}{others}."
 
 
 def _sure(evaluation: Evaluation) -> Iterator[str]:
@@ -145,34 +144,30 @@ def _behind(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
     compared = rival if best.name == evaluation.baseline else best.name
     sign = -1 if best.name == evaluation.baseline else 1  # in slices, differences are from the baseline
     (slices,) = (method.slices for method in evaluation.methods if method.name == compared)
-    found = {
+    judged = {
         name: (sign * c.difference, c)
         for name, scope in slices.items()
         if name != ALL
         and scope.summaries[evaluation.primary].groups >= FEW_GROUPS
         and (c := scope.comparisons.get(evaluation.primary)) is not None
     }
-    if not found:
+    if not judged:
         yield f"No slice has {FEW_GROUPS} groups with the metric, so that it is not known on whom it is worse."
         return
-    behind = sorted((name for name, (lead, _) in found.items() if lead < 0), key=lambda name: found[name][0])
-    shown = [name for name in behind if is_shown(found[name][1])]
-    of = f"Of {len(found)} slice{'s' if len(found) > 1 else ''} with at least {FEW_GROUPS} groups it is"
+    behind = sorted((name for name, (lead, _) in judged.items() if lead < 0), key=lambda name: judged[name][0])
+    shown = [name for name in behind if is_shown(judged[name][1])]
+    of = f"Of {len(judged)} slice{'s' if len(judged) > 1 else ''} with at least {FEW_GROUPS} groups it is"
     if not behind:
         yield f"{of} behind {rival} on none."
     if shown:
-        yield f"{of} worse than {rival} beyond chance on {_slices(shown, found)}."
+        yield f"{of} worse than {rival} beyond chance on {_first_named(shown, judged)}."
     if chance := [name for name in behind if name not in shown]:
-        yield f"{of} behind {rival}, perhaps by chance, on {len(chance)}: {_slices(chance, found)}."
+        yield f"{of} behind {rival}, perhaps by chance, on {len(chance)}: {_first_named(chance, judged)}."
 
 
-def _slices(names: Sequence[str], found: dict[str, tuple[float, Comparison]]) -> str:
-    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
-    return _listed([f"{name} ({found[name][0]:+.4f})" for name in names[:_NAMED]] + more)
-
-
-def _within(mean: float | None, low: float | None, high: float | None) -> str:
-    return number(mean) if low is None or high is None else f"{number(mean)} [{number(low)}, {number(high)}]"
+def _first_named(names: Sequence[str], judged: dict[str, tuple[float, Comparison]]) -> str:
+    more = [f"{len(names) - _SLICES_NAMED} more"] if len(names) > _SLICES_NAMED else []
+    return _listed([f"{name} ({judged[name][0]:+.4f})" for name in names[:_SLICES_NAMED]] + more)
 
 
 def _listed(texts: Sequence[str], last: str = "and") -> str:

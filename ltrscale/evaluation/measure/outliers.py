@@ -1,4 +1,7 @@
-"""Outlier groups: query groups with a feature value far from the bulk of the validation set (HOU24, A.2.2).
+"""Unusual groups: those with outlier values, and those with values that training lacks.
+
+Outliers are far from the bulk of the validation set (HOU24, A.2.2). What training lacks is what a ranker never learnt
+from.
 
 Shapes: N documents, Q groups, F features, B bins.
 """
@@ -17,6 +20,7 @@ from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError, nearest
+from ltrscale.models.fitting import ValueCounts
 
 OUTLIER_BINS = 100
 OUTLIER_TAIL = 0.01
@@ -112,13 +116,8 @@ def fit_outliers(
     consecutive empty bins: if fewer than 1% of the documents lie above them, the values above are outliers; otherwise
     the scan continues after the gap. A second scan runs from right to left (HOU24, A.2.2). Missing values are in no
     bin; categorical and constant features have no histogram. This takes three passes over the validation set: range,
-    histogram, share of outlier groups.
-
-    Args:
-        validation: starts a pass; every pass must yield the same groups.
-        features: the data set's features, in order.
-        config: see `OutlierConfig`.
-        data: hash of the validation data, kept with the rules.
+    histogram, share of outlier groups; each must yield the same groups. `data`, the hash of the validation data, is
+    kept with the rules.
 
     Raises:
         InputError: `known` names a feature that the data set does not have.
@@ -150,7 +149,7 @@ def fit_outliers(
             if rule := histogram.rule(gap):
                 rules[name] = rule
         detectors.append(OutlierDetector(data=data, features=names, gap=gap, share=0, rules=rules))
-    shares = _shares(validation, detectors)
+    shares = _outlier_shares(validation, detectors)
     best = min(range(len(shares)), key=lambda i: abs(shares[i] - config.target))
     return detectors[best].replace(share=shares[best])
 
@@ -211,7 +210,7 @@ def histograms(validation: Pass, columns: Sequence[int]) -> Mapping[int, Histogr
     return by_column
 
 
-def _shares(validation: Pass, detectors: Sequence[OutlierDetector]) -> list[float]:
+def _outlier_shares(validation: Pass, detectors: Sequence[OutlierDetector]) -> list[float]:
     """The share of outlier groups according to each detector."""
     outliers, total = [0] * len(detectors), 0
     for groups in validation():
@@ -219,3 +218,51 @@ def _shares(validation: Pass, detectors: Sequence[OutlierDetector]) -> list[floa
         for i, detector in enumerate(detectors):
             outliers[i] += int(detector.outlier_groups(groups).sum())
     return [count / max(total, 1) for count in outliers]
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """The range of each number and the codes of each categorical feature in some groups."""
+
+    low_F: NDArray[np.float32]
+    """The lowest finite value; of codes -inf."""
+    high_F: NDArray[np.float32]
+    """The highest finite value; of codes inf."""
+    codes: Mapping[int, NDArray[np.float32]]
+    """Sorted codes by the number of the feature."""
+
+    @classmethod
+    def of(cls, parts: Iterable[QueryGroups], features: Sequence[Feature]) -> Self:
+        """Look at groups in one pass; their order does not matter.
+
+        A number without a finite value there has the range from inf to -inf, outside which every value is.
+        """
+        vocabularies = {i: ValueCounts() for i, feature in enumerate(features) if feature.kind == "categorical"}
+        low_F, high_F = (np.full(len(features), end, np.float32) for end in (np.inf, -np.inf))
+        for groups in parts:
+            x_NF = groups.features_NF.numpy()
+            finite_NF = np.isfinite(x_NF)
+            low_F = np.minimum(low_F, x_NF.min(axis=0, initial=np.inf, where=finite_NF))
+            high_F = np.maximum(high_F, x_NF.max(axis=0, initial=-np.inf, where=finite_NF))
+            for i, vocabulary in vocabularies.items():
+                vocabulary.add(x_NF[:, i])
+        low_F[list(vocabularies)], high_F[list(vocabularies)] = -np.inf, np.inf
+        return cls(low_F, high_F, {i: vocabulary.counts()[0] for i, vocabulary in vocabularies.items()})
+
+    def lacks(self, groups: QueryGroups) -> Tensor:
+        """True for each group with a number outside its range or a code that was not seen, shape [Q].
+
+        A missing value is neither.
+
+        Example:
+            >>> train = QueryGroups(torch.tensor([[1.0, 7.0], [3.0, 8.0]]), torch.tensor([0, 2]))
+            >>> seen = Seen.of([train], [Feature(name="price"), Feature(name="shop", kind="categorical")])
+            >>> later = QueryGroups(torch.tensor([[2.0, 8.0], [4.0, 8.0], [2.0, 9.0]]), torch.tensor([0, 1, 2, 3]))
+            >>> seen.lacks(later)
+            tensor([False,  True,  True])
+        """
+        x_NF = groups.features_NF.numpy()
+        new_N = ((x_NF < self.low_F) | (x_NF > self.high_F)).any(axis=1)
+        for i, codes_V in self.codes.items():
+            new_N |= ~np.isin(x_NF[:, i], codes_V) & ~np.isnan(x_NF[:, i])
+        return sum_by_group(torch.from_numpy(new_N).long(), groups.offsets_Q1) > 0

@@ -1,15 +1,15 @@
 """The report of an evaluation: one table for all methods, charts, and how to read them."""
 
+import itertools
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ltrscale.evaluation.measure.corrected import section
-from ltrscale.evaluation.measure.debiasing import Trained, stated
 from ltrscale.evaluation.measure.opening import opening
 from ltrscale.evaluation.measure.outliers import OutlierDetector
-from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult
-from ltrscale.evaluation.measure.shown import AS_SHOWN, FAVOURED
+from ltrscale.evaluation.measure.report import Evaluation, MethodResult
+from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.pages import (
     Scopes,
@@ -33,11 +33,19 @@ from ltrscale.reports.document import Block, Chart, Command, Document, Points, S
 from ltrscale.storage import absolute, join
 
 _RULES_SHOWN = 10
+_FAVOURED = (
+    f"`{AS_SHOWN}` is the order in which the lists were shown, by the column `{POSITIONS}`. Labels of people who saw "
+    "it, such as clicks and purchases, favour it: what stands on top is looked at most, whatever it is worth. A ranker "
+    "that is level with it may well be better."
+)
 
 
 def document(evaluation: Evaluation, out: str) -> Document:
     """The report; `out` is its directory."""
-    scopes, shows = _scopes(evaluation), f"{metric_label(evaluation.primary)} of each method with its interval"
+    scopes, shows = (
+        _both_scopes(evaluation),
+        f"{metric_label(evaluation.primary)} of each method with its interval",
+    )
     sections = [
         Section("How to read the tables", [Points(_how_to_read(evaluation))]),
         Section("All metrics", [all_summaries(scopes)]),
@@ -48,13 +56,13 @@ def document(evaluation: Evaluation, out: str) -> Document:
         header = ["method", "clicked", "predicted", "log loss", "calibration error", "if right"]
         sections.append(Section("Calibration", [Text(_CALIBRATION), Table(header, rows)]))
     if evaluation.test.slices.keys() - {ALL, OUTLIERS}:
-        sections.append(Section("Slices", list(_slices(evaluation))))
+        sections.append(Section("Slices", list(_slice_blocks(evaluation))))
     sections += [
         Section("Outliers", list(_outliers(evaluation.detector))),
         Section("Methods", list(_methods(evaluation.methods, out))),
     ]
-    found = [*_found(evaluation), Chart(_chart(evaluation), shows, "ndcg")]
-    return Document("Evaluation", [Text(" ".join(opening(evaluation))), Text(_data(evaluation)), *found], sections)
+    found = [*_results(evaluation), Chart(_chart(evaluation), shows, "ndcg")]
+    return Document("Evaluation", [Text(" ".join(opening(evaluation))), Text(_test_data(evaluation)), *found], sections)
 
 
 _CALIBRATION = (
@@ -69,24 +77,21 @@ def _calibrations(evaluation: Evaluation) -> list[list[str]]:
     """A row for each method whose scores are logits of clicks, with means over its trials."""
     rows = []
     for method in evaluation.methods:
-        if known := [each for each in method.calibration if each is not None]:
-            columns = zip(*((c.clicked, c.predicted, c.log_loss, c.error) for c in known), strict=True)
-            right = [c.reference for c in known if c.reference is not None]
-            of_right = number(sum(right) / len(right) if len(right) == len(known) else None)
-            rows.append([method.name, *(number(sum(column) / len(known)) for column in columns), of_right])
+        if calibrations := [each for each in method.calibration if each is not None]:
+            columns = zip(*((c.clicked, c.predicted, c.log_loss, c.error) for c in calibrations), strict=True)
+            right = [c.reference for c in calibrations if c.reference is not None]
+            of_right = number(sum(right) / len(right) if len(right) == len(calibrations) else None)
+            rows.append([method.name, *(number(sum(column) / len(calibrations)) for column in columns), of_right])
     return rows
 
 
 def _chart(evaluation: Evaluation) -> charts.Spec:
     """The primary metric of each method with its 95% interval; on outlier groups too, if there are any."""
-    methods, label = evaluation.methods, metric_label(evaluation.primary)
-    shown = {label: ALL}
-    if methods[0].slices[OUTLIERS].summaries[evaluation.primary].groups:
-        shown[f"Outlier-{label}"] = OUTLIERS
-    parts = []
-    for title, name in shown.items():
-        groups = methods[0].slices[name].summaries[evaluation.primary].groups
-        parts.append(charts.titled(leaders_chart(evaluation, name), f"{title}, {groups:,} groups"))
+    label, parts = metric_label(evaluation.primary), []
+    for title, name in ((label, ALL), (f"Outlier-{label}", OUTLIERS)):
+        groups = evaluation.methods[0].slices[name].summaries[evaluation.primary].groups
+        if groups or name == ALL:
+            parts.append(charts.titled(leaders_chart(evaluation, name), f"{title}, {groups:,} groups"))
     return charts.chart_row(*parts)
 
 
@@ -100,104 +105,102 @@ def leaders_chart(evaluation: Evaluation, slice_: str) -> charts.Spec:
     return charts.interval_chart(rows, title=f"{metric_label(evaluation.primary)} and its 95% interval", at=base)
 
 
-def _data(evaluation: Evaluation) -> str:
+def _test_data(evaluation: Evaluation) -> str:
     test = evaluation.test
     first, last = test.periods[0], test.periods[-1]
     periods = f"period {first}" if first == last else f"{len(test.periods)} periods, {first} to {last}"
-    return (
+    text = (
         f"Test data: {', '.join(test.data)}, {periods}; {test.groups:,} labelled query groups, "
         f"{test.documents:,} documents, {test.slices[OUTLIERS]:,} outlier groups (selection {test.hash[:12]})."
-    ) + _judged(test)
-
-
-def _judged(test: EvaluatedData) -> str:
-    """What counts as missed, where whole queries are judged."""
+    )
     if test.judged is None:
-        return ""
+        return text
     return (
-        f" Judged are whole queries ({test.judged}): a relevant document outside the list is missed. "
+        f"{text} Judged are whole queries ({test.judged}): a relevant document outside the list is missed. "
         f"{test.unlisted:,} of the groups are queries without a list: they count 0, and are in no slice."
     )
 
 
 def leaderboard(evaluation: Evaluation) -> TableCells:
-    """One row per method.
-
-    The columns are NDCG at each cut-off, with the standard error if there are several trials, and that of clicks at the
-    primary one if it was measured; the primary NDCG on outlier groups; the paired difference from the baseline with its
-    interval and adjusted p value; and the numbers of groups with a defined and an undefined primary metric.
-    """
+    """One row per method: NDCG at each cut-off, the primary one on clicks and outlier groups, against the baseline."""
     primary = evaluation.primary
-    cutoffs = [name for name in _metrics(evaluation) if name.startswith("ndcg@") or name == f"click_{primary}"]
+    cutoffs = [name for name in _metric_names(evaluation) if name.startswith("ndcg@") or name == f"click_{primary}"]
     n_outliers = evaluation.methods[0].slices[OUTLIERS].summaries[primary].groups
     header = ["method", *map(metric_label, cutoffs), f"Outlier-{metric_label(primary)} (n={n_outliers})"]
-    if evaluation.baseline is not None:
-        header += against_header(primary, evaluation.baseline)
+    header += against_header(primary, evaluation.baseline)
     rows = []
     for method in evaluation.methods:
         summaries = method.slices[ALL].summaries
-        row = [
-            method.name,
-            *(_mean(summaries[name]) for name in cutoffs),
-            _mean(method.slices[OUTLIERS].summaries[primary]),
-        ]
+        outliers = _mean(method.slices[OUTLIERS].summaries[primary])
+        row = [method.name, *(_mean(summaries[name]) for name in cutoffs), outliers]
         if evaluation.baseline is not None:
             row += against(method.slices[ALL].comparisons.get(primary))
         rows.append([*row, f"{summaries[primary].groups:,}", f"{summaries[primary].undefined:,}"])
     return [*header, "groups", "undefined"], rows
 
 
-def _found(evaluation: Evaluation) -> Iterator[Block]:
+def _results(evaluation: Evaluation) -> Iterator[Block]:
     """The table of methods, a table of both policies if the evaluation was under both, and what they can show."""
     primary = evaluation.primary
     summaries = {method.name: method.slices[ALL].summaries for method in evaluation.methods}
     compared = {method.name: method.slices[ALL].comparisons.get(primary) for method in evaluation.methods}
     yield Table(*leaderboard(evaluation))
-    if has_letor(_metrics(evaluation)):
+    if has_letor(_metric_names(evaluation)):
         yield policies({name: {metric: _mean(s) for metric, s in of.items()} for name, of in summaries.items()})
     if lines := verdicts(compared, primary):
         yield Points(lines)
     if AS_SHOWN in summaries:
-        yield Text(f"{FAVOURED}{_unshown(evaluation.test)}")
+        test = evaluation.test
+        last = f" {test.unshown:,} of {test.documents:,} documents have no position; they come last, in random order."
+        yield Text(_FAVOURED + (last if test.unshown else ""))
+    figures = {name: {metric_label(primary): of[primary].mean} for name, of in summaries.items()}
     if evaluation.corrected is not None:
-        raw = {name: _mean(of[primary]) for name, of in summaries.items()}
-        yield from section(evaluation.corrected, int(primary.rpartition("@")[2]), raw, evaluation.baseline)
-    if lines := stated(_trained(evaluation), shown=AS_SHOWN in summaries):
+        k, raw = int(primary.rpartition("@")[2]), {name: _mean(of[primary]) for name, of in summaries.items()}
+        yield from section(evaluation.corrected, k, raw, evaluation.baseline)
+        for method in evaluation.corrected.methods:
+            figures[method.name][f"share@{k} corrected"] = method.corrected[k].mean
+    with_bundles = [method for method in evaluation.methods if any(method.otherwise)]
+    if lines := debiasing(with_bundles, figures, shown=AS_SHOWN in summaries):
         yield Points(lines)
 
 
-def _trained(evaluation: Evaluation) -> list[Trained]:
-    """The methods with bundles, and their figures."""
-    primary, corrected = evaluation.primary, {}
-    if evaluation.corrected is not None:
-        k = int(primary.rpartition("@")[2])
-        corrected = {m.name: {f"share@{k} corrected": m.corrected[k].mean} for m in evaluation.corrected.methods}
-    return [
-        Trained(
-            method.name,
-            method.debiased,
-            method.otherwise,
-            {metric_label(primary): method.slices[ALL].summaries[primary].mean, **corrected.get(method.name, {})},
-        )
-        for method in evaluation.methods
-        if any(method.otherwise)
-    ]
+def debiasing(
+    methods: Sequence[MethodResult], figures: Mapping[str, Mapping[str, float | None]], *, shown: bool
+) -> list[str]:
+    """Which trainings corrected for positions, and what that did where a method is there with and without it.
+
+    Args:
+        methods: those with bundles.
+        figures: of each method, by their names in the report.
+        shown: whether the order that was shown is known; where it is not, and no training corrected for it, nothing is
+            said.
+    """
+    how = {method.name: " and ".join(dict.fromkeys(each for each in method.debiased if each)) for method in methods}
+    did, without = [m for m in methods if how[m.name]], [m for m in methods if not how[m.name]]
+    if not did:
+        line = "No training corrected for positions: networks do with debias (dla or weights), trees with unbiased."
+        return [line] if shown and methods else []
+    named = ", ".join(f"{method.name} ({how[method.name]})" for method in did)
+    others = ", ".join(method.name for method in without) or "none"
+    lines = [f"Trained with a correction for positions: {named}; without: {others}."]
+    for one, other in itertools.product(did, without):
+        if one.otherwise == other.otherwise and all(one.debiased):
+            pairs = ((name, mean, figures[other.name][name]) for name, mean in figures[one.name].items())
+            changes = ", ".join(f"{name} {a - b:+.4f}" for name, a, b in pairs if a is not None and b is not None)
+            lines.append(
+                f"{one.name} has the settings of {other.name}, and the correction: {changes}. Raw figures reward the "
+                "order that was shown, so a correction that works may lower them."
+            )
+    return lines
 
 
-def _unshown(test: EvaluatedData) -> str:
-    """How many documents the order shown leaves at the end of their lists."""
-    if not test.unshown:
-        return ""
-    return f" {test.unshown:,} of {test.documents:,} documents have no position; they come last, in random order."
-
-
-def _metrics(evaluation: Evaluation) -> list[str]:
+def _metric_names(evaluation: Evaluation) -> list[str]:
     return list(evaluation.methods[0].slices[ALL].summaries)
 
 
 def _how_to_read(evaluation: Evaluation) -> list[str]:
     lines = definitions(
-        _metrics(evaluation),
+        _metric_names(evaluation),
         evaluation.relevant_from,
         leave_out_constant=evaluation.leave_out_constant,
         stated=evaluation.policies,
@@ -212,10 +215,10 @@ def _how_to_read(evaluation: Evaluation) -> list[str]:
     lines += how_intervals(scopes, evaluation.resamples)
     if any(None in method.labels for method in evaluation.methods if len(method.bundles) > 1):
         lines.append("Bundles that do not state their labels count as trained on the same ones.")
-    return [*lines, *_validation(evaluation)]
+    return [*lines, *_selected_on(evaluation)]
 
 
-def _validation(evaluation: Evaluation) -> list[str]:
+def _selected_on(evaluation: Evaluation) -> list[str]:
     """On how many labelled groups of the validation split the models were selected, as far as they state it."""
     everything = evaluation.validation_groups
     counts = sorted({n for method in evaluation.methods for n in method.validation_groups if n is not None})
@@ -231,7 +234,7 @@ def _validation(evaluation: Evaluation) -> list[str]:
     ]
 
 
-def _scopes(evaluation: Evaluation) -> Scopes:
+def _both_scopes(evaluation: Evaluation) -> Scopes:
     scopes = {"all": {method.name: method.slices[ALL] for method in evaluation.methods}}
     if evaluation.test.slices[OUTLIERS]:
         scopes["outliers"] = {method.name: method.slices[OUTLIERS] for method in evaluation.methods}
@@ -249,13 +252,10 @@ def slice_rows(evaluation: Evaluation) -> TableCells:
             row.append("-" if s.low is None else f"[{number(s.low)}, {number(s.high)}]")
             rows.append(row + (against(scope.comparisons.get(primary)) if evaluation.baseline is not None else []))
     header = ["slice", "groups", "defined", "method", metric_label(primary), "95% interval"]
-    if evaluation.baseline is not None:
-        header += against_header(primary, evaluation.baseline)
-    return header, rows
+    return header + against_header(primary, evaluation.baseline), rows
 
 
-def _slices(evaluation: Evaluation) -> Iterator[Block]:
-    """The table of slices, with their conditions."""
+def _slice_blocks(evaluation: Evaluation) -> Iterator[Block]:
     yield Text(
         "A group may be in several slices. p is adjusted by Holm for the number of methods over all groups, and "
         "elsewhere for the methods and slices together."
@@ -288,15 +288,9 @@ def _outliers(detector: OutlierDetector) -> Iterator[Block]:
 
 def _methods(methods: Sequence[MethodResult], out: str) -> Iterator[Block]:
     rows = [
-        [method.name, kind, *("-" if n is None else f"{n:,}" for n in counts), url]
-        for method in methods
-        for kind, *counts, url in zip(
-            method.kinds,
-            method.labelled_groups,
-            method.validation_groups,
-            method.bundles,
-            strict=True,
-        )
+        [m.name, kind, *("-" if n is None else f"{n:,}" for n in counts), url]
+        for m in methods
+        for kind, *counts, url in zip(m.kinds, m.labelled_groups, m.validation_groups, m.bundles, strict=True)
     ]
     yield Table(["method", "kind", "labelled groups trained on", "selected on", "bundle"], rows)
     yield Text(

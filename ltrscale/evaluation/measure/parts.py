@@ -34,7 +34,7 @@ from ltrscale.data.stream.windows import Cut, Window, assemble
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.conditions import Truths
 from ltrscale.evaluation.measure.corrected import CorrectedSums, Correction
-from ltrscale.evaluation.measure.shown import POSITIONS, order_shown
+from ltrscale.evaluation.measure.settings import POSITIONS
 from ltrscale.evaluation.measure.slices import Slicer
 from ltrscale.progress import progress
 from ltrscale.ranking.calibration import tally
@@ -157,7 +157,7 @@ class Measuring:
         return with_tokens_of(selection, self._opened().bundles)
 
     def _opened(self) -> "_Opened":
-        return _open(self.identity, self._bundles, self.features, self.threads)
+        return _open_bundles(self.identity, self._bundles, self.features, self.threads)
 
     def _scorers(self, committed: Mapping[str, scored.DocumentScores]) -> list[Scorer]:
         """The scorer of each trial, with these committed scores."""
@@ -236,7 +236,7 @@ class _Opened(NamedTuple):
 
 
 @lru_cache(maxsize=1)  # a process measures many parts with the same bundles
-def _open(
+def _open_bundles(
     identity: str,  # noqa: ARG001 - part of the key: a bundle may have been replaced since another evaluation
     bundles: tuple[str, ...],
     features: tuple[Feature, ...],
@@ -255,6 +255,41 @@ def look_up(url: str, scores: scored.DocumentScores) -> Scorer:
         return scores_N
 
     return score
+
+
+def order_shown(groups: QueryGroups) -> Tensor:
+    """Scores that fall with the position at which a document was shown; documents without one come last, all tied.
+
+    Example:
+        >>> features_NF, offsets_Q1 = torch.zeros(3, 1), torch.tensor([0, 3])
+        >>> order_shown(QueryGroups(features_NF, offsets_Q1, positions_N=torch.tensor([2.0, torch.nan, 1.0]))).argsort()
+        tensor([1, 0, 2])
+    """
+    assert groups.positions_N is not None
+    return -groups.positions_N.nan_to_num(nan=torch.finfo(torch.float32).max).double()
+
+
+def has_positions(selection: Selection) -> bool:
+    """Whether any group of some row groups has positions; it reads them until it finds one."""
+    for table in read_direct(selection.row_groups, [POSITIONS]):
+        if POSITIONS not in table.column_names:
+            return False
+        if table[POSITIONS].null_count < len(table):
+            return True
+    return False
+
+
+def check_shown(test: Selection, key: str) -> None:
+    """Check that the order that was shown is known; `key` is the setting of the evaluation that needs it.
+
+    Raises:
+        InputError: the test groups have no positions.
+    """
+    if not has_positions(test):
+        raise InputError(
+            f"evaluate.{key}: {test.row_groups[0].url} has no positions; map the column in prepare as "
+            "columns.positions, or leave it out"
+        )
 
 
 def _batches(offsets_Q1: NDArray[np.int64], documents: int) -> Iterator[tuple[int, int]]:

@@ -8,18 +8,30 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
 import pyarrow.parquet as pq
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
 from ltrscale import storage
+from ltrscale.arrays import Bools, Doubles
+from ltrscale.batch import group_index, to_offsets
+from ltrscale.bundle import Scorer, load, with_tokens_of
 from ltrscale.config import Config, Operational
-from ltrscale.evaluation.measure.group_file import GROUPS
-from ltrscale.evaluation.measure.scored_lists import ListSource, ScoredLists
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Split
+from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.scored import committed, finite
+from ltrscale.errors import InputError, nearest
+from ltrscale.evaluation.measure.parts import look_up
+from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.pages import number
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import metric_label, metric_named
@@ -27,10 +39,178 @@ from ltrscale.ranking.libraries import KINDS, POLICIES, PROGRAMS, Policy, under
 from ltrscale.ranking.metric import Metric, Rules
 from ltrscale.reports.document import Block, Document, Points, Section, Table, Text
 from ltrscale.reports.findings import Findings, print_report, write_report
+from ltrscale.stages.inputs import BundleUrl, hashes_of
 from ltrscale.stages.stage import Origin, Stage
 
 _SAME = 1e-12
 """Values of a group that differ by less are equal: rounding."""
+
+
+@dataclass(frozen=True)
+class ScoredLists:
+    """Scored and labelled groups, with the names of queries and the order of the items' names."""
+
+    queries: Sequence[str]
+    offsets_Q1: Tensor
+    scores_N: Tensor
+    labels_N: Tensor
+    names_N: Tensor
+    """Integers in the order of the items' names."""
+
+    @classmethod
+    def of(cls, test: Selection, score: Scorer, url: str) -> "ScoredLists":
+        """The groups of a selection with the scores of the bundle or directory `url`."""
+        parts = list(iterate(test, docs_per_batch=65_536))
+        scores_N = torch.cat([finite(score(part), url).double() for part in parts])
+        lengths_Q = torch.cat([part.lengths_Q for part in parts])
+        labels_N = torch.cat([part.labels_N for part in parts if part.labels_N is not None])
+        gids = [str(gid) for part in parts if part.ids_Q is not None for gid in part.ids_Q.tolist()]
+        return cls(gids, to_offsets(lengths_Q), scores_N, labels_N.double(), torch.arange(len(scores_N)))
+
+    def under(self, rules: Rules, metric: Metric) -> Tensor:
+        """A metric of each group by some rules."""
+        return under(rules, metric, self.scores_N, self.labels_N, self.offsets_Q1, self.names_N)
+
+    def tied(self) -> int:
+        """Groups with documents of equal scores and different labels."""
+        order_N, groups_N = torch.arange(len(self.scores_N)), group_index(self.offsets_Q1)
+        for key_N in (self.labels_N, self.scores_N, groups_N):
+            order_N = order_N[key_N[order_N].argsort(stable=True)]
+        scores_N, labels_N, group_N = (v[order_N] for v in (self.scores_N, self.labels_N, groups_N))
+        pairs = (scores_N[1:] == scores_N[:-1]) & (group_N[1:] == group_N[:-1]) & (labels_N[1:] != labels_N[:-1])
+        return len(set(group_N[1:][pairs].tolist()))
+
+
+class TableSource(Config):
+    """A table with a row for each document, in Parquet or CSV; the rows of a query may lie apart."""
+
+    kind: Literal["table"] = "table"
+    path: str
+    """File or URL; a name that ends in .parquet is Parquet, any other CSV with a header, which may be packed (.gz)."""
+    query: str = "query"
+    """Column of the query: the rows with the same value are one group."""
+    item: str = "item"
+    """Column of the item's name, by which trec_eval orders ties; different within a query."""
+    label: str = "label"
+    """Column of the label, 0 or more."""
+    score: str = "score"
+    """Column of the score."""
+
+    def inputs(self) -> dict[str, str]:
+        """The fingerprint of the table."""
+        return {self.path: storage.fingerprint(self.path)}
+
+    def lists(self) -> ScoredLists:
+        """The lists of the table: groups in the order of their first rows, documents in the order of the rows.
+
+        Raises:
+            InputError: a column is missing, a value is missing or no number, a label is negative, or a query has an
+                item twice; the message names the row, from 1 after the header.
+        """
+        table = self._table()
+        queries, items = (table[name].cast(pa.string()).combine_chunks() for name in (self.query, self.item))
+        labels, scores = self._numbers(table, self.label), self._numbers(table, self.score)
+        if (negative := np.flatnonzero(labels < 0)).size:
+            raise InputError(f"{self.path}: row {negative[0] + 1}: {self.label} is below 0; labels are 0 or more")
+        coded = queries.dictionary_encode()  # codes are in the order of the first rows
+        codes = coded.indices.to_numpy()
+        pairs = np.stack([codes, items.dictionary_encode().indices.to_numpy()], axis=1)
+        _, first, counts = np.unique(pairs, axis=0, return_index=True, return_counts=True)
+        if (counts > 1).any():
+            row = int(first[counts > 1].min())
+            raise InputError(
+                f"{self.path}: row {row + 1}: its query has item {items[row].as_py()!r} in another row too; keep one"
+            )
+        names = np.empty(len(items), np.int64)
+        names[np.asarray(pc.sort_indices(items.cast(pa.binary())))] = np.arange(len(items))  # as strcmp orders UTF-8
+        order = np.argsort(codes, kind="stable")
+        return ScoredLists(
+            coded.dictionary.to_pylist(),
+            to_offsets(torch.from_numpy(np.bincount(codes, minlength=len(coded.dictionary)))),
+            *(torch.from_numpy(values[order]) for values in (scores, labels, names)),
+        )
+
+    def _table(self) -> pa.Table:
+        columns, data = [self.query, self.item, self.label, self.score], pa.BufferReader(storage.read_bytes(self.path))
+        try:
+            if self.path.endswith(".parquet"):
+                file = pq.ParquetFile(data)
+                names = file.schema_arrow.names
+                table = file.read([name for name in columns if name in names])
+            else:
+                stream: Any = pa.input_stream(data, compression="gzip" if self.path.endswith(".gz") else None)
+                # names as text: a query 007 is not 7
+                texts = pyarrow.csv.ConvertOptions(column_types={self.query: pa.string(), self.item: pa.string()})
+                table = pyarrow.csv.read_csv(stream, convert_options=texts)
+                names = table.column_names
+        except (pa.ArrowInvalid, OSError) as error:
+            raise InputError(f"{self.path}: neither Parquet nor CSV as its name says ({error})") from error
+        if missing := [name for name in columns if name not in names]:
+            near = nearest(missing[0], names)
+            raise InputError(f"{self.path}: no column {missing[0]!r}; did you mean {near!r}? Set it in source")
+        if not len(table):
+            raise InputError(f"{self.path}: has no rows; name another file")
+        for name in columns[:2]:
+            self._check_known(table[name].is_null().to_numpy(), name)
+        return table
+
+    def _numbers(self, table: pa.Table, name: str) -> Doubles:
+        column = table[name]
+        if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_null(column.type)):
+            raise InputError(
+                f"{self.path}: column {name!r} has values that are no numbers ({column.type}); correct them"
+            )
+        values = column.cast(pa.float64(), safe=False).to_numpy()
+        self._check_known(~np.isfinite(values), name)
+        return np.ascontiguousarray(values)
+
+    def _check_known(self, bad: Bools, name: str) -> None:
+        if bad.any():
+            row = int(bad.argmax()) + 1
+            raise InputError(f"{self.path}: row {row}: {name} is missing or not finite; leave the row out")
+
+
+class BundleSource(Config):
+    """The labelled groups of a split, scored by a bundle."""
+
+    kind: Literal["bundle"] = "bundle"
+    bundle: BundleUrl
+    """The bundle."""
+    split: Split
+    """Its labelled groups are scored. Items are named by their place, as a data set is read without item names."""
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the data set and the bundle."""
+        return hashes_of(self)
+
+    def lists(self) -> ScoredLists:
+        """The groups with the scores of the bundle; InputError if it does not fit, or a score is not finite."""
+        bundle = load(self.bundle)
+        test = with_tokens_of(select(self.split, labelled=True), [bundle])
+        return ScoredLists.of(test, bundle.scorer(features=test.features), self.bundle)
+
+
+class ScoresSource(Config):
+    """The labelled groups of a split, with committed scores."""
+
+    kind: Literal["scores"] = "scores"
+    scores: str
+    """Directory of scores that jobs.score made on the split's data set."""
+    split: Split
+    """Its labelled groups are read. Items are named by their place, as a data set is read without item names."""
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the data set and the scores."""
+        return hashes_of(self, self.split.with_scores(self.scores))
+
+    def lists(self) -> ScoredLists:
+        """The groups with their scores; InputError if a group has none."""
+        score = look_up(self.scores, committed(self.scores, self.split))
+        return ScoredLists.of(select(self.split, labelled=True), score, self.scores)
+
+
+ListSource = Annotated[TableSource | BundleSource | ScoresSource, Field(discriminator="kind")]
+"""Where scored and labelled lists are."""
 
 
 class ReconcileJob(Stage):
@@ -69,8 +249,28 @@ class ReconcileJob(Stage):
         return self.source.inputs()
 
     def work(self, origin: Origin, report: Report) -> None:
-        """Compare, and commit the report."""
-        reconcile(self, made_by=origin, report=report)
+        """Compute each metric by our rules and those of other programs, and commit which rules explain the differences.
+
+        The directory holds `report.md`, `metrics.json` and `groups.parquet`, with every value of every group.
+        """
+        lists = self.source.lists()
+        columns: dict[str, Tensor] = {}
+        metrics = []
+        with progress("reconcile", len(self.metrics)) as advance:
+            for name in self.metrics:
+                metrics.append(_of_metric(metric_named(name, threshold=self.relevant_from), lists, self, columns))
+                advance(1)
+        n, documents = len(lists.queries), len(lists.scores_N)
+        result = Reconciliation(groups=n, documents=documents, tied=lists.tied(), metrics=tuple(metrics))
+        with storage.Commit(self.out) as commit:
+            with commit.file(GROUPS) as path:
+                values = {name: pa.array(v.numpy(), mask=v.isnan().numpy()) for name, v in columns.items()}
+                lengths = lists.offsets_Q1.diff().numpy()
+                pq.write_table(pa.table({"query": lists.queries, "documents": lengths, **values}), path)
+            write_report(commit, result, document(result))
+            commit.finish({"made_by": origin})
+        for of_metric in result.metrics:
+            report({"metric": of_metric.metric, "figure": of_metric.figure})
 
 
 class ChangedGroup(Config):
@@ -132,52 +332,6 @@ class Reconciliation(Findings):
     metrics: tuple[OfMetric, ...]
 
 
-def reconcile(job: ReconcileJob, *, made_by: Origin, report: Report) -> Reconciliation:
-    """Compute each metric by our rules and by those of other programs, and commit which rules explain the differences.
-
-    The directory holds `report.md`, `metrics.json` and `groups.parquet`, with every value of every group.
-
-    Args:
-        job: names the directory.
-        made_by: origin, recorded in the manifest.
-        report: receives our figures and the differences.
-
-    Raises:
-        InputError: the table, the bundle or the scores cannot be used.
-    """
-    lists = job.source.lists()
-    columns: dict[str, Tensor] = {}
-    found = []
-    with progress("reconcile", len(job.metrics)) as advance:
-        for name in job.metrics:
-            found.append(_of_metric(metric_named(name, threshold=job.relevant_from), lists, job, columns))
-            advance(1)
-    result = Reconciliation(
-        groups=len(lists.queries), documents=len(lists.scores_N), tied=_tied(lists), metrics=tuple(found)
-    )
-    with storage.Commit(job.out) as commit:
-        with commit.file(GROUPS) as path:
-            values = {name: pa.array(v.numpy(), mask=v.isnan().numpy()) for name, v in columns.items()}
-            pq.write_table(
-                pa.table({"query": lists.queries, "documents": lists.offsets_Q1.diff().numpy(), **values}), path
-            )
-        write_report(commit, result, document(result))
-        commit.finish({"made_by": made_by})
-    for of_metric in result.metrics:
-        report({"metric": of_metric.metric, "figure": of_metric.figure})
-    return result
-
-
-def _tied(lists: ScoredLists) -> int:
-    """Groups with documents of equal scores and different labels."""
-    order_N = torch.arange(len(lists.scores_N))
-    for key_N in (lists.labels_N, lists.scores_N, lists.group_N):
-        order_N = order_N[key_N[order_N].argsort(stable=True)]
-    scores_N, labels_N, group_N = (v[order_N] for v in (lists.scores_N, lists.labels_N, lists.group_N))
-    pairs = (scores_N[1:] == scores_N[:-1]) & (group_N[1:] == group_N[:-1]) & (labels_N[1:] != labels_N[:-1])
-    return len(set(group_N[1:][pairs].tolist()))
-
-
 def _mean(values_Q: Tensor) -> float | None:
     """The mean over the groups that are not left out; None if there are none."""
     known_Q = values_Q[~values_Q.isnan()]
@@ -186,7 +340,7 @@ def _mean(values_Q: Tensor) -> float | None:
 
 def _of_metric(metric: Metric, lists: ScoredLists, job: ReconcileJob, columns: dict[str, Tensor]) -> OfMetric:
     """A metric by our rules and each program's; `columns` receives the values of all groups."""
-    ours_Q = _values(Rules(), metric, lists)
+    ours_Q = lists.under(Rules(), metric)
     columns[metric.name] = ours_Q
     programs = []
     for policy in POLICIES:
@@ -203,10 +357,6 @@ def _of_metric(metric: Metric, lists: ScoredLists, job: ReconcileJob, columns: d
     )
 
 
-def _values(rules: Rules, metric: Metric, lists: ScoredLists) -> Tensor:
-    return under(rules, metric, lists.scores_N, lists.labels_N, lists.offsets_Q1, lists.names_N)
-
-
 def _reconciled(
     policy: Policy, metric: Metric, lists: ScoredLists, ours_Q: Tensor, shown: int
 ) -> tuple[Reconciled, Tensor]:
@@ -216,7 +366,7 @@ def _reconciled(
         if name not in metric.affected_by() or theirs == (mine := getattr(rules, name)):
             continue
         rules = rules.replace(**{name: theirs})
-        after_Q = _values(rules, metric, lists)
+        after_Q = lists.under(rules, metric)
         steps.append(_step(name, (mine, theirs), before_Q, after_Q, lists.queries, shown))
         before_Q = after_Q
     figure, own = _mean(before_Q), _mean(ours_Q)
@@ -251,28 +401,29 @@ def _step(
     )
 
 
-def document(found: Reconciliation) -> Document:
+def document(result: Reconciliation) -> Document:
     """The report: a row for each program and metric, and the groups that show each difference."""
     intro = (
-        f"{found.groups:,} query groups, {found.documents:,} documents; {found.tied:,} groups have documents of equal "
-        "scores and different labels. Each program's figure is computed by its rules. Rules are switched from ours to "
-        f"the program's in this order: {', '.join(Rules.model_fields)}; the change of the mean at each switch is that "
-        "rule's part, and the parts add up to the difference. In brackets are the groups whose value changes."
+        f"{result.groups:,} query groups, {result.documents:,} documents; {result.tied:,} groups have documents of "
+        "equal scores and different labels. Each program's figure is computed by its rules. Rules are switched "
+        f"from ours to the program's in this order: {', '.join(Rules.model_fields)}; the change of the mean at each "
+        "switch is that rule's part, and the parts add up to the difference. In brackets are the groups whose value "
+        "changes."
     )
     sections = [
         Section(
             f"{metric_label(each.metric)}: the groups that show it",
-            [Text(f"Ours: {each.policy}."), *map(_groups, each.programs)],
+            [Text(f"Ours: {each.policy}."), *map(_changed_groups, each.programs)],
         )
-        for each in found.metrics
+        for each in result.metrics
     ]
-    return Document("Reconciliation", [Text(intro), _explained(found)], sections)
+    return Document("Reconciliation", [Text(intro), _explained(result)], sections)
 
 
-def _explained(found: Reconciliation) -> Table:
+def _explained(result: Reconciliation) -> Table:
     """A row for each program and metric, with the rules that explain its difference from ours."""
     rows = []
-    for each in found.metrics:
+    for each in result.metrics:
         rows.append([metric_label(each.metric), "ours", "-", number(each.figure), "-", "-"])
         for program in each.programs:
             difference = "-" if program.difference is None else f"{program.difference:+.4f}"
@@ -282,7 +433,7 @@ def _explained(found: Reconciliation) -> Table:
     return Table(["metric", "program", "spelled", "figure", "- ours", "explained by"], rows)
 
 
-def _groups(program: Reconciled) -> Block:
+def _changed_groups(program: Reconciled) -> Block:
     """The groups that each rule of a program changes most."""
     lines = []
     for step in program.steps:

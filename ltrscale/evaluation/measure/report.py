@@ -1,15 +1,107 @@
-"""The results of an evaluation."""
+"""What an evaluation is of, its trials with what they state of themselves, and what it commits.
 
-from typing import Annotated, ClassVar
+Trials are the bundles or committed scores of each method. `metrics.json` has the results; `groups.parquet` a row for
+each group and trial, with the group's slices and every metric.
 
+Shapes: Q groups, T or t trials of all or one method, M metrics.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pydantic import Field
 
-from ltrscale.config import Config
+from ltrscale import storage
+from ltrscale.arrays import Doubles
+from ltrscale.bundle import load
+from ltrscale.bundle.provenance import Provenance
+from ltrscale.config import Config, digest, validate
+from ltrscale.data.dataset.selection import Selection
 from ltrscale.evaluation.measure.corrected import Corrected
 from ltrscale.evaluation.measure.outliers import OutlierDetector
+from ltrscale.evaluation.measure.parts import GroupValues, has_positions
+from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS, EvaluateConfig
+from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope
 from ltrscale.ranking.calibration import Calibration
+from ltrscale.ranking.pointwise import SigmoidConfig
 from ltrscale.reports.findings import Findings
+
+GROUPS = "groups.parquet"
+"""The file with every metric of every group and trial."""
+_ROWS_WAITING = 1 << 16
+
+
+@dataclass(frozen=True)
+class MethodTrial:
+    """The `number`-th bundle of a method, or its scores."""
+
+    method: str
+    number: int
+    url: str
+    kind: str
+    labelled_groups: int | None = None
+    """Number of labelled groups that it was trained on; None if the bundle does not state it."""
+    validation_groups: int | None = None
+    """Number of labelled groups that it was selected on; None if the bundle does not state it."""
+    labels: str | None = None
+    """Identity of all these labels; None if the bundle does not state it."""
+    debiased: str | None = None
+    """How its training corrected for positions."""
+    otherwise: str | None = None
+    """Identity of its settings but for that and the seed."""
+    logits: bool = False
+    """Whether its scores are logits of labels 0 and 1, for it was trained with the pointwise sigmoid loss."""
+
+    @classmethod
+    def of_bundle(cls, method: str, number: int, url: str) -> Self:
+        """What a bundle states of itself."""
+        bundle = load(url)
+        return cls(
+            method,
+            number,
+            url,
+            bundle.kind,
+            labelled_groups=bundle.count("labelled_groups"),
+            validation_groups=bundle.count("validation_groups"),
+            labels=validate(Provenance, bundle.made_by, url).labels(),
+            debiased=debiased(bundle.config),
+            otherwise=digest(otherwise(bundle.config)),
+            logits=bundle.config.get("loss") == SigmoidConfig().model_dump(mode="json"),
+        )
+
+
+def trials_of(config: EvaluateConfig, test: Selection) -> list[MethodTrial]:
+    """The trials of each method, in the order of the report; the order that was shown comes last, if there is one."""
+    trials = [MethodTrial(name, 0, url, "scores") for name, url in config.scores.items()]
+    for name, urls in config.models.items():
+        trials += [MethodTrial.of_bundle(name, i, url) for i, url in enumerate(urls)]
+    if config.as_shown and has_positions(test):
+        trials.append(MethodTrial(AS_SHOWN, 0, POSITIONS, "order shown"))
+    return trials
+
+
+def debiased(config: Mapping[str, Any]) -> str | None:
+    """How the training of a bundle with this config corrected for positions.
+
+    Example:
+        >>> debiased({"debias": {"kind": "dla"}}), debiased({"unbiased": True}), debiased({"debias": None})
+        ('dla', 'unbiased', None)
+    """
+    if config.get("unbiased"):
+        return "unbiased"
+    return (config.get("debias") or {}).get("kind")
+
+
+def otherwise(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a bundle but for that and the seed."""
+    return {name: value for name, value in config.items() if name not in ("debias", "unbiased", "seed")}
 
 
 class Sliced(Config):
@@ -83,3 +175,69 @@ class Evaluation(Findings):
     corrected: Corrected | None
     """The metrics corrected for positions, where they were asked for."""
     detector: OutlierDetector
+
+
+class GroupFile:
+    """Writes `groups.parquet`, a row for each group and trial, as the groups come.
+
+    A context manager. Memory holds about 65,536 rows.
+    """
+
+    def __init__(self, path: Path, metrics: Sequence[str], trials: Sequence[MethodTrial]) -> None:
+        text = pa.string()
+        columns = {"gid": pa.int64(), "period": text, "documents": pa.int64(), "slices": pa.list_(text)}
+        columns |= {"method": text, "trial": pa.int32(), **dict.fromkeys(metrics, pa.float64())}
+        schema = pa.schema(list(columns.items()))
+        texts = ["period", "slices.list.element", "method", "trial"]
+        self._writer = pq.ParquetWriter(path, schema, use_dictionary=texts)
+        self._trials, self._waiting = trials, list[pa.Table]()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._write()
+        self._writer.close()
+
+    def add(self, values: GroupValues) -> None:
+        """Add the groups of a row group."""
+        q = len(values.gids_Q)
+        group, slice_ = np.nonzero(np.stack(list(values.slices.values()), axis=1))
+        names = pa.array(list(values.slices), pa.string()).take(pa.array(slice_))
+        offsets_Q1 = np.searchsorted(group, np.arange(q + 1)).astype(np.int32)
+        for t, trial in enumerate(self._trials):
+            columns = [
+                values.gids_Q,
+                pa.repeat(values.period, q),
+                values.documents_Q,
+                pa.ListArray.from_arrays(pa.array(offsets_Q1), names),
+                pa.repeat(trial.method, q),
+                np.full(q, trial.number, np.int32),
+                *(pa.array(values_Q, mask=np.isnan(values_Q)) for values_Q in values.values_QTM[:, t].T),
+            ]
+            self._waiting.append(pa.table(columns, schema=self._writer.schema))
+        if sum(map(len, self._waiting)) >= _ROWS_WAITING:
+            self._write()
+
+    def _write(self) -> None:
+        if self._waiting:
+            table = pa.concat_tables(self._waiting)
+            self._writer.write_table(table, row_group_size=len(table))
+            self._waiting.clear()
+
+
+def read_group_metrics(url: str, evaluation: Evaluation) -> list[Doubles]:
+    """Every metric of every group and trial, [Q, t, M], for each method of a committed evaluation; NaN if undefined."""
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    table = pq.read_table(pa.BufferReader(storage.read_verified(url, GROUPS, manifest)))
+    metrics = list(evaluation.methods[0].slices[ALL].summaries)
+    methods = []
+    for method in evaluation.methods:
+        trials = []
+        for trial in range(len(method.bundles)):
+            rows = table.filter((pc.field("method") == method.name) & (pc.field("trial") == trial))
+            trials.append(np.stack([rows[metric].to_numpy() for metric in metrics], axis=1))
+        methods.append(np.stack(trials, axis=1))
+    return methods

@@ -10,12 +10,15 @@ from ltrscale.data.dataset.split import Split, SplitsWithTest, Texts
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.corrected import PropensitiesConfig
 from ltrscale.evaluation.measure.outliers import OutlierConfig
-from ltrscale.evaluation.measure.shown import AS_SHOWN, POSITIONS
 from ltrscale.evaluation.measure.slices import ConditionText, SliceName
 from ltrscale.ranking.choices import MetricName
 from ltrscale.ranking.graded import Gains
 from ltrscale.stages.stage import BundleUrls
 
+AS_SHOWN = "as_shown"
+"""The method that ranks each list in the order in which it was shown: what a ranker is to replace."""
+POSITIONS = "positions"
+"""The column that it ranks by, which stands where others have a bundle or scores."""
 CutOff = Annotated[int, Field(ge=1)]
 
 
@@ -82,19 +85,11 @@ class EvaluateSettings(Config):
         return f"ndcg@{self.primary_cutoff}"
 
     @model_validator(mode="after")
-    def _has_the_primary_cutoff(self) -> Self:
+    def _agree(self) -> Self:
         if self.primary_cutoff not in self.ndcg_at:
             raise ValueError(f"primary_cutoff {self.primary_cutoff} is not in ndcg_at {list(self.ndcg_at)}; add it")
-        return self
-
-    @model_validator(mode="after")
-    def _judges_by_one_policy(self) -> Self:
         if self.judged is not None and (self.leave_out_constant or self.policy == "letor4" or self.gains == "column"):
             raise ValueError("judged: no part of leave_out_constant, policy letor4 or gains column; leave one out")
-        return self
-
-    @model_validator(mode="after")
-    def _leaves_out_by_one_policy(self) -> Self:
         if self.leave_out_constant and self.policy == "letor4":
             raise ValueError("leave_out_constant: LETOR's script counts every group; leave out one of both settings")
         return self

@@ -40,11 +40,10 @@ from ltrscale.evaluation.measure.conditions import (
     ValueKind,
     check,
     columns_in,
+    parse,
     with_codes,
 )
-from ltrscale.evaluation.measure.grammar import parse
-from ltrscale.evaluation.measure.outliers import OutlierDetector
-from ltrscale.evaluation.measure.seen import Seen
+from ltrscale.evaluation.measure.outliers import OutlierDetector, Seen
 from ltrscale.ingest.categories import encode
 
 ALL, OUTLIERS = "all", "outliers"
@@ -113,11 +112,6 @@ def _is_condition(text: str) -> str:
     return text
 
 
-def _code(text: str) -> int:
-    """The code of a category's text in every data set."""
-    return int(encode(pa.array([text]))[0])
-
-
 def _is_name(name: str) -> str:
     if name in (ALL, OUTLIERS) or "=" in name or not name.strip():
         raise ValueError(f"{name!r} cannot name a slice: {ALL}, {OUTLIERS} and names with = are taken")
@@ -155,13 +149,13 @@ class Slicer:
         relevant_from: float,
         training: Callable[[], Seen] | None = None,
     ) -> Self:
-        """The slicer for a selection's groups.
+        """The slicer for a selection's groups; the first file says which columns there are.
 
         Args:
             conditions: text of each slice's condition, by the name of the slice.
             by: columns whose every value is a slice; numbers are cut into bands.
             detector: finds outlier values.
-            selection: the groups; the first file says which columns there are.
+            selection: the groups.
             relevant_from: lowest label of a relevant document.
             training: looks at the training groups; called if `drifted` is named, which needs it.
 
@@ -169,10 +163,14 @@ class Slicer:
             InputError: a column does not exist, or is compared with something of another kind.
         """
         in_data = _stored_kinds(selection)
-        groups = {**in_data, **{name: column.kind for name, column in _OF_GROUPS.items()}}
+        groups = in_data | {name: column.kind for name, column in _OF_GROUPS.items()}
         documents: dict[str, ValueKind] = {"label": "number", **{f.name: "number" for f in selection.features}}
         categories = [f.name for f in selection.features if f.kind == "categorical"]
-        parsed = {name: with_codes(parse(text), categories, _code) for name, text in conditions.items()}
+
+        def code_of(text: str) -> int:
+            return int(encode(pa.array([text]))[0])  # the same in every data set
+
+        parsed = {name: with_codes(parse(text), categories, code_of) for name, text in conditions.items()}
         for name, condition in parsed.items():
             try:
                 check(condition, groups, documents)
@@ -181,11 +179,11 @@ class Slicer:
         for name in by:
             if name not in groups:
                 raise InputError(f"slice_by: no column {name!r}; did you mean {nearest(name, groups)!r}?")
-        used = {
-            *(pair for condition in parsed.values() for pair in columns_in(condition)),
-            *((name, False) for name in by),
+        used = {pair for condition in parsed.values() for pair in columns_in(condition)} | {
+            (name, False) for name in by
         }
-        names = [f.name for f in selection.features]
+        features = {f.name for f in selection.features}
+        reading = {name for name, column in _OF_GROUPS.items() if column.reads_features}
         seen = training() if training is not None and ("drifted", False) in used else None
         return cls(
             parsed,
@@ -194,11 +192,7 @@ class Slicer:
             relevant_from,
             {name: groups[name] for name, _ in sorted(used) if name in groups},
             tuple(sorted({name for name, _ in used} & in_data.keys() - _OF_GROUPS.keys())),
-            bool(detector.rules)
-            or any(
-                (inside and name in names) or (name in _OF_GROUPS and _OF_GROUPS[name].reads_features)
-                for name, inside in used
-            ),
+            bool(detector.rules) or any((inside and name in features) or name in reading for name, inside in used),
             seen,
         )
 
@@ -222,16 +216,11 @@ class Slicer:
         if self.detector.rules:
             outlier_Q = self.detector.outlier_groups(groups).numpy()
         given = _Given(groups, period, outlier_Q, self.relevant_from, self.seen)
-        columns = GroupColumns(
-            {
-                name: _OF_GROUPS[name].values(given)
-                if name in _OF_GROUPS
-                else _plain(stored.column(name).combine_chunks(), kind)
-                for name, kind in self.kinds.items()
-            },
-            dict(self._of_documents(given)),
-            groups.offsets_Q1.numpy(),
-        )
+        of_groups = {
+            name: own.values(given) if (own := _OF_GROUPS.get(name)) else _undictionaried(stored.column(name), kind)
+            for name, kind in self.kinds.items()
+        }
+        columns = GroupColumns(of_groups, dict(self._of_documents(given)), groups.offsets_Q1.numpy())
         members = {OUTLIERS: outlier_Q}
         members |= {name: columns.where(condition) for name, condition in self.conditions.items()}
         for name in self.by:
@@ -242,10 +231,9 @@ class Slicer:
     def _of_documents(self, given: _Given) -> Iterator[tuple[str, pa.Array]]:
         """The columns of documents that a condition names."""
         names = {name for condition in self.conditions.values() for name, inside in columns_in(condition) if inside}
-        places = {name: i for i, name in enumerate(self.detector.features)}
-        for name in names - {"label"}:
-            if name in places:
-                yield name, pa.array(given.groups.features_NF[:, places[name]].numpy(), from_pandas=True)
+        for i, name in enumerate(self.detector.features):
+            if name in names - {"label"}:
+                yield name, pa.array(given.groups.features_NF[:, i].numpy(), from_pandas=True)
         if "label" in names:
             yield "label", pa.array(given.labels_N.numpy())
 
@@ -272,12 +260,14 @@ def _stored_kinds(selection: Selection) -> dict[str, ValueKind]:
     filesystem, path = storage.arrow_filesystem(url)
     with storage.named_errors(url):
         schema: pa.Schema = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem))
-    fields = [field for field in schema if field.name == "query_id" or field.name.startswith("meta_")]
-    kinds = {field.name: _kind(field.type) for field in fields}
-    return {name: kind for name, kind in kinds.items() if kind is not None}
+    return {
+        field.name: kind
+        for field in schema
+        if (field.name == "query_id" or field.name.startswith("meta_")) and (kind := _kind_of(field.type)) is not None
+    }
 
 
-def _kind(of: pa.DataType) -> ValueKind | None:
+def _kind_of(of: pa.DataType) -> ValueKind | None:
     if pa.types.is_dictionary(of):
         of = of.value_type
     if pa.types.is_boolean(of):
@@ -287,8 +277,9 @@ def _kind(of: pa.DataType) -> ValueKind | None:
     return "number" if pa.types.is_integer(of) or pa.types.is_floating(of) else None
 
 
-def _plain(column: pa.Array, kind: ValueKind) -> pa.Array:
+def _undictionaried(stored: pa.ChunkedArray, kind: ValueKind) -> pa.Array:
     """A stored column without dictionaries, and with NaN as null."""
+    column = stored.combine_chunks()
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if kind == "number" and pa.types.is_floating(column.type):
@@ -330,11 +321,7 @@ def _by_value(name: str, column: pa.Array) -> Iterator[tuple[str, Truths]]:
 
 
 def check_few(names: Sequence[str], by: Sequence[str]) -> None:
-    """Check that no column makes too many slices.
-
-    Raises:
-        InputError: names the column.
-    """
+    """Check that no column makes too many slices; InputError names it."""
     for column in by:
         if sum(name.startswith(f"{column}=") for name in names) > MOST_VALUES:
             raise _too_many(column)

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from ltrscale.arrays import Doubles
 from ltrscale.config import Config
-from ltrscale.evaluation.statistics.blocks import Blocks
-from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, looks_skewed
-from ltrscale.evaluation.statistics.resampling import bootstrap_means, holm, sign_flip_p
+from ltrscale.evaluation.statistics.blocks import Blocks, bootstrap_means, holm, sign_flip_p
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, looks_skewed, or_none
 
 _INTERVAL = (0.025, 0.975)
 PATTERNS = 40
@@ -149,13 +148,14 @@ def scopes(
     means_K = _resampled(drawn_K, samples, seed)
     comparisons: list[dict[str, Comparison]] = [{} for _ in blocks_K]
     if baseline is not None:
-        base, compared = drawn_K[baseline], len(drawn_K) - 1 if together is None else together
+        base, base_SM = drawn_K[baseline], means_K[baseline]
+        compared = len(drawn_K) - 1 if together is None else together
         patterns = max(samples, PATTERNS * compared - 1)
-        verdicts = {
-            k: _verdict(*drawn_K[k].minus(base), _minus(means_K[k], means_K[baseline]), patterns, seed, folds_Q)
-            for k in range(len(drawn_K))
-            if k != baseline
-        }
+        verdicts = {}
+        for k, (drawn, means_SM) in enumerate(zip(drawn_K, means_K, strict=True)):
+            if k != baseline:
+                resampled_SM = None if means_SM is None or base_SM is None else means_SM - base_SM
+                verdicts[k] = _verdict(*drawn.minus(base), resampled_SM, patterns, seed, folds_Q)
         for k, of_method in _comparisons(verdicts, metrics).items():
             comparisons[k] = of_method
     by_method = []
@@ -202,10 +202,6 @@ def _resampled(drawn_K: Sequence[_Drawn], samples: int, seed: int) -> list[Doubl
     means_SM = bootstrap_means(sums_BM, defined_BM, samples=samples, seed=seed)
     parts = iter(np.split(means_SM, len(single), axis=1))
     return [next(parts) if len(drawn.draws) == 1 else None for drawn in drawn_K]
-
-
-def _minus(one: Doubles | None, other: Doubles | None) -> Doubles | None:
-    return None if one is None or other is None else one - other
 
 
 def _ends(means_SM: Doubles) -> tuple[Doubles, Doubles]:
@@ -260,12 +256,12 @@ def _comparisons(verdicts: Mapping[int, _Verdict], metrics: Sequence[str]) -> di
                 continue
             comparisons_K[k][metric] = Comparison(
                 difference=verdict.difference_M[j],
-                low=_known(verdict.low_M[j]),
-                high=_known(verdict.high_M[j]),
-                p=_known(verdict.p_M[j]),
-                p_holm=_known(adjusted.get(k, math.nan)),
+                low=or_none(verdict.low_M[j]),
+                high=or_none(verdict.high_M[j]),
+                p=or_none(verdict.p_M[j]),
+                p_holm=or_none(adjusted.get(k, math.nan)),
                 draws=verdict.draws,
-                detectable=_known(verdict.detectable_M[j]),
+                detectable=or_none(verdict.detectable_M[j]),
                 skewed=bool(verdict.skewed_M[j]),
             )
     return comparisons_K
@@ -280,18 +276,14 @@ def _summary(blocks: Blocks, j: int, ends: tuple[float, float], draws: int) -> S
     trials = [total / n if n else math.nan for total in total_t.tolist()]
     mean = float(np.mean(trials))
     return Summary(
-        mean=_known(mean),
-        low=_known(ends[0]),
-        high=_known(ends[1]),
-        trials=tuple(map(_known, trials)),
-        std_error=_known(np.std(trials, ddof=1) / math.sqrt(len(trials))) if len(trials) > 1 else None,
+        mean=or_none(mean),
+        low=or_none(ends[0]),
+        high=or_none(ends[1]),
+        trials=tuple(map(or_none, trials)),
+        std_error=or_none(np.std(trials, ddof=1) / math.sqrt(len(trials))) if len(trials) > 1 else None,
         groups=int(n),
         undefined=undefined,
-        as_zero=_known(float(np.mean(total_t)) / (n + undefined)) if n + undefined else None,
-        as_one=_known((float(np.mean(total_t)) + undefined) / (n + undefined)) if n + undefined else None,
+        as_zero=or_none(float(np.mean(total_t)) / (n + undefined)) if n + undefined else None,
+        as_one=or_none((float(np.mean(total_t)) + undefined) / (n + undefined)) if n + undefined else None,
         draws=draws,
     )
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)

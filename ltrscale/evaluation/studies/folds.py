@@ -13,16 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from ltrscale import storage
 from ltrscale.arrays import Doubles
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.group_file import GROUPS
-from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.report import Evaluation, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import (
     against,
@@ -44,6 +40,9 @@ from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
 from ltrscale.reports.findings import Findings, write_report
+
+_OF_EVALUATIONS = {"baseline", "primary", "relevant_from", "leave_out_constant", "policies", "resamples"}
+"""Fields that the summary has from its evaluations, which agree in them."""
 
 
 class FoldMeans(Config):
@@ -95,7 +94,7 @@ def summarise_folds(
         folds: URL of the committed evaluation of each fold, by the fold's name.
         out: URL of the directory.
         seed: of the resampling; the number of resamples is taken from the evaluations.
-        made_by: origin, recorded in the manifest; see `ltrscale.config.made_by`.
+        made_by: origin, recorded in the manifest.
         report: receives the means over folds of each method.
 
     Raises:
@@ -104,9 +103,7 @@ def summarise_folds(
     """
     evaluations = {fold: Evaluation.read(url) for fold, url in folds.items()}
     _check_alike(evaluations)
-    result = _summarise(
-        evaluations, {fold: read_group_metrics(url, evaluations[fold]) for fold, url in folds.items()}, seed
-    )
+    result = _joint(evaluations, [read_group_metrics(url, evaluations[fold]) for fold, url in folds.items()], seed)
     with storage.Commit(out) as commit:
         write_report(commit, result, document(result))
         commit.finish({"made_by": made_by})
@@ -120,20 +117,16 @@ def _check_alike(evaluations: Mapping[str, Evaluation]) -> None:
     first, *_ = evaluations
     tested: dict[str, str] = {}
     for fold, evaluation in evaluations.items():
-        if _settings(evaluation) != _settings(evaluations[first]):
+        if _in_common(evaluation) != _in_common(evaluations[first]):
             raise InputError(f"folds {first} and {fold} were evaluated with other methods or settings; run both again")
         if (other := tested.setdefault(evaluation.test.hash, fold)) != fold:
             raise InputError(f"folds {other} and {fold} have the same test groups; give each fold its own inputs")
 
 
-def _settings(evaluation: Evaluation) -> tuple[object, ...]:
-    drawn = _draws(evaluation)
-    methods = [
-        (method.name, draws, *method.slices[ALL].summaries)
-        for method, draws in zip(evaluation.methods, drawn, strict=True)
-    ]
-    policy = evaluation.relevant_from, evaluation.leave_out_constant, *evaluation.policies.items()
-    return methods, evaluation.baseline, evaluation.primary, policy, evaluation.resamples
+def _in_common(evaluation: Evaluation) -> tuple[object, ...]:
+    """What all folds have in common."""
+    methods = [(method.name, *method.slices[ALL].summaries) for method in evaluation.methods]
+    return methods, _draws(evaluation), evaluation.model_dump(include=_OF_EVALUATIONS)
 
 
 def _draws(evaluation: Evaluation) -> list[list[str | None]]:
@@ -146,29 +139,13 @@ def _draws(evaluation: Evaluation) -> list[list[str | None]]:
     return [[numbers[draw] for draw in of_method] for of_method in labels]
 
 
-def read_group_metrics(url: str, evaluation: Evaluation) -> list[Doubles]:
-    """Every metric of every group and trial, [Q, t, M], for each method of a committed evaluation; NaN if undefined."""
-    manifest = storage.read_manifest(url)
-    assert manifest is not None
-    table = pq.read_table(pa.BufferReader(storage.read_verified(url, GROUPS, manifest)))
-    metrics = list(evaluation.methods[0].slices[ALL].summaries)
-    methods = []
-    for method in evaluation.methods:
-        trials = []
-        for trial in range(len(method.bundles)):
-            rows = table.filter((pc.field("method") == method.name) & (pc.field("trial") == trial))
-            trials.append(np.stack([rows[metric].to_numpy() for metric in metrics], axis=1))
-        methods.append(np.stack(trials, axis=1))
-    return methods
-
-
-def _summarise(evaluations: Mapping[str, Evaluation], values: Mapping[str, list[Doubles]], seed: int) -> Crossval:
+def _joint(evaluations: Mapping[str, Evaluation], values_FK: Sequence[Sequence[Doubles]], seed: int) -> Crossval:
     first = next(iter(evaluations.values()))
     names = [method.name for method in first.methods]
     metrics = list(first.methods[0].slices[ALL].summaries)
-    sizes = [len(of_fold[0]) for of_fold in values.values()]
+    sizes = [len(of_fold[0]) for of_fold in values_FK]
     pooled = scopes(
-        [Blocks.of(np.concatenate([values[fold][k] for fold in values])) for k in range(len(names))],
+        [Blocks.of(np.concatenate(of_folds)) for of_folds in zip(*values_FK, strict=True)],
         metrics,
         baseline=None if first.baseline is None else names.index(first.baseline),
         samples=first.resamples,
@@ -185,12 +162,7 @@ def _summarise(evaluations: Mapping[str, Evaluation], values: Mapping[str, list[
         folds={fold: evaluation.test.groups for fold, evaluation in evaluations.items()},
         trials=len(first.methods[0].bundles),
         methods=tuple(methods),
-        baseline=first.baseline,
-        primary=first.primary,
-        relevant_from=first.relevant_from,
-        leave_out_constant=first.leave_out_constant,
-        policies=first.policies,
-        resamples=first.resamples,
+        **first.model_dump(include=_OF_EVALUATIONS),
     )
 
 
@@ -203,84 +175,71 @@ def _fold_means(folds: Sequence[float | None]) -> FoldMeans:
     )
 
 
-def document(found: Crossval) -> Document:
+def document(crossval: Crossval) -> Document:
     """The report: means over folds, and comparisons over the test groups of all folds together."""
-    folds = ", ".join(f"{fold} {groups:,}" for fold, groups in found.folds.items())
-    together = f"{len(found.folds)} folds with {sum(found.folds.values()):,} labelled test groups together"
-    shows = f"{metric_label(found.primary)} of each method, fold by fold"
-    pooled = {"all": {method.name: method.pooled for method in found.methods}}
+    folds = ", ".join(f"{fold} {groups:,}" for fold, groups in crossval.folds.items())
+    together = f"{len(crossval.folds)} folds with {sum(crossval.folds.values()):,} labelled test groups together"
+    shows = f"{metric_label(crossval.primary)} of each method, fold by fold"
+    pooled = {"all": {method.name: method.pooled for method in crossval.methods}}
+    by_fold = [
+        [metric_label(metric), m.name, *map(number, (*(of := m.folds[metric]).folds, of.mean, of.std_error))]
+        for metric in crossval.methods[0].folds
+        for m in crossval.methods
+    ]
     sections = [
-        Section("How to read the tables", [Points(_how_to_read(found))]),
-        Section("Fold by fold", [_fold_by_fold(found)]),
+        Section("How to read the tables", [Points(_how_to_read(crossval))]),
+        Section("Fold by fold", [Table(["metric", "method", *crossval.folds, "mean", "std. error"], by_fold)]),
         Section("All test groups together", [all_summaries(pooled)]),
     ]
-    if found.baseline is not None:
-        title = f"Against {found.baseline}, all test groups together"
+    if crossval.baseline is not None:
+        title = f"Against {crossval.baseline}, all test groups together"
         sections.append(Section(title, [all_comparisons(pooled)]))
-    opening = [Text(f"{together}: {folds}."), *_found(found), Chart(_chart(found), shows, "folds")]
+    opening = [Text(f"{together}: {folds}."), *_table_of_methods(crossval), Chart(_chart(crossval), shows, "folds")]
     return Document("Cross-validation", opening, sections)
 
 
-def _found(found: Crossval) -> Iterator[Block]:
+def _table_of_methods(crossval: Crossval) -> Iterator[Block]:
     """The table of methods, a table of both policies if the folds were evaluated under both, and what they can show."""
-    yield _leaders(found)
-    if has_letor(found.methods[0].folds):
-        yield policies({m.name: {metric: _mean(means) for metric, means in m.folds.items()} for m in found.methods})
-    compared = {method.name: method.pooled.comparisons.get(found.primary) for method in found.methods}
-    if shown := verdicts(compared, found.primary):
+    cutoffs = [metric for metric in crossval.methods[0].folds if metric.startswith("ndcg@")]
+    rows = []
+    for method in crossval.methods:
+        row = [method.name, *(_mean(method.folds[metric]) for metric in cutoffs)]
+        if crossval.baseline is not None:
+            row += against(method.pooled.comparisons.get(crossval.primary))
+        rows.append(row)
+    yield Table(["method", *map(metric_label, cutoffs), *against_header(crossval.primary, crossval.baseline)], rows)
+    if has_letor(crossval.methods[0].folds):
+        yield policies({m.name: {metric: _mean(means) for metric, means in m.folds.items()} for m in crossval.methods})
+    compared = {method.name: method.pooled.comparisons.get(crossval.primary) for method in crossval.methods}
+    if shown := verdicts(compared, crossval.primary):
         yield Points(shown)
 
 
-def _leaders(found: Crossval) -> Table:
-    """One row per method: NDCG over folds, and over all test groups together the difference from the baseline."""
-    cutoffs = [metric for metric in found.methods[0].folds if metric.startswith("ndcg@")]
-    header = ["method", *map(metric_label, cutoffs)]
-    if found.baseline is not None:
-        header += against_header(found.primary, found.baseline)
-    rows = []
-    for method in found.methods:
-        row = [method.name, *(_mean(method.folds[metric]) for metric in cutoffs)]
-        if found.baseline is not None:
-            row += against(method.pooled.comparisons.get(found.primary))
-        rows.append(row)
-    return Table(header, rows)
-
-
-def _chart(found: Crossval) -> charts.Spec:
+def _chart(crossval: Crossval) -> charts.Spec:
     """The primary metric of each method: a dot a fold, and one for the mean over folds."""
     rows = []
-    for method in found.methods:
-        of_folds = method.folds[found.primary]
-        values = {**dict(zip(found.folds, of_folds.folds, strict=True)), "mean over folds": of_folds.mean}
+    for method in crossval.methods:
+        of_folds = method.folds[crossval.primary]
+        values = {**dict(zip(crossval.folds, of_folds.folds, strict=True)), "mean over folds": of_folds.mean}
         rows += [{"name": method.name, "series": fold, "mean": value} for fold, value in values.items()]
-    return charts.interval_chart(rows, title=f"{metric_label(found.primary)} of each fold")
+    return charts.interval_chart(rows, title=f"{metric_label(crossval.primary)} of each fold")
 
 
-def _how_to_read(found: Crossval) -> list[str]:
+def _how_to_read(crossval: Crossval) -> list[str]:
     return [
         "Figures are means over folds ± their standard error; a fold's figure is the mean over its test groups"
-        f"{f' and {found.trials} trials' if found.trials > 1 else ''}.",
+        f"{f' and {crossval.trials} trials' if crossval.trials > 1 else ''}.",
         *definitions(
-            found.methods[0].folds,
-            found.relevant_from,
-            leave_out_constant=found.leave_out_constant,
-            stated=found.policies,
+            crossval.methods[0].folds,
+            crossval.relevant_from,
+            leave_out_constant=crossval.leave_out_constant,
+            stated=crossval.policies,
         ),
         "Differences, their intervals and p are over the test groups of all folds together. Draws of labels are "
         "counted within a fold, for each fold draws from its own training groups. Models of different folds share "
         "training queries, which nothing here accounts for.",
-        *how_intervals((method.pooled for method in found.methods), found.resamples),
+        *how_intervals((method.pooled for method in crossval.methods), crossval.resamples),
     ]
-
-
-def _fold_by_fold(found: Crossval) -> Table:
-    rows = []
-    for metric in found.methods[0].folds:
-        for method in found.methods:
-            means = method.folds[metric]
-            row = [metric_label(metric), method.name, *map(number, means.folds)]
-            rows.append([*row, number(means.mean), number(means.std_error)])
-    return Table(["metric", "method", *found.folds, "mean", "std. error"], rows)
 
 
 def _mean(means: FoldMeans) -> str:

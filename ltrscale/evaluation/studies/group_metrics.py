@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
@@ -27,11 +28,10 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import finite
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import fit_detector
-from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.metrics import metrics_of, values_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.parts import Measuring
-from ltrscale.evaluation.measure.report import EvaluatedData
+from ltrscale.evaluation.measure.report import GROUPS, EvaluatedData
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS, Slicer
 from ltrscale.ranking.metric import Metric
@@ -85,25 +85,19 @@ def describe_test(
         features=test.features,
         docs_per_batch=settings.docs_per_batch,
     )
+    names = ["gid", "period", "documents", "outlier"]
     rows = [
-        pa.table(
-            {
-                "gid": values.gids_Q,
-                "period": [values.period] * len(values.gids_Q),
-                "documents": values.documents_Q,
-                "outlier": values.slices[OUTLIERS],
-            }
-        )
-        for values in measuring.on(test)
+        pa.table([of.gids_Q, pa.repeat(of.period, len(of.gids_Q)), of.documents_Q, of.slices[OUTLIERS]], names)
+        for of in measuring.on(test)
     ]
     table = pa.concat_tables(rows)
     about = EvaluatedData(
         data=splits.test.data,
-        periods=tuple(dict.fromkeys(table["period"].to_pylist())),
+        periods=tuple(table["period"].unique().to_pylist()),
         hash=test.hash,
         groups=len(table),
-        documents=int(table["documents"].to_numpy().sum()),
-        slices={ALL: len(table), OUTLIERS: int(table["outlier"].to_numpy().sum())},
+        documents=pc.sum(table["documents"]).as_py(),
+        slices={ALL: len(table), OUTLIERS: pc.sum(table["outlier"]).as_py()},
     )
     tested = TestedOn(test=about, detector=detector)
     _commit(tested, table, out, made_by)
@@ -113,15 +107,7 @@ def describe_test(
 def measure_groups(
     url: str, test_split: Split, settings: EvaluateSettings, out: str, *, threads: int, made_by: Mapping[str, Any]
 ) -> Measured:
-    """Score the labelled test groups with a bundle, and commit the metrics of every group that has one.
-
-    Args:
-        url: the bundle.
-        test_split: its labelled groups are scored, but for those that leave every metric undefined.
-        settings: choose the metrics.
-        out: URL of the directory.
-        threads: of a tree model; 0 takes all cores.
-        made_by: origin, recorded in the manifest.
+    """Score the labelled test groups with the bundle at `url`, and commit the metrics of every group that has one.
 
     Raises:
         InputError: the bundle was made for other features, gives scores that are not finite, or no test group defines
@@ -145,22 +131,17 @@ def measure_groups(
     columns = [pa.array(values_Q, mask=np.isnan(values_Q)) for values_Q in values_QM.T]
     measured = Measured(
         metrics=tuple(metrics),
-        validation=_validation(bundle.metrics),
+        validation={
+            name.removeprefix("validation_"): float(value)
+            for name, value in bundle.metrics.items()
+            if name.startswith("validation_") and isinstance(value, int | float)
+        },
         labelled_groups=bundle.count("labelled_groups"),
         documents=documents,
         seconds=round(seconds, 4),
     )
     _commit(measured, pa.table([np.concatenate(gids), *columns], names=["gid", *metrics]), out, made_by)
     return measured
-
-
-def _validation(metrics: Mapping[str, Any]) -> dict[str, float]:
-    prefix = "validation_"
-    return {
-        name.removeprefix(prefix): float(value)
-        for name, value in metrics.items()
-        if name.startswith(prefix) and isinstance(value, int | float)
-    }
 
 
 _kept: dict[str, list[QueryGroups]] = {}
@@ -203,17 +184,17 @@ def _commit(description: Findings, table: pa.Table, out: str, made_by: Mapping[s
 
 def read_outliers(url: str) -> dict[int, bool]:
     """Whether each test group is an outlier, by gid, as `describe_test` committed it."""
-    table = _read(url, ["gid", "outlier"])
+    table = _committed_columns(url, ["gid", "outlier"])
     return dict(zip(table["gid"].to_pylist(), table["outlier"].to_pylist(), strict=True))
 
 
 def read_values(url: str, metrics: tuple[str, ...]) -> tuple[NDArray[np.int64], Doubles]:
     """The gids [Q] and the metrics [Q, M], NaN where undefined, as `measure_groups` committed them."""
-    table = _read(url, ["gid", *metrics])
+    table = _committed_columns(url, ["gid", *metrics])
     return table["gid"].to_numpy(), np.stack([table[name].to_numpy() for name in metrics], axis=1)
 
 
-def _read(url: str, columns: list[str]) -> pa.Table:
+def _committed_columns(url: str, columns: list[str]) -> pa.Table:
     manifest = storage.read_manifest(url)
     if manifest is None:
         raise InputError(f"{url}: nothing is committed there; run the same command again, which makes it")

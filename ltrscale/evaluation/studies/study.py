@@ -17,7 +17,7 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import EvaluatedData
-from ltrscale.evaluation.statistics.curves import Crossover, Drawn, MeanEstimate, crossovers, estimate
+from ltrscale.evaluation.statistics.crossed import Crossover, Drawn, MeanEstimate, crossovers, estimate
 from ltrscale.evaluation.studies.group_metrics import Measured, TestedOn, read_outliers, read_values
 from ltrscale.reports.findings import Findings
 from ltrscale.stages.stage import OutputUrl
@@ -188,48 +188,33 @@ def study_of(design: Design, models: Sequence[Model], test_url: str) -> Study:
     Raises:
         InputError: a directory has no committed metrics, or two of them are of other test groups.
     """
-    table = _Table.read(models, test_url, design.primary)
+    table = _Models.read(models, test_url, design.primary)
+    with_baseline = [(name, design.baseline) for name in design.methods if design.baseline not in (None, name)]
+    pairs = dict.fromkeys([*with_baseline, *design.controls.items()])
     trained_on = {name: table.trained_on(name) for name in design.labelled}
     numbers = {name: number or trained_on[name] or 1.0 for name, number in design.labelled.items()}
     versus = [
         versus
-        for method, other in _pairs(design)
+        for method, other in pairs
         for groups in SCOPES
         if (versus := table.versus(method, other, groups, numbers))
     ]
     tested = TestedOn.read(test_url)
     return Study(
+        **design.model_dump(exclude={"labelled", "pretraining"}),
         labelled=numbers,
-        counts=design.counts,
         trained_on=trained_on,
-        validation_share=design.validation_share,
-        validation_size=design.validation_size,
-        methods=dict(design.methods),
-        baseline=design.baseline,
-        controls=dict(design.controls),
-        primary=design.primary,
-        relevant_from=design.relevant_from,
-        leave_out_constant=design.leave_out_constant,
         points=tuple(table.point(m, n) for n in numbers for m in design.methods if (n, m) in table.values),
         versus=tuple(versus),
         costs={name: table.cost(name, design.pretraining.get(name, Cost())) for name in design.methods},
         models=len(models),
-        planned=design.planned,
-        failed=dict(design.failed),
-        seeds=design.seeds,
         test=tested.test,
         detector=tested.detector,
     )
 
 
-def _pairs(design: Design) -> list[tuple[str, str]]:
-    """The comparisons: of each method with the baseline, and of each that has a control with that."""
-    with_baseline = [(name, design.baseline) for name in design.methods if design.baseline not in (None, name)]
-    return list(dict.fromkeys([*with_baseline, *design.controls.items()]))
-
-
 @dataclass(frozen=True)
-class _Table:
+class _Models:
     """The metrics of all models."""
 
     metrics: tuple[str, ...]
@@ -240,7 +225,7 @@ class _Table:
     rows: Mapping[ScopeName, NDArray[np.bool_]]
 
     @classmethod
-    def read(cls, models: Sequence[Model], test_url: str, primary: str) -> "_Table":
+    def read(cls, models: Sequence[Model], test_url: str, primary: str) -> "_Models":
         of_seeds: dict[tuple[str, str], dict[int, list[Doubles]]] = defaultdict(lambda: defaultdict(list))
         of_models = defaultdict(list)
         gids_Q: NDArray[np.int64] | None = None
@@ -287,16 +272,16 @@ class _Table:
         return StudyPoint(method=method, labelled=labelled, validation=mean, estimates=estimates)
 
     def versus(self, method: str, other: str, groups: ScopeName, numbers: Mapping[str, float]) -> Versus | None:
-        both = [n for n in numbers if (n, method) in self.values and (n, other) in self.values]
-        curve: list[tuple[str, Drawn]] = []
-        for n in both:
-            one, two = (self.drawn(name, n, self.primary, groups) for name in (method, other))
-            if (differences := one.minus(two)) is not None and estimate(differences) is not None:
-                curve.append((n, differences))
+        curve, estimates = [], {}
+        for n in numbers:
+            if (n, method) in self.values and (n, other) in self.values:
+                one, two = (self.drawn(name, n, self.primary, groups) for name in (method, other))
+                if (differences := one.minus(two)) is not None and (estimated := estimate(differences)) is not None:
+                    curve.append((numbers[n], differences))
+                    estimates[n] = estimated
         if not curve:
             return None
-        estimates = {n: estimated for n, drawn in curve if (estimated := estimate(drawn)) is not None}
-        crossed = crossovers([(numbers[n], drawn) for n, drawn in curve])
+        crossed = crossovers(curve)
         return Versus(method=method, against=other, groups=groups, estimates=estimates, crossovers=crossed)
 
     def cost(self, method: str, pretraining: Cost) -> Cost:

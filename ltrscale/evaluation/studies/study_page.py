@@ -11,10 +11,9 @@ from typing import Any
 
 from ltrscale import storage
 from ltrscale.evaluation.measure.slices import OUTLIERS
-from ltrscale.evaluation.pages import TableCells, definitions, number, skewed_draws, with_error
-from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, MOST_DRAWS
-from ltrscale.evaluation.statistics.curves import Crossover, MeanEstimate
-from ltrscale.evaluation.studies.study import Family, ScopeName, Study, StudyPoint, Versus
+from ltrscale.evaluation.pages import TableCells, definitions, estimated, number, skewed_draws, with_error
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, MOST_DRAWS, Crossover, MeanEstimate
+from ltrscale.evaluation.studies.study import Family, ScopeName, Study, Versus
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
@@ -50,12 +49,12 @@ def sentences(study: Study) -> list[str]:
 def worse_with_more(study: Study) -> list[str]:
     """A sentence for trees without a search whose metric falls from one number of labelled groups to a larger one.
 
-    The groups are the same at both, so a fall is measured by the standard errors over the draws of each; the largest
-    fall of at least two is told.
+    The groups are the same at both, so a fall is measured by the standard errors over the draws of each; it speaks of
+    the largest fall of at least two.
     """
     lines = []
     for name, about in study.methods.items():
-        curve = [(n, found) for n in study.labelled if (found := _estimate(study.find(name, n), "all", study.primary))]
+        curve = [(n, estimate) for n in study.labelled if (estimate := _estimate(study, name, n, "all"))]
         falls = [
             ((before.mean - after.mean) / error, at, before, n, after)
             for (at, before), (n, after) in itertools.combinations(curve, 2)
@@ -86,17 +85,17 @@ def advice(study: Study, pairs: Mapping[str, str]) -> str:
             continue
         against = pairs[best]
         versus = study.against(against).get(best)
-        if versus is None or (found := versus.estimates.get(n)) is None:
+        if versus is None or (difference := versus.estimates.get(n)) is None:
             continue
-        match found.verdict:
+        match difference.verdict:
             case "above":
-                said.append((n, f"{best} beats {against}", _signed(found)))
+                said.append((n, f"{best} beats {against}", _signed(difference)))
             case "below":
-                said.append((n, f"{against} beats {best}", _signed(found)))
-            case "open" if found.draws < FEWEST_DRAWS:
+                said.append((n, f"{against} beats {best}", _signed(difference)))
+            case "open" if difference.draws < FEWEST_DRAWS:
                 said.append((n, f"fewer than {FEWEST_DRAWS} draws cannot judge {best} against {against}", ""))
             case "open":
-                said.append((n, f"the data cannot tell {best} from {against}", _signed(found)))
+                said.append((n, f"the data cannot tell {best} from {against}", _signed(difference)))
     if not said:
         others = " or ".join(dict.fromkeys(pairs.values()))
         return f"No method can be judged against {others} yet." if others else "No method can be judged yet."
@@ -117,8 +116,8 @@ def document(study: Study) -> Document:
     opening = (
         *_progress(study),
         *map(Text, sentences(study)),
-        Text(_data(study)),
-        *_blocks(study, {name: name for name in study.methods}, about=" of each method (HOU24, table 1)"),
+        Text(_about_data(study)),
+        *_on_both_scopes(study, {name: name for name in study.methods}, about=" of each method (HOU24, table 1)"),
         *([Points(undecided, _UNDECIDED)] if undecided else []),
         Chart(curves, f"{metric_label(study.primary)} against the number of labelled groups", "curves"),
     )
@@ -126,7 +125,11 @@ def document(study: Study) -> Document:
     for other in study.opponents:
         which = "" if other == study.baseline else ", which is not pretrained"
         sections.append(Section(f"Against {other}{which}", list(_against(study, other))))
-    sections += [*_shapes(study), Section("Time", _time(study)), Section("How to read", [Points(_how_to_read(study))])]
+    sections += [
+        *_tables_of_hou24(study),
+        Section("Time", [Table(*cost_rows(study)), Text(_ABOUT_TIME)]),
+        Section("How to read", [Points(_how_to_read(study))]),
+    ]
     return Document("Study", opening, sections)
 
 
@@ -138,7 +141,7 @@ def _progress(study: Study) -> Iterator[Block]:
         yield Points(shown, f"{len(study.failed)} tasks failed; the same command tries them again")
 
 
-def _data(study: Study) -> str:
+def _about_data(study: Study) -> str:
     test = study.test
     draws = sorted({e.draws for p in study.points for e in p.estimates["all"].values()})
     counts = ", ".join(f"{name}{_in_all(study, name)}" for name in study.labelled)
@@ -177,50 +180,45 @@ def _grid(study: Study, rows: Mapping[str, Callable[[str], str | None]], caption
     return Table([header, *study.labelled], cells, caption)
 
 
-def _mean(study: Study, method: str, groups: ScopeName) -> Callable[[str], str | None]:
-    """The cells of a method: mean and standard error over draws, as the paper's tables have them."""
-
-    def cell(n: str) -> str | None:
-        found = _estimate(study.find(method, n), groups, study.primary)
-        return None if found is None else with_error(found.mean, found.over_draws)
-
-    return cell
+def _estimate(study: Study, method: str, n: str, groups: ScopeName) -> MeanEstimate | None:
+    point = study.find(method, n)
+    return None if point is None else point.estimates[groups].get(study.primary)
 
 
-def _estimate(point: StudyPoint | None, groups: ScopeName, metric: str) -> MeanEstimate | None:
-    return None if point is None else point.estimates[groups].get(metric)
-
-
-def _scopes(study: Study) -> dict[ScopeName, str]:
+def _reported_scopes(study: Study) -> dict[ScopeName, str]:
     """The groups that are reported, with the name of the metric there."""
     label = metric_label(study.primary)
     both: dict[ScopeName, str] = {"all": label, "outliers": f"Outlier-{label}"}
     return both if any(p.estimates["outliers"] for p in study.points) else {"all": label}
 
 
-def _blocks(
+def _on_both_scopes(
     study: Study, rows: Mapping[str, str | Callable[[str], str | None]], header: str = "method", about: str = ""
 ) -> Iterator[Table]:
-    """A table for all groups and one for outlier groups; a row is a method, or a function from a number to one."""
-    for groups, label in _scopes(study).items():
+    """A table for all groups and one for outlier groups; a row is a method, or a function from a number to one.
 
-        def cells(of: str | Callable[[str], str | None], groups: ScopeName = groups) -> Callable[[str], str | None]:
-            if isinstance(of, str):
-                return _mean(study, of, groups)
-            return lambda n: _mean(study, name, groups)(n) if (name := of(n)) is not None else None
+    Cells are mean and standard error over draws, as the paper's tables have them.
+    """
 
-        yield _grid(study, {row: cells(of) for row, of in rows.items()}, f"{label}{about}", header)
+    def cell(of: str | Callable[[str], str | None], groups: ScopeName, n: str) -> str | None:
+        method = of if isinstance(of, str) else of(n)
+        estimate = None if method is None else _estimate(study, method, n, groups)
+        return None if estimate is None else with_error(estimate.mean, estimate.over_draws)
+
+    for groups, label in _reported_scopes(study).items():
+        cells = {row: functools.partial(cell, of, groups) for row, of in rows.items()}
+        yield _grid(study, cells, f"{label}{about}", header)
 
 
 def _against(study: Study, other: str) -> Iterator[Block]:
     """Differences with crossed intervals, what the design could see, crossovers."""
-    for groups, label in _scopes(study).items():
+    for groups, label in _reported_scopes(study).items():
         versus = study.against(other, groups)
         if not versus:
             continue
-        yield _grid(study, _rows(versus, _signed), f"{label}: difference [95% interval]")
+        yield _grid(study, _versus_cells(versus, _signed), f"{label}: difference [95% interval]")
         if groups == "all":
-            seen = _rows(versus, lambda e: number(e.detectable))
+            seen = _versus_cells(versus, lambda e: number(e.detectable))
             yield _grid(study, seen, "Smallest difference that this design would see with a power of 80%")
         yield Points([_crossing(study, v) for v in versus.values()], f"{label}: crossovers")
     if other == study.opponents[0]:
@@ -234,29 +232,27 @@ _UNDECIDED = "What would decide the open differences, if they are in truth as fo
 def deciding(study: Study, other: str) -> Iterator[str]:
     """For each open difference from a method, the draws, labels or test groups that would see it."""
     for method, versus in study.against(other).items():
-        for n, found in versus.estimates.items():
-            if found.needs is None:
+        for n, difference in versus.estimates.items():
+            if difference.needs is None:
                 continue
-            draws, labels, groups = found.needs.draws, found.needs.labels, found.needs.groups
+            draws, labels, groups = difference.needs.draws, difference.needs.labels, difference.needs.groups
             ways = [f"{draws:,} draws"] if draws else []
             ways += [f"{labels * study.labelled[n]:,.0f} labelled groups"] if labels else []
-            ways += [f"{groups * found.groups:,.0f} test groups"] if groups else []
+            ways += [f"{groups * difference.groups:,.0f} test groups"] if groups else []
             enough = " or ".join(ways) or f"no more than {MOST_DRAWS:,} draws, labels or test groups alone"
-            yield f"{method} - {other} at {n} ({found.mean:+.4f}, {found.draws} draws): {enough}"
+            yield f"{method} - {other} at {n} ({difference.mean:+.4f}, {difference.draws} draws): {enough}"
 
 
-def _rows(versus: Mapping[str, Versus], shown: Callable[[MeanEstimate], str]) -> dict[str, Callable[[str], str | None]]:
+def _versus_cells(
+    versus: Mapping[str, Versus], shown: Callable[[MeanEstimate], str]
+) -> dict[str, Callable[[str], str | None]]:
     """The rows of a table of comparisons."""
-
-    def row(estimates: Mapping[str, MeanEstimate]) -> Callable[[str], str | None]:
-        return lambda n: shown(estimates[n]) if n in estimates else None
-
-    return {name: row(of.estimates) for name, of in versus.items()}
+    texts = {name: {n: shown(estimate) for n, estimate in of.estimates.items()} for name, of in versus.items()}
+    return {name: of_numbers.get for name, of_numbers in texts.items()}
 
 
-def _signed(found: MeanEstimate) -> str:
-    text = f"{found.mean:+.4f}"
-    return text if found.low is None or found.high is None else f"{text} [{found.low:+.4f}, {found.high:+.4f}]"
+def _signed(difference: MeanEstimate) -> str:
+    return estimated(difference, "+.4f")
 
 
 def _crossing(study: Study, versus: Versus) -> str:
@@ -279,57 +275,51 @@ def _around(crossover: Crossover, counts: Sequence[float]) -> str:
     return f"{crossover.at:,.0f} [{low}, {high}]"
 
 
-def _shapes(study: Study) -> Iterator[Section]:
+def _tables_of_hou24(study: Study) -> Iterator[Section]:
     """The tables of HOU24 that the methods of this study have something for."""
     families = {title: study.of_family(family) for family, title in _FAMILIES.items() if study.of_family(family)}
     if len(families) > 1:
         best = {title: functools.partial(study.best, names) for title, names in families.items()}
         title = "The best of each family, chosen on validation (HOU24, table 2)"
-        yield Section(title, list(_blocks(study, best, "family")))
+        yield Section(title, list(_on_both_scopes(study, best, "family")))
     if study.baseline is not None:
-        yield Section(f"Percent of {study.baseline} (HOU24, table 3)", list(_percent(study, study.baseline)))
+        yield Section(f"Percent of {study.baseline} (HOU24, table 3)", list(_percent_of(study, study.baseline)))
     about = study.methods
     probed = {name: a for name, a in about.items() if a.pretext is not None and a.strategy is not None}
     if len({a.strategy for a in probed.values()}) > 1:
-        rows = {f"{_STRATEGIES[a.strategy or 'FF']}: {name}": name for name, a in sorted(probed.items(), key=_strategy)}
-        yield Section("Strategies of finetuning (HOU24, table 4)", list(_blocks(study, rows, "strategy")))
+        rows = {
+            f"{words}: {name}": name
+            for strategy, words in _STRATEGIES.items()
+            for name in sorted(probed)
+            if probed[name].strategy == strategy
+        }
+        yield Section("Strategies of finetuning (HOU24, table 4)", list(_on_both_scopes(study, rows, "strategy")))
     full = {name: a for name, a in about.items() if a.pretext is not None and a.strategy == "FF"}
     for pretext in dict.fromkeys(a.pretext for a in full.values()):
         same = {name: a for name, a in full.items() if a.pretext == pretext}
         if len({a.augment for a in same.values()}) > 1:
             rows = {f"{a.augment}: {name}": name for name, a in same.items()}
             title = f"Augmentations of {pretext} (HOU24, tables 14 and 15)"
-            yield Section(title, list(_blocks(study, rows, "augmentation")))
+            yield Section(title, list(_on_both_scopes(study, rows, "augmentation")))
     trees = {f"{a.unlabelled}: {name}": name for name, a in about.items() if a.unlabelled is not None}
     if len({a.unlabelled for a in about.values()} - {None}) > 1:
         title = "Trees with and without unlabelled groups (HOU24, table 16)"
-        yield Section(title, list(_blocks(study, trees, "unlabelled groups")))
+        yield Section(title, list(_on_both_scopes(study, trees, "unlabelled groups")))
 
 
-def _strategy(item: tuple[str, object]) -> tuple[int, str]:
-    name, about = item
-    return list(_STRATEGIES).index(getattr(about, "strategy", "FF")), name
-
-
-def _percent(study: Study, baseline: str) -> Iterator[Table]:
+def _percent_of(study: Study, baseline: str) -> Iterator[Table]:
     """The change against the baseline in percent of its mean, with the half width of the interval."""
-    for groups, label in _scopes(study).items():
-        versus = study.against(baseline, groups)
-        rows: dict[str, Callable[[str], str | None]] = {
-            baseline: lambda n: "+0.00%" if study.find(baseline, n) else None
-        }
-        for name, v in versus.items():
 
-            def cell(n: str, v: Versus = v, groups: ScopeName = groups) -> str | None:
-                base = _estimate(study.find(baseline, n), groups, study.primary)
-                found = v.estimates.get(n)
-                if base is None or found is None or not base.mean:
-                    return None
-                half = None if found.low is None else 100 * (found.mean - found.low) / base.mean
-                return f"{100 * found.mean / base.mean:+.2f}%{'' if half is None else f' ± {half:.2f}%'}"
+    def cell(versus: Versus, groups: ScopeName, n: str) -> str | None:
+        base, difference = _estimate(study, baseline, n, groups), versus.estimates.get(n)
+        if base is None or difference is None or not base.mean:
+            return None
+        half = None if difference.low is None else 100 * (difference.mean - difference.low) / base.mean
+        return f"{100 * difference.mean / base.mean:+.2f}%{'' if half is None else f' ± {half:.2f}%'}"
 
-            rows[name] = cell
-        yield _grid(study, rows, label)
+    for groups, label in _reported_scopes(study).items():
+        rows = {name: functools.partial(cell, of, groups) for name, of in study.against(baseline, groups).items()}
+        yield _grid(study, {baseline: lambda n: "+0.00%" if study.find(baseline, n) else None, **rows}, label)
 
 
 def cost_rows(study: Study) -> TableCells:
@@ -337,29 +327,26 @@ def cost_rows(study: Study) -> TableCells:
     header = ["method", "pretraining, min", "pretraining, documents/s", *(f"{n}, min" for n in study.labelled)]
     rows = []
     for name, cost in study.costs.items():
-        trained = [_minutes(cost.minutes.get(n)) for n in study.labelled]
-        pretrained = [_minutes(cost.pretraining_minutes), _rate(cost.pretraining_documents_per_s)]
-        steps = "n/a" if cost.minutes and cost.documents_per_s is None else _rate(cost.documents_per_s)
-        rows.append([name, *pretrained, *trained, steps, _rate(cost.scored_documents_per_s)])
+        minutes = [_cell(value, ".2f") for value in (cost.pretraining_minutes, *map(cost.minutes.get, study.labelled))]
+        pretrained, trained, scored = (
+            _cell(value, ",.0f")
+            for value in (cost.pretraining_documents_per_s, cost.documents_per_s, cost.scored_documents_per_s)
+        )
+        steps = "n/a" if cost.minutes and cost.documents_per_s is None else trained
+        rows.append([name, minutes[0], pretrained, *minutes[1:], steps, scored])
     return [*header, "training, documents/s", "scoring, documents/s"], rows
 
 
-def _time(study: Study) -> tuple[Table, Text]:
-    """The table of costs."""
-    return Table(*cost_rows(study)), Text(
-        "Minutes of training one model, by the number of labelled groups, without its pretraining and without the "
-        "methods that it is built on; those of a tuned method contain all its trials. Documents per second of "
-        "pretraining, of training, and of scoring the test groups, on the CPUs of one model. Documents of training are "
-        "counted by the steps of networks; trees make none, which is n/a."
-    )
+_ABOUT_TIME = (
+    "Minutes of training one model, by the number of labelled groups, without its pretraining and without the methods "
+    "that it is built on; those of a tuned method contain all its trials. Documents per second of pretraining, of "
+    "training, and of scoring the test groups, on the CPUs of one model. Documents of training are counted by the "
+    "steps of networks; trees make none, which is n/a."
+)
 
 
-def _minutes(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"
 
 
 _ONE_ENCODER = (
@@ -399,21 +386,19 @@ def _skewed(study: Study) -> dict[str, bool]:
 def _curve_rows(study: Study, groups: ScopeName, against: str | None) -> tuple[list[CurveRow], list[CurveRow]]:
     """The rows of a chart of all methods, or of their differences from one, and the rows of its crossovers."""
     if against is None:
-        found = {
-            name: {
-                n: e for n in study.labelled if (e := _estimate(study.find(name, n), groups, study.primary)) is not None
-            }
+        curves = {
+            name: {n: e for n in study.labelled if (e := _estimate(study, name, n, groups)) is not None}
             for name in study.methods
         }
         versus: dict[str, Versus] = {}
     else:
         versus = study.against(against, groups)
-        found = {name: dict(versus[name].estimates) for name in study.methods if name in versus}
+        curves = {name: dict(versus[name].estimates) for name in study.methods if name in versus}
     middle = (len(study.methods) - 1) / 2
     # dots are moved a little sideways so that methods do not hide each other
     rows: list[CurveRow] = [
         {"x": study.labelled[n] * _BESIDE ** (i - middle), "y": e.mean, "low": e.low, "high": e.high, "series": name}
-        for i, (name, estimates) in enumerate(found.items())
+        for i, (name, estimates) in enumerate(curves.items())
         for n, e in estimates.items()
     ]
     marks: list[CurveRow] = [{"x": x.at, "series": name} for name, v in versus.items() for x in v.crossovers]
@@ -438,4 +423,4 @@ def differences_chart(study: Study, against: str, groups: ScopeName = "all") -> 
 def _on_each_scope(study: Study, of: Callable[[ScopeName], charts.Spec]) -> charts.Spec:
     """A chart of all groups and, if there are any, one of outlier groups."""
     titles = {"all": "all groups", "outliers": "outlier groups"}
-    return charts.chart_row(*(charts.titled(of(groups), titles[groups]) for groups in _scopes(study)))
+    return charts.chart_row(*(charts.titled(of(groups), titles[groups]) for groups in _reported_scopes(study)))

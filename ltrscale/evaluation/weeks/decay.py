@@ -22,8 +22,7 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.evaluation.measure.shown import POSITIONS
+from ltrscale.evaluation.measure.settings import POSITIONS, EvaluateConfig
 from ltrscale.evaluation.pages import TableCells, against, against_header, number
 from ltrscale.evaluation.statistics.summarise import Scope
 from ltrscale.evaluation.weeks.drift import MUCH, SOME, Drift, DriftSettings, PeriodDrift, measure_drift
@@ -37,8 +36,7 @@ from ltrscale.stages.stage import Origin, OutputUrl, Stage, bundle_hashes, datas
 FEWEST_PERIODS = 5
 """With fewer periods no order of them has a probability below 5%."""
 _EXACT, _PERMUTATIONS = 7, 10_000
-_FEATURES_SHOWN = 10
-_NAMED, _DRAWN = 5, 3
+_TABLED, _NAMED_FEATURES, _DRAWN = 10, 5, 3
 _SINCE = "periods since the end of training"
 _BESIDE = 0.03
 
@@ -122,12 +120,7 @@ class DriftJob(DriftSettings, Stage):
 
 
 def decay(evaluation: Evaluation, config: EvaluateConfig, drift: Drift) -> Decay:
-    """Put the metrics of each period beside the drift.
-
-    Args:
-        evaluation: sliced by `period`.
-        config: its config.
-        drift: of the same test periods.
+    """Put the metrics of each period beside the drift of the same test periods.
 
     Raises:
         InputError: the evaluation is not sliced by period.
@@ -135,7 +128,8 @@ def decay(evaluation: Evaluation, config: EvaluateConfig, drift: Drift) -> Decay
     lacking = [period for period in drift.periods if f"period={period}" not in evaluation.test.slices]
     if len(lacking) == len(drift.periods):
         raise InputError("the evaluation has no slices by period; evaluate again with evaluate.slice_by=[period]")
-    all_periods = _periods_of(config)
+    urls = {url for split in config.splits.by_name.values() for url in split.data}
+    all_periods = sorted({period for url in urls for period in open_dataset(url).manifest.periods})
     curves = {}
     for method in evaluation.methods:
         end = trained_until(method.bundles[0], config)
@@ -164,11 +158,6 @@ def trained_until(url: str, config: EvaluateConfig) -> str:
     splits = validate(Provenance, made_by, url).config.splits
     named = (splits[0].periods if splits else None) or with_periods_named(config.splits.train).periods or ()
     return max(item.rpartition("..")[2] for item in named)
-
-
-def _periods_of(config: EvaluateConfig) -> list[str]:
-    urls = {url for split in config.splits.by_name.values() for url in split.data}
-    return sorted({period for url in urls for period in open_dataset(url).manifest.periods})
 
 
 def _foretold(curves: Mapping[str, PeriodCurve], drift: Drift, primary: str) -> Iterator[DriftCorrelation]:
@@ -218,7 +207,7 @@ def drifted(drift: Drift) -> str:
         return "No feature is read, so none can drift."
     largest = drift.largest()
     median = max(period.median_psi for period in drift.periods.values())
-    much = [each for each in largest if each[2] > SOME][:_NAMED]
+    much = [each for each in largest if each[2] > SOME][:_NAMED_FEATURES]
     named = ", ".join(f"{name} {value:.3f} in {period}" for name, period, value in much or largest[:1])
     beside = f"the median of the {len(largest)} features is at most {median:.4f}"
     if not much:
@@ -226,30 +215,28 @@ def drifted(drift: Drift) -> str:
     return f"Features that drifted most, by their PSI: {named}; {beside}."
 
 
-def metric_rows(found: Decay) -> TableCells:
+def metric_rows(result: Decay) -> TableCells:
     """The primary metric of each method and period."""
     rows = []
-    for method, curve in found.curves.items():
+    for method, curve in result.curves.items():
         for point in curve.points:
-            s, compared = point.scope.summaries[found.primary], point.scope.comparisons.get(found.primary)
+            s, compared = point.scope.summaries[result.primary], point.scope.comparisons.get(result.primary)
             row = [method, point.period, f"{point.since}", f"{s.groups:,}", number(s.mean)]
             row.append(f"[{number(s.low)}, {number(s.high)}]")
-            rows.append(row + (against(compared) if found.baseline is not None else []))
-    header = ["method", "period", "since training", "groups", metric_label(found.primary), "95% interval"]
-    if found.baseline is not None:
-        header += against_header(found.primary, found.baseline)
-    return header, rows
+            rows.append(row + (against(compared) if result.baseline is not None else []))
+    header = ["method", "period", "since training", "groups", metric_label(result.primary), "95% interval"]
+    return header + against_header(result.primary, result.baseline), rows
 
 
-def drift_rows(found: Decay) -> TableCells:
+def drift_rows(result: Decay) -> TableCells:
     """The drift of each period, after what training has."""
-    methods = list(found.drift.train.spreads)
+    methods = list(result.drift.train.spreads)
     header = [
         "period", "groups", "documents", "list length", "PSI of lengths", "median PSI", f"PSI > {MUCH:g} beyond chance",
         "most drifted", "missing", "groups with labels", "relevant documents", "groups with one",
         *(f"PSI of scores: {method}" for method in methods),
     ]  # fmt: skip
-    every = {"training": found.drift.train, **found.drift.periods}
+    every = {"training": result.drift.train, **result.drift.periods}
     return header, [_drift_row(name, period, methods) for name, period in every.items()]
 
 
@@ -257,67 +244,64 @@ def _drift_row(name: str, period: PeriodDrift, methods: Sequence[str]) -> list[s
     worst = max(period.features, key=lambda feature: period.features[feature].psi)
     missing = float(np.mean([feature.missing for feature in period.features.values()]))
     labels = period.labels
-    rates = ["-", "-", "-"] if labels is None else [f"{labels.groups:,}", *_percent(labels.documents, labels.relevant)]
+    rates = ["-"] * 3
+    if labels is not None:
+        rates = [f"{labels.groups:,}", f"{labels.documents:.2%}", f"{labels.relevant:.2%}"]
     drifted = f"{len(period.drifted)} of {len(period.features)}"
     return [
         name, f"{period.groups:,}", f"{period.documents:,}", f"{period.length:.1f}", f"{period.length_psi:.3f}",
-        f"{period.median_psi:.3f}", drifted, f"{worst} {period.features[worst].psi:.3f}", *_percent(missing), *rates,
+        f"{period.median_psi:.3f}", drifted, f"{worst} {period.features[worst].psi:.3f}", f"{missing:.2%}", *rates,
         *(f"{period.spreads[method].psi:.3f}" for method in methods),
     ]  # fmt: skip
 
 
-def _percent(*shares: float) -> list[str]:
-    return [f"{share:.2%}" for share in shares]
-
-
-def document(found: Decay, evaluation: str) -> Document:
+def document(result: Decay, evaluation: str) -> Document:
     """The report: metrics by period and drift; `evaluation` is the URL of the evaluation."""
-    label = metric_label(found.primary)
-    ends = ", ".join(f"{name} {curve.trained_until}" for name, curve in found.curves.items())
+    label = metric_label(result.primary)
+    ends = ", ".join(f"{name} {curve.trained_until}" for name, curve in result.curves.items())
     opening = (
         Text(f"{label} and its intervals are those of {evaluation}. The last periods of training: {ends}."),
-        Table(*metric_rows(found)),
-        Text(drifted(found.drift)),
-        Table(*drift_rows(found)),
-        *curves(found),
+        Table(*metric_rows(result)),
+        Text(drifted(result.drift)),
+        Table(*drift_rows(result)),
+        *curves(result),
     )
     sections = (
-        Section("How to read the tables", [Points(_how_to_read())]),
-        Section("Features", list(_features(found))),
-        Section("Did drift foretell the loss?", list(_foretelling(found))),
+        Section("How to read the tables", [Points(_HOW_TO_READ)]),
+        Section("Features", list(_most_drifted(result))),
+        Section("Did drift foretell the loss?", list(_foretelling(result))),
     )
     return Document(f"{label} and drift by period", opening, sections)
 
 
-def _how_to_read() -> list[str]:
-    return [
-        f"PSI is the population stability index: below {SOME:g} is usually read as no drift, above {MUCH:g} as much. "
-        "It compares features and list lengths with training. Missing values, values outside training's range and "
-        "codes that training lacks are bins of their own. The number of features above that is counted beyond what "
-        "chance gives: without drift the index is about (bins - 1) (1 / n + 1 / m) for n and m lists.",
-        "PSI of scores compares the standard deviation of the scores within a list with that on the validation split. "
-        "It warns without labels that a model tells documents apart less, or more, than it did; not that it is wrong.",
-        "Drift is that of all groups, labelled or not, and of the features that some model reads.",
-    ]
+_HOW_TO_READ = (
+    f"PSI is the population stability index: below {SOME:g} is usually read as no drift, above {MUCH:g} as much. It "
+    "compares features and list lengths with training. Missing values, values outside training's range and codes that "
+    "training lacks are bins of their own. The number of features above that is counted beyond what chance gives: "
+    "without drift the index is about (bins - 1) (1 / n + 1 / m) for n and m lists.",
+    "PSI of scores compares the standard deviation of the scores within a list with that on the validation split. It "
+    "warns without labels that a model tells documents apart less, or more, than it did; not that it is wrong.",
+    "Drift is that of all groups, labelled or not, and of the features that some model reads.",
+)
 
 
-def _features(found: Decay) -> Iterator[Block]:
+def _most_drifted(result: Decay) -> Iterator[Block]:
     """The features that drifted most in any period."""
-    periods = found.drift.periods
-    most = {name: max(p.features[name].psi for p in periods.values()) for name in found.drift.train.features}
+    periods = result.drift.periods
+    most = {name: max(p.features[name].psi for p in periods.values()) for name in result.drift.train.features}
     rows = []
-    for name in sorted(most, key=lambda name: -most[name])[:_FEATURES_SHOWN]:
+    for name in sorted(most, key=lambda name: -most[name])[:_TABLED]:
         for period, drift in periods.items():
-            feature, before = drift.features[name], found.drift.train.features[name]
+            feature, before = drift.features[name], result.drift.train.features[name]
             unknown = "-" if feature.unknown is None else f"{feature.unknown:.2%}"
             missing = f"{feature.missing:.2%}", f"{before.missing:.2%}"
             rows.append([name, period, f"{feature.psi:.3f}", *missing, unknown])
-    yield Text(f"The {min(len(most), _FEATURES_SHOWN)} features of the largest PSI; metrics.json has all.")
+    yield Text(f"The {min(len(most), _TABLED)} features of the largest PSI; metrics.json has all.")
     yield Table(["feature", "period", "PSI", "missing", "missing in training", "unknown codes"], rows)
 
 
-def _foretelling(found: Decay) -> Iterator[Block]:
-    n = max(one.periods for one in found.foretold)
+def _foretelling(result: Decay) -> Iterator[Block]:
+    n = max(one.periods for one in result.foretold)
     if n < FEWEST_PERIODS:
         yield Text(
             f"Cannot judge: {n} {'period' if n == 1 else 'periods'}, where fewer than {FEWEST_PERIODS} cannot tell "
@@ -325,25 +309,25 @@ def _foretelling(found: Decay) -> Iterator[Block]:
         )
         return
     yield Text(
-        f"Spearman's rank correlation, over periods, of drift with the loss of {metric_label(found.primary)}: 1 where "
+        f"Spearman's rank correlation, over periods, of drift with the loss of {metric_label(result.primary)}: 1 where "
         "more drift was always more loss. features is the median PSI, scores the PSI of scores. p is over "
         "permutations of the periods and not adjusted for the number of rows. Whatever grows with time correlates with "
         "a metric that falls with time, so a high value over consecutive periods is no sign of a cause."
     )
     rows = [
         [f.measure, f.method, f"{f.periods}", "-" if f.correlation is None else f"{f.correlation:+.2f}", number(f.p)]
-        for f in found.foretold
+        for f in result.foretold
     ]
     yield Table(["drift of", "method", "periods", "correlation", "p"], rows)
 
 
-def curves(found: Decay) -> tuple[Chart, Chart]:
+def curves(result: Decay) -> tuple[Chart, Chart]:
     """The metric of each method by periods since training, and the drift of features."""
-    said = f"{metric_label(found.primary)} by periods since the end of training, with 95% intervals"
+    said = f"{metric_label(result.primary)} by periods since the end of training, with 95% intervals"
     return (
-        Chart(_decay_chart(found), f"{said}; dots side by side belong to one period", "decay"),
+        Chart(_decay_chart(result), f"{said}; dots side by side belong to one period", "decay"),
         Chart(
-            _drift_chart(found),
+            _drift_chart(result),
             "Drift: the population stability index of the features that drifted most, and the median of all; below "
             f"{SOME:g} is usually read as none, above {MUCH:g} as much",
             "drift",
@@ -351,34 +335,26 @@ def curves(found: Decay) -> tuple[Chart, Chart]:
     )
 
 
-def _decay_chart(found: Decay) -> charts.Spec:
+def _decay_chart(result: Decay) -> charts.Spec:
     """The metric of each method by periods since training, with intervals."""
+    middle = (len(result.curves) - 1) / 2  # methods move a little sideways, so as not to hide each other
     rows = [
-        {"x": x, "y": s.mean, "low": s.low, "high": s.high, "series": method}
-        for method, point, x in _places(found)
-        if (s := point.scope.summaries[found.primary]).mean is not None
+        {"x": point.since + _BESIDE * (i - middle), "y": s.mean, "low": s.low, "high": s.high, "series": method}
+        for i, (method, curve) in enumerate(result.curves.items())
+        for point in curve.points
+        if (s := point.scope.summaries[result.primary]).mean is not None
     ]
-    return charts.lines(rows, x=_SINCE, y=metric_label(found.primary), ticks=_ticks(found), order=list(found.curves))
+    ticks = sorted({point.since for curve in result.curves.values() for point in curve.points})
+    return charts.lines(rows, x=_SINCE, y=metric_label(result.primary), ticks=ticks, order=list(result.curves))
 
 
-def _drift_chart(found: Decay) -> charts.Spec:
+def _drift_chart(result: Decay) -> charts.Spec:
     """The indices by period of the features that drifted most, and the median of all."""
-    most = [name for name, _, _ in found.drift.largest()[:_DRAWN]]
-    median = f"median of {len(found.drift.train.features)}"
+    most = [name for name, _, _ in result.drift.largest()[:_DRAWN]]
+    median = f"median of {len(result.drift.train.features)}"
     rows = [
         {"x": period, "y": psi, "series": name}
-        for period, of in found.drift.periods.items()
+        for period, of in result.drift.periods.items()
         for name, psi in [*((name, of.features[name].psi) for name in most), (median, of.median_psi)]
     ]
     return charts.lines(rows, x="period", y="PSI", ordinal=True, zero=True, order=[*most, median])
-
-
-def _places(found: Decay) -> Iterator[tuple[str, PeriodPoint, float]]:
-    """Each point with its method and place: methods move a little sideways, so as not to hide each other."""
-    for i, (method, curve) in enumerate(found.curves.items()):
-        for point in curve.points:
-            yield method, point, point.since + _BESIDE * (i - (len(found.curves) - 1) / 2)
-
-
-def _ticks(found: Decay) -> list[int]:
-    return sorted({point.since for curve in found.curves.values() for point in curve.points})

@@ -5,12 +5,15 @@ groups no weights were fitted to. A ranking does not change if a number is added
 compared by their spread within each list: their standard deviation, which falls as a model finds less to tell documents
 apart by. That is a warning that needs no labels; it does not say whether the order is right.
 
-Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, K methods.
+Values are counted in one pass: numbers in fine cells that are the same for all data, so counts need no range beforehand
+and may be added in any order. Bins are runs of cells, chosen so that training has about equally many values in each.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, K methods, C cells, B bins, V codes of a vocabulary.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +29,18 @@ from ltrscale.data.dataset.split import Split, chosen_files
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.evaluation.weeks.histograms import BinCounts, Codes, Numbers, chance_psi, psi
+from ltrscale.models.fitting import ValueCounts
 from ltrscale.progress import progress
 
 SOME, MUCH = 0.1, 0.25
 """The usual reading of the population stability index: below the first no drift, above the second much."""
+BINS = 10
+"""Bins of about equal counts, with two more for values below and above all of training's and one for missing values."""
+_DROPPED = 19
+"""Bits of a float32 that a cell ignores: it keeps the sign, the exponent and four bits of the mantissa."""
+_CELLS = 1 << (32 - _DROPPED)
+
+BinCounts = NDArray[np.int64]
 
 
 class DriftSettings(Config):
@@ -123,32 +133,147 @@ class Drift(Config):
         return [each[1:] for each in sorted(rows, key=lambda each: -each[0])]
 
 
+class Numbers:
+    """Counts of each column's numbers by cell, and of its missing values.
+
+    A cell spans at most a sixteenth of its values, whatever their scale.
+
+    Example:
+        >>> numbers = Numbers(1)
+        >>> numbers.add(np.array([[1.0], [1.0], [5.0], [np.nan]], np.float32))
+        >>> [bins.tolist() for bins in numbers.binned(numbers.bins())]
+        [[0, 2, 1, 0, 1]]
+    """
+
+    def __init__(self, columns: int) -> None:
+        self._counts_FC = np.zeros((columns, _CELLS), np.int64)
+        self._missing_F = np.zeros(columns, np.int64)
+
+    def add(self, values_NF: NDArray[np.float32]) -> None:
+        """Count the values of some rows."""
+        for f, values_N in enumerate(values_NF.T):
+            known_N = values_N[~np.isnan(values_N)]
+            self._counts_FC[f] += np.bincount(_cells(known_N), minlength=_CELLS)
+            self._missing_F[f] += len(values_N) - len(known_N)
+
+    def bins(self) -> list[BinCounts]:
+        """The first cell of each bin, by column; a value that is frequent has a bin of its own."""
+        return [_bins(counts_C) for counts_C in self._counts_FC]
+
+    def binned(self, bins_F: list[BinCounts]) -> list[BinCounts]:
+        """Counts [B] of each column by bin; missing values are the last."""
+        columns = zip(self._counts_FC, bins_F, self._missing_F, strict=True)
+        return [np.append(np.add.reduceat(counts_C, bins), missing) for counts_C, bins, missing in columns]
+
+
+class Codes:
+    """Counts of a categorical feature's codes, and of its missing values."""
+
+    def __init__(self) -> None:
+        self._seen = ValueCounts()
+        self._missing = 0
+
+    def add(self, values_N: NDArray[np.float32]) -> None:
+        """Count the codes of some rows."""
+        self._seen.add(values_N)
+        self._missing += int(np.isnan(values_N).sum())
+
+    def binned(self, reference: Self) -> BinCounts:
+        """Counts of the reference's most frequent codes, of its other codes, of codes that it lacks, and missing ones.
+
+        Example:
+            >>> train, later = Codes(), Codes()
+            >>> train.add(np.array([7, 7, 8], np.float32))
+            >>> later.add(np.array([7, 9, np.nan], np.float32))
+            >>> train.binned(train).tolist(), later.binned(train).tolist()
+            ([2, 1, 0, 0, 0], [1, 0, 0, 1, 1])
+        """
+        codes_V, counts_V = self._seen.counts()
+        bins_V = np.full(len(codes_V), -1)
+        reference_codes, frequent = reference._seen.codes(), reference._seen.codes(BINS - 1)
+        assert reference_codes is not None
+        assert frequent is not None
+        bins_V[np.isin(codes_V, reference_codes)] = len(frequent)
+        places_V = np.searchsorted(frequent, codes_V)
+        is_frequent_V = np.isin(codes_V, frequent)
+        bins_V[is_frequent_V] = places_V[is_frequent_V]
+        bins_V[bins_V < 0] = len(frequent) + 1
+        return np.append(np.bincount(bins_V, counts_V, len(frequent) + 2).astype(np.int64), self._missing)
+
+
+def psi(reference_B: BinCounts, other_B: BinCounts) -> float:
+    """The population stability index of two histograms (Siddiqi 2006).
+
+    `sum over bins of (p - q) ln(p / q)`, which is the symmetric divergence of Jeffreys (1946): 0 for equal shares, and
+    usually read as no drift below .1 and as much drift above .25. Half a count is added to each bin, so that a bin
+    which is empty on one side stays finite; a bin empty on both sides does not count. Without drift it is about
+    `(B - 1) (1 / n + 1 / m)` for histograms of n and m independent values (Yurdakul 2018).
+
+    Example:
+        >>> round(psi(np.array([50, 50]), np.array([80, 20])), 2), psi(np.array([3, 4]), np.array([3, 4]))
+        (0.41, 0.0)
+    """
+    filled_B = (reference_B > 0) | (other_B > 0)
+    p_B, q_B = (counts_B[filled_B] + 0.5 for counts_B in (reference_B, other_B))
+    p_B, q_B = p_B / p_B.sum(), q_B / q_B.sum()
+    return float(((p_B - q_B) * np.log(p_B / q_B)).sum())
+
+
+def chance_psi(reference_B: BinCounts, other_B: BinCounts, *, values: tuple[int, int]) -> float:
+    """What `psi` is on average without drift: `(B - 1) (1 / n + 1 / m)` over the B bins that a side fills.
+
+    `values`: how many values of both histograms are independent, m and n, each at least 1.
+
+    Example:
+        >>> round(chance_psi(np.array([50, 50, 0]), np.array([80, 20, 0]), values=(100, 100)), 3)
+        0.02
+    """
+    bins = int(((reference_B > 0) | (other_B > 0)).sum())
+    return (bins - 1) * sum(1 / n for n in values)
+
+
+def _cells(values_N: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The cell of each number; a larger number has no lower cell."""
+    bits_N = (values_N + np.float32(0)).view(np.uint32)  # -0 + 0 is 0
+    # the bits of floats rise with the value once those of negative ones are inverted
+    rising_N = np.where(bits_N >> 31, ~bits_N, bits_N | np.uint32(1 << 31))
+    return (rising_N >> _DROPPED).astype(np.int64)
+
+
+def _bins(counts_C: BinCounts) -> BinCounts:
+    seen = np.flatnonzero(counts_C)
+    if not len(seen):
+        return np.zeros(1, np.int64)
+    before_C = counts_C.cumsum() - counts_C
+    tenths = BINS * before_C[seen] // counts_C.sum()
+    starts = seen[np.diff(tenths, prepend=-1) > 0]
+    return np.unique([0, *starts, seen[-1] + 1])
+
+
 def measure_drift(config: EvaluateConfig, settings: DriftSettings) -> Drift:
     """Measure how far each test period of an evaluation is from its training split.
 
-    It looks at all groups, with and without labels, and at the features that some bundle reads; scores are those of
-    each method's first bundle. Counts are added, so the order of rows and files does not matter as long as all
-    documents are read.
-
-    Args:
-        config: of the evaluation; how many labels its splits use does not matter.
-        settings: see `DriftSettings`.
+    It looks at all groups, with and without labels, whatever the splits use, and at the features that some bundle
+    reads; scores are those of each method's first bundle. Counts are added, so the order of rows and files does not
+    matter as long as all documents are read.
 
     Raises:
         InputError: data sets or bundles are missing or do not fit.
     """
     splits = config.splits
     bundles = {name: load(urls[0]) for name, urls in config.models.items()}
-    features = _read(select(_all_of(splits.train), labelled=False).features, bundles.values())
-    train = _count(_all_of(splits.train), features, [], settings)
     opened = [*bundles.values()]
-    bins = _Bins.of(train, _count(_all_of(splits.validation), features, opened, settings))
+    read = {feature.name for bundle in opened for feature in bundle.features}
+    every = select(_all_of(splits.train), labelled=False).features
+    features = tuple(feature for feature in every if feature.name in read or not read)
+    train = _counted(_all_of(splits.train), features, [], settings)
+    bins = _Bins(train, _counted(_all_of(splits.validation), features, opened, settings))
     drifts = {}
     for period in sorted({file.period for _, files in chosen_files(splits.test) for file in files}):
         split = _all_of(splits.test).replace(periods=(period,))
-        counted = _count(split, features, opened, settings)
-        drifts[period] = bins.drift(counted, list(bundles), _labels(split, config, settings))
-    of_train = bins.drift(train, [], _labels(_all_of(splits.train), config, settings))
+        counted = _counted(split, features, opened, settings)
+        drifts[period] = bins.drift(counted, list(bundles), _label_rates(split, config, settings))
+    of_train = bins.drift(train, [], _label_rates(_all_of(splits.train), config, settings))
     at_validation = bins.spreads(bins.validation, list(bundles))
     return Drift(train=of_train.replace(spreads=at_validation), periods=drifts)
 
@@ -158,14 +283,7 @@ def _all_of(split: Split) -> Split:
     return Split(data=split.data, periods=split.periods, labels=split.labels)
 
 
-def _read(features: Sequence[Feature], bundles: Iterable[Bundle]) -> tuple[Feature, ...]:
-    """The features that some bundle reads; all, if there is no bundle."""
-    names = {feature.name for bundle in bundles for feature in bundle.features}
-    return tuple(feature for feature in features if feature.name in names or not names)
-
-
-@dataclass(frozen=True, eq=False)
-class _Counted:
+class _Counts(NamedTuple):
     """What is counted of some groups."""
 
     names: tuple[str, ...]
@@ -182,7 +300,7 @@ class _Counted:
     documents: int
 
 
-def _count(split: Split, features: Sequence[Feature], bundles: Sequence[Bundle], settings: DriftSettings) -> _Counted:
+def _counted(split: Split, features: Sequence[Feature], bundles: Sequence[Bundle], settings: DriftSettings) -> _Counts:
     """Count the groups of a split in one pass, and the scores of bundles."""
     selection = select(split, labelled=False).serving(features, whose="drift", where=", ".join(split.data))
     selection = with_tokens_of(selection, bundles)
@@ -210,7 +328,7 @@ def _count(split: Split, features: Sequence[Feature], bundles: Sequence[Bundle],
             documents += groups.n_documents
             advance(groups.n_documents)
     names = tuple(features[i].name for i in places)
-    return _Counted(names, numbers, codes, lengths, spreads, sums_K, lists, groups_read, documents)
+    return _Counts(names, numbers, codes, lengths, spreads, sums_K, lists, groups_read, documents)
 
 
 def spread_of(scores_N: Tensor, groups: QueryGroups) -> Tensor:
@@ -228,21 +346,16 @@ def spread_of(scores_N: Tensor, groups: QueryGroups) -> Tensor:
     return (sum_by_group(from_mean_N.square(), groups.offsets_Q1) / lengths_Q.clamp(min=1)).sqrt()
 
 
-@dataclass(frozen=True, eq=False)
 class _Bins:
     """The bins of training's features and lists, and of validation's spreads, with what was counted there."""
 
-    train: _Counted
-    validation: _Counted
-    numbers: list[BinCounts]
-    lengths: list[BinCounts]
-    spreads_K: list[BinCounts]
+    def __init__(self, train: _Counts, validation: _Counts) -> None:
+        self.train, self.validation = train, validation
+        self.numbers, self.lengths, self.spreads_K = (
+            of.bins() for of in (train.numbers, train.lengths, validation.spreads)
+        )
 
-    @classmethod
-    def of(cls, train: _Counted, validation: _Counted) -> Self:
-        return cls(train, validation, train.numbers.bins(), train.lengths.bins(), validation.spreads.bins())
-
-    def drift(self, counted: _Counted, methods: Sequence[str], labels: LabelRates | None) -> PeriodDrift:
+    def drift(self, counted: _Counts, methods: Sequence[str], labels: LabelRates | None) -> PeriodDrift:
         """The drift of some groups."""
         (before_B,), (now_B,) = (of.lengths.binned(self.lengths) for of in (self.train, counted))
         return PeriodDrift(
@@ -255,7 +368,7 @@ class _Bins:
             labels=labels,
         )
 
-    def spreads(self, counted: _Counted, methods: Sequence[str]) -> dict[str, SpreadDrift]:
+    def spreads(self, counted: _Counts, methods: Sequence[str]) -> dict[str, SpreadDrift]:
         """The spread of each method's scores."""
         if not methods:
             return {}
@@ -273,7 +386,7 @@ class _Bins:
             for k, name in enumerate(methods)
         }
 
-    def _features(self, counted: _Counted) -> dict[str, FeatureDrift]:
+    def _features(self, counted: _Counts) -> dict[str, FeatureDrift]:
         before_F, now_F = (of.numbers.binned(self.numbers) for of in (self.train, counted))
         drifts = {
             name: self._feature(before_B, now_B, counted)
@@ -284,7 +397,7 @@ class _Bins:
             drifts[name] = self._feature(before_B, now_B, counted).replace(unknown=now_B[-2] / counted.documents)
         return drifts
 
-    def _feature(self, before_B: BinCounts, now_B: BinCounts, counted: _Counted) -> FeatureDrift:
+    def _feature(self, before_B: BinCounts, now_B: BinCounts, counted: _Counts) -> FeatureDrift:
         """The drift of a feature; the last bin has the missing values."""
         groups = self.train.groups, counted.groups
         return FeatureDrift(
@@ -294,7 +407,7 @@ class _Bins:
         )
 
 
-def _labels(split: Split, config: EvaluateConfig, settings: DriftSettings) -> LabelRates | None:
+def _label_rates(split: Split, config: EvaluateConfig, settings: DriftSettings) -> LabelRates | None:
     """The labels of a split; only they are read."""
     if not any(cell.labelled for _, files in chosen_files(split) for file in files for cell in file.row_groups):
         return None

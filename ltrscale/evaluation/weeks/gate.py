@@ -8,7 +8,8 @@
 The first two are stages that are skipped where they are up to date.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import model_validator
@@ -17,22 +18,39 @@ from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Config, made_by
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.split import SplitsWithTest, with_relative_named
+from ltrscale.data.dataset.split import SplitsWithTest
 from ltrscale.errors import Refused
+from ltrscale.data.dataset.split import with_relative_named
+from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.weeks import power
+from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.weeks.decay import Decay, DriftJob
 from ltrscale.evaluation.weeks.drift import DriftSettings
-from ltrscale.evaluation.weeks.verdict import CANDIDATE, PRODUCTION, Bounds, Check, check_leaks, document, judge
+from ltrscale.evaluation.weeks.verdict import CANDIDATE
+from ltrscale.evaluation.weeks.verdict import PRODUCTION
+from ltrscale.evaluation.weeks.verdict import Bounds
+from ltrscale.evaluation.weeks.verdict import check_leaks
+from ltrscale.evaluation.weeks.verdict import judge
 from ltrscale.reports.findings import print_report
 from ltrscale.reports.findings import write_report
 from ltrscale.reports.findings import REPORT
 from ltrscale.ingest.outcome import look_alone
+from ltrscale.evaluation.weeks.verdict import POWER_ASKED
+from ltrscale.evaluation.weeks.verdict import Power
+from ltrscale.evaluation.weeks.verdict import Refuse
+from ltrscale.evaluation.weeks.verdict import deviation_of
+from ltrscale.evaluation.weeks.verdict import verdict_blocks
+from ltrscale.ranking.choices import metric_label
+from ltrscale.reports.document import Document
+from ltrscale.reports.document import Table
+from ltrscale.reports.document import Text
 from ltrscale.stages.runs import recorded
 from ltrscale.stages.stage import content_of
 from ltrscale.storage import join
+
+_CORRELATIONS = (0.5, 0.7, 0.8, 0.9, 0.95)
 
 
 class GateJob(Config):
@@ -69,10 +87,6 @@ class GateJob(Config):
             raise ValueError("candidate: name the bundle that may replace production; or ask for a plan with --plan")
         if self.plan_from is not None and not self.plan:
             raise ValueError("plan_from: is read with --plan only; leave it out, or ask for a plan")
-        return self
-
-    @model_validator(mode="after")
-    def _names_no_baseline(self) -> "GateJob":
         if self.evaluate.baseline is not None:
             raise ValueError("evaluate.baseline: leave it out; the candidate is compared with production")
         return self
@@ -111,11 +125,16 @@ class GateJob(Config):
         config = self.evaluation
         places = {name: join(self.out, name) for name in ("evaluation", "drift")}
         with recorded(self.out, self, "gate"):
-            leaks = list(_leaks(config, self.bounds))
+            looks = look_alone(config.splits.test, k=config.primary_cutoff, relevant_from=config.relevant_from)
+            leaks = list(check_leaks(looks, load(config.models[CANDIDATE][0]), self.bounds.expected))
             EvaluateJob(out=places["evaluation"], evaluate=config, ray=self.ray).run(show=False)
             DriftJob(out=places["drift"], evaluation=places["evaluation"], **self.drift.model_dump()).run(show=False)
             verdict = judge(Evaluation.read(places["evaluation"]), Decay.read(places["drift"]), self.bounds, leaks)
-            report = document(verdict, config, [join(place, REPORT) for place in places.values()])
+            title = f"Gate: {'passed' if verdict.passed else 'refused'}"
+            bundles = f"{PRODUCTION} {self.production} and {CANDIDATE} {self.candidate}"
+            links = " and ".join(join(place, REPORT) for place in places.values())
+            made_from = [f"Compared: {bundles}. The figures are those of {links}."]
+            report = Document(title, list(verdict_blocks(verdict)), made_from=made_from)
             inputs = {name: content_of(place) for name, place in places.items()}
             with storage.Commit(self.out) as commit:
                 write_report(commit, verdict, report)
@@ -130,11 +149,52 @@ class GateJob(Config):
         if self.plan_from is None:
             EvaluateJob(out=place, evaluate=self.alone, ray=self.ray).run(show=False)
         evaluation = Evaluation.read(place)
-        powers = power.foreseen(evaluation, self.bounds.margin, self.bounds.refuse)
-        print_report(place, power.document(powers, evaluation.primary))
+        powers = foreseen(evaluation, self.bounds.margin, self.bounds.refuse)
+        print_report(place, plan_page(powers, evaluation.primary))
 
 
-def _leaks(config: EvaluateConfig, bounds: Bounds) -> Iterator[Check]:
-    """The checks of the candidate's features, each alone on the test split."""
-    looks = look_alone(config.splits.test, k=config.primary_cutoff, relevant_from=config.relevant_from)
-    return check_leaks(looks, load(config.models[CANDIDATE][0]), bounds.expected)
+def foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven") -> dict[str, Power]:
+    """What the margin asks of the number of groups, by what the deviation of a difference is taken from.
+
+    That is each comparison of two bundles in the evaluation. Of one method alone the deviation s of its metric is
+    known, and that of a difference is `s sqrt(2 (1 - r))`, if a candidate deviates as much and correlates by r.
+
+    Raises:
+        InputError: the evaluation has several methods, and compares no two of one bundle each.
+    """
+    primary = evaluation.primary
+    of_methods = {method.name: method.slices[ALL] for method in evaluation.methods if method.name != AS_SHOWN}
+    if len(of_methods) == 1:
+        ((_, scope),) = of_methods.items()
+        summary = scope.summaries[primary]
+        if summary.low is None or len(summary.trials) > 1:
+            raise InputError(f"{primary}: no test group defines it for one bundle; choose other periods in splits.test")
+        deviation = deviation_of(summary, summary.groups)
+        return {
+            f"a correlation of {r:g}": Power.of(margin, deviation * math.sqrt(2 * (1 - r)), summary.groups, refuse)
+            for r in _CORRELATIONS
+        }
+    single = {name for name, scope in of_methods.items() if len(scope.summaries[primary].trials) == 1}
+    powers = {
+        f"{name} against {evaluation.baseline}": Power.of(margin, deviation_of(c, groups), groups, refuse)
+        for name, scope in of_methods.items()
+        if {name, evaluation.baseline} <= single
+        and (c := scope.comparisons.get(primary)) is not None
+        and (groups := scope.summaries[primary].groups)
+    }
+    if not powers:
+        raise InputError("plan_from: the evaluation compares no two methods of one bundle each; name another one")
+    return powers
+
+
+def plan_page(powers: Mapping[str, Power], primary: str) -> Document:
+    """A row for each deviation that a difference may have; of these there is at least one."""
+    first = next(iter(powers.values()))
+    passes = "one worse by the margin is refused" if first.refuse == "worse" else "an equal candidate passes"
+    header = ["deviation as of", "deviation", "groups", passes, f"groups for {POWER_ASKED}"]
+    rows = [
+        [name, f"{p.deviation:.3f}", f"{p.groups:,}", f"{p.passes:.2f}", "-" if p.needed is None else f"{p.needed:,}"]
+        for name, p in powers.items()
+    ]
+    margin = f"bounds.margin {first.margin:g} in {metric_label(primary)}, bounds.refuse {first.refuse}:"
+    return Document("Groups that a margin needs", [Text(margin), Table(header, rows)])

@@ -1,36 +1,69 @@
-"""The gate: may a candidate replace the bundle in production, by an evaluation of both and the drift of its periods?"""
+"""The gate: may a candidate replace the bundle in production, by an evaluation of both and the drift of its periods?
 
+A candidate may not lean on a feature that may be a leak either: `ltrscale.ingest.leaks` finds such features and asks of
+them; `bounds.expected` has the answer.
+"""
+
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field
-from scipy.special import stdtr, stdtrit
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
-from ltrscale.bundle import Bundle
+from ltrscale.bundle import Bundle, boosters
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.split import Texts
-from ltrscale.evaluation.measure.leaks import leaning
 from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import against, number
-from ltrscale.evaluation.statistics.resampling import holm
-from ltrscale.evaluation.statistics.summarise import Comparison
+from ltrscale.evaluation.statistics.blocks import holm
+from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.evaluation.weeks.decay import Decay
 from ltrscale.evaluation.weeks.drift import MUCH, Drift, PeriodDrift
-from ltrscale.evaluation.weeks.power import TAIL, Power, Refuse, deviation_of
-from ltrscale.ingest.outcome import ASK, questions
+from ltrscale.ingest.outcome import ASK
+from ltrscale.ingest.outcome import questions
 from ltrscale.ranking.alone import Alone
 from ltrscale.ranking.choices import metric_label
-from ltrscale.reports.document import Block, Document, Points, Table
+from ltrscale.reports.document import Block, Points, Table
 from ltrscale.reports.findings import Findings
+from ltrscale.storage import join
+
+
+def importances_of(bundle: Bundle) -> dict[str, float] | None:
+    """The importance of each column that trees see, the highest first; None for a network."""
+    if (forest := bundle.forest) is None:
+        return None
+    every = tuple(feature.name for feature in bundle.features)
+    seen = every if forest.sees is None else forest.sees  # a stack may see none
+    names = [*seen, *(f"component {i}" for i in range(forest.projection)), *forest.members]
+    models = {join(bundle.url, name): content for name, content in bundle.contents.items()}
+    shares = boosters.importances(forest.library, models, len(names))
+    return dict(sorted(zip(names, shares.tolist(), strict=True), key=lambda pair: -pair[1]))
+
+
+def leaning(bundle: Bundle) -> Mapping[str, float | None]:
+    """The features that a ranker leans on, with their importance to plain trees.
+
+    A network, or trees that see components or other rankers' scores, lean on every feature that they read.
+    """
+    every: dict[str, float | None] = dict.fromkeys(feature.name for feature in bundle.features)
+    if bundle.forest is None or bundle.forest.projection or bundle.forest.members:
+        return every
+    return {name: share for name, share in (importances_of(bundle) or {}).items() if share > 0}
+
 
 PRODUCTION, CANDIDATE = "production", "candidate"
 """Names of the two methods in the evaluation."""
-_NAMED = 3
+_MOST_NAMED = 3
+TAIL = 0.025
+"""Chance of a difference beyond one end of a 95% interval."""
+POWER_ASKED = 0.8
+Refuse = Literal["unproven", "worse"]
+"""Whom a gate refuses, see `Bounds.refuse`."""
 
 
 class Bounds(Config):
@@ -77,6 +110,70 @@ class Bounds(Config):
     index is then above .25 by chance."""
 
 
+class Power(Config):
+    """What a gate can tell apart: how often a candidate passes or fails it, by the normal approximation.
+
+    Of one that is as good as production, how often it passes `margin`; with `refuse: worse` of one that is worse by
+    `margin`, how often it is refused. Both are the same number.
+    """
+
+    margin: float
+    deviation: float
+    """Standard deviation of the difference of a group."""
+    groups: int
+    passes: float
+    """The probability at so many groups; of being refused with `refuse: worse`."""
+    needed: int | None
+    """Groups for a probability of .8; None for a margin of 0, which equal rankers hold once in 40 times at any size."""
+    refuse: Refuse = "unproven"
+
+    @classmethod
+    def of(cls, margin: float, deviation: float, groups: int, refuse: Refuse = "unproven") -> Self:
+        """`Phi(margin sqrt(Q) / deviation - z_.975)`, and the Q at which it is .8 (Julious 2004, section 5).
+
+        Example:
+            >>> [round(Power.of(0.005, 0.249, groups).passes, 2) for groups in (1_000, 3_000, 10_000)]
+            [0.09, 0.19, 0.52]
+            >>> Power.of(0.005, 0.249, 1_000).needed
+            19466
+        """
+        if deviation == 0 or margin == 0:
+            certain = margin > 0
+            passes, needed = (1.0, 1) if certain else (TAIL if deviation else 0.0, None)
+        else:
+            passes = float(ndtr(margin * math.sqrt(groups) / deviation + ndtri(TAIL)))
+            needed = math.ceil(((ndtri(POWER_ASKED) - ndtri(TAIL)) * deviation / margin) ** 2)
+        return cls(margin=margin, deviation=deviation, groups=groups, passes=passes, needed=needed, refuse=refuse)
+
+    @property
+    def more(self) -> int | None:
+        """Groups that are lacking for a probability of .8; None where no number is enough."""
+        return None if self.needed is None else max(0, self.needed - self.groups)
+
+    @property
+    def stated(self) -> str:
+        """In a sentence."""
+        what = {
+            "unproven": f"A candidate as good as production passes bounds.margin {self.margin:g}",
+            "worse": f"A candidate worse than production by bounds.margin {self.margin:g} is refused",
+        }
+        enough = "no number of groups changes that"
+        if self.needed is not None:
+            lacking = f"needs {self.more:,} more groups" if self.more else "needs no more groups"
+            enough = f"{POWER_ASKED} takes {self.needed:,}: the gate {lacking}"
+        return (
+            f"{what[self.refuse]} with a probability of {self.passes:.2f} at {self.groups:,} groups; {enough} "
+            f"(the difference of a group deviates by {self.deviation:.3f})"
+        )
+
+
+def deviation_of(compared: Comparison | Summary, groups: int) -> float:
+    """Standard deviation of the values of one group, from the 95% interval of their mean."""
+    assert compared.low is not None
+    assert compared.high is not None
+    return (compared.high - compared.low) / (2 * -float(ndtri(TAIL))) * math.sqrt(groups)
+
+
 class Check(Config):
     """One bound and whether it holds."""
 
@@ -115,7 +212,7 @@ class Verdict(Findings):
 def judge(evaluation: Evaluation, decay: Decay, bounds: Bounds, leaks: Iterable[Check] = ()) -> Verdict:
     """Check the bounds of a candidate against an evaluation with production as its baseline, and against drift.
 
-    `leaks` are the checks of the features that it leans on; see `leaks.check_leaks`.
+    `leaks` are the checks of the features that it leans on; see `check_leaks`.
     """
     (candidate,) = (method for method in evaluation.methods if method.name == CANDIDATE)
     compared = {name: scope.comparisons.get(evaluation.primary) for name, scope in candidate.slices.items()}
@@ -127,15 +224,10 @@ def judge(evaluation: Evaluation, decay: Decay, bounds: Bounds, leaks: Iterable[
     in_period = Counter(check.where for check in drift)
     held = {check.where for check in slices if check.holds}
     groups, difference = counts[ALL], compared[ALL]
-    power = (
-        None if difference is None else Power.of(bounds.margin, deviation_of(difference, groups), groups, bounds.refuse)
-    )
-    checks = (
-        *_overall(difference, groups, evaluation.primary, bounds, power),
-        *slices,
-        *leaks,
-        *drift,
-    )
+    power = None
+    if difference is not None:
+        power = Power.of(bounds.margin, deviation_of(difference, groups), groups, bounds.refuse)
+    checks = (*_overall(difference, groups, evaluation.primary, bounds, power), *slices, *leaks, *drift)
     return Verdict(
         passed=all(check.holds for check in checks),
         primary=evaluation.primary,
@@ -161,7 +253,8 @@ def _overall(
             asked += ", or for an upper end of at least 0 (bounds.refuse: worse)"
         elif not holds and power is not None and power.more:
             asked += f"; needs {power.more:,} more groups to let an equal candidate pass four times in five"
-        yield Check(bound="margin", where=ALL, holds=holds, reason=f"all groups: {_stated(compared, primary)}; {asked}")
+        reason = f"all groups: {_in_words(compared, primary)}; {asked}"
+        yield Check(bound="margin", where=ALL, holds=holds, reason=reason)
 
 
 def _of_slices(
@@ -169,7 +262,7 @@ def _of_slices(
 ) -> Iterator[Check]:
     p_M = np.array([_worse_p(c, groups[name], bounds.slice_margin) for name, c in judged.items()])
     for (name, compared), p in zip(judged.items(), holm(p_M).tolist(), strict=True):
-        stated = f"slice {name}: {_stated(compared, primary)}"
+        stated = f"slice {name}: {_in_words(compared, primary)}"
         if bounds.slices_by == "shown":
             holds = p >= TAIL
             asked = (
@@ -201,7 +294,7 @@ def of_drift(drift: Drift, bounds: Bounds, method: str = CANDIDATE) -> Iterator[
     train = drift.train
     for period, later in drift.periods.items():
         if min(train.groups, later.groups) >= bounds.drift_groups:
-            yield from _of_features(period, later, bounds)
+            yield from _feature_checks(period, later, bounds)
         scores, before = later.spreads[method], train.spreads[method]
         lists = min(scores.lists, before.lists)
         if bounds.score_psi is not None and lists >= bounds.drift_groups:
@@ -211,16 +304,14 @@ def of_drift(drift: Drift, bounds: Bounds, method: str = CANDIDATE) -> Iterator[
             yield Check(bound="score_psi", where=period, holds=holds, reason=f"period {period}: {stated}; {asked}")
 
 
-def _of_features(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator[Check]:
-    every = [
-        Feature(name=name, kind="numeric" if of.unknown is None else "categorical")
-        for name, of in drift.features.items()
-    ]
+def _feature_checks(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator[Check]:
+    kinds = {name: "numeric" if of.unknown is None else "categorical" for name, of in drift.features.items()}
+    every = [Feature.model_validate({"name": name, "kind": kind}) for name, kind in kinds.items()]
     moving = {feature.name for pattern in bounds.moving for feature in matching(pattern, every, key="bounds.moving")}
     judged = {name: of for name, of in drift.features.items() if name not in moving}
     drifted = [name for name in drift.drifted if name in judged]
     if bounds.drifted is not None:
-        most = ", ".join(f"{name} {judged[name].psi:.2f}" for name in drifted[:_NAMED])
+        most = ", ".join(f"{name} {judged[name].psi:.2f}" for name in drifted[:_MOST_NAMED])
         count = f"{len(drifted)} of {len(judged)} features have a PSI above {MUCH:g} beyond chance"
         asked = f"bounds.drifted asks for at most {bounds.drifted:.0%}"
         holds = len(drifted) <= bounds.drifted * len(judged)
@@ -229,7 +320,7 @@ def _of_features(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator[Ch
     if bounds.feature_psi is not None:
         beyond = {name: of.psi - of.chance for name, of in judged.items()}
         broken = [name for name in drifted if beyond[name] > bounds.feature_psi]
-        worst = broken[:_NAMED] or sorted(beyond, key=lambda name: -beyond[name])[:1]
+        worst = broken[:_MOST_NAMED] or sorted(beyond, key=lambda name: -beyond[name])[:1]
         stated = ", ".join(f"{name} has a PSI of {judged[name].psi:.2f}" for name in worst) or "no feature is judged"
         asked = f"bounds.feature_psi asks for at most {bounds.feature_psi:g} beyond chance (a fault, or bounds.moving)"
         yield Check(bound="feature_psi", where=period, holds=not broken, reason=f"period {period}: {stated}; {asked}")
@@ -238,10 +329,7 @@ def _of_features(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator[Ch
 def check_leaks(features: Sequence[Alone], candidate: Bundle, expected: Collection[str]) -> Iterator[Check]:
     """One check for each suspicious feature that the candidate leans on, or one that holds.
 
-    Args:
-        features: see `look`.
-        candidate: the bundle.
-        expected: patterns of features that are known when the list is shown, however well they rank.
+    `expected` are patterns of features that are known when the list is shown, however well they rank.
 
     Raises:
         InputError: a pattern matches no feature of the data.
@@ -261,10 +349,8 @@ def check_leaks(features: Sequence[Alone], candidate: Bundle, expected: Collecti
     if not any(name in leant_on for name in asked):
         first = next((feature for feature in features if feature.name in leant_on), None)
         best = "" if first is None else f"; the best, {first.name}, reaches NDCG@{first.k} {first.ndcg:.3f}"
-        stated = (
-            f"no feature of the candidate ranks as the labels do by itself, or is there for relevant ones only{best}"
-        )
-        yield Check(bound="expected", where=ALL, holds=True, reason=stated)
+        stated = "no feature of the candidate ranks as the labels do by itself, or is there for relevant ones only"
+        yield Check(bound="expected", where=ALL, holds=True, reason=f"{stated}{best}")
 
 
 def _low(compared: Comparison) -> float:
@@ -277,17 +363,8 @@ def _high(compared: Comparison) -> float:
     return compared.high
 
 
-def _stated(compared: Comparison, primary: str) -> str:
+def _in_words(compared: Comparison, primary: str) -> str:
     return f"{metric_label(primary)} {against(compared)[0]}"
-
-
-def document(verdict: Verdict, config: EvaluateConfig, links: Sequence[str]) -> Document:
-    """The verdict with every bound; `links` are places of the reports that it rests on."""
-    bundles = " and ".join(f"{name} {urls[0]}" for name, urls in config.models.items())
-    made_from = [f"Compared: {bundles}. The figures are those of {' and '.join(links)}."]
-    return Document(
-        f"Gate: {'passed' if verdict.passed else 'refused'}", list(verdict_blocks(verdict)), made_from=made_from
-    )
 
 
 def verdict_blocks(verdict: Verdict) -> Iterator[Block]:

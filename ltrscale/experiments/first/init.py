@@ -15,7 +15,7 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.clicks.look import ClicksJob
+from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.experiments.first.forms import other_form
 from ltrscale.experiments.first.pipeline import FirstPlan, LogSize, engine_score
 from ltrscale.experiments.first.prepare import FEWEST_LISTS, clicks_text, count_lists, prepare_lines, summary

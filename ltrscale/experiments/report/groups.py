@@ -28,12 +28,15 @@ from ltrscale.data.stream.readers import read_direct
 from ltrscale.data.stream.windows import Cut, assemble
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
-from ltrscale.evaluation.measure.group_file import GROUPS
-from ltrscale.evaluation.measure.leaks import importances_of
-from ltrscale.evaluation.measure.outliers import OUTLIER_BINS, histograms
-from ltrscale.evaluation.measure.parts import committed_row_groups, look_up
-from ltrscale.evaluation.measure.shown import AS_SHOWN, order_shown
+from ltrscale.evaluation.measure.parts import committed_row_groups
+from ltrscale.evaluation.measure.parts import look_up
+from ltrscale.evaluation.measure.outliers import OUTLIER_BINS
+from ltrscale.evaluation.measure.outliers import histograms
+from ltrscale.evaluation.measure.parts import order_shown
+from ltrscale.evaluation.measure.report import GROUPS
+from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.evaluation.pages import number
+from ltrscale.evaluation.weeks.verdict import importances_of
 from ltrscale.experiments.report.sources import Sources, pretrained_for
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts

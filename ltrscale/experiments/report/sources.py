@@ -18,12 +18,12 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.leaks import leaning
 from ltrscale.evaluation.measure.report import Evaluation, MethodResult
-from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.evaluation.measure.shown import AS_SHOWN
+from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.ingest.outcome import look_alone, questions
+from ltrscale.ingest.outcome import look_alone
+from ltrscale.ingest.outcome import questions
+from ltrscale.evaluation.weeks.verdict import leaning
 from ltrscale.ranking.alone import Alone
 from ltrscale.stages.runs import LOG, METRICS, record_file
 

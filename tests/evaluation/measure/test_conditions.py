@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ltrscale.evaluation.measure.conditions import GroupColumns, ValueKind, check, columns_in
-from ltrscale.evaluation.measure.grammar import parse
+from ltrscale.evaluation.measure.conditions import GroupColumns, ValueKind, check, columns_in, parse
 
 GROUPS: dict[str, ValueKind] = {"n": "number", "m": "number", "device": "text", "outlier": "truth", "same": "number"}
 DOCUMENTS: dict[str, ValueKind] = {"price": "number", "odd name (usd)": "number", "same": "number"}

@@ -13,7 +13,7 @@ from shop import BIAS
 
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.errors import InputError
-from ltrscale.evaluation.clicks.look import ClicksJob
+from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.evaluation.measure.corrected import (
     CorrectedSums,
     Correction,
@@ -22,11 +22,11 @@ from ltrscale.evaluation.measure.corrected import (
     WeightCounts,
     summarised,
 )
-from ltrscale.evaluation.measure.debiasing import Trained, debiased, otherwise, stated
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
-from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.evaluation.measure.shown import AS_SHOWN, order_shown
+from ltrscale.evaluation.measure.page import debiasing
+from ltrscale.evaluation.measure.parts import order_shown
+from ltrscale.evaluation.measure.report import Evaluation, MethodResult, debiased, otherwise
+from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.evaluation.pages import number
 from ltrscale.evaluation.statistics.blocks import Tally
 from ltrscale.training.combine import FeatureJob
@@ -317,14 +317,11 @@ def test_a_network_that_learnt_with_dla_is_the_twin_of_one_without() -> None:
     assert (debiased(of_dla), debiased(of_plain)) == ("dla", None)
     assert otherwise(of_dla) == otherwise(of_plain)
     other = plain.replace(relevant_only=True).model_dump(mode="json")
-    lines = stated(
-        [
-            Trained("a", ("dla",), ("x",), {"NDCG@5": 0.5}),
-            Trained("b", (None,), ("x",), {"NDCG@5": 0.4}),
-            Trained("c", (None,), ("y",), {"NDCG@5": 0.3}),
-        ],
-        shown=True,
-    )
+    methods = [
+        MethodResult.model_construct(name=name, debiased=(how,), otherwise=(settings,))
+        for name, how, settings in (("a", "dla", "x"), ("b", None, "x"), ("c", None, "y"))
+    ]
+    lines = debiasing(methods, {"a": {"NDCG@5": 0.5}, "b": {"NDCG@5": 0.4}, "c": {"NDCG@5": 0.3}}, shown=True)
     assert otherwise(other) != otherwise(of_plain)
     assert lines[0] == "Trained with a correction for positions: a (dla); without: b, c."
     assert len(lines) == 2

@@ -16,7 +16,7 @@ from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.config import members, validate
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.judged import Judged
+from ltrscale.evaluation.measure.metrics import Judged
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.experiments.pipeline import PipelineConfig

@@ -18,8 +18,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.reconcile import ReconcileJob, Reconciliation
-from ltrscale.evaluation.measure.scored_lists import TableSource, read_lists
+from ltrscale.evaluation.measure.reconcile import ReconcileJob, Reconciliation, TableSource
 from ltrscale.ranking.choices import metric_named
 from ltrscale.ranking.libraries import POLICIES, under
 from ltrscale.scoring.score import ScoreJob
@@ -64,7 +63,7 @@ def test_parquet_and_csv_are_read_alike_and_groups_are_whole(tmp_path: Path) -> 
     for query, item, label, value in rows:
         expected.setdefault(str(query), []).append((str(item), float(label), float(value)))
     for path in (parquet, str(tmp_path / "scores.csv"), str(tmp_path / "scores.csv.gz")):
-        lists = read_lists(TableSource(path=path))
+        lists = TableSource(path=path).lists()
         assert lists.queries == list(expected)
         documents = [document for of_query in expected.values() for document in of_query]
         assert lists.offsets_Q1.diff().tolist() == [len(of_query) for of_query in expected.values()]
@@ -90,16 +89,16 @@ def test_a_bad_table_is_one_line_that_names_the_row(
     tmp_path: Path, rows: Rows, settings: dict[str, str], said: str
 ) -> None:
     with pytest.raises(InputError, match=f"scores.parquet: {said}"):
-        read_lists(TableSource(path=write(tmp_path, rows), **settings))  # type: ignore[arg-type]
+        TableSource(path=write(tmp_path, rows), **settings).lists()  # type: ignore[arg-type]
     (tmp_path / "other.parquet").write_text("query,item\n")
     with pytest.raises(InputError, match="neither Parquet nor CSV as its name says"):
-        read_lists(TableSource(path=str(tmp_path / "other.parquet")))
+        TableSource(path=str(tmp_path / "other.parquet")).lists()
 
 
 def test_parts_add_up_and_figures_are_those_of_the_rules(tmp_path: Path) -> None:
     names = ("ndcg@3", "map", "mrr", "precision@3", "recall@3", "success@3")
     found = run(tmp_path, random_rows(40), metrics=names, relevant_from=2)
-    lists = read_lists(TableSource(path=str(tmp_path / "scores.parquet")))
+    lists = TableSource(path=str(tmp_path / "scores.parquet")).lists()
     scored = (lists.scores_N, lists.labels_N, lists.offsets_Q1)
     values = pq.read_table(tmp_path / "out" / "groups.parquet")
     assert sum(len(each.programs) for each in found.metrics) == len(POLICIES)

@@ -20,9 +20,9 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
+from ltrscale.evaluation.measure.parts import order_shown
 from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.evaluation.measure.shown import AS_SHOWN, order_shown
+from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.evaluation.weeks.decay import DriftJob
 from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.experiments.report.make import ReportJob

@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 from ltrscale.arrays import Doubles
 from ltrscale.draws import uniforms
 from ltrscale.evaluation.statistics import blocks as module
-from ltrscale.evaluation.statistics.blocks import Blocks, Tally, block_numbers
+from ltrscale.evaluation.statistics.blocks import Blocks, Tally, block_numbers, bootstrap_means, sign_flip_p
 from ltrscale.evaluation.statistics.crossed import crossed_means
-from ltrscale.evaluation.statistics.resampling import bootstrap_means, sign_flip_p
 from ltrscale.evaluation.statistics.summarise import scopes
 
 GROUPS = 3000

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from ltrscale.arrays import Doubles
 from ltrscale.evaluation.pages import verdicts
-from ltrscale.evaluation.statistics.blocks import Blocks
+from ltrscale.evaluation.statistics.blocks import Blocks, holm, sign_flip_p
+from ltrscale.evaluation.statistics.blocks import bootstrap_means as means_over_blocks
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means
-from ltrscale.evaluation.statistics.resampling import bootstrap_means as means_over_blocks
-from ltrscale.evaluation.statistics.resampling import holm, sign_flip_p
 from ltrscale.evaluation.statistics.summarise import PATTERNS, Scope, judged_together, scopes
 
 
@@ -60,7 +59,7 @@ def test_bootstrap_draws_the_same_groups_for_all_columns_and_seeds_repeat() -> N
 
 
 def test_blocks_cut_the_resamples_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ltrscale.evaluation.statistics.resampling._RESAMPLED", 70)
+    monkeypatch.setattr("ltrscale.evaluation.statistics.blocks._RESAMPLED", 70)
     means_SM = bootstrap_means(np.arange(10.0)[:, None], samples=101, seed=0)
     assert means_SM.shape == (101, 1)
     assert not np.isnan(means_SM).any()

@@ -21,8 +21,16 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.weeks.decay import Decay, DriftCorrelation, DriftJob, document, rank_correlation, trained_until
-from ltrscale.evaluation.weeks.drift import Drift, DriftSettings, FeatureDrift, PeriodDrift, measure_drift
-from ltrscale.evaluation.weeks.histograms import Codes, Numbers, psi
+from ltrscale.evaluation.weeks.drift import (
+    Codes,
+    Drift,
+    DriftSettings,
+    FeatureDrift,
+    Numbers,
+    PeriodDrift,
+    measure_drift,
+    psi,
+)
 from ltrscale.reports.document import Table
 from ltrscale.reports.findings import markdown, table
 

@@ -20,9 +20,8 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, scopes
 from ltrscale.evaluation.weeks.decay import Decay
-from ltrscale.evaluation.weeks.gate import GateJob
-from ltrscale.evaluation.weeks.power import Power, foreseen
-from ltrscale.evaluation.weeks.verdict import CANDIDATE, Bounds, Verdict, judge
+from ltrscale.evaluation.weeks.gate import GateJob, foreseen
+from ltrscale.evaluation.weeks.verdict import CANDIDATE, Bounds, Power, Verdict, judge
 
 ROOT = Path(__file__).resolve().parents[3]
 PERIODS = {"train": ["a"], "validation": ["b"], "test": ["c", "d"]}

@@ -15,7 +15,7 @@ from first_logs import LOGS
 from ltrscale.config import load, to_check
 from ltrscale.data.dataset.manifest import Accounting, open_dataset
 from ltrscale.errors import InputError
-from ltrscale.evaluation.clicks.look import ClicksJob
+from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.experiments.first.init import InitConfig, init
 from ltrscale.ingest.baidu import BaiduUltr
 from ltrscale.ingest.items import Items

@@ -42,7 +42,7 @@ from ltrscale.clicks.propensity import (
 )
 from ltrscale.config import Operational
 from ltrscale.draws import random_bits
-from ltrscale.evaluation.clicks.page import (
+from ltrscale.evaluation.click_log_page import (
     Exposure,
     Figure,
     Links,
@@ -52,7 +52,7 @@ from ltrscale.evaluation.clicks.page import (
     UnderstoodLog,
     document,
 )
-from ltrscale.evaluation.statistics.lift import Difference
+from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import metric_named
 from ltrscale.reports.findings import print_report, write_report
@@ -87,11 +87,11 @@ class ClicksJob(LogSettings, Stage):
 
     def work(self, origin: Origin, report: Report) -> None:
         """Look at the log, and commit the report."""
-        found = understand(self)
+        look = understand(self)
         with storage.Commit(self.out) as commit:
-            write_report(commit, found, document(found))
+            write_report(commit, look, document(look))
             commit.finish({"made_by": origin})
-        for model in found.models:
+        for model in look.models:
             report({"model": model.name, "perplexity": model.perplexity, "conditional": model.conditional})
 
 
@@ -105,25 +105,33 @@ def understand(job: ClicksJob) -> UnderstoodLog:
     """
     read = read_log(job)
     own = read.sessions.take(read.in_log_S)
+    queries = len(np.unique(own.queries_S))
     half_S = random_bits(("half of the sessions",), np.arange(len(own))) < np.uint64(1 << 63)
     halves = count(own.take(half_S)), count(own.take(~half_S))
     cells, folds_D = count(own), own.folds_D(_FOLDS)
-    found = overlap(cells, own.positions, pairs_per_link=job.pairs_per_link)
-    log.info("clicks: %s sessions of %s queries", f"{len(own):,}", f"{len(np.unique(own.queries_S)):,}")
+    shared = overlap(cells, own.positions, pairs_per_link=job.pairs_per_link)
+    log.info("clicks: %s sessions of %s queries", f"{len(own):,}", f"{queries:,}")
     return UnderstoodLog(
         data=job.log.data,
         held_out=len(read.sessions.take(read.held_out_S)),
         sessions=len(own),
-        queries=len(np.unique(own.queries_S)),
+        queries=queries,
         share=read.share,
         labels=read.labels,
         relevant_from=job.relevant_from,
         ndcg_at=job.ndcg_at,
         impressions_per_pair=job.impressions_per_pair,
         exposure=_exposure(read.tally),
-        links=_links(found, job.pairs_per_link),
-        propensities=_propensities(cells, halves, folds_D, found, job),
-        trust=_trust(read, own, half_S, cells, folds_D, found, job),
+        links=Links(
+            pairs=shared.pairs,
+            several=shared.several,
+            impressions=shared.impressions,
+            pairs_per_link=job.pairs_per_link,
+            links=tuple(map(tuple, shared.links_PP.tolist())),
+            parts=tuple(map(tuple, shared.parts)),
+        ),
+        propensities=_propensities(cells, halves, folds_D, shared, job),
+        trust=_trust(read, own, half_S, cells, folds_D, shared, job),
         models=_models(read, job),
     )
 
@@ -146,17 +154,6 @@ def _whole(values: Doubles) -> tuple[int, ...]:
     return tuple(values.astype(np.int64).tolist())
 
 
-def _links(found: Overlap, pairs_per_link: int) -> Links:
-    return Links(
-        pairs=found.pairs,
-        several=found.several,
-        impressions=found.impressions,
-        pairs_per_link=pairs_per_link,
-        links=tuple(map(tuple, found.links_PP.tolist())),
-        parts=tuple(map(tuple, found.parts)),
-    )
-
-
 def _figures(estimate: Estimate) -> tuple[Figure, ...]:
     """Values with intervals; None for what is not known."""
     rows = zip(*(part.tolist() for part in estimate), strict=True)
@@ -165,10 +162,10 @@ def _figures(estimate: Estimate) -> tuple[Figure, ...]:
 
 
 def _propensities(
-    cells: Cells, halves: tuple[Cells, Cells], folds_D: Ints, found: Overlap, job: ClicksJob
+    cells: Cells, halves: tuple[Cells, Cells], folds_D: Ints, shared: Overlap, job: ClicksJob
 ) -> Propensities:
     """Propensities in three ways; of two of them none where positions do not overlap."""
-    positions = len(found.seen_P)
+    positions = len(shared.seen_P)
 
     def estimated(curve: Callable[[Cells, int], Doubles]) -> tuple[Figure, ...]:
         return _figures(jackknife(lambda fold: curve(without(cells, folds_D, fold), positions), _FOLDS))
@@ -178,32 +175,32 @@ def _propensities(
         return expectation_maximisation(kept, positions, impressions=job.impressions_per_pair)
 
     ratio = estimated(click_ratios)
-    if not found.connected:
+    if not shared.connected:
         return Propensities(ratio=ratio)
     shown_D = sums(cells.pair_M, cells.shown_M, len(folds_D))
     often = cells.keep(shown_D[cells.pair_M] >= job.impressions_per_pair)
     em = None
-    if overlap(often, positions, pairs_per_link=job.pairs_per_link).parts == found.parts:
+    if overlap(often, positions, pairs_per_link=job.pairs_per_link).parts == shared.parts:
         em = _figures(jackknife(by_em, _FOLDS))
     return Propensities(ratio=ratio, harvested=estimated(harvest), em=em)
 
 
 def _trust(
-    read: ClickLog, own: Sessions, half_S: Bools, cells: Cells, folds_D: Ints, found: Overlap, job: ClicksJob
+    read: ClickLog, own: Sessions, half_S: Bools, cells: Cells, folds_D: Ints, shared: Overlap, job: ClicksJob
 ) -> Trust | None:
     """Whether clicks on poor documents fall faster than clicks on good ones; None without labels and overlap."""
     if read.labels is not None:
         good_D, poor_D = read.labels_D >= job.relevant_from, read.labels_D < job.relevant_from
-    elif found.connected:
+    elif shared.connected:
         good_D, poor_D = judged_by_clicks(own.take(half_S))
         cells = count(own.take(~half_S))
     else:
         return None
-    curve = harvest if found.connected else click_ratios
+    curve = harvest if shared.connected else click_ratios
     estimate = slope_of(cells, good_D, poor_D, own.positions, folds_D, curve)
     return Trust(
         judged_by=read.labels or "clicks",
-        harvested=found.connected,
+        harvested=shared.connected,
         good=int(good_D.sum()),
         poor=int(poor_D.sum()),
         slope=_figures(estimate)[0],
@@ -224,7 +221,12 @@ def _models(read: ClickLog, job: ClicksJob) -> tuple[ModelResult, ...]:
         "DBN": partial(DynamicBayesian.fit, smoothing=smoothing),
     }
     judge = _Judge.of(read, fitted, job.ndcg_at) if read.labels else None
-    results = [ModelResult(name="as shown", ndcg=judge.ndcg(-_mean_position(fitted)))] if judge else []
+    results = []
+    if judge:
+        cells = count(fitted)
+        shown_D = sums(cells.pair_M, cells.shown_M, fitted.pairs)
+        position_D = sums(cells.pair_M, cells.shown_M * cells.place_M, fitted.pairs) / np.maximum(shown_D, 1)
+        results.append(ModelResult(name="as shown", ndcg=judge.ndcg(-position_D)))
     for name, fit in fits.items():
         log.info("clicks: fitting %s", name)
         model = fit(fitted)
@@ -242,13 +244,6 @@ def _models(read: ClickLog, job: ClicksJob) -> tuple[ModelResult, ...]:
             )
         )
     return tuple(results)
-
-
-def _mean_position(sessions: Sessions) -> Doubles:
-    """The mean position at which each pair was shown, from 0; 0 for pairs that were not shown, shape [D]."""
-    cells = count(sessions)
-    shown_D = sums(cells.pair_M, cells.shown_M, sessions.pairs)
-    return sums(cells.pair_M, cells.shown_M * cells.place_M, sessions.pairs) / np.maximum(shown_D, 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ Shapes: N documents, Q groups, R rankers, P pairs, M methods.
 """
 
 import itertools
+from collections.abc import Iterator
 from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -16,22 +17,34 @@ from ltrscale import storage
 from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load, with_tokens_of
-from ltrscale.config import Operational
+from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.interleaving.impressions import METHODS, Pair, RankedGroups, Traffic, simulate
-from ltrscale.evaluation.interleaving.interleave_page import Interleaved, InterleavedPair, RankerPair, document
-from ltrscale.evaluation.measure.group_file import GROUPS
+from ltrscale.evaluation.impressions import (
+    METHODS,
+    MeasureAgreement,
+    Pair,
+    RankedGroups,
+    Traffic,
+    impressions_needed,
+    lift,
+    measure_agreement,
+    simulate,
+)
 from ltrscale.evaluation.measure.parts import look_up
+from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff
-from ltrscale.evaluation.statistics.lift import Difference, impressions_needed, lift, measure_agreement
+from ltrscale.evaluation.pages import estimated, number
+from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.progress import Report, progress
-from ltrscale.ranking.choices import METRICS, MetricName, metric_named
-from ltrscale.reports.findings import print_report, write_report
+from ltrscale.ranking.choices import METRICS, MetricName, metric_label, metric_named
+from ltrscale.reports import charts
+from ltrscale.reports.document import Chart, Document, Points, Section, Table, Text
+from ltrscale.reports.findings import Findings, print_report, write_report
 from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
 from ltrscale.stages.stage import BundleUrl, Origin, Stage, check_unseen, hashes_of, scored_by
 
@@ -118,8 +131,73 @@ class InterleaveJob(Stage):
         return hashes_of(self, *self.scored)
 
     def work(self, origin: Origin, report: Report) -> None:
-        """Interleave, and commit the report."""
-        interleave(self, made_by=origin, report=report)
+        """Compare all pairs of rankers, and commit the findings.
+
+        The directory holds `report.md` with its picture, `metrics.json` (`Interleaved.read` reads it) and
+        `groups.parquet` with a row for each group and pair. Groups stream past; some 100 bytes of each and of every
+        pair stay in memory.
+
+        Raises:
+            InputError: a bundle or scores are missing or do not fit the data, a score is not finite, or a label is
+                above the highest grade.
+        """
+        shown = _simulated(self)
+        result = _compared_rankers(shown, self)
+        with storage.Commit(self.out) as commit:
+            with commit.file(GROUPS) as path:
+                pq.write_table(_group_rows(shown, result), path)
+            write_report(commit, result, document(result))
+            commit.finish({"made_by": origin})
+        for pair in result.pairs:
+            lifts = {method: compared.lift.mean for method, compared in pair.methods.items()}
+            report({"one": pair.one, "other": pair.other, self.metric: pair.metric.mean, **lifts})
+
+
+class InterleavedPair(Config):
+    """Two rankers by one method."""
+
+    credit: tuple[float, float]
+    """Mean credit of both rankers for an impression; of `separate`, clicks on a list of the ranker alone."""
+    lift: Difference
+    """See `ltrscale.evaluation.impressions.lift`."""
+    needed: float | None
+    """Impressions until the difference is found with the power that was asked for; None for no difference at all."""
+
+
+class RankerPair(Config):
+    """Two rankers."""
+
+    one: str
+    other: str
+    metric: Difference
+    """Of the offline metric, the first ranker's minus the second's, over groups that define it."""
+    methods: dict[str, InterleavedPair]
+
+
+class Interleaved(Findings):
+    """`metrics.json` of an offline interleaving."""
+
+    called: ClassVar = "an interleaving"
+    made_by_job: ClassVar = "jobs.interleave"
+    rankers: dict[str, str]
+    """The bundle or scores of each ranker."""
+    means: dict[str, float]
+    """The offline metric of each ranker; empty if no group defines it."""
+    pairs: tuple[RankerPair, ...]
+    agreement: dict[str, MeasureAgreement]
+    """Of the offline metric with the lift by each method, over pairs."""
+    data: tuple[str, ...]
+    groups: int
+    defined: int
+    """Groups that define the offline metric."""
+    documents: int
+    impressions: int
+    user: User
+    noise: float
+    depth: int | None
+    eta: float
+    metric: str
+    power: float
 
 
 class _Measured(NamedTuple):
@@ -132,37 +210,9 @@ class _Measured(NamedTuple):
     metric_QR: Doubles
 
 
-def interleave(job: InterleaveJob, *, made_by: Origin, report: Report) -> Interleaved:
-    """Compare all pairs of rankers by interleaving, and commit the findings to a directory.
-
-    The directory holds `report.md` with its picture, `metrics.json` (`Interleaved.read` reads it) and `groups.parquet`
-    with a row for each group and pair. Groups stream past; some 100 bytes of each and of every pair stay in memory.
-
-    Args:
-        job: names the directory.
-        made_by: origin, recorded in the manifest; see `ltrscale.config.made_by`.
-        report: receives the lifts of each pair.
-
-    Raises:
-        InputError: a bundle or scores are missing or do not fit the data, a score is not finite, or a label is above
-            the highest grade.
-    """
-    measured = _measure(job)
-    result = _summarise(measured, job)
-    with storage.Commit(job.out) as commit:
-        with commit.file(GROUPS) as path:
-            pq.write_table(_table(measured, result), path)
-        write_report(commit, result, document(result))
-        commit.finish({"made_by": made_by})
-    for pair in result.pairs:
-        lifts = {method: compared.lift.mean for method, compared in pair.methods.items()}
-        report({"one": pair.one, "other": pair.other, job.metric: pair.metric.mean, **lifts})
-    return result
-
-
-def _measure(job: InterleaveJob) -> _Measured:
+def _simulated(job: InterleaveJob) -> _Measured:
     """Score the groups with every ranker and simulate their impressions, in one pass over the data."""
-    test, top = select(job.test, labelled=True), _top(job)
+    test, top = select(job.test, labelled=True), _highest_grade(job)
     bundles = {name: load(url) for name, url in job.models.items()}
     test = with_tokens_of(test, bundles.values())
     scorers = {name: bundle.scorer(features=test.features) for name, bundle in bundles.items()}
@@ -174,7 +224,7 @@ def _measure(job: InterleaveJob) -> _Measured:
             assert groups.labels_N is not None
             assert groups.ids_Q is not None
             scores = [scored.finite(scorers[name](groups), name) for name in job.rankers]
-            outcome = simulate(_lists(groups, scores, job, top), job.pairs, traffic)
+            outcome = simulate(_ranked_groups(groups, scores, job, top), job.pairs, traffic)
             values_QR = torch.stack([metric.of(s, groups.labels_N, groups.offsets_Q1) for s in scores], dim=1)
             parts.append((groups.ids_Q.numpy(), *outcome, values_QR.numpy()))
             documents += groups.n_documents
@@ -185,8 +235,7 @@ def _measure(job: InterleaveJob) -> _Measured:
     return _Measured(documents, *(values[order_Q] for values in columns))
 
 
-def _top(job: InterleaveJob) -> float:
-    """The highest grade."""
+def _highest_grade(job: InterleaveJob) -> float:
     if job.test.labels != "labels" and job.max_relevance is None:
         raise InputError(f"the manifest does not count {job.test.labels}; give the highest grade as max_relevance")
     counts: dict[str, int] = {}
@@ -195,7 +244,7 @@ def _top(job: InterleaveJob) -> float:
     return highest_grade(job.max_relevance, counts)
 
 
-def _lists(groups: QueryGroups, scores: list[torch.Tensor], job: InterleaveJob, top: float) -> RankedGroups:
+def _ranked_groups(groups: QueryGroups, scores: list[torch.Tensor], job: InterleaveJob, top: float) -> RankedGroups:
     assert groups.labels_N is not None
     assert groups.ids_Q is not None
     labels_N = groups.labels_N.double().numpy()
@@ -209,13 +258,13 @@ def _lists(groups: QueryGroups, scores: list[torch.Tensor], job: InterleaveJob, 
     )
 
 
-def _summarise(measured: _Measured, job: InterleaveJob) -> Interleaved:
+def _compared_rankers(measured: _Measured, job: InterleaveJob) -> Interleaved:
     """Compute all figures of the report."""
     names, impressions = list(job.rankers), int(measured.impressions_Q.sum())
     pairs = []
     for p, (one, other, _) in enumerate(job.pairs):
         methods = {
-            method: _compared(measured.sums_QPM3[:, p, m].T, impressions, job.power, separate=method == METHODS[-1])
+            method: _compared_by(measured.sums_QPM3[:, p, m].T, impressions, job.power, separate=method == METHODS[-1])
             for m, method in enumerate(METHODS)
         }
         metric = Difference.of(measured.metric_QR[:, one] - measured.metric_QR[:, other])
@@ -243,7 +292,7 @@ def _summarise(measured: _Measured, job: InterleaveJob) -> Interleaved:
     )
 
 
-def _compared(sums_3Q: Doubles, impressions: int, power: float, *, separate: bool) -> InterleavedPair:
+def _compared_by(sums_3Q: Doubles, impressions: int, power: float, *, separate: bool) -> InterleavedPair:
     """The figures of one method, from both credits and the squares of each group."""
     credit_2, square = sums_3Q[:2].sum(axis=1) / max(impressions, 1), sums_3Q[2].sum() / max(impressions, 1)
     difference = float(credit_2[0] - credit_2[1])
@@ -256,14 +305,106 @@ def _compared(sums_3Q: Doubles, impressions: int, power: float, *, separate: boo
     )
 
 
-def _table(measured: _Measured, result: Interleaved) -> pa.Table:
+def _group_rows(measured: _Measured, result: Interleaved) -> pa.Table:
     """`groups.parquet`: a row for each pair and group, with credits summed over the group's impressions."""
-    tables = []
+    q, tables = len(measured.gids_Q), []
     for p, pair in enumerate(result.pairs):
-        q, columns = len(measured.gids_Q), {}
-        for m, method in enumerate(METHODS):
-            for i, name in enumerate(("one", "other", "squares")):
-                columns[f"{method}_{name}"] = measured.sums_QPM3[:, p, m, i]
+        columns = {
+            f"{method}_{name}": measured.sums_QPM3[:, p, m, i]
+            for m, method in enumerate(METHODS)
+            for i, name in enumerate(("one", "other", "squares"))
+        }
         about = {"gid": measured.gids_Q, "one": [pair.one] * q, "other": [pair.other] * q}
         tables.append(pa.table({**about, "impressions": measured.impressions_Q, **columns}))
     return pa.concat_tables(tables)
+
+
+def document(result: Interleaved) -> Document:
+    """The report: a row for each pair and method, and how far the methods agree with the metric."""
+    label = metric_label(result.metric)
+    opening = (
+        Text(
+            f"Test data: {', '.join(result.data)}; {result.groups:,} labelled query groups, {result.documents:,} "
+            f"documents, {result.impressions:,} impressions for each pair and method. {label} is defined in "
+            f"{result.defined:,} of the groups."
+        ),
+        Table(["ranker", label, "from"], [[n, number(result.means.get(n)), url] for n, url in result.rankers.items()]),
+        _table_of_pairs(result),
+        Chart(lift_chart(result), "lift of each pair by each method, and impressions needed", "lift"),
+    )
+    header = ["method", "pairs", "same ranker", "both significant", "same ranker of these", "correlation"]
+    agreements = [
+        [method, *map(str, (a.pairs, a.same, a.significant, a.significant_same)), number(a.correlation)]
+        for method, a in result.agreement.items()
+    ]
+    sections = (
+        Section(f"Agreement of {label} with the lift", [Table(header, agreements)]),
+        Section("How to read the tables", [Points(list(_explanations(result)))]),
+    )
+    return Document("Interleaving", opening, sections)
+
+
+def _table_of_pairs(result: Interleaved) -> Table:
+    """A row for each pair and method."""
+    header = ["pair", f"{metric_label(result.metric)} [95%]", "method", "credit", "lift [95%]", "p", "needed"]
+    rows = [
+        [
+            f"{pair.one} - {pair.other}",
+            estimated(pair.metric, "+.4f"),
+            method,
+            " : ".join(f"{credit:.4f}" for credit in compared.credit),
+            estimated(compared.lift, "+.1%"),
+            number(compared.lift.p),
+            "-" if compared.needed is None else f"{compared.needed:,.0f}",
+        ]
+        for pair in result.pairs
+        for method, compared in pair.methods.items()
+    ]
+    return Table(header, rows)
+
+
+def _explanations(result: Interleaved) -> Iterator[str]:
+    user = result.user
+    depth = "the whole list" if result.depth is None else f"the first {result.depth} positions"
+    yield (
+        f"A simulated user sees {depth}, {user.examines}, and clicks an examined document with {result.noise:g} + "
+        f"{1 - result.noise:g} times the probability of its grade{user.trusts}."
+    )
+    yield (
+        "credit is that of both rankers for a mean impression, lift the difference as a share of their mean, so that "
+        "exchanging the rankers negates it. Its interval and p are those of Student's t over query groups: they speak "
+        "of other queries."
+    )
+    yield (
+        f"needed is the number of impressions until a two-sided test at 5% finds the difference with a power of "
+        f"{result.power:.0%}, if it is the true one; it says little where the interval of the lift includes 0."
+    )
+    yield (
+        "team_draft prefers nobody if users click at random, balanced may. debiased shows the lists of balanced, and "
+        "estimates the clicks on the first documents of each ranker's own list, without bias for users who examine "
+        f"position p with p^-{result.eta:g}{user.beyond_credit}."
+    )
+    yield (
+        "separate shows each user the list of one ranker, as an A/B test does: its lift is the one that the others are "
+        "to predict, and its interval is narrower than an A/B test's, because both lists are shown to the same users."
+    )
+    yield (
+        "The agreement counts the pairs on which metric and lift prefer the same ranker, and the same of those whose "
+        "intervals both exclude 0. The correlation is that of the differences, without centring."
+    )
+
+
+def lift_chart(result: Interleaved) -> charts.Spec:
+    """A row for each pair and method: the lift with its interval, and the impressions needed."""
+    lifts, needed = [], []
+    for pair in result.pairs:
+        for method, compared in pair.methods.items():
+            row = {"name": f"{pair.one} - {pair.other}: {method}", "series": method}
+            lifts.append(charts.interval_row(row["name"], compared.lift, series=method))
+            if compared.needed:
+                needed.append({**row, "mean": compared.needed})
+    parts = [charts.interval_chart(lifts, title="lift and its 95% interval", at=0.0, unit="%")]
+    if needed:
+        title = f"impressions needed for a power of {result.power:.0%}"
+        parts.append(charts.interval_chart(needed, title=title, log=True, unit="~s"))
+    return charts.chart_row(*parts)

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 from ltrscale.config import Config
-from ltrscale.evaluation.pages import number
-from ltrscale.evaluation.statistics.lift import Difference
+from ltrscale.evaluation.pages import estimated, number
+from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
 from ltrscale.reports.findings import Findings
@@ -169,9 +169,9 @@ def _range(part: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-def _exposure(found: UnderstoodLog) -> Table:
+def _exposure_table(look: UnderstoodLog) -> Table:
     """A row for each position: shown, clicked, ratio, last clicks."""
-    e = found.exposure
+    e = look.exposure
     last = max(sum(e.last), 1)
     rows = [
         [f"{p + 1}", f"{shown:,}", f"{clicked:,}", f"{clicked / shown:.2%}", f"{e.last[p] / last:.1%}"]
@@ -181,77 +181,74 @@ def _exposure(found: UnderstoodLog) -> Table:
     return Table(["position", "shown", "clicked", "click ratio", "last click"], rows, "Clicks and exposure")
 
 
-def _series(found: UnderstoodLog) -> dict[str, tuple[Figure, ...]]:
-    p = found.propensities
+def _by_way(look: UnderstoodLog) -> dict[str, tuple[Figure, ...]]:
+    p = look.propensities
     every = {"click ratio": p.ratio, "harvested": p.harvested, "EM of a PBM": p.em}
     return {name: figures for name, figures in every.items() if figures is not None}
 
 
-def _propensities(found: UnderstoodLog) -> Table:
+def _propensity_table(look: UnderstoodLog) -> Table:
     """A row for each position, a column for each way."""
-    series = _series(found)
+    series = _by_way(look)
     rows = [
-        [f"{p + 1}", *(_figure(figures[p]) for figures in series.values())]
-        for p, shown in enumerate(found.exposure.shown)
+        [f"{p + 1}", *(estimated(figures[p], ".3f") for figures in series.values())]
+        for p, shown in enumerate(look.exposure.shown)
         if shown
     ]
     return Table(["position", *(f"{name} [95%]" for name in series)], rows, "Propensities")
 
 
-def _figure(figure: Figure | Difference) -> str:
-    if figure.mean is None:
-        return "-"
-    ends = "" if figure.low is None or figure.high is None else f" [{figure.low:.3f}, {figure.high:.3f}]"
-    return f"{figure.mean:.3f}{ends}"
-
-
-def _models(found: UnderstoodLog) -> Table:
+def _model_table(look: UnderstoodLog) -> Table:
     """A row for each click model: perplexities beside the NDCG of expert labels."""
     header = ["click model", "perplexity", "given clicks above"]
-    if found.labels:
-        header.append(f"NDCG@{found.ndcg_at} of {found.labels} [95%]")
+    if look.labels:
+        header.append(f"NDCG@{look.ndcg_at} of {look.labels} [95%]")
     rows = []
-    for model in found.models:
+    for model in look.models:
         row = [model.name, number(model.perplexity), number(model.conditional)]
-        rows.append([*row, *(["-" if model.ndcg is None else _figure(model.ndcg)] if found.labels else [])])
+        rows.append([*row, *(["-" if model.ndcg is None else estimated(model.ndcg, ".3f")] if look.labels else [])])
     return Table(header, rows, "Click models")
 
 
-def document(found: UnderstoodLog) -> Document:
+def document(look: UnderstoodLog) -> Document:
     """The report: what is shown and clicked by position, propensities, and click models."""
     shows = "by position: clicks and exposure, propensities, perplexity of each click model"
     opening: tuple[Block, ...] = (
-        Text(_data(found)),
-        _exposure(found),
-        *([] if found.refusal is None else [Text(found.refusal)]),
-        _propensities(found),
-        *_trust(found),
-        _models(found),
-        Chart(_chart(found), shows, "clicks"),
+        Text(_about_log(look)),
+        _exposure_table(look),
+        *([] if look.refusal is None else [Text(look.refusal)]),
+        _propensity_table(look),
+        *_trust_text(look),
+        _model_table(look),
+        Chart(_chart(look), shows, "clicks"),
     )
     sections = [
-        Section("How to read clicks and exposure", [Points(list(_habits(found)))]),
-        Section("Do positions overlap?", list(_overlap(found))),
-        Section("How to read propensities", [Points(list(_about_propensities(found)))]),
-        *([Section("How to read trust", [Text(_ABOUT_TRUST)])] if found.trust else []),
-        Section("How to read click models", [Points(list(_about_models(found)))]),
+        Section("How to read clicks and exposure", [Points(list(_habits(look)))]),
+        Section("Do positions overlap?", list(_overlap(look))),
+        Section("How to read propensities", [Points(list(_about_propensities(look)))]),
+        *([Section("How to read trust", [Text(_ABOUT_TRUST)])] if look.trust else []),
+        Section("How to read click models", [Points(list(_about_models(look)))]),
     ]
-    if found.held_out:
-        sections.append(Section("Perplexity by position", [_by_position(found)]))
+    if look.held_out:
+        models = [model for model in look.models if model.positions]
+        places = [p for p, shown in enumerate(look.exposure.shown) if shown]
+        rows = [[f"{p + 1}", *(number(model.positions[p]) for model in models)] for p in places]
+        header = ["position", *(model.name for model in models)]
+        sections.append(Section("Perplexity by position", [Table(header, rows)]))
     return Document("Click log", opening, sections)
 
 
-def _data(found: UnderstoodLog) -> str:
-    every = "all of their queries" if found.share >= 1 else f"a sample of {found.share:.1%} of their queries"
+def _about_log(look: UnderstoodLog) -> str:
+    every = "all of their queries" if look.share >= 1 else f"a sample of {look.share:.1%} of their queries"
     return (
-        f"Log: {', '.join(found.data)}; {found.exposure.groups:,} groups. Counts by position are over all "
-        f"of them, everything else over {found.sessions:,} groups of {found.queries:,} queries, {every}. Click models "
-        f"are judged on {found.held_out:,} groups that they were not fitted on."
+        f"Log: {', '.join(look.data)}; {look.exposure.groups:,} groups. Counts by position are over all "
+        f"of them, everything else over {look.sessions:,} groups of {look.queries:,} queries, {every}. Click models "
+        f"are judged on {look.held_out:,} groups that they were not fitted on."
     )
 
 
-def _habits(found: UnderstoodLog) -> Iterator[str]:
-    e = found.exposure
+def _habits(look: UnderstoodLog) -> Iterator[str]:
+    e = look.exposure
     usable = max(e.groups - e.unusable, 1)
     none, one, *more = e.clicks
     yield f"{none / usable:.1%} of the groups have no click, {one / usable:.1%} one, {sum(more) / usable:.1%} several."
@@ -266,9 +263,9 @@ def _habits(found: UnderstoodLog) -> Iterator[str]:
         yield f"{e.doubled:,} groups have two documents at one position, and are in these counts only."
 
 
-def _overlap(found: UnderstoodLog) -> Iterator[Block]:
-    links = found.links
-    seen = [p for p, shown in enumerate(found.exposure.shown) if shown]
+def _overlap(look: UnderstoodLog) -> Iterator[Block]:
+    links = look.links
+    seen = [p for p, shown in enumerate(look.exposure.shown) if shown]
     rows = [[f"{p + 1}", *(f"{links.links[p][other]:,}" if other != p else "-" for other in seen)] for p in seen]
     connected = "connected: propensities can be told from relevance" if links.connected else "not connected"
     yield Text(
@@ -279,25 +276,25 @@ def _overlap(found: UnderstoodLog) -> Iterator[Block]:
     yield Table(["position", *(f"{p + 1}" for p in seen)], rows)
 
 
-def _about_propensities(found: UnderstoodLog) -> Iterator[str]:
+def _about_propensities(look: UnderstoodLog) -> Iterator[str]:
     yield "Propensities are relative to the first position, their intervals those of a jackknife over folds of queries."
     yield (
         "The click ratio takes relevance for examination: where a ranker puts good documents on top, it falls faster "
         "than examination does."
     )
-    if found.propensities.harvested:
+    if look.propensities.harvested:
         yield (
             "Harvested propensities compare each document with itself at another position (AllPairs, Agarwal et al. "
             "2019). They hold if documents moved for reasons that have nothing to do with clicks of that moment."
         )
-    if found.propensities.em:
+    if look.propensities.em:
         yield (
-            f"EM uses documents shown at least {found.impressions_per_pair} times, and is corrected for the bias that "
+            f"EM uses documents shown at least {look.impressions_per_pair} times, and is corrected for the bias that "
             "few impressions of a document leave (half-panel jackknife). Where it differs from harvesting, trust that."
         )
-    elif found.propensities.harvested:
+    elif look.propensities.harvested:
         yield (
-            f"There are none by EM: too few documents that link positions were shown {found.impressions_per_pair} "
+            f"There are none by EM: too few documents that link positions were shown {look.impressions_per_pair} "
             "times, and with few impressions EM is biased."
         )
 
@@ -309,21 +306,21 @@ _ABOUT_TRUST = (
 )
 
 
-def _trust(found: UnderstoodLog) -> Iterator[Text]:
-    if (trust := found.trust) is None:
+def _trust_text(look: UnderstoodLog) -> Iterator[Text]:
+    if (trust := look.trust) is None:
         return
     judged = (
-        f"{trust.judged_by} from {found.relevant_from:g} on" if trust.judged_by != "clicks" else "half of the clicks"
+        f"{trust.judged_by} from {look.relevant_from:g} on" if trust.judged_by != "clicks" else "half of the clicks"
     )
     curves = "harvested curves" if trust.harvested else "click ratios, which mix order and examination"
     yield Text(
         f"Trust, from {curves} of {trust.good:,} good and {trust.poor:,} poor documents (by {judged}): slope "
-        f"{_figure(trust.slope)}, {trust.verdict}."
+        f"{estimated(trust.slope, '.3f')}, {trust.verdict}."
     )
 
 
-def _about_models(found: UnderstoodLog) -> Iterator[str]:
-    if not found.held_out:
+def _about_models(look: UnderstoodLog) -> Iterator[str]:
+    if not look.held_out:
         yield "Nothing is held out, for the log has one period: name later groups under held_out."
     else:
         yield (
@@ -338,27 +335,17 @@ def _about_models(found: UnderstoodLog) -> Iterator[str]:
             "The second perplexity is given the clicks above. UBM, DBN and SDBN use them; to predict a list that "
             "nobody has seen yet, the first counts."
         )
-    if found.labels:
+    if look.labels:
         yield (
-            f"NDCG is that of the expert labels in {found.labels} over the documents of a query that were shown, in "
+            f"NDCG is that of the expert labels in {look.labels} over the documents of a query that were shown, in "
             "the order of each model; as shown is that of their mean position. Clicks well predicted are not "
             "relevance well found: the two part ways on real logs (Hager et al. 2024), so choose by what you need."
         )
 
 
-def _by_position(found: UnderstoodLog) -> Table:
-    models = [model for model in found.models if model.positions]
-    rows = [
-        [f"{p + 1}", *(number(model.positions[p]) for model in models)]
-        for p, shown in enumerate(found.exposure.shown)
-        if shown
-    ]
-    return Table(["position", *(model.name for model in models)], rows)
-
-
-def _chart(found: UnderstoodLog) -> charts.Spec:
+def _chart(look: UnderstoodLog) -> charts.Spec:
     """By position: clicks and exposure, propensities with intervals, and the perplexity of each click model."""
-    e = found.exposure
+    e = look.exposure
     places = [p + 1 for p, shown in enumerate(e.shown) if shown]
     counts = {
         "groups that show it": e.shown,
@@ -372,13 +359,13 @@ def _chart(found: UnderstoodLog) -> charts.Spec:
     ]
     propensities = [
         {"x": p, "y": of[p - 1].mean, "low": of[p - 1].low, "high": of[p - 1].high, "series": name}
-        for name, of in _series(found).items()
+        for name, of in _by_way(look).items()
         for p in places
         if of[p - 1].mean is not None
     ]
     judged = [
         {"x": p, "y": model.positions[p - 1], "series": model.name}
-        for model in found.models
+        for model in look.models
         for p in places
         if model.positions and model.positions[p - 1] is not None
     ]

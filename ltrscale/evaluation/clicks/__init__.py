@@ -1,1 +1,0 @@
-"""The look at a click log before training on it."""

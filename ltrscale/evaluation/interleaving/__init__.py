@@ -1,1 +1,0 @@
-"""Rankers compared by simulated interleaving."""
