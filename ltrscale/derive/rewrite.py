@@ -38,8 +38,7 @@ from ltrscale.data.dataset.writer import PER_DOCUMENT, Compression, DatasetWrite
 from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
 from ltrscale.errors import InputError
 from ltrscale.simulate.ragged import offsets
-from ltrscale.stages.inputs import DataUrl
-from ltrscale.stages.stage import Stage
+from ltrscale.stages.stage import DataUrl, Stage
 
 
 class Derivation(Stage):

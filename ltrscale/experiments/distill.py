@@ -37,10 +37,8 @@ from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.ranker import HeadConfig
 from ltrscale.progress import Report, log
-from ltrscale.reports.findings import print_report
-from ltrscale.reports.findings import write_report
 from ltrscale.ranking.loss import SquaredErrorConfig
-from ltrscale.reports.findings import REPORT
+from ltrscale.reports.findings import REPORT, print_report, write_report
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers, WorkersConfig
 from ltrscale.scoring.score import ScoreJob

@@ -20,26 +20,15 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.selection import check_relevant, select
-from ltrscale.data.dataset.split import LabelColumn
-from ltrscale.data.dataset.split import Splits
-from ltrscale.data.dataset.split import SplitsWithTest
-from ltrscale.data.dataset.split import with_relative_named
-from ltrscale.derive.match import MatchConfig
-from ltrscale.derive.match import MatchJob
-from ltrscale.derive.relabel import RelabelConfig
-from ltrscale.derive.relabel import RelabelJob
+from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest, with_relative_named
+from ltrscale.derive.match import MatchConfig, MatchJob
+from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 from ltrscale.derive.rewrite import column_names
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, correction_of
-from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.evaluation.measure.settings import EvaluateSettings
-from ltrscale.experiments.methods.base import AnyMethod
-from ltrscale.experiments.methods.base import SeedRun
-from ltrscale.experiments.methods.choices import Method
-from ltrscale.experiments.methods.choices import with_preset
-from ltrscale.experiments.methods.base import MethodName
-from ltrscale.experiments.methods.base import check_methods
-from ltrscale.evaluation.measure.settings import AS_SHOWN
+from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, EvaluateSettings
+from ltrscale.experiments.methods.base import AnyMethod, MethodName, SeedRun, check_methods
+from ltrscale.experiments.methods.choices import Method, with_preset
 from ltrscale.experiments.refit import RefitJob, RefitSettings
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob

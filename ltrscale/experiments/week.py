@@ -14,10 +14,8 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.bundle import content_hash
 from ltrscale.bundle import load as load_bundle
-from ltrscale.config import validate
 from ltrscale.bundle.contents import Provenance
-from ltrscale.config import Config
-from ltrscale.config import ConfigT
+from ltrscale.config import Config, ConfigT, validate
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.split import Split, SplitsWithTest, in_few_words
 from ltrscale.errors import InputError

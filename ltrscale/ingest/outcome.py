@@ -8,12 +8,10 @@ jobs.prepare and the report ask it, and the gate refuses until `bounds.expected`
 from collections.abc import Iterator, Mapping, Sequence
 
 from ltrscale import storage
-from ltrscale.data.dataset.labelled import none_relevant
 from ltrscale.batch import QueryGroups
+from ltrscale.data.dataset.labelled import none_relevant
 from ltrscale.data.dataset.manifest import Accounting, Manifest
-from ltrscale.data.dataset.selection import Selection
-from ltrscale.data.dataset.selection import only_relevant
-from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import identifying
 from ltrscale.data.stream.batches import iterate

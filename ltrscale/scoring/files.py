@@ -24,10 +24,9 @@ from ltrscale import bundle as bundles
 from ltrscale import storage
 from ltrscale.config import Config, Operational, digest
 from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, PeriodName, one_view
-from ltrscale.data.dataset.periods import chosen_files
 from ltrscale.data.dataset.scores import Layout, ScoredGroups, ScoreFile, file_name, period_url, read_period, write_file
 from ltrscale.data.dataset.selection import RowGroup, Selection, select
-from ltrscale.data.dataset.split import Split, Texts
+from ltrscale.data.dataset.split import Split, Texts, chosen_files
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import Device, choose_device

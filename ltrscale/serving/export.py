@@ -27,11 +27,7 @@ from ltrscale.serving.choices import FORMATS, FormatName
 from ltrscale.serving.format import FEATURES_FILE, ExportedFeatures, Files, Format, MatrixScorer
 from ltrscale.serving.parity import Parity, ParityConfig, check_parity, raw_files_of, sample_raw, transformer
 from ltrscale.serving.raw import CODE, reading_raw
-from ltrscale.stages.stage import Origin
-from ltrscale.stages.stage import Stage
-from ltrscale.stages.stage import BundleUrl
-from ltrscale.stages.stage import Settings
-from ltrscale.stages.stage import dataset_hashes
+from ltrscale.stages.stage import BundleUrl, Origin, Settings, Stage, dataset_hashes
 
 _QUERIES, _WARM = 1_000, 20
 _PARITY, _CARD = "parity.json", "README.md"

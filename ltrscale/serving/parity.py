@@ -30,7 +30,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.ingest.fills import completed
+from ltrscale.ingest.assembly import completed
 from ltrscale.ingest.inputs import InputFiles, PrepareConfig, list_inputs
 from ltrscale.ingest.rows import RowBlock, concat, cut, keep
 from ltrscale.ingest.source import File

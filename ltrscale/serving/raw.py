@@ -19,8 +19,7 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature, RawColumns
 from ltrscale.data.dataset.origin import RAW, fills_of, prepare_settings_of
 from ltrscale.errors import InputError
-from ltrscale.ingest.csvjson import NULLS
-from ltrscale.ingest.csvjson import booleans
+from ltrscale.ingest.csvjson import NULLS, booleans
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping

@@ -24,23 +24,22 @@ from pydantic.fields import FieldInfo
 
 from ltrscale import storage
 from ltrscale.bundle import read_bundle_manifest
-from ltrscale.bundle.provenance import Provenance
+from ltrscale.bundle.contents import Provenance
 from ltrscale.config import Config, Operational, is_current, is_operational, made_by, models_in, settings_of, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
-from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.split import Split
-from ltrscale.data.dataset.split import Splits
-from ltrscale.data.dataset.split import with_relative_named
-from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.periods import chosen_files
-from ltrscale.data.dataset.periods import with_periods_named
+from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
 from ltrscale.data.dataset.scores import read_period
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import SplitsWithTest
-from ltrscale.data.dataset.split import Texts
-from ltrscale.errors import InputError
-from ltrscale.errors import UnavailableError
+from ltrscale.data.dataset.split import (
+    Split,
+    Splits,
+    SplitsWithTest,
+    Texts,
+    chosen_files,
+    with_periods_named,
+    with_relative_named,
+)
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.progress import Report, log
 from ltrscale.stages.runs import holding, recorded
 

@@ -22,8 +22,8 @@ from torch import Tensor
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import MicroBatches, Position
+from ltrscale.data.stream.decoder import Decoder, group_ids
 from ltrscale.data.stream.readers import RowGroupReader
-from ltrscale.data.stream.windows import Decoder, group_ids
 from ltrscale.draws import splitmix64
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.reduce import sum_over_workers

@@ -23,13 +23,13 @@ from ltrscale.data.dataset.summaries import UniqueInGroup, identifying
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here, spread
 from ltrscale.errors import InputError, UnavailableError
+from ltrscale.models.bert import bert_config, bert_weights
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.cross_encoder import CrossEncoder, CrossEncoderConfig, TokenNumbers
 from ltrscale.models.features import FeatureKind, FeatureTransform, make_transform, wanted
 from ltrscale.models.fitting import FeatureStatistics, Sample, Wanted
-from ltrscale.models.huggingface import bert_config, bert_weights
 from ltrscale.models.layers import Encoder, EncoderSettings
-from ltrscale.pretext.mask import MaskConfig
+from ltrscale.pretext.augment import MaskConfig
 from ltrscale.progress import log, progress
 
 _CONFIG, _WEIGHTS, _TENSORS = "config.json", "model.safetensors", "tensors.safetensors"

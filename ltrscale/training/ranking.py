@@ -16,21 +16,14 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import StreamConfig, iterate
-from ltrscale.data.stream.memory import Memory, memory_for
+from ltrscale.data.stream.decoder import Memory, memory_for
 from ltrscale.data.stream.weighing import warn_of_weights
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, side_by_side
-from ltrscale.ranking.choices import METRICS
-from ltrscale.ranking.choices import LossConfig
-from ltrscale.ranking.choices import MetricName
-from ltrscale.ranking.clicks import dla_propensity_loss
-from ltrscale.ranking.clicks import dla_ranking_loss
-from ltrscale.ranking.clicks import PropensityModel
-from ltrscale.ranking.clicks import with_negatives
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.progress import log
-from ltrscale.ranking.choices import metric_label
-from ltrscale.ranking.choices import metric_named
+from ltrscale.ranking.choices import METRICS, LossConfig, MetricName, metric_label, metric_named
+from ltrscale.ranking.clicks import PropensityModel, dla_propensity_loss, dla_ranking_loss, with_negatives
 from ltrscale.ranking.loss import Scored
 from ltrscale.ranking.losses import ordinal
 from ltrscale.ranking.pairwise import LambdaRankConfig

@@ -29,9 +29,7 @@ from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context, Workers, WorkersConfig, rank_and_world
-from ltrscale.stages.stage import LabelledStage
-from ltrscale.stages.stage import Origin
-from ltrscale.stages.stage import BundleUrl
+from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import (
     BinCodes,

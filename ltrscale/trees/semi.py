@@ -12,13 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from ltrscale.arrays import Doubles
-from ltrscale.bundle import TreesArchitecture
-from ltrscale.bundle import boosters
-from ltrscale.bundle import save_trees
-from ltrscale.bundle import views
-from ltrscale.arrays import Moments
-from ltrscale.bundle import facts
+from ltrscale.arrays import Doubles, Moments
+from ltrscale.bundle import TreesArchitecture, boosters, facts, save_trees, views
 from ltrscale.bundle.views import Projection, View
 from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import check_disjoint

@@ -21,10 +21,7 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context
-from ltrscale.stages.stage import LabelledStage
-from ltrscale.stages.stage import Origin
-from ltrscale.stages.stage import BundleUrl
-from ltrscale.stages.stage import check_unseen
+from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, check_unseen
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import read_judged, read_labelled
 from ltrscale.trees.gbdt import check_alone, grow, learnt, seen_by, with_features_of

@@ -16,26 +16,26 @@ from scipy.stats import ttest_1samp
 
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
-from ltrscale.reports.findings import markdown
 from ltrscale.evaluation import impressions
-from ltrscale.evaluation.impressions import METHODS
-from ltrscale.evaluation.impressions import Pair
-from ltrscale.evaluation.impressions import RankedGroups
-from ltrscale.evaluation.impressions import Traffic
-from ltrscale.evaluation.impressions import balanced
-from ltrscale.evaluation.impressions import balanced_credit
-from ltrscale.evaluation.impressions import debiased_weights
-from ltrscale.evaluation.impressions import impressions_needed
-from ltrscale.evaluation.impressions import interleaved_positions
-from ltrscale.evaluation.impressions import lift
-from ltrscale.evaluation.impressions import measure_agreement
-from ltrscale.evaluation.impressions import simulate
-from ltrscale.evaluation.impressions import team_credit
-from ltrscale.evaluation.impressions import team_draft
-from ltrscale.evaluation.interleave import Interleaved
-from ltrscale.evaluation.interleave import InterleaveJob
-from ltrscale.evaluation.interleave import document
+from ltrscale.evaluation.impressions import (
+    METHODS,
+    Pair,
+    RankedGroups,
+    Traffic,
+    balanced,
+    balanced_credit,
+    debiased_weights,
+    impressions_needed,
+    interleaved_positions,
+    lift,
+    measure_agreement,
+    simulate,
+    team_credit,
+    team_draft,
+)
+from ltrscale.evaluation.interleave import Interleaved, InterleaveJob, document
 from ltrscale.evaluation.statistics.crossed import Difference
+from ltrscale.reports.findings import markdown
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.simulate.users import Cascade, PositionBased, User
 from ltrscale.trees.gbdt import GBDTJob

@@ -12,8 +12,8 @@ from ltrscale import config as configs
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.experiments.methods.stack import StackJob
 from ltrscale.evaluation.weeks.verdict import importances_of
+from ltrscale.experiments.methods.stack import StackJob
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.stages.stage import check_unseen
 from ltrscale.trees.gbdt import GBDTJob

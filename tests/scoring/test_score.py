@@ -29,13 +29,10 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
-from ltrscale.models.ranker import Architecture
-from ltrscale.models.ranker import Ranker
+from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.scoring import files
 from ltrscale.scoring.score import ScoreJob
-from ltrscale.models.ranker import HeadConfig
-from ltrscale.stages.stage import dataset_hashes
-from ltrscale.stages.stage import scored_by
+from ltrscale.stages.stage import dataset_hashes, scored_by
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 

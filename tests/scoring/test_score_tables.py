@@ -21,10 +21,8 @@ from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
-from ltrscale.models.ranker import Architecture
-from ltrscale.models.ranker import Ranker
+from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.scoring.score import ScoreJob
-from ltrscale.models.ranker import HeadConfig
 
 FEATURES = (Feature(name="f_a"), Feature(name="f_b"))
 Row = tuple[str, str, str | None, float, int, int]

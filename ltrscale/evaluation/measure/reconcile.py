@@ -39,8 +39,7 @@ from ltrscale.ranking.libraries import KINDS, POLICIES, PROGRAMS, Policy, under
 from ltrscale.ranking.metric import Metric, Rules
 from ltrscale.reports.document import Block, Document, Points, Section, Table, Text
 from ltrscale.reports.findings import Findings, print_report, write_report
-from ltrscale.stages.inputs import BundleUrl, hashes_of
-from ltrscale.stages.stage import Origin, Stage
+from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
 
 _SAME = 1e-12
 """Values of a group that differ by less are equal: rounding."""

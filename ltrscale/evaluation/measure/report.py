@@ -20,7 +20,7 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.arrays import Doubles
 from ltrscale.bundle import load
-from ltrscale.bundle.provenance import Provenance
+from ltrscale.bundle.contents import Provenance
 from ltrscale.config import Config, digest, validate
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.evaluation.measure.corrected import Corrected
@@ -30,7 +30,7 @@ from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS, EvaluateCo
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope
 from ltrscale.ranking.calibration import Calibration
-from ltrscale.ranking.pointwise import SigmoidConfig
+from ltrscale.ranking.loss import SigmoidConfig
 from ltrscale.reports.findings import Findings
 
 GROUPS = "groups.parquet"

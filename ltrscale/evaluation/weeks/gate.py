@@ -18,34 +18,30 @@ from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Config, made_by
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.split import SplitsWithTest
-from ltrscale.errors import Refused
-from ltrscale.data.dataset.split import with_relative_named
-from ltrscale.errors import InputError
+from ltrscale.data.dataset.split import SplitsWithTest, with_relative_named
+from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.weeks.decay import Decay, DriftJob
 from ltrscale.evaluation.weeks.drift import DriftSettings
-from ltrscale.evaluation.weeks.verdict import CANDIDATE
-from ltrscale.evaluation.weeks.verdict import PRODUCTION
-from ltrscale.evaluation.weeks.verdict import Bounds
-from ltrscale.evaluation.weeks.verdict import check_leaks
-from ltrscale.evaluation.weeks.verdict import judge
-from ltrscale.reports.findings import print_report
-from ltrscale.reports.findings import write_report
-from ltrscale.reports.findings import REPORT
+from ltrscale.evaluation.weeks.verdict import (
+    CANDIDATE,
+    POWER_ASKED,
+    PRODUCTION,
+    Bounds,
+    Power,
+    Refuse,
+    check_leaks,
+    deviation_of,
+    judge,
+    verdict_blocks,
+)
 from ltrscale.ingest.outcome import look_alone
-from ltrscale.evaluation.weeks.verdict import POWER_ASKED
-from ltrscale.evaluation.weeks.verdict import Power
-from ltrscale.evaluation.weeks.verdict import Refuse
-from ltrscale.evaluation.weeks.verdict import deviation_of
-from ltrscale.evaluation.weeks.verdict import verdict_blocks
 from ltrscale.ranking.choices import metric_label
-from ltrscale.reports.document import Document
-from ltrscale.reports.document import Table
-from ltrscale.reports.document import Text
+from ltrscale.reports.document import Document, Table, Text
+from ltrscale.reports.findings import REPORT, print_report, write_report
 from ltrscale.stages.runs import recorded
 from ltrscale.stages.stage import content_of
 from ltrscale.storage import join

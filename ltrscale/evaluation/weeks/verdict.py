@@ -24,8 +24,7 @@ from ltrscale.evaluation.statistics.blocks import holm
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.evaluation.weeks.decay import Decay
 from ltrscale.evaluation.weeks.drift import MUCH, Drift, PeriodDrift
-from ltrscale.ingest.outcome import ASK
-from ltrscale.ingest.outcome import questions
+from ltrscale.ingest.outcome import ASK, questions
 from ltrscale.ranking.alone import Alone
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Block, Points, Table

@@ -23,16 +23,12 @@ from ltrscale.experiments.first.study import first_runs, weekly_text
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import StudyConfig
 from ltrscale.experiments.weekly import WeeklyJob
-from ltrscale.ingest.guess import Guess
-from ltrscale.ingest.guess import guess
-from ltrscale.ingest.guess import grades_of
-from ltrscale.ingest.leaks import questions
 from ltrscale.ingest.csvjson import Dialect
+from ltrscale.ingest.guess import Guess, grades_of, guess
+from ltrscale.ingest.outcome import questions
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.ingest.profile import LogColumn, dialect_of, first_columns, read_structure
+from ltrscale.ingest.profile import KeyLists, LogColumn, Structure, dialect_of, first_columns, read_structure
 from ltrscale.ingest.roles import structured
-from ltrscale.ingest.structure import KeyLists
-from ltrscale.ingest.structure import Structure
 from ltrscale.progress import log
 from ltrscale.ranking.alone import alone
 

@@ -6,26 +6,24 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from ltrscale.config import Config
-from ltrscale.data.dataset.split import Splits
+from pydantic import Field, model_validator
+
+from ltrscale.config import Config, overlay
 from ltrscale.data.dataset.labelled import Fold
-from pydantic import Field
-from pydantic import model_validator
-from ltrscale.config import overlay
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Texts
+from ltrscale.data.dataset.split import Splits, Texts
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.draws import mix
 from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.ranking.choices import LossConfig
-from ltrscale.ranking.pointwise import SquaredErrorConfig
+from ltrscale.ranking.loss import SquaredErrorConfig
 from ltrscale.runtime.workers import WorkersConfig
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.presets import Preset
 from ltrscale.training.ranking import RankingConfig
 from ltrscale.training.settings import OptimizerConfig
-from ltrscale.trees.students import TreesStudent
+from ltrscale.trees.gbdt import TreesStudent
 from ltrscale.tuning.searched import Searched
 
 

@@ -5,9 +5,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from ltrscale.data.dataset.periods import with_periods_named
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.split import Split, with_periods_named
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.studies.study import MethodTraits

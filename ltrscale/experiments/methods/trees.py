@@ -10,14 +10,12 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, ReadingMethod, SeedRun, Student
-from ltrscale.training.feature import FeatureJob
+from ltrscale.training.combine import FeatureJob
 from ltrscale.training.presets import Preset
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.ensemble import AverageJob, EnsembleConfig, check_draws
-from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.trees.gbdt import LearningTrees
-from ltrscale.trees.semi import SemiConfig
-from ltrscale.trees.semi import SemiJob
+from ltrscale.trees.gbdt import GBDTJob, LearningTrees
+from ltrscale.trees.semi import SemiConfig, SemiJob
 from ltrscale.tuning.searched import GBDTSearch
 
 

@@ -21,18 +21,15 @@ from ltrscale.bundle import Bundle, with_tokens_of
 from ltrscale.data.dataset.manifest import Feature, open_dataset, places
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.stream import scored
-from ltrscale.data.stream.decoder import Decoder
 from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.decoder import Decoder
 from ltrscale.data.stream.parts import spread
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.data.stream.windows import Cut, assemble
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
-from ltrscale.evaluation.measure.parts import committed_row_groups
-from ltrscale.evaluation.measure.parts import look_up
-from ltrscale.evaluation.measure.outliers import OUTLIER_BINS
-from ltrscale.evaluation.measure.outliers import histograms
-from ltrscale.evaluation.measure.parts import order_shown
+from ltrscale.evaluation.measure.outliers import OUTLIER_BINS, histograms
+from ltrscale.evaluation.measure.parts import committed_row_groups, look_up, order_shown
 from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.evaluation.pages import number

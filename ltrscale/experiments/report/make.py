@@ -14,7 +14,7 @@ from ltrscale.config import Operational
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.opening import best_of, is_shown, opening, rival_of
 from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.measure.shown import AS_SHOWN
+from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.weeks.decay import Decay, drifted
 from ltrscale.evaluation.weeks.verdict import Verdict

@@ -10,7 +10,6 @@ from typing import Any
 
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.leaks import importances_of
 from ltrscale.evaluation.measure.opening import FEW_GROUPS
 from ltrscale.evaluation.measure.page import leaderboard, leaders_chart, slice_rows
 from ltrscale.evaluation.measure.slices import ALL
@@ -18,7 +17,7 @@ from ltrscale.evaluation.pages import definitions, how_intervals, number, verdic
 from ltrscale.evaluation.studies.study import Study
 from ltrscale.evaluation.studies.study_page import cost_rows, curves_chart, differences_chart, sentences
 from ltrscale.evaluation.weeks.decay import Decay, curves, drift_rows, drifted, metric_rows
-from ltrscale.evaluation.weeks.verdict import Verdict, verdict_blocks
+from ltrscale.evaluation.weeks.verdict import Verdict, importances_of, verdict_blocks
 from ltrscale.experiments.report.sources import SUMMARY, Sources, minutes, pretrained_for, records
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts

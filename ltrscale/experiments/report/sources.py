@@ -21,9 +21,8 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation, MethodResult
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.ingest.outcome import look_alone
-from ltrscale.ingest.outcome import questions
 from ltrscale.evaluation.weeks.verdict import leaning
+from ltrscale.ingest.outcome import look_alone, questions
 from ltrscale.ranking.alone import Alone
 from ltrscale.stages.runs import LOG, METRICS, record_file
 

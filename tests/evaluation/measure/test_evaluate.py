@@ -42,8 +42,7 @@ from ltrscale.ranking.choices import MetricConfig
 from ltrscale.ranking.graded import rbp
 from ltrscale.ranking.loss import Loss, SigmoidConfig
 from ltrscale.ranking.losses import SoftmaxConfig
-from ltrscale.reports.findings import print_report
-from ltrscale.reports.findings import table
+from ltrscale.reports.findings import print_report, table
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob, train_gbdt

@@ -20,16 +20,10 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.weeks.gate import GateJob
-from ltrscale.evaluation.weeks.verdict import Bounds
-from ltrscale.evaluation.weeks.verdict import Verdict
-from ltrscale.evaluation.weeks.verdict import check_leaks
-from ltrscale.experiments.first.init import InitConfig
-from ltrscale.experiments.first.init import init
-from ltrscale.experiments.first.init import asked_of
+from ltrscale.evaluation.weeks.verdict import Bounds, Verdict, check_leaks, importances_of, leaning
+from ltrscale.experiments.first.init import InitConfig, asked_of, init
 from ltrscale.experiments.report.make import paragraphs
 from ltrscale.experiments.report.results import feature_blocks
-from ltrscale.evaluation.weeks.verdict import importances_of
-from ltrscale.evaluation.weeks.verdict import leaning
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess
