@@ -58,7 +58,7 @@ def compared(to: FormatName, bundle: Bundle, split: Split) -> tuple[Files, Parit
 
 
 def rows_of(bundle: Bundle, data: str) -> QueryGroups:
-    return check._rows(bundle, split_of(data), ROWS.rows, disturbed=True)
+    return check._documents(bundle, split_of(data), ROWS.rows, disturbed=True)
 
 
 def document(features: ExportedFeatures, bundle: Bundle, row: torch.Tensor) -> dict[str, Any]:
