@@ -26,7 +26,8 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.serving import parity as check
-from ltrscale.serving.choices import FORMATS, FormatName
+from ltrscale.serving.choices import FORMATS
+from ltrscale.serving.choices import FormatName
 from ltrscale.serving.export import ExportJob
 from ltrscale.serving.format import ExportedFeatures, Files, Observed
 from ltrscale.serving.parity import Parity, ParityConfig, check_parity

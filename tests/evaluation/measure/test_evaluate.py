@@ -33,11 +33,10 @@ from ltrscale.evaluation.measure.page import document, leaderboard
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.statistics.crossed import crossed_means
-from ltrscale.ingest import letor
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
-from ltrscale.ranking import graded, metrics
+from ltrscale.ranking import graded, libraries, metrics
 from ltrscale.ranking.choices import MetricConfig
 from ltrscale.ranking.graded import rbp
 from ltrscale.ranking.loss import Loss, SigmoidConfig
@@ -373,10 +372,10 @@ def test_letor_s_policy_stands_beside_ours(
     assert batch.labels_N is not None
     scored = (scorer(batch), batch.labels_N, batch.offsets_Q1)
     expected = {
-        **{f"letor_ndcg@{k}": letor.letor_ndcg(*scored, k=k) for k in (1, 5, 10)},
-        "letor_mean_ndcg": letor.letor_mean_ndcg(*scored),
-        "letor_map": letor.letor_average_precision(*scored),
-        "letor_precision@5": letor.letor_precision(*scored, k=5),
+        **{f"letor_ndcg@{k}": libraries.letor_ndcg(*scored, k=k) for k in (1, 5, 10)},
+        "letor_mean_ndcg": libraries.letor_mean_ndcg(*scored),
+        "letor_map": libraries.letor_average_precision(*scored),
+        "letor_precision@5": libraries.letor_precision(*scored, k=5),
     }
     found = {name: summary.mean for name, summary in both.summaries.items() if name not in ours.summaries}
     assert found == pytest.approx({name: values.mean().item() for name, values in expected.items()})
