@@ -32,7 +32,7 @@ def commands() -> list[list[str]]:
 
 
 def test_the_page_has_all_recipes() -> None:
-    assert [len(blocks(language)) for language in ("py", "diff")] == [8, 8]
+    assert [len(blocks(language)) for language in ("py", "diff")] == [8, 10]
     assert [words[0] for words in commands()] == ["jobs.reference", *["pytest"] * 7, "jobs.pipeline"]
     assert len(NAMES) > 30
 

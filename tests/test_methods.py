@@ -9,10 +9,12 @@ from pydantic import BaseModel
 
 from ltrscale.derive.relabel import RelabelStepConfig
 from ltrscale.experiments.methods.choices import Method
+from ltrscale.ingest.choices import SourceConfig
 from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.pretext.augment import AugmentConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.ranking.choices import LetorMetricConfig, LossConfig, MetricConfig
+from ltrscale.serving.choices import AnyFormat
 from ltrscale.training.ranking import DebiasConfig
 from ltrscale.training.settings import ScheduleConfig
 from ltrscale.trees.configs import GBDTConfig
@@ -21,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 METHODS = (ROOT / "docs" / "methods.md").read_text()
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
+DATA = (ROOT / "docs" / "data.md").read_text()
+SERVING = (ROOT / "docs" / "serving.md").read_text()
 SIMULATORS = (ROOT / "docs" / "simulators.md").read_text()
 
 
@@ -43,6 +47,8 @@ UNIONS = {
     "gbdt": (GBDTConfig, METHODS),
     "step": (RelabelStepConfig, SIMULATORS),
     "pipeline": (Method, GUIDE),
+    "source": (SourceConfig, DATA),
+    "export": (AnyFormat, SERVING),
 }
 
 

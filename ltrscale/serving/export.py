@@ -23,8 +23,7 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import Periods, Split
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
-from ltrscale.serving.choices import FORMATS
-from ltrscale.serving.choices import FormatName
+from ltrscale.serving.choices import FORMATS, FormatName
 from ltrscale.serving.format import FEATURES_FILE, ExportedFeatures, Files, Format, MatrixScorer
 from ltrscale.serving.parity import Parity, ParityConfig, check_parity, raw_files_of, sample_raw, transformer
 from ltrscale.serving.raw import CODE, reading_raw

@@ -335,7 +335,7 @@ def test_few_damaged_rows_pass_the_default_limit(shared_data: Path, tmp_path: Pa
     assert dataset.manifest.accounting.rules == {"unparsable": 2}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("damage", TEXT_DAMAGE)
 def test_every_real_text_file_with_other_seeds(shared_data: Path, tmp_path: Path, damage: str) -> None:
     for seed, real in enumerate(OTHERS, 1):

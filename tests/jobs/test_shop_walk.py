@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 QUICK = ("--set", "methods.scratch=null", "--set", "methods.pretrained=null")
 """Networks have walks of their own; the settings of the trees stay as they were written."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # a dozen commands, each a process
+# a dozen commands, each a process; the pages on own data and weeks take the same ones
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(1200)]
 
 
 def run(folder: Path, *words: str, status: int = 0) -> str:

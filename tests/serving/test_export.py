@@ -26,8 +26,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.serving import parity as check
-from ltrscale.serving.choices import FORMATS
-from ltrscale.serving.choices import FormatName
+from ltrscale.serving.choices import FORMATS, FormatName
 from ltrscale.serving.export import ExportJob
 from ltrscale.serving.format import ExportedFeatures, Files, Observed
 from ltrscale.serving.parity import Parity, ParityConfig, check_parity
@@ -318,10 +317,16 @@ def test_a_file_with_another_number_is_not_published(
     assert storage.read_manifest(str(tmp_path / "out")) is None
 
 
+READ_BACK: list[tuple[FormatName, str]] = [
+    ("lightgbm", "lightgbm"),
+    ("xgboost", "xgboost"),
+    ("treelite", "xgboost"),
+    ("vespa", "lightgbm"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("to", "model"), [("lightgbm", "lightgbm"), ("xgboost", "xgboost"), ("treelite", "xgboost"), ("vespa", "lightgbm")]
-)
+@pytest.mark.parametrize(("to", "model"), READ_BACK)
 def test_the_code_on_the_card_gives_the_bundles_scores(
     to: FormatName,
     model: str,

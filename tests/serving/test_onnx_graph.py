@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from exported_models import last_rows, network, other_weight, saved, score_alone
+from nightly import nightly
 
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load
@@ -47,7 +48,7 @@ def last(data: str) -> Split:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [name if name in {"discrete", "dlcm"} else nightly(name) for name in NETWORKS])
 def test_the_graph_gives_the_networks_scores(name: str, synthetic_dataset: str, tmp_path: Path) -> None:
     bundle = load(saved(tmp_path / "net", synthetic_dataset, network(synthetic_dataset, **NETWORKS[name])))
     files, found = check_parity(FORMATS["onnx"], bundle, last(synthetic_dataset), ParityConfig(rows=600))

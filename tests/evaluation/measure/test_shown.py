@@ -49,7 +49,7 @@ def position_lists() -> list[list[float] | None]:
 
 def lengths() -> list[int]:
     rng = np.random.default_rng(0)
-    return [int(n) for n in rng.integers(1, 12, len(PERIODS) * PER_PERIOD)]
+    return [int(n) for n in rng.integers(1, 10, len(PERIODS) * PER_PERIOD)]
 
 
 @pytest.fixture(scope="module")
