@@ -32,10 +32,9 @@ class Config(BaseModel):
         """Fill the missing keys of a nested config from the default of its field here, not from its class."""
         if not isinstance(values, Mapping):
             return values
-        return {
-            name: _over(cls.model_fields[name].default, value) if name in cls.model_fields else value
-            for name, value in values.items()
-        }
+        fields = cls.model_fields
+        nested = [name for name, value in values.items() if isinstance(value, Mapping) and name in fields]
+        return {**values, **{name: _over(fields[name].default, values[name]) for name in nested}}
 
     def replace(self, **changes: Any) -> Self:
         """A copy with other values, validated.
