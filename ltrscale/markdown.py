@@ -12,7 +12,7 @@ def escape(text: str) -> str:
         >>> escape("[a](javascript:b) | <script> < 5 [0.1, 0.2]")
         '[a\\](javascript:b) \\| &lt;script> < 5 [0.1, 0.2]'
     """
-    return _MARKUP.sub(lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", one_line(text))
+    return _MARKUP.sub(lambda match: "&lt;" if match[0] == "<" else f"\\{match[0]}", one_line(text))
 
 
 def as_code(text: str) -> str:

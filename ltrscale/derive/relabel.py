@@ -198,10 +198,10 @@ def _named(name: str) -> Iterator[None]:
 
 def _stages(config: RelabelConfig, dataset: Dataset, names: tuple[str, ...]) -> list[_Stage]:
     """Prepare the steps, one after the other."""
-    every = [periods_of(dataset, step.periods) for step in config.steps]
+    periods_by_step = [periods_of(dataset, step.periods) for step in config.steps]
     stages: list[_Stage] = []
     span = dataset.manifest.counts().groups
-    for number, (step, periods) in enumerate(zip(config.steps, every, strict=True)):
+    for number, (step, periods) in enumerate(zip(config.steps, periods_by_step, strict=True)):
         name = f"steps.{number} ({step.kind})"
         blocks = partial(_survey, dataset, tuple(stages), periods, names, name)
         seed = mix("relabel", config.seed, number)

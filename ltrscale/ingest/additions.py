@@ -67,25 +67,27 @@ def check_addable(before: Dataset, work: UnitSettings) -> tuple[Feature, ...]:
             f"{before.url}: made by {stage or 'something else'}; periods can be added to a data set of prepare only"
         )
     _check_tokens(before, work)
-    features, theirs = work.features, before.manifest.features
-    if work.config.source.takes_any_order and set(features) == set(theirs):
-        return theirs
-    for i in range(max(len(features), len(theirs))):
-        new, old = (_shown(which, i) for which in (features, theirs))
+    features, dataset_features = work.features, before.manifest.features
+    if work.config.source.takes_any_order and set(features) == set(dataset_features):
+        return dataset_features
+    for i in range(max(len(features), len(dataset_features))):
+        new, old = (_shown(which, i) for which in (features, dataset_features))
         if new != old:
             raise InputError(
                 f"{before.url}: feature {i + 1} of the inputs is {new} where the data set has {old}; "
                 "prepare them with the same columns, or into another directory"
             )
-    return theirs
+    return dataset_features
 
 
 def _check_tokens(before: Dataset, work: UnitSettings) -> None:
     """Check that the inputs have the token fields of the data set."""
     tokens = work.config.source.token_columns
-    ours, theirs = (tuple(tokens.fields()) if tokens else ()), before.manifest.tokens
-    if other := [field for field in (*ours, *theirs) if (field in ours) != (field in theirs)]:
-        field, where = other[0], "inputs" if other[0] in ours else "data set"
+    input_fields, dataset_fields = (tuple(tokens.fields()) if tokens else ()), before.manifest.tokens
+    if unmatched := [
+        field for field in (*input_fields, *dataset_fields) if (field in input_fields) != (field in dataset_fields)
+    ]:
+        field, where = unmatched[0], "inputs" if unmatched[0] in input_fields else "data set"
         raise InputError(
             f"{before.url}: tokens {field.name!r} of each {field.of} (at most {field.max_tokens}) are in the {where} "
             "only; prepare both with the same columns.tokens"

@@ -198,12 +198,12 @@ def completed(block: RowBlock, config: PrepareConfig, features: Sequence[Feature
 
 def cut_off(groups: Groups) -> dict[str, TokenSummary]:
     """What was cut off the texts of some groups, by column; of a query it is that of the group's first row."""
-    found, columns = {}, groups.rows.columns
+    summaries, columns = {}, groups.rows.columns
     for name in (name.removeprefix(FULL) for name in columns if name.startswith(FULL)):
         cut_N = columns[FULL + name].to_numpy() - pc.list_value_length(columns[name]).to_numpy()
         cut = cut_N if is_of_documents(name) else cut_N[groups.offsets_Q1[:-1]]
-        found[name] = TokenSummary(cut_lists=int((cut > 0).sum()), cut_tokens=int(cut.sum()))
-    return found
+        summaries[name] = TokenSummary(cut_lists=int((cut > 0).sum()), cut_tokens=int(cut.sum()))
+    return summaries
 
 
 def training_texts(

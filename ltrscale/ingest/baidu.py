@@ -205,9 +205,9 @@ def _fields_of(lines: Lines, most: int = -1) -> Iterator[tuple[int, list[str]]]:
 
 
 def _rejection(
-    url: str, line: int, found: str, texts: Lines, query: str, rows: int = 1, rule: Rule = "unparsable"
+    url: str, line: int, reason: str, texts: Lines, query: str, rows: int = 1, rule: Rule = "unparsable"
 ) -> Rejection:
-    return Rejection(url, line, rule, f"{found}: {texts(line)}"[:TEXT_LENGTH], query, rows, found)
+    return Rejection(url, line, rule, f"{reason}: {texts(line)}"[:TEXT_LENGTH], query, rows, reason)
 
 
 def _block(
@@ -230,8 +230,8 @@ def _block(
             good_N = pc.match_substring_regex(texts[name], r"^[0-9]{1,6}(\.0*)?$").to_numpy(zero_copy_only=False)
             numbers[name] = pc.if_else(pa.array(good_N), texts[name], "0").cast(pa.float32())
             for i in np.flatnonzero(~good_N).tolist():
-                found = f"{_NAMES[name]} {texts[name][i].as_py()[:40]!r} is no number"
-                faults.setdefault(i, ("unparsable", found))
+                reason = f"{_NAMES[name]} {texts[name][i].as_py()[:40]!r} is no number"
+                faults.setdefault(i, ("unparsable", reason))
     columns = _tokens(config, texts, encoding, faults)
     block = RowBlock(
         file=url,
@@ -247,15 +247,15 @@ def _block(
         texts=lines,
         share=lines.share,
     )
-    bad = [
-        _rejection(url, rows.lines[i], found, lines, rows.queries[i].id, rule=rule)
-        for i, (rule, found) in faults.items()
+    rejections = [
+        _rejection(url, rows.lines[i], reason, lines, rows.queries[i].id, rule=rule)
+        for i, (rule, reason) in faults.items()
     ]
     if faults:
         good_N = np.ones(len(rows.lines), bool)
         good_N[list(faults)] = False
         block = keep(block, good_N)
-    return replace(block, rejected=sorted([*rows.rejected, *bad], key=lambda rejection: rejection.line))
+    return replace(block, rejected=sorted([*rows.rejected, *rejections], key=lambda rejection: rejection.line))
 
 
 def _tokens(
@@ -265,9 +265,9 @@ def _tokens(
     reader, columns = TokenReader(config.token_columns, encoding), dict[str, pa.Array]()
     for token_field, text in config.token_columns.fields().items():
         ids = pc.replace_substring(texts[token_field.name], "\x01", " ")
-        found, bad = reader.read(token_field, ids, text)
-        columns |= found
-        for i, fault in bad.items():
+        tokens_read, row_faults = reader.read(token_field, ids, text)
+        columns |= tokens_read
+        for i, fault in row_faults.items():
             faults.setdefault(i, ("bad_tokens", fault))
     return columns
 

@@ -210,13 +210,13 @@ class CsvReader(TextReader):
 
     def _explain(self, message: str, line: bytes) -> tuple[str, str]:
         """The error of pyarrow for a value that does not fit, with the column's name, and the value."""
-        found = re.search(r"column #(\d+).*error to (\w+)", message)
-        if found is None:
+        match = re.search(r"column #(\d+).*error to (\w+)", message)
+        if match is None:
             return " ".join(message.split()), ""
-        what, column = {"float": "not a number", "bool": "not true or false"}.get(found[2]), int(found[1])
+        problem, column = {"float": "not a number", "bool": "not true or false"}.get(match[2]), int(match[1])
         row = _fields(line, self.dialect)
         value = repr(row[column]) if row is not None and column < len(row) else ""
-        return f"column {self._names[column]!r} is {what or 'not text in UTF-8'}", value
+        return f"column {self._names[column]!r} is {problem or 'not text in UTF-8'}", value
 
 
 def booleans() -> tuple[list[str], list[str]]:
@@ -307,8 +307,8 @@ class JsonReader(TextReader):
         return self._types().empty_table()
 
     def _explain(self, message: str, line: bytes) -> tuple[str, str]:
-        if found := re.search(r"Column\(/(.*)\) changed from (\w+) to (\w+)", message):
-            return f"column {found[1]!r} is {found[3]} here and {found[2]} elsewhere", repr(_object(line).get(found[1]))
+        if match := re.search(r"Column\(/(.*)\) changed from (\w+) to (\w+)", message):
+            return f"column {match[1]!r} is {match[3]} here and {match[2]} elsewhere", repr(_object(line).get(match[1]))
         return f"not a JSON object with values that fit: {' '.join(message.split())}", ""
 
     def _query_of(self, line: bytes) -> str:

@@ -255,9 +255,9 @@ class Examined:
 
     def reject_each(self, faults: Mapping[int, str], rule: Rule) -> None:
         """Record a fault of single rows, each in words of its own."""
-        for i, found in faults.items():
+        for i, reason in faults.items():
             if not self.bad_N[i]:
-                self._findings[i] = rule, found, found
+                self._findings[i] = rule, reason, reason
                 self.bad_N[i] = True
 
     def texts(self, name: str, *, required: bool = False) -> pa.StringArray:
@@ -306,8 +306,8 @@ class Examined:
         """One rejection for each bad row, in order; it counts as `rows_N` input rows, 1 by default."""
         rejected = []
         for i in np.flatnonzero(self.bad_N).tolist():
-            rule, reason, found = self._findings[i]
+            rule, reason, finding = self._findings[i]
             line, rows = int(lines_N[i]), 1 if rows_N is None else int(rows_N[i])
             text, query = f"{reason}: {texts(line)}"[:TEXT_LENGTH], query_ids_N[i].as_py() or ""
-            rejected.append(Rejection(self.file, line, rule, text, query, rows, found))
+            rejected.append(Rejection(self.file, line, rule, text, query, rows, finding))
         return rejected

@@ -144,32 +144,32 @@ def _gain(left: Mapping[str, LogColumn], label: LogColumn | None, seen: Structur
 
 
 def _with_rest(
-    found: Guess, rest: Sequence[LogColumn], outcomes: Mapping[str, str], key: LogColumn, seen: Structure
+    best_guess: Guess, remaining: Sequence[LogColumn], outcomes: Mapping[str, str], key: LogColumn, seen: Structure
 ) -> Guess:
     """The guess with the uses of all other columns."""
     uses: dict[str, list[LogColumn]] = {"meta": [], "features": [], "categorical": [], "dates": []}
     others = dict(outcomes)
-    for column in (found.gain, found.clicks if found.positions is not None else None):
+    for column in (best_guess.gain, best_guess.clicks if best_guess.positions is not None else None):
         if column is not None:
             others.pop(column.name, None)
-    for column in rest:
-        if column.name in outcomes or column in found.within:
+    for column in remaining:
+        if column.name in outcomes or column in best_guess.within:
             continue
-        use = _use(column, found, key, seen)
+        use = _use(column, best_guess, key, seen)
         if use in uses:
             uses[use].append(column)
         else:
             others[column.name] = use
     meta, features, categorical, dates = (tuple(columns) for columns in uses.values())
-    return replace(found, meta=meta, features=features, categorical=categorical, dates=dates, others=others)
+    return replace(best_guess, meta=meta, features=features, categorical=categorical, dates=dates, others=others)
 
 
-def _use(column: LogColumn, found: Guess, key: LogColumn, seen: Structure) -> str:
+def _use(column: LogColumn, best_guess: Guess, key: LogColumn, seen: Structure) -> str:
     """The use of a column without a role, or the reason why it has none."""
     if column.distinct <= 1:
         return "the same value in every row" if column.distinct else "no single value that can be read"
     if roles.looks_like_time(column):
-        return "dates" if found.time is not None else "a date, and no column with the time of the row"
+        return "dates" if best_guess.time is not None else "a date, and no column with the time of the row"
     lists = seen.lists(key.name)
     in_list = column.name in seen and lists.constant(seen.codes[column.name]) > 0.95
     asked = not column.numeric and roles.is_asked(column)
@@ -182,7 +182,7 @@ def _use(column: LogColumn, found: Guess, key: LogColumn, seen: Structure) -> st
         return f"an id of {column.distinct:,} things, each in few rows"
     if column.distinct > 0.5 * column.rows:  # nearly every row has a value of its own
         return "names single rows"
-    if not column.numeric and _names(column, found.item, seen):
+    if not column.numeric and _names(column, best_guess.item, seen):
         return "text, another one for each item, which a model reads as tokens (docs/text.md)"
     return "text, which a model reads as tokens (docs/text.md)" if column.length > _LONG else "categorical"
 

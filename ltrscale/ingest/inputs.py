@@ -312,5 +312,5 @@ def _newest_metadata(url: str) -> str:
     if url.endswith(".metadata.json"):
         return url
     paths = storage.list_files(storage.join(url, "metadata", "*.metadata.json"))
-    numbered = [(int(found[1]), path) for path in paths if (found := _METADATA.search(path))]
+    numbered = [(int(match[1]), path) for path in paths if (match := _METADATA.search(path))]
     return storage.absolute(max(numbered)[1])

@@ -327,8 +327,8 @@ class TextReader(ABC):
 
     def _reject(self, rejected: list[Rejection], lines: Lines, index: int, reason: str, value: str = "") -> None:
         number, query = lines.first + index, self._query_of(lines.bytes_of(index))
-        text, found = f"{reason}: {lines(number)}"[:TEXT_LENGTH], f"{reason} ({value})" if value else reason
-        rejected.append(Rejection(self.url, number, "unparsable", text, query, found=found))
+        text, finding = f"{reason}: {lines(number)}"[:TEXT_LENGTH], f"{reason} ({value})" if value else reason
+        rejected.append(Rejection(self.url, number, "unparsable", text, query, found=finding))
 
 
 def _text_of(lines: Lines, good: NDArray[np.int64]) -> pa.Buffer:

@@ -73,15 +73,15 @@ def questions(found: Sequence[Alone]) -> dict[str, str]:
         seconds alone ranks at NDCG@5 0.970 (random order 0.340, the best other feature 0.500): is it known when ...
     """
     honest = [feature.ndcg for feature in found if not feature.suspicious]
-    other = f", the best other feature {max(honest):.3f}" if honest else ""
-    asked = {}
+    best_other = f", the best other feature {max(honest):.3f}" if honest else ""
+    texts = {}
     for feature in sorted(found, key=lambda feature: -feature.lift):
         if feature.ranks:
-            order = f"random order {feature.random:.3f}{other}"
-            asked[feature.name] = f"{feature.name} alone ranks at NDCG@{feature.k} {feature.ndcg:.3f} ({order}): {ASK}"
+            order = f"random order {feature.random:.3f}{best_other}"
+            texts[feature.name] = f"{feature.name} alone ranks at NDCG@{feature.k} {feature.ndcg:.3f} ({order}): {ASK}"
         elif feature.suspicious and feature.there is not None:
-            asked[feature.name] = f"{feature.name} is {feature.there.stated}: {ASK}"
-    return asked
+            texts[feature.name] = f"{feature.name} is {feature.there.stated}: {ASK}"
+    return texts
 
 
 def of_queries(found: Sequence[Alone]) -> Iterator[str]:

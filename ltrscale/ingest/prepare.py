@@ -321,15 +321,15 @@ def find_fills(work: UnitSettings, units: Sequence[Unit], before: Dataset | None
     return constants | _medians([name for name, value in wanted.items() if value == "median"], work, units)
 
 
-def _check_same(before: Dataset, wanted: Mapping[str, Fill]) -> None:
-    fills = before.manifest.fills
-    for name in sorted(wanted.keys() | fills.keys()):
-        ours, theirs = wanted.get(name), fills.get(name)
-        same = ours == "median" or (ours is not None and float(np.float32(ours)) == theirs)
-        if (ours is None) != (theirs is None) or not same:
-            says = "stay missing" if theirs is None else f"are {theirs:g}"
+def _check_same(before: Dataset, new_fills: Mapping[str, Fill]) -> None:
+    old_fills = before.manifest.fills
+    for name in sorted(new_fills.keys() | old_fills.keys()):
+        new, old = new_fills.get(name), old_fills.get(name)
+        same = new == "median" or (new is not None and float(np.float32(new)) == old)
+        if (new is None) != (old is None) or not same:
+            state = "stay missing" if old is None else f"are {old:g}"
             raise InputError(
-                f"{before.url}: missing values of {name!r} {says} there; prepare with the same fill, or into another "
+                f"{before.url}: missing values of {name!r} {state} there; prepare with the same fill, or into another "
                 "directory"
             )
 

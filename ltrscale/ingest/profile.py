@@ -165,30 +165,30 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
     if pa.types.is_nested(kind):
         return LogColumn(name, kind, len(values), 0.0, 0, False, 0.0, 0.0, 0.0, (), ())
     counted = values.drop_null().value_counts()
-    known, counts_V = counted.field("values"), counted.field("counts").to_numpy()
+    distinct_values, counts_V = counted.field("values"), counted.field("counts").to_numpy()
     if not cols.is_number(kind):
         numbers_V = np.zeros(0)
-    elif cols.is_text(known.type):
-        texts = known.to_pylist()
+    elif cols.is_text(distinct_values.type):
+        texts = distinct_values.to_pylist()
         numbers_V = np.array([dialect.value(text) if dialect.number(text) else np.nan for text in texts])
     else:
-        numbers_V = known.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    bad_V = np.zeros(len(known), bool)
+        numbers_V = distinct_values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    bad_V = np.zeros(len(distinct_values), bool)
     if len(numbers_V) and not pa.types.is_boolean(kind):
         bad_V = ~np.isfinite(numbers_V)
     elif cols.is_text(kind):
-        bad_V = cols.texts(known)[1]  # what is not UTF-8
-    formats, seconds_V, bad_V = _times(known, kind, bad_V)
+        bad_V = cols.texts(distinct_values)[1]  # what is not UTF-8
+    formats, seconds_V, bad_V = _times(distinct_values, kind, bad_V)
     numbers_V = numbers_V[np.isfinite(numbers_V)]
     if pa.types.is_boolean(kind):
         numbers_V = np.array([0.0, 1.0])
-    texts = cols.texts(known.slice(0, _TRIED))[0].drop_null().to_pylist() if _readable(kind) else []
+    texts = cols.texts(distinct_values.slice(0, _TRIED))[0].drop_null().to_pylist() if _readable(kind) else []
     return LogColumn(
         name=name,
         type=kind,
         rows=len(values),
         missing=values.null_count / len(values),
-        distinct=len(known),
+        distinct=len(distinct_values),
         whole=bool((numbers_V == np.floor(numbers_V)).all()),
         least=float(numbers_V.min(initial=np.inf)),
         most=float(numbers_V.max(initial=-np.inf)),
@@ -205,20 +205,20 @@ def _readable(kind: pa.DataType) -> bool:
 
 
 def _times(
-    known: pa.Array, kind: pa.DataType, bad_V: NDArray[np.bool_]
+    distinct_values: pa.Array, kind: pa.DataType, bad_V: NDArray[np.bool_]
 ) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.bool_]]:
     """The formats of a column's distinct values, their times in the best one, and those that are none.
 
     `bad_V` are the values that are no numbers, which stay the bad ones where the column is none of times.
     """
-    tried, formats = known.slice(0, _TRIED), []
+    tried, formats = distinct_values.slice(0, _TRIED), []
     if len(tried) and (_readable(kind) or _is_stamp(kind)):
         forms = (ISO,) if _is_stamp(kind) else (ISO, _DIGITS) if cols.is_number(kind) else _FORMATS
         shares = {form: _share_of_times(tried, kind, form) for form in forms}
         formats = sorted((form for form, share in shares.items() if share >= 1 - _STRAY), key=lambda f: -shares[f])
     if not formats:
         return (), np.zeros(0, np.int64), bad_V
-    seconds_V, bad_V = instants(known, Clock(formats=tuple(formats[:1])))
+    seconds_V, bad_V = instants(distinct_values, Clock(formats=tuple(formats[:1])))
     return tuple(formats), seconds_V[~bad_V], bad_V
 
 
@@ -270,8 +270,8 @@ class KeyLists:
         runs = 1 + int(np.count_nonzero(np.diff(valid_N))) if n else 0
         together = (n - runs) / (n - distinct) if n > distinct else 0.0
         # whole lists of a sample of the values, list by list
-        every = -(-len(codes_N) // _SAMPLED) or 1
-        rows = np.flatnonzero((codes_N >= 0) & (codes_N % every == 0))
+        stride = -(-len(codes_N) // _SAMPLED) or 1
+        rows = np.flatnonzero((codes_N >= 0) & (codes_N % stride == 0))
         rows_L = rows[np.argsort(codes_N[rows], kind="stable")]
         starts_Q = np.flatnonzero(np.diff(codes_N[rows_L], prepend=-1))
         paired = float(lengths_V[lengths_V > 1].sum() / max(n, 1))

@@ -166,8 +166,8 @@ class Validator:
             if row < len(piece):
                 break
             row -= len(piece)
-        text, found = _text(piece, row, rule), _found(piece, row, rule, rows, self.features)
-        return Rejection(piece.file, int(piece.lines_N[row]), rule, text, piece.query_ids_N[row].as_py(), rows, found)
+        text, finding = _text(piece, row, rule), _found(piece, row, rule, rows, self.features)
+        return Rejection(piece.file, int(piece.lines_N[row]), rule, text, piece.query_ids_N[row].as_py(), rows, finding)
 
     def _count_lost(self, groups: int) -> None:
         self.groups_in += groups

@@ -278,7 +278,7 @@ def bert_config(
     for key in (*_SIZES.values(), "vocab_size"):
         if not isinstance(values.get(key), int | float):
             raise InputError(f"{where}: {key} is {values.get(key)!r} and not a number; name a directory of a BERT")
-    sizes = {ours: values[theirs] for ours, theirs in _SIZES.items()}
+    sizes = {field: values[config_key] for field, config_key in _SIZES.items()}
     return BertConfig.model_validate({**sizes, "dropout": dropout, "pooler": pooler}), values["vocab_size"]
 
 
@@ -292,49 +292,49 @@ def bert_weights(
     Raises:
         InputError: a tensor is missing, unexpected or of another shape; names it.
     """
-    left = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
+    remaining = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
     shapes = _shapes(config, vocabulary)
 
     def take(name: str, shape: tuple[int, ...]) -> Tensor:
-        if name not in left:
+        if name not in remaining:
             raise InputError(f"{where}: tensor {name!r} is missing; name a directory with the weights of a BERT")
-        tensor = left.pop(name)
+        tensor = remaining.pop(name)
         if tuple(tensor.shape) != shape:
-            found, expected = list(tensor.shape), list(shape)
-            raise InputError(f"{where}: tensor {name!r} has shape {found}, and by config.json it has {expected}")
+            actual, expected = list(tensor.shape), list(shape)
+            raise InputError(f"{where}: tensor {name!r} has shape {actual}, and by config.json it has {expected}")
         return tensor.float()
 
     state = {}
-    for ours, theirs in shapes.items():
-        state[ours] = torch.cat([take(name, shape) for name, shape in theirs.items()])
-    unexpected = [name for name in left if not name.endswith("self.key.bias") and not name.startswith(_UNUSED)]
+    for target, sources in shapes.items():
+        state[target] = torch.cat([take(name, shape) for name, shape in sources.items()])
+    unexpected = [name for name in remaining if not name.endswith("self.key.bias") and not name.startswith(_UNUSED)]
     if unexpected:
         raise InputError(f"{where}: tensor {unexpected[0]!r} is unexpected in a BERT of {config.layers} layers")
     return state
 
 
 def _shapes(config: BertConfig, vocabulary: int) -> dict[str, dict[str, tuple[int, ...]]]:
-    """For each of our tensors the names and shapes of theirs, which are put end to end."""
+    """For each of our tensors, the names and shapes of those in the file, which are concatenated."""
     d, hidden = config.width, config.feedforward or 4 * config.width
     rows = {"tokens": vocabulary, "positions": config.positions, "types": 2}
     names: dict[str, dict[str, tuple[int, ...]]] = {
-        f"{ours}.weight": {f"{_OUTSIDE[ours]}.weight": (n, d)} for ours, n in rows.items()
+        f"{target}.weight": {f"{_OUTSIDE[target]}.weight": (n, d)} for target, n in rows.items()
     }
 
-    def add(ours: str, theirs: str, weight: tuple[int, ...]) -> None:
-        names[f"{ours}.weight"] = {f"{theirs}.weight": weight}
-        names[f"{ours}.bias"] = {f"{theirs}.bias": weight[:1]}
+    def add(target: str, source: str, weight: tuple[int, ...]) -> None:
+        names[f"{target}.weight"] = {f"{source}.weight": weight}
+        names[f"{target}.bias"] = {f"{source}.bias": weight[:1]}
 
     add("norm", _OUTSIDE["norm"], (d,))
     if config.pooler == "tanh":
         add("pooler", _OUTSIDE["pooler"], (d, d))
     inside = {"output": (d, d), "attention_norm": (d,), "first": (hidden, d), "second": (d, hidden)}
     for i in range(config.layers):
-        ours, theirs = f"layers.{i}", f"encoder.layer.{i}"
-        attention = f"{theirs}.attention.self"
-        names[f"{ours}.qkv.weight"] = {f"{attention}.{part}.weight": (d, d) for part in ("query", "key", "value")}
+        target, source = f"layers.{i}", f"encoder.layer.{i}"
+        attention = f"{source}.attention.self"
+        names[f"{target}.qkv.weight"] = {f"{attention}.{part}.weight": (d, d) for part in ("query", "key", "value")}
         for part in ("query", "value"):
-            names[f"{ours}.{part}_bias"] = {f"{attention}.{part}.bias": (d,)}
+            names[f"{target}.{part}_bias"] = {f"{attention}.{part}.bias": (d,)}
         for name, weight in {**inside, "feedforward_norm": (d,)}.items():
-            add(f"{ours}.{name}", f"{theirs}.{_INSIDE[name]}", weight)
+            add(f"{target}.{name}", f"{source}.{_INSIDE[name]}", weight)
     return names

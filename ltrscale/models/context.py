@@ -183,11 +183,13 @@ def _check_positions(groups: QueryGroups) -> None:
     remedy = "prepare the data with a column of positions, or set context.initial_rank to feature"
     if groups.positions_N is None:
         raise InputError(f"the model ranks documents by position, and this data set has none: {remedy}")
-    group_N, known_N = group_index(groups.offsets_Q1), ~groups.positions_N.isnan()
-    known_Q = torch.zeros_like(groups.lengths_Q).index_add(0, group_N, known_N.long())
-    lost = ((known_Q == 0) & (groups.lengths_Q > 0)).nonzero()[:, 0]
-    if len(lost):
-        name = f"query group {int(lost[0] if groups.ids_Q is None else groups.ids_Q[lost[0]])}"
+    group_N, has_position_N = group_index(groups.offsets_Q1), ~groups.positions_N.isnan()
+    positions_Q = torch.zeros_like(groups.lengths_Q).index_add(0, group_N, has_position_N.long())
+    without_positions = ((positions_Q == 0) & (groups.lengths_Q > 0)).nonzero()[:, 0]
+    if len(without_positions):
+        name = (
+            f"query group {int(without_positions[0] if groups.ids_Q is None else groups.ids_Q[without_positions[0]])}"
+        )
         raise InputError(f"the model ranks documents by position, and {name} has no positions: {remedy}")
 
 

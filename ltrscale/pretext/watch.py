@@ -140,7 +140,7 @@ def collapse_measures(
     with torch.autocast(z0_ND.device.type, enabled=False):
         cosine_AU = anchors_AD @ torch.cat([first_CD, second_CD]).T
     rivalled_A = rival_AC.any(1)
-    found_A = rivalled_A & (positive_A[:, None] > cosine_AU).logical_or_(~rival_AU).all(1)
+    matched_A = rivalled_A & (positive_A[:, None] > cosine_AU).logical_or_(~rival_AU).all(1)
     nearness_AU = torch.exp(4 * cosine_AU - 4).masked_fill_(~rival_AU, 0.0)  # d^2 = 2 - 2 cos
     parts = (
         torch.ones_like(positive_A).sum(),
@@ -148,7 +148,7 @@ def collapse_measures(
         rival_AU.sum(),
         nearness_AU.sum(),
         rivalled_A.sum(),
-        found_A.sum(),
+        matched_A.sum(),
     )
     return torch.stack([part.double() for part in parts])
 

@@ -138,14 +138,14 @@ def alone(
     labels_N = labels_N.float()
     group_N = group_index(offsets_Q1, len(labels_N))
     random, lists = _mean_ndcg(torch.zeros_like(labels_N), labels_N, offsets_Q1, k)
-    looked_at = []
+    results = []
     for name, codes, x_N in zip(names, categorical, features_NF.T.contiguous(), strict=True):
         orders = [_by_code(x_N, labels_N, group_N)] if codes else _both_ways(x_N)
         best = max((_mean_ndcg(scores_N, labels_N, offsets_Q1, k)[0] for scores_N in orders), default=random)
-        there = max(_marked(x_N, labels_N >= relevant_from), key=lambda marked: marked.certain, default=None)
+        mark = max(_marked(x_N, labels_N >= relevant_from), key=lambda marked: marked.certain, default=None)
         values: dict[str, Any] = {"varies": _varies(x_N, offsets_Q1), "distinct": _distinct(x_N)}
-        looked_at.append(Alone(name=name, k=k, ndcg=best, random=random, lists=lists, there=there, **values))
-    return looked_at
+        results.append(Alone(name=name, k=k, ndcg=best, random=random, lists=lists, there=mark, **values))
+    return results
 
 
 def _mean_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, k: int) -> tuple[float, int]:
@@ -176,21 +176,21 @@ def _by_code(x_N: Tensor, labels_N: Tensor, group_N: Tensor) -> Tensor:
 
 def _marked(x_N: Tensor, relevant_N: Tensor) -> Iterator[There]:
     """The documents that are known, missing, or not as most are, where that tells any apart."""
-    known_N = ~x_N.isnan()
-    values_V, count_V = np.unique(x_N[known_N].numpy(), return_counts=True)
+    present_N = ~x_N.isnan()
+    values_V, count_V = np.unique(x_N[present_N].numpy(), return_counts=True)
     usual = float(values_V[count_V.argmax()]) if len(values_V) else None
     base = float(relevant_N.double().mean()) if len(x_N) else 1.0
-    for how, there_N in (("known", known_N), ("missing", ~known_N), ("unusual", known_N & (x_N != usual))):
-        n, both = int(there_N.sum()), int((there_N & relevant_N).sum())
+    for how, marked_N in (("known", present_N), ("missing", ~present_N), ("unusual", present_N & (x_N != usual))):
+        n, n_relevant = int(marked_N.sum()), int((marked_N & relevant_N).sum())
         if not 0 < n < len(x_N) or base in (0.0, 1.0):
             continue
-        of_relevant, of_others = both / (base * len(x_N)), (n - both) / ((1 - base) * len(x_N))
+        of_relevant, of_others = n_relevant / (base * len(x_N)), (n - n_relevant) / ((1 - base) * len(x_N))
         yield There(
             how=how,
             usual=usual if how == "unusual" else None,
             relevant=of_relevant,
             others=of_others,
-            certain=(_wilson_low(both, n) - base) / (1 - base),
+            certain=(_wilson_low(n_relevant, n) - base) / (1 - base),
         )
 
 
@@ -202,8 +202,8 @@ def _wilson_low(successes: int, n: int) -> float:
 
 
 def _distinct(x_N: Tensor) -> int:
-    known_N = x_N[x_N.isfinite()]
-    return len(np.unique(known_N.numpy())) if bool((known_N == known_N.floor()).all()) else 0
+    finite_N = x_N[x_N.isfinite()]
+    return len(np.unique(finite_N.numpy())) if bool((finite_N == finite_N.floor()).all()) else 0
 
 
 def _varies(x_N: Tensor, offsets_Q1: Tensor) -> float:

@@ -268,8 +268,8 @@ def table_gain(labels_N: Tensor, gains: Sequence[float]) -> Tensor:
         Traceback (most recent call last):
         ValueError: gains has no gain for label 0.5; it has those of labels 0 to 1
     """
-    known_N = (labels_N == labels_N.round()) & (labels_N >= 0) & (labels_N < len(gains))
-    if not bool(known_N.all()):
-        first = labels_N[~known_N][0].item()
+    in_table_N = (labels_N == labels_N.round()) & (labels_N >= 0) & (labels_N < len(gains))
+    if not bool(in_table_N.all()):
+        first = labels_N[~in_table_N][0].item()
         raise ValueError(f"gains has no gain for label {first:g}; it has those of labels 0 to {len(gains) - 1}")
     return torch.tensor(gains, dtype=torch.float64, device=labels_N.device)[labels_N.long()]

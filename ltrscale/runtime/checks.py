@@ -45,13 +45,13 @@ class CheckResult:
 
 def versions() -> dict[str, str]:
     """The versions of Python and of `CHECKED_PACKAGES` here; an empty text for a package that is not installed."""
-    found = {"python": python_version()}
+    installed = {"python": python_version()}
     for name in CHECKED_PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = ""
-    return found
+            installed[name] = ""
+    return installed
 
 
 def pinned_versions() -> dict[str, str]:
@@ -72,7 +72,7 @@ def packages(expected: Mapping[str, str], whose: str, found: Mapping[str, str] |
         found: the versions to check, by default those of this process.
     """
     found = versions() if found is None else found
-    what = ", ".join(f"{name} {version or 'missing'}" for name, version in found.items())
+    description = ", ".join(f"{name} {version or 'missing'}" for name, version in found.items())
     missing = [name for name, version in found.items() if not version]
     # 2.13.0+cpu is the same torch as 2.13.0; processes with different minor versions of Python cannot exchange objects
     differ = {
@@ -82,11 +82,13 @@ def packages(expected: Mapping[str, str], whose: str, found: Mapping[str, str] |
         and (name != "python" or found[name].split(".")[:2] != version.split(".")[:2])
     }
     if not missing and not differ:
-        return CheckResult("ok", what)
-    wanted = ", ".join(f"{name} {version}" for name, version in differ.items())
+        return CheckResult("ok", description)
+    required = ", ".join(f"{name} {version}" for name, version in differ.items())
     level: Severity = "error" if missing or {"ray", "python"} & set(differ) else "warning"
     remedy = "`make install`, or build the image anew (cluster/Dockerfile)"
-    return CheckResult(level, f"{what}; {whose}: {wanted or 'all of them'}", f"install these versions: {remedy}")
+    return CheckResult(
+        level, f"{description}; {whose}: {required or 'all of them'}", f"install these versions: {remedy}"
+    )
 
 
 def gpus(declared: float = 0) -> CheckResult:

@@ -112,9 +112,11 @@ def find_skew(
     findings: list[tuple[float, Skew]] = []
     for feature, values_N in zip(reference.features, rows_NF.T, strict=True):
         code_names = (names or {}).get(feature.name, {})
-        for far, kind, now, training, said in _compared(feature, values_N, (reference.lists, lists), code_names):
-            skew = Skew(feature=feature.name, kind=kind, now=now, training=training, said=said)
-            findings.append((far, skew))
+        for distance, kind, now, training, message in _compared(
+            feature, values_N, (reference.lists, lists), code_names
+        ):
+            skew = Skew(feature=feature.name, kind=kind, now=now, training=training, said=message)
+            findings.append((distance, skew))
     return [skew for _, skew in sorted(findings, key=lambda pair: -pair[0])]
 
 
@@ -129,10 +131,10 @@ def _compared(
         return
     present_N = values_N[has_value(values_N, feature.fill)]
     missing = 1 - len(present_N) / len(values_N)
-    if far := _far(missing, feature.missing, lists):
+    if distance := _far(missing, feature.missing, lists):
         filled = "" if feature.fill is None else f", or {feature.fill:.4g} as where it is missing,"
-        said = f"missing{filled} in {_percent(missing)} of the documents, in training in {_percent(feature.missing)}"
-        yield far, "missing", missing, feature.missing, said
+        message = f"missing{filled} in {_percent(missing)} of the documents, in training in {_percent(feature.missing)}"
+        yield distance, "missing", missing, feature.missing, message
     if len(present_N) and feature.kind == "categorical":
         yield from _of_codes(feature, present_N, len(values_N), lists, names)
     elif len(present_N) and feature.quantiles:  # without them training had no value, which says nothing of their range
@@ -149,14 +151,14 @@ def _of_codes(
     codes_V, counts_V = np.unique(present_N.astype(np.int64), return_counts=True)
     new_V = ~np.isin(codes_V, feature.codes)
     share = float(counts_V[new_V].sum() / rows)
-    if far := _far(share, feature.new, lists):
+    if distance := _far(share, feature.new, lists):
         code = int(codes_V[new_V][counts_V[new_V].argmax()])
         text = {number: text for text, number in names.items()}.get(code, code)
-        said = (
+        message = (
             f"{_percent(share)} of the documents have a category that training lacks, most often {text!r}; "
             f"{_percent(feature.new)} were to be expected"
         )
-        yield far, "category", share, feature.new, said
+        yield distance, "category", share, feature.new, message
 
 
 def _of_range(feature: FeatureReference, present_N: NDArray[np.float32], lists: tuple[int, int]) -> _Findings:
@@ -165,16 +167,18 @@ def _of_range(feature: FeatureReference, present_N: NDArray[np.float32], lists: 
     medians = f"the median is {median:.4g}, in training {middle:.4g}"
     by_N = np.maximum(least - present_N, present_N - most)
     outside, far_outside = float((by_N > 0).mean()), float((by_N > most - least).mean())
-    far = _far(outside, 0.0, lists)
-    if far and (outside >= _NEAR or far_outside >= _FAR):
-        said = f"{_percent(outside)} of its values are outside training's range of {least:.4g} to {most:.4g}; {medians}"
-        yield far, "range", outside, 0.0, said
+    distance = _far(outside, 0.0, lists)
+    if distance and (outside >= _NEAR or far_outside >= _FAR):
+        message = (
+            f"{_percent(outside)} of its values are outside training's range of {least:.4g} to {most:.4g}; {medians}"
+        )
+        yield distance, "range", outside, 0.0, message
         return
     below, above = float((present_N < low).mean()), float((present_N > high).mean())
-    if (far := _far(max(below, above), _TAIL, lists)) and max(below, above) >= 0.5:
-        beyond = f"below {low:.4g}" if below > above else f"above {high:.4g}"
-        said = f"{_percent(max(below, above))} of its values are {beyond}, in training {_percent(_TAIL)}; {medians}"
-        yield far, "scale", median, middle, said
+    if (distance := _far(max(below, above), _TAIL, lists)) and max(below, above) >= 0.5:
+        side = f"below {low:.4g}" if below > above else f"above {high:.4g}"
+        message = f"{_percent(max(below, above))} of its values are {side}, in training {_percent(_TAIL)}; {medians}"
+        yield distance, "scale", median, middle, message
 
 
 def _far(now: float, training: float, lists: tuple[int, int]) -> float:

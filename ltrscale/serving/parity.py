@@ -160,18 +160,22 @@ class _Export(NamedTuple):
             InputError: the difference is more than the tolerance.
         """
         bundle, tolerance = self.bundle, self.config.allowed(self.to)
-        ours_N = bundle.scorer()(groups).double().numpy()
-        theirs_RN = [self._scores(reader, groups, matrix_NG) for reader in self.readers]
-        apart, largest = (float(np.abs(x).max(initial=0.0)) for x in (np.stack(theirs_RN) - ours_N, ours_N))
-        if not apart <= tolerance * max(1.0, largest):  # not `>`: a difference of NaN must not pass
-            some_F = groups.features_NF.isnan().any(0).tolist()
-            lacking = [feature.name for feature, some in zip(bundle.features, some_F, strict=True) if some]
+        bundle_scores_N = bundle.scorer()(groups).double().numpy()
+        reader_scores_RN = [self._scores(reader, groups, matrix_NG) for reader in self.readers]
+        difference, largest = (
+            float(np.abs(x).max(initial=0.0)) for x in (np.stack(reader_scores_RN) - bundle_scores_N, bundle_scores_N)
+        )
+        if not difference <= tolerance * max(1.0, largest):  # not `>`: a difference of NaN must not pass
+            has_missing_F = groups.features_NF.isnan().any(0).tolist()
+            incomplete = [
+                feature.name for feature, has_missing in zip(bundle.features, has_missing_F, strict=True) if has_missing
+            ]
             raise InputError(
-                f"{bundle.url}: {self.to.kind} gives scores up to {apart:.3g} away from the bundle's on "
-                f"{len(ours_N):,} {whose}, more than the tolerance of {tolerance:g}; nothing is published"
-                + (_zeros_hint(lacking) if self.to.missing == "zero" and lacking else "")
+                f"{bundle.url}: {self.to.kind} gives scores up to {difference:.3g} away from the bundle's on "
+                f"{len(bundle_scores_N):,} {whose}, more than the tolerance of {tolerance:g}; nothing is published"
+                + (_zeros_hint(incomplete) if self.to.missing == "zero" and incomplete else "")
             )
-        return apart, largest
+        return difference, largest
 
     def _scores(self, reader: MatrixScorer, groups: QueryGroups, matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
         """The scores [N] of a reader; lists one by one where the scores of documents depend on their lists."""
@@ -192,9 +196,11 @@ def _from_raw(export: _Export, folder: Path, files: Sequence[str]) -> RawParity 
 
 def _negative(names: Sequence[str], groups: QueryGroups, manifests: Sequence[Manifest]) -> set[str]:
     """Features with values below 0 in these groups, or anywhere in the data as its summaries say."""
-    below = {name for name, some in zip(names, (groups.features_NF < 0).any(0).tolist(), strict=True) if some}
+    below = {
+        name for name, has_negative in zip(names, (groups.features_NF < 0).any(0).tolist(), strict=True) if has_negative
+    }
     ranges = [pair for m in manifests for pair in zip(m.features, m.summaries, strict=False)]  # some have no summaries
-    return below | {feature.name for feature, found in ranges if found.minimum is not None and found.minimum < 0}
+    return below | {feature.name for feature, summary in ranges if summary.minimum is not None and summary.minimum < 0}
 
 
 def _zeros_hint(lacking: Sequence[str]) -> str:
@@ -321,15 +327,15 @@ def raw_matrix(sampled: RawSample, module: ModuleType, names: Sequence[str], bun
     expected_NG = sampled.groups.features_NF.numpy()[:, places]
     for line, row, expected_G in zip(sampled.lines_N.tolist(), sampled.rows, expected_NG, strict=True):
         try:
-            made = module.features(row)
+            values = module.features(row)
         except module.RowError as error:
             raise InputError(
                 f"{sampled.file}: row {line}: {raw.CODE} refuses it ({error}), prepare does not; nothing is published"
             ) from error
-        for name, ours, theirs in zip(names, expected_G.tolist(), made, strict=True):
-            if _bits(ours) != _bits(theirs):
+        for name, expected, value in zip(names, expected_G.tolist(), values, strict=True):
+            if _bits(expected) != _bits(value):
                 raise InputError(
-                    f"{sampled.file}: row {line}: {raw.CODE} makes {name!r} {theirs!r}, prepare {ours!r}; "
+                    f"{sampled.file}: row {line}: {raw.CODE} makes {name!r} {value!r}, prepare {expected!r}; "
                     "nothing is published"
                 )
     return np.array([module.inputs(row) for row in sampled.rows], np.float32).reshape(len(sampled.rows), len(names))

@@ -78,7 +78,7 @@ def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
         return not files.exists(path) or files.size(path) != file["bytes"]
 
     listed = names.files_in(manifest)
-    lost = [file["path"] for file, gone in zip(listed, at_once(missing, listed), strict=True) if gone]
+    lost = [file["path"] for file, is_missing in zip(listed, at_once(missing, listed), strict=True) if is_missing]
     if lost:
         _log.warning(
             "%s: %d of %d files are missing or cut short, the first is %s", url, len(lost), len(listed), lost[0]
@@ -129,12 +129,12 @@ def withdraw_below(url: str, loose: Collection[str]) -> None:
         url: the directory.
         loose: names of files, such as `log.txt` or `run/log.txt`.
     """
-    every = files.below(url)
-    for name in every:
+    paths = files.below(url)
+    for name in paths:
         folder, _, last = name.rpartition("/")
         if last in (MANIFEST, HIDDEN_MANIFEST):
             withdraw(join(url, folder), name=last)
-    for name in every:
+    for name in paths:
         if any(f"/{name}".endswith(f"/{ending}") for ending in loose):
             files.remove_with_folders(names.listed_file(url, name), url)
 

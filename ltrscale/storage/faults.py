@@ -83,11 +83,11 @@ def _refusal(error: BaseException) -> _Refusal | None:
         return _Refusal(str(answer.get("Error", {}).get("Code", "")), int(status))
     if _is_of_http(error) and (status := getattr(error, "status", 0)):
         return _Refusal("", status)
-    if (found := _ARROW.search(str(error))) is None:
+    if (match := _ARROW.search(str(error))) is None:
         return None
     name = _ARROW_NAME.search(str(error))
-    code = name[1] if name else "".join(word.capitalize() for word in found[1].split("_"))
-    return _Refusal(code, int(found[2] or 0))
+    code = name[1] if name else "".join(word.capitalize() for word in match[1].split("_"))
+    return _Refusal(code, int(match[2] or 0))
 
 
 def _is_of_http(error: BaseException) -> bool:

@@ -46,8 +46,8 @@ def check_scheme(url: str, also: Collection[str] = ()) -> None:
     scheme = url.partition("://")[0] if "://" in url else "file"
     # fsspec would chain file systems at "::", and take the text after `data:` for the content
     if scheme not in (*SCHEMES, *also) or "::" in url or url.startswith("data:"):
-        known = ", ".join(f"{name}://" for name in SCHEMES[1:])
-        raise InputError(f"{url}: not a path or URL that is read; use a local path, or one of {known}")
+        readable = ", ".join(f"{name}://" for name in SCHEMES[1:])
+        raise InputError(f"{url}: not a path or URL that is read; use a local path, or one of {readable}")
 
 
 _PART_BYTES, _PATH_BYTES = 255, 1024

@@ -183,8 +183,8 @@ class Pretraining:
 
     def _keep(self, model: Pretrainer, report: Report, epoch: int, loss: float) -> None:
         """Commit and report the encoder after every `keep_every` epochs; a resumed run keeps bundles already there."""
-        config, every = self.config, self.config.keep_every
-        if every is None or epoch % every or epoch == config.epochs or rank_and_world()[0] != 0:
+        config, interval = self.config, self.config.keep_every
+        if interval is None or epoch % interval or epoch == config.epochs or rank_and_world()[0] != 0:
             return
         url, origin = join(self.out, EPOCHS, f"{epoch:05d}"), {**self.origin, "epoch": epoch}
         if not is_current(url, origin):

@@ -208,16 +208,16 @@ def directions(monotone: Mapping[str, Direction], features: Sequence[Feature]) -
         >>> directions({"f_*": 1}, [Feature(name="f_clicks"), Feature(name="price")])
         [1, 0]
     """
-    found: dict[str, int] = {}
+    by_feature: dict[str, int] = {}
     for pattern, direction in monotone.items():
         for feature in matching(pattern, features, key="monotone"):
             if feature.kind == "categorical":
                 raise InputError(
                     f"monotone: {pattern!r} matches {feature.name!r}, whose codes have no order; narrow it"
                 )
-            if found.setdefault(feature.name, direction) != direction:
+            if by_feature.setdefault(feature.name, direction) != direction:
                 raise InputError(f"monotone: {feature.name!r} has both directions; let {pattern!r} not match it")
-    return [found.get(feature.name, 0) for feature in features]
+    return [by_feature.get(feature.name, 0) for feature in features]
 
 
 class StoppingWatch:
@@ -236,12 +236,12 @@ class StoppingWatch:
         self.trees = self.best = 0
         self.best_value = self.last_value = -math.inf
         self._config, self._validation, self._context, self._advance = config, validation, context, advance
-        self._theirs = f"{self.name}_{library}"
+        self._library_metric = f"{self.name}_{library}"
 
-    def __call__(self, scores_N: NDArray[np.float64] | None = None, theirs: float | None = None) -> bool:
+    def __call__(self, scores_N: NDArray[np.float64] | None = None, library_value: float | None = None) -> bool:
         """Record one more tree; returns whether there are enough.
 
-        `scores_N` are of the validation documents by all trees so far, `theirs` is the library's own NDCG.
+        `scores_N` are of the validation documents by all trees so far, `library_value` is the NDCG that the library itself computed.
 
         Raises:
             Stopped: this process was asked to stop.
@@ -255,8 +255,8 @@ class StoppingWatch:
             return self.trees >= self._config.num_trees
         # rank 0's value: processors may round differently, and the others would wait for a worker that stopped alone
         self.last_value = all_workers(self._validation.mean_ndcg(scores_N, self._config.stop_on))[0]
-        beside = {} if theirs is None else {self._theirs: theirs}
-        self._context.report({"tree": self.trees, self.name: self.last_value, **beside})
+        library_values = {} if library_value is None else {self._library_metric: library_value}
+        self._context.report({"tree": self.trees, self.name: self.last_value, **library_values})
         if self.last_value > self.best_value:
             self.best, self.best_value = self.trees, self.last_value
         patience = self._config.early_stopping_rounds

@@ -47,7 +47,7 @@ def boost(
     validation_pool = validation and _pool(catboost, validation, validation.labels_N, vocabularies)
     look = _Look(len(validation.labels_N)) if validation else None
     notify = _Notify(look, watch, f"NDCG:top={stop_on};type=Exp")
-    metrics = {"eval_metric": look, "custom_metric": [f"{notify.theirs};hints=skip_train~true"]} if look else {}
+    metrics = {"eval_metric": look, "custom_metric": [f"{notify.metric};hints=skip_train~true"]} if look else {}
     ours = {
         "use_best_model": False,  # the watch decides which trees to keep
         "allow_writing_files": False,
@@ -89,11 +89,11 @@ def _refusals(catboost: Any, split: str) -> Iterator[None]:
     try:
         yield
     except catboost.CatBoostError as error:
-        said = next((refusal for refusal in _REFUSALS if refusal in str(error)), None)
-        if said is None:
+        reason = next((refusal for refusal in _REFUSALS if refusal in str(error)), None)
+        if reason is None:
             raise
         raise InputError(
-            f"{split}: CatBoost finds nothing to learn ({said}); take other periods or features"
+            f"{split}: CatBoost finds nothing to learn ({reason}); take other periods or features"
         ) from error
 
 
@@ -125,8 +125,8 @@ class _Look:
 class _Notify:
     """Notifies the watch of each tree; keeps what it raises, for CatBoost would turn it into another error."""
 
-    def __init__(self, look: _Look | None, watch: StoppingWatch, theirs: str) -> None:
-        self._look, self._watch, self.theirs = look, watch, theirs
+    def __init__(self, look: _Look | None, watch: StoppingWatch, metric: str) -> None:
+        self._look, self._watch, self.metric = look, watch, metric
         self.error: Exception | None = None
 
     def after_iteration(self, info: Any) -> bool:
@@ -134,7 +134,7 @@ class _Notify:
         try:
             if self._look is None:
                 return not self._watch()
-            return not self._watch(self._look.scores_N, info.metrics["validation"][self.theirs][-1])
+            return not self._watch(self._look.scores_N, info.metrics["validation"][self.metric][-1])
         except Exception as error:
             self.error = error
             return False

@@ -61,7 +61,7 @@ def boost(
 
 
 def _grow(
-    booster: lgb.Booster, objective: GradientFunction | None, watch: StoppingWatch, theirs: str, min_data_in_leaf: int
+    booster: lgb.Booster, objective: GradientFunction | None, watch: StoppingWatch, metric: str, min_data_in_leaf: int
 ) -> None:
     """Add trees until the watch ends it, or there is nothing to split."""
     seen: dict[str, Doubles] = {}
@@ -75,7 +75,7 @@ def _grow(
     while not (stuck or enough):
         stuck = booster.update(fobj=objective)
         values = {name: value for _, name, value, _ in booster.eval_valid(look)}
-        enough = watch(seen.get("scores_N"), values.get(theirs))
+        enough = watch(seen.get("scores_N"), values.get(metric))
     if stuck and watch.trees == 1:
         log.warning(
             "no split leaves min_data_in_leaf = %d training documents on both sides or lowers the loss: "

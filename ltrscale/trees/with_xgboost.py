@@ -54,10 +54,10 @@ def boost(
             if validation_set is None:
                 enough = watch()
                 continue
-            theirs = booster.eval(validation_set, iteration=watch.trees)
+            evaluated = booster.eval(validation_set, iteration=watch.trees)
             # evaluates only the new tree, for XGBoost caches the scores of matrices that its booster knows
             scores_N = booster.predict(validation_set, output_margin=True)
-            enough = watch(scores_N.astype(np.float64), float(theirs.rpartition(":")[2]))
+            enough = watch(scores_N.astype(np.float64), float(evaluated.rpartition(":")[2]))
     kept = booster[: watch.kept]
     kept.set_attr(codes=json.dumps([codes_of_one.astype(int).tolist() for codes_of_one in vocabularies.values()]))
     return bytes(kept.save_raw("json"))

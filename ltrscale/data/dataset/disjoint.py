@@ -81,8 +81,8 @@ def _warn_of_future(taken: Mapping[str, Sequence[str]]) -> None:
 
 def _check_gap(parts: Mapping[str, list[SplitPart]], taken: Mapping[str, Sequence[str]], gap: int) -> None:
     """Check that `gap` whole periods lie between any period of train and any of validation or test."""
-    every = sorted({period for name in parts for part in parts[name] for period in part.dataset.manifest.periods})
-    place = {period: i for i, period in enumerate(every)}
+    all_periods = sorted({period for name in parts for part in parts[name] for period in part.dataset.manifest.periods})
+    place = {period: i for i, period in enumerate(all_periods)}
     for name in taken.keys() - {"train"}:
         for period, training in itertools.product(taken[name], taken["train"]):
             if abs(place[period] - place[training]) <= gap:

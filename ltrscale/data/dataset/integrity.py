@@ -165,13 +165,13 @@ def _rows_fault(metadata: pq.FileMetaData, file: DataFile) -> Fault | None:
     It does not look at a row group's columns: pyarrow kills the process where their metadata is damaged.
     """
     if metadata.num_row_groups != len(file.row_groups):
-        found = f"{metadata.num_row_groups} row groups"
-        return Fault("rows differ", f"{found}, the manifest lists {len(file.row_groups)}")
+        actual = f"{metadata.num_row_groups} row groups"
+        return Fault("rows differ", f"{actual}, the manifest lists {len(file.row_groups)}")
     for index, listed in enumerate(file.row_groups):
         groups = metadata.row_group(index).num_rows
         if groups != listed.groups:
-            found = f"row group {index} has {groups} query groups"
-            return Fault("rows differ", f"{found}, the manifest lists {listed.groups}")
+            actual = f"row group {index} has {groups} query groups"
+            return Fault("rows differ", f"{actual}, the manifest lists {listed.groups}")
     return None
 
 
@@ -185,9 +185,9 @@ def _content_fault(source: pa.NativeFile, file: DataFile) -> Fault | None:
     return Fault("content differs", f"its SHA-256 begins with {digest.hexdigest()[:8]}, not {file.sha256[:8]}")
 
 
-def _type_name(found: pa.DataType) -> str:
+def _type_name(column_type: pa.DataType) -> str:
     """A type in words, without the name of a list's elements, which depends on the writer."""
-    return f"list<{found.value_type}>" if pa.types.is_list(found) else str(found)
+    return f"list<{column_type.value_type}>" if pa.types.is_list(column_type) else str(column_type)
 
 
 def _most_common(columns: Mapping[str, ColumnTypes]) -> ColumnTypes:
@@ -196,12 +196,12 @@ def _most_common(columns: Mapping[str, ColumnTypes]) -> ColumnTypes:
     return dict(counted.most_common(1)[0][0]) | _FORMAT if counted else {}
 
 
-def _schema_fault(wanted: ColumnTypes, found: ColumnTypes) -> Fault | None:
+def _schema_fault(expected: ColumnTypes, actual: ColumnTypes) -> Fault | None:
     """The first difference between the columns of a file and those that it must have."""
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            ours, others = (of.get(name, "not there") for of in (found, wanted))
-            return Fault("schema differs", f"column {name!r} is {ours}, in the other files {others}")
+    for name in sorted(expected.keys() | actual.keys()):
+        if expected.get(name) != actual.get(name):
+            own_type, usual_type = (columns.get(name, "not there") for columns in (actual, expected))
+            return Fault("schema differs", f"column {name!r} is {own_type}, in the other files {usual_type}")
     return None
 
 

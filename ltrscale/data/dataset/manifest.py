@@ -95,10 +95,10 @@ def matching(pattern: str, features: Sequence[Feature], *, key: str) -> tuple[Fe
     by_name = tuple(feature for feature in features if feature.name == pattern)
     by_kind = tuple(feature for feature in features if feature.kind == pattern)
     by_prefix = tuple(f for f in features if pattern.endswith("*") and f.name.startswith(pattern[:-1]))
-    if found := by_name or by_kind or by_prefix:
-        return found
-    near = nearest(pattern, [feature.name for feature in features])
-    raise InputError(f"{key}: no feature matches {pattern!r}; the nearest is {near!r}")
+    if matches := by_name or by_kind or by_prefix:
+        return matches
+    closest = nearest(pattern, [feature.name for feature in features])
+    raise InputError(f"{key}: no feature matches {pattern!r}; the nearest is {closest!r}")
 
 
 @cache  # so that each line is logged once in a process

@@ -103,5 +103,7 @@ def _lineage(dataset: Dataset) -> Iterator[Manifest]:
 def _sources(manifest: Manifest) -> Mapping[str, Any]:
     """The data set from which another was made, relabelled or with more features, with its hash at that time."""
     inputs = manifest.made_by.get("inputs") if manifest.made_by.get("stage") in ("relabel", "match") else None
-    found = {url: known for url, known in inputs.items() if url != STATISTICS} if isinstance(inputs, Mapping) else {}
-    return found if len(found) == 1 else {}
+    sources = (
+        {url: digest for url, digest in inputs.items() if url != STATISTICS} if isinstance(inputs, Mapping) else {}
+    )
+    return sources if len(sources) == 1 else {}

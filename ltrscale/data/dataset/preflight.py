@@ -159,8 +159,8 @@ def difference(before: Contents, now: Contents) -> str:
         read = before.get(url, periods)
         if added := periods.keys() - read.keys():
             return f"did not read period {min(added)!r} of {url}: name the periods that it read to go on with it"
-        if gone := read.keys() - periods.keys():
-            return f"read period {min(gone)!r} of {url} too: put it back, or name it, to go on with it"
+        if removed := read.keys() - periods.keys():
+            return f"read period {min(removed)!r} of {url} too: put it back, or name it, to go on with it"
         for period, files in periods.items():
             if list(files) != list(read[period]):
                 return f"read other files of period {period!r} of {url}: put them back to go on with it"
@@ -243,10 +243,10 @@ def _check_limit(
 def _check_columns(name: str, columns: Mapping[str, ColumnTypes], split: Split) -> None:
     """Check that the data sets of a split agree in the columns that are read together."""
     opened = [(url, of_dataset) for url, of_dataset in columns.items() if of_dataset]  # the others had no file opened
-    for (first, ours), (url, theirs) in itertools.pairwise(opened):
+    for (first, first_columns), (url, second_columns) in itertools.pairwise(opened):
         for column in (*_READ, split.labels):
-            if ours.get(column) != theirs.get(column):
-                types = [of_dataset.get(column, "not there") for of_dataset in (theirs, ours)]
+            if first_columns.get(column) != second_columns.get(column):
+                types = [of_dataset.get(column, "not there") for of_dataset in (second_columns, first_columns)]
                 raise InputError(
                     f"{name}: column {column!r} is {types[0]} in {url} and {types[1]} in {first}; "
                     "prepare both with the same columns"

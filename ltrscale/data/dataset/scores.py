@@ -259,12 +259,12 @@ def _item_ids(of_data: pa.Table, lengths_Q: NDArray[np.int64]) -> pa.StringArray
     if "doc_ids" not in of_data.column_names:
         return pa.nulls(int(lengths_Q.sum()), pa.string())
     lists = of_data["doc_ids"].combine_chunks()
-    known_Q = lists.is_valid().to_numpy(zero_copy_only=False)
-    if (lists.value_lengths().fill_null(0).to_numpy() != np.where(known_Q, lengths_Q, 0)).any():
+    has_ids_Q = lists.is_valid().to_numpy(zero_copy_only=False)
+    if (lists.value_lengths().fill_null(0).to_numpy() != np.where(has_ids_Q, lengths_Q, 0)).any():
         raise ValueError("doc_ids has not one id for each document of a query group")
-    known_N = np.repeat(known_Q, lengths_Q)
-    places_N = np.where(known_N, np.cumsum(known_N) - 1, 0)  # a group without ids has no values of its own
-    return lists.flatten().take(pa.array(places_N, mask=~known_N))
+    has_id_N = np.repeat(has_ids_Q, lengths_Q)
+    places_N = np.where(has_id_N, np.cumsum(has_id_N) - 1, 0)  # a group without ids has no values of its own
+    return lists.flatten().take(pa.array(places_N, mask=~has_id_N))
 
 
 def ranks(scores_N: NDArray[np.float64], offsets_Q1: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -102,14 +102,14 @@ class Selection:
         Raises:
             InputError: a data set has no such field, or the data sets have different vocabularies.
         """
-        wanted: dict[Owner, Sequence[str]] = {"query": query, "document": document}
+        requested: dict[Owner, Sequence[str]] = {"query": query, "document": document}
         fields = {(field.of, field.name): field for field in self.token_fields}
-        keys = [(of, name) for of, names in wanted.items() for name in names]
-        for of, name in keys:
-            if (of, name) not in fields:
-                there = [field.name for field in self.token_fields if field.of == of]
-                near = suggestion(name, there, "there are") if there else "there are none of one vocabulary"
-                raise InputError(f"the data have no tokens {name!r} of each {of}; {near}; prepare them with tokens")
+        keys = [(owner, name) for owner, names in requested.items() for name in names]
+        for owner, name in keys:
+            if (owner, name) not in fields:
+                available = [field.name for field in self.token_fields if field.of == owner]
+                hint = suggestion(name, available, "there are") if available else "there are none of one vocabulary"
+                raise InputError(f"the data have no tokens {name!r} of each {owner}; {hint}; prepare them with tokens")
         return replace(self, tokens=tuple(fields[key] for key in keys))
 
     @property
@@ -210,8 +210,8 @@ def only_relevant(selection: Selection) -> Selection:
     if selection.label_column == "scores":
         return selection
     kept = np.zeros(selection.n_labelled, np.bool_)
-    found = _relevant(selection.row_groups, selection.label_column)
-    for row_group, relevant_Q in zip(selection.row_groups, found, strict=True):
+    relevant_queries = _relevant(selection.row_groups, selection.label_column)
+    for row_group, relevant_Q in zip(selection.row_groups, relevant_queries, strict=True):
         kept[row_group.first_labelled :][: row_group.labelled] = selection.kept(row_group) & relevant_Q
     if not kept.any():
         return selection

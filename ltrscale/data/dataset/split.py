@@ -270,8 +270,8 @@ def resolve_periods(split: Split, key: str = "") -> list[SplitPart]:
     if not split.data:
         raise InputError(f"{key or 'a split'} names no data set; add data: DIRECTORY, made by jobs.prepare")
     datasets = [open_dataset(storage.absolute(url)) for url in split.data]
-    known = sorted({period for dataset in datasets for period in dataset.manifest.periods})
-    chosen = _chosen_periods(split, known, f"{key}.periods".removeprefix("."))
+    all_periods = sorted({period for dataset in datasets for period in dataset.manifest.periods})
+    chosen = _chosen_periods(split, all_periods, f"{key}.periods".removeprefix("."))
     parts = [SplitPart(d, tuple(period for period in d.manifest.periods if period in chosen)) for d in datasets]
     urls: dict[str, str] = {}
     for part in parts:
@@ -279,8 +279,8 @@ def resolve_periods(split: Split, key: str = "") -> list[SplitPart]:
         places(features, part.dataset.manifest.features, whose=first, where=part.dataset.url)
         contents = {file.sha256 for _, file in part.files()}
         if same := contents & urls.keys():
-            both = f"{urls[min(same)]} and {part.dataset.url}"
-            raise InputError(f"{both} have the same documents; name one of them in a split")
+            pair = f"{urls[min(same)]} and {part.dataset.url}"
+            raise InputError(f"{pair} have the same documents; name one of them in a split")
         urls |= dict.fromkeys(contents, part.dataset.url)
     return parts
 
@@ -335,25 +335,27 @@ def among(split: Split, known: Sequence[str], key: str = "") -> Split:
     return split.replace(periods=sorted(_chosen_periods(split, known, f"{key}.periods".removeprefix("."))))
 
 
-def _chosen_periods(split: Split, known: Sequence[str], key: str) -> set[str]:
+def _chosen_periods(split: Split, all_periods: Sequence[str], key: str) -> set[str]:
     """The periods that a split names; all where it names none. `key` is that of the periods, for errors."""
     if split.periods is None:
-        return set(known)
+        return set(all_periods)
     chosen: set[str] = set()
     for item in split.periods:
         if relative := Relative.of(item):
-            chosen.update(found := relative.among(known))
-            if not found:
-                raise InputError(f"{key}: {_whose(split)}{item!r} are more periods than there are; {_has(known)}")
+            chosen.update(selected := relative.among(all_periods))
+            if not selected:
+                raise InputError(f"{key}: {_whose(split)}{item!r} are more periods than there are; {_has(all_periods)}")
             continue
         first, dots, last = item.partition("..")
         last = last if dots else first
         for period in (first, last):
-            if period not in known:
-                raise InputError(f"{key}: {_whose(split)}there is no period {period!r}; {_there(period, known)}")
+            if period not in all_periods:
+                raise InputError(
+                    f"{key}: {_whose(split)}there is no period {period!r}; {_period_hint(period, all_periods)}"
+                )
         if first > last:
             raise InputError(f"{key}: the range {item} runs backwards; write {last}..{first}")
-        chosen.update(period for period in known if first <= period <= last)
+        chosen.update(period for period in all_periods if first <= period <= last)
     return chosen
 
 
@@ -361,15 +363,15 @@ def _whose(split: Split) -> str:
     return f"{', '.join(split.data)}: " if split.data else ""
 
 
-def _there(period: str, known: Sequence[str]) -> str:
+def _period_hint(period: str, all_periods: Sequence[str]) -> str:
     """What to say of a period that data sets do not have: the range of theirs, and the nearest to a misspelt one."""
-    is_misspelt = not {_spelling(period)} & {_spelling(other) for other in known}
-    near = nearest(period, known, alike=0.7) if is_misspelt else None  # every week is much like any other
-    return f"{f'the nearest is {near!r}; ' if near else ''}{_has(known)}"
+    is_misspelt = not {_spelling(period)} & {_spelling(other) for other in all_periods}
+    closest = nearest(period, all_periods, alike=0.7) if is_misspelt else None  # every week is much like any other
+    return f"{f'the nearest is {closest!r}; ' if closest else ''}{_has(all_periods)}"
 
 
-def _has(known: Sequence[str]) -> str:
-    return f"it has {in_few_words(known)}" if known else "it is empty"
+def _has(all_periods: Sequence[str]) -> str:
+    return f"it has {in_few_words(all_periods)}" if all_periods else "it is empty"
 
 
 def _spelling(period: str) -> str:

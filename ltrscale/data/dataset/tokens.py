@@ -185,4 +185,4 @@ def shared(parts: Sequence[tuple[Sequence[TokenField], Vocabulary | None]]) -> t
     (fields, vocabulary), *others = parts or [((), None)]
     if vocabulary is None or not all(vocabulary.same_as(other) for _, other in others):
         return ()
-    return tuple(f for f in fields if all(f.column in {g.column for g in there} for there, _ in others))
+    return tuple(f for f in fields if all(f.column in {g.column for g in other_fields} for other_fields, _ in others))

@@ -123,8 +123,8 @@ class Decoder:
         if not self._types:
             for name in self.columns:
                 if not _is_usable(name, types.get(name)):
-                    found = types.get(name, "not there")
-                    raise mismatch(row_group, f"column {name!r} cannot be used: it is {found}", _remedy(name))
+                    actual_type = types.get(name, "not there")
+                    raise mismatch(row_group, f"column {name!r} cannot be used: it is {actual_type}", _remedy(name))
             self._types = types
         for name in types.keys() | self._types.keys():
             if types.get(name) != self._types.get(name):
@@ -180,15 +180,17 @@ def mismatch(row_group: RowGroup, what: str, remedy: str = PREPARE_AGAIN) -> Inp
     return InputError(f"{row_group.url}: row group {row_group.index}: {what}; {remedy}")
 
 
-def _is_usable(name: str, found: pa.DataType | None) -> bool:
+def _is_usable(name: str, column_type: pa.DataType | None) -> bool:
     """Whether a column has the type that it must have, or is missing and may be."""
-    if found is None:
+    if column_type is None:
         return name in _OPTIONAL
     if name == "gid":
-        return bool(found == pa.int64())
+        return bool(column_type == pa.int64())
     if name.startswith(("query_tokens_", "document_tokens_", "document_lengths_")):
-        return bool(found == LISTS)
-    return pa.types.is_list(found) and bool(found.value_type == (pa.float64() if name == SCORES else pa.float32()))
+        return bool(column_type == LISTS)
+    return pa.types.is_list(column_type) and bool(
+        column_type.value_type == (pa.float64() if name == SCORES else pa.float32())
+    )
 
 
 def _remedy(name: str) -> str:
