@@ -308,8 +308,8 @@ class QueryGroups:
     def tensors(self) -> list[Tensor]:
         """All tensors of the fields that are not None."""
         tokens = [*self.query_tokens.values(), *self.document_tokens.values()]
-        both = [values for part in tokens for values in (part.ids_T, part.offsets_R1)]
-        return [values for values in self._fields() if values is not None] + both
+        token_tensors = [values for part in tokens for values in (part.ids_T, part.offsets_R1)]
+        return [values for values in self._fields() if values is not None] + token_tensors
 
     def _fields(self) -> tuple[Tensor | None, ...]:
         of_documents = self.weights_N, self.positions_N, self.gains_N

@@ -104,14 +104,14 @@ def _result_of(value: Any) -> Any:
             return value
 
 
-def _over(default: Any, given: Any) -> Any:
+def _over(default: Any, override: Any) -> Any:
     """The given keys over a default config; a config of another kind takes nothing from the default."""
-    if not isinstance(default, Config) or not isinstance(given, Mapping):
-        return given
+    if not isinstance(default, Config) or not isinstance(override, Mapping):
+        return override
     values: dict[str, Any] = {name: getattr(default, name) for name in type(default).model_fields}
-    if given.get("kind", values.get("kind")) != values.get("kind"):
-        return given
-    return values | {name: _over(values.get(name), value) for name, value in given.items()}
+    if override.get("kind", values.get("kind")) != values.get("kind"):
+        return override
+    return values | {name: _over(values.get(name), value) for name, value in override.items()}
 
 
 def overlay(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,8 +274,8 @@ def _by_content(value: Any, contents: Mapping[str, str]) -> Any:
     match value:
         case {"inputs": dict(inputs)}:
             contents = {**contents, **inputs}
-            rest = {key: _by_content(item, contents) for key, item in value.items() if key != "inputs"}
-            return rest | {"inputs": sorted(inputs.values())}
+            other_settings = {key: _by_content(item, contents) for key, item in value.items() if key != "inputs"}
+            return other_settings | {"inputs": sorted(inputs.values())}
         case dict():
             return {key: _by_content(item, contents) for key, item in value.items()}
         case list():
@@ -366,8 +366,8 @@ def _measure(node: yaml.Node, cache: dict[int, tuple[int, int] | None]) -> tuple
         cache[id(node)] = None  # while its parts are measured: to meet this again means that the node contains itself
         parts = node.value if isinstance(node, yaml.CollectionNode) else []
         below = [_measure(n, cache) for part in parts for n in (part if isinstance(part, tuple) else (part,))]
-        own = _OF_A_NODE + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
-        cache[id(node)] = own + sum(size for size, _ in below), 1 + max((depth for _, depth in below), default=0)
+        own_size = _OF_A_NODE + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
+        cache[id(node)] = own_size + sum(size for size, _ in below), 1 + max((depth for _, depth in below), default=0)
     measured = cache[id(node)]
     if measured is None or measured[0] > _MOST_UNSHARED or measured[1] > _MOST_DEPTH:
         problem = "an alias inside its own value" if measured is None else "too large or too deep for a config"
@@ -381,8 +381,8 @@ def _parse(text: str, where: str) -> Any:
         return _unshared(yaml.load(text, _Loader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        at = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise InputError(f"{where}: not YAML: {at}{error.problem}") from error
+        position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise InputError(f"{where}: not YAML: {position}{error.problem}") from error
     except (yaml.YAMLError, RecursionError) as error:
         raise InputError(f"{where}: not YAML: {error}") from error
 
@@ -399,40 +399,41 @@ def _apply(cls: type[Config], values: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise InputError(f"--set {override}: write it as key=value, for example --set finetune.epochs=10")
     *path, last = key.split(".")
-    here: Any = values
+    target: Any = values
     for part in path:
-        slot = _slot(here, part, override)
-        if isinstance(here, dict) and here.get(slot) is None:
-            here[slot] = {}
-        here = here[slot]
-    slot, value = _slot(here, last, override), _parse(text, f"--set {override}")
-    if value is None and isinstance(here, dict) and _holds_entries(cls, path):
-        if slot not in here:
+        slot = _slot(target, part, override)
+        if isinstance(target, dict) and target.get(slot) is None:
+            target[slot] = {}
+        target = target[slot]
+    slot, value = _slot(target, last, override), _parse(text, f"--set {override}")
+    if value is None and isinstance(target, dict) and _holds_entries(cls, path):
+        if slot not in target:
             raise InputError(
-                f"--set {override}: no entry of that name to remove; {suggestion(slot, here, 'there are')}"
+                f"--set {override}: no entry of that name to remove; {suggestion(slot, target, 'there are')}"
             )
-        del here[slot]
+        del target[slot]
     else:
-        here[slot] = value
+        target[slot] = value
 
 
 def _holds_entries(cls: type[Config], path: Sequence[str]) -> bool:
     """Whether a place of a config is a mapping by names, whose entries cannot be null."""
     plain = (str, int, float, bool, type(None))  # these have no entries at all
-    here = [kind for kind in _Walk.of(cls, path).here if kind not in plain]
-    values = [_alternatives(typing.get_args(kind)[1]) for kind in here if typing.get_origin(kind) is dict]
-    return 0 < len(here) == len(values) and not any(kind in (Any, type(None)) for kinds in values for kind in kinds)
+    types = [kind for kind in _Walk.of(cls, path).here if kind not in plain]
+    values = [_alternatives(typing.get_args(kind)[1]) for kind in types if typing.get_origin(kind) is dict]
+    return 0 < len(types) == len(values) and not any(kind in (Any, type(None)) for kinds in values for kind in kinds)
 
 
-def _slot(here: Any, part: str, override: str) -> Any:
+def _slot(container: Any, part: str, override: str) -> Any:
     """The key of a mapping, or the index of a list, that a part of a dotted key names."""
-    if isinstance(here, dict):
+    if isinstance(container, dict):
         return part
-    if not isinstance(here, list):
+    if not isinstance(container, list):
         raise InputError(f"--set {override}: {part!r} is below a plain value; check the dots")
-    if not part.isdecimal() or int(part) >= len(here):
+    if not part.isdecimal() or int(part) >= len(container):
         raise InputError(
-            f"--set {override}: {part!r} is not an index of a list of {len(here)}; count from 0, or set the whole list"
+            f"--set {override}: {part!r} is not an index of a list of {len(container)}; count from 0, or set "
+            "the whole list"
         )
     return int(part)
 
@@ -448,22 +449,24 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
     """One validation problem as `key: problem`, with the nearest known key where the key is unknown."""
     *above, key = typed = _Walk.of(cls, problem["loc"]).typed or ("",)
-    where = ".".join(typed)
+    key_path = ".".join(typed)
     if problem["type"] != "extra_forbidden":
-        given = problem["input"]
-        shown = f" (given {given!r})" if isinstance(given, str | int | float | bool) else ""
+        value = problem["input"]
+        shown = f" (given {value!r})" if isinstance(value, str | int | float | bool) else ""
         message = str(problem["msg"]).removeprefix("Value error, ")
         if problem["type"] == "missing":
             message = "missing, and has no default; set it (--help all explains every key)"
-        return f"{where}: {message}{shown}" if where else message
+        return f"{key_path}: {message}{shown}" if key_path else message
     level, others = _Walk.of(cls, problem["loc"][:-1]).models()
     names = sorted({name for model in level for name in model.model_fields})
-    near = nearest(key, names, alike=0.5)
+    closest = nearest(key, names, alike=0.5)
     if kinds := [kind_of(model) for model in others if key in model.model_fields]:
         chosen = ".".join([*above, "kind"])
-        return f"{where}: a key of kind {', '.join(kinds)}, and {chosen} is {kind_of(level[0])}; change one of the two"
-    hint = f"did you mean {'.'.join([*above, near])!r}?" if near else f"the keys here are {', '.join(names)}"
-    return f"{where}: unknown key; {hint}"
+        return (
+            f"{key_path}: a key of kind {', '.join(kinds)}, and {chosen} is {kind_of(level[0])}; change one of the two"
+        )
+    hint = f"did you mean {'.'.join([*above, closest])!r}?" if closest else f"the keys here are {', '.join(names)}"
+    return f"{key_path}: unknown key; {hint}"
 
 
 class _Walk(NamedTuple):

@@ -23,9 +23,9 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     chosen = torch.device(name)
-    seen = torch.cuda.device_count()
-    if chosen.type == "cuda" and (chosen.index or 0) >= seen:
-        raise InputError(f"device: {name} is asked for and torch sees {seen} GPUs; set device to auto or cpu")
+    n_gpus = torch.cuda.device_count()
+    if chosen.type == "cuda" and (chosen.index or 0) >= n_gpus:
+        raise InputError(f"device: {name} is asked for and torch sees {n_gpus} GPUs; set device to auto or cpu")
     return chosen
 
 

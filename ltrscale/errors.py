@@ -49,8 +49,8 @@ def suggestion(name: str, known: Collection[str], otherwise: str) -> str:
         'its columns are rating, a, b, c, d, e, f, g, h, i and 2 more'
     """
     # below .7 words are taken for each other that share a few letters alone, such as action and rating
-    if near := nearest(name, known, alike=0.7):
-        return f"did you mean {near!r}?"
+    if closest := nearest(name, known, alike=0.7):
+        return f"did you mean {closest!r}?"
     more = f" and {len(known) - 10} more" if len(known) > 10 else ""
     return f"{otherwise} {', '.join([*known][:10])}{more}"
 

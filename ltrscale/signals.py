@@ -20,12 +20,12 @@ def handling(handler: Handler) -> Iterator[None]:
     """
     ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     numbers = (signal.SIGTERM,) if ignored else (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, handler) for number in numbers}
+    previous_handlers = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, its in before.items():
-            signal.signal(number, its)
+        for number, previous in previous_handlers.items():
+            signal.signal(number, previous)
 
 
 @contextmanager
@@ -35,17 +35,17 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
     `Stopped`, raised by the block, gets the exit status of the signal. A block that ends by itself passes the signal
     on, so that the next stage does not begin. Outside the main thread no signal ever comes: Python handles none there.
     """
-    asked = _Asked()
+    stop_request = _Asked()
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield stop_request
         return
-    with handling(asked.by_signal):
+    with handling(stop_request.by_signal):
         try:
-            yield asked
+            yield stop_request
         except Stopped as error:
-            error.status = asked.status
+            error.status = stop_request.status
             raise
-    for number in asked.come[:1]:
+    for number in stop_request.come[:1]:
         signal.raise_signal(number)
 
 
@@ -56,10 +56,10 @@ def ending_on_signal() -> Iterator[None]:
     Raises:
         Stopped: a signal has come.
     """
-    asked = _Asked()
+    stop_request = _Asked()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        asked.by_signal(number, frame)
+        stop_request.by_signal(number, frame)
         raise KeyboardInterrupt  # while Ray waits, it holds any other exception back until the wait is over
 
     with handling(stop):
@@ -67,11 +67,11 @@ def ending_on_signal() -> Iterator[None]:
             yield
         except Stopped:
             raise
-        except (Exception, KeyboardInterrupt):  # libraries turn an interrupt into errors of their own
-            if not asked.come:
+        except (Exception, KeyboardInterrupt):  # libraries turn an interrupt into their own errors
+            if not stop_request.come:
                 raise
             message = "asked to stop; the same command resumes from the committed stages"
-            raise Stopped(message, status=asked.status) from None
+            raise Stopped(message, status=stop_request.status) from None
 
 
 class _Asked:
@@ -95,6 +95,6 @@ class _Asked:
     def __call__(self) -> bool:
         if self.come and not self._logged:
             self._logged = True
-            again = "; Ctrl-C again ends at once" if signal.SIGINT in self.come else ""
-            log.info("asked to stop: a checkpoint follows%s", again)
+            hint = "; Ctrl-C again ends at once" if signal.SIGINT in self.come else ""
+            log.info("asked to stop: a checkpoint follows%s", hint)
         return bool(self.come)

@@ -152,12 +152,12 @@ def scorer(
     Raises:
         InputError: a model is damaged or made for other columns; or it is CatBoost's and CatBoost is not installed.
     """
-    of, boosters = _LIBRARIES[library], []
+    functions, boosters = _LIBRARIES[library], []
     categorical = [column for column, feature in enumerate(view.features) if feature.kind == "categorical"]
-    for where, model in models.items():
-        with _named(where):
-            booster = of.read(model, len(view.features), threads)
-            boosters.append((booster, _vocabularies(categorical, of.codes(booster))))
+    for name, model in models.items():
+        with _named(name):
+            booster = functions.read(model, len(view.features), threads)
+            boosters.append((booster, _vocabularies(categorical, functions.codes(booster))))
 
     def score(groups: QueryGroups) -> Tensor:
         if groups.n_documents == 0:
@@ -165,7 +165,9 @@ def scorer(
         columns_NG = view.columns(groups)
 
         def mean() -> NDArray[np.float64]:
-            scores = [of.scores(booster, renumber(columns_NG, codes), codes, threads) for booster, codes in boosters]
+            scores = [
+                functions.scores(booster, renumber(columns_NG, codes), codes, threads) for booster, codes in boosters
+            ]
             return np.asarray(sum(np.asarray(scores_N, np.float64) for scores_N in scores) / len(scores))
 
         return torch.from_numpy(mean() if groups.n_documents <= _SHORT else interruptibly(mean))
@@ -174,14 +176,14 @@ def scorer(
 
 
 @contextmanager
-def _named(where: str) -> Iterator[None]:
+def _named(name: str) -> Iterator[None]:
     """Turn any error about a model into one line."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:  # the classes of LightGBM's and CatBoost's errors have no common base below it
-        raise InputError(f"{where}: no model of these features ({error}); train the bundle again") from error
+        raise InputError(f"{name}: no model of these features ({error}); train the bundle again") from error
 
 
 def interruptibly(call: Callable[[], T]) -> T:
@@ -213,11 +215,11 @@ def importances(library: Library, models: Mapping[str, bytes], n_columns: int) -
     Raises:
         InputError: a model is damaged; or it is CatBoost's and CatBoost is not installed.
     """
-    of, gains_G = _LIBRARIES[library], np.zeros(n_columns)
-    for where, model in models.items():
-        with _named(where):
-            booster = of.read(model, n_columns, threads=0)
-            gains_G += np.asarray(of.gains(booster, n_columns), np.float64)
+    functions, gains_G = _LIBRARIES[library], np.zeros(n_columns)
+    for name, model in models.items():
+        with _named(name):
+            booster = functions.read(model, n_columns, threads=0)
+            gains_G += np.asarray(functions.gains(booster, n_columns), np.float64)
     total = gains_G.sum()
     return gains_G / total if total else gains_G
 

@@ -83,10 +83,10 @@ class FeatureOrder(Config):
         numeric = {feature.name: feature for feature in features if feature.kind == "numeric"}
         if self.feature in numeric:
             return numeric[self.feature]
-        near = nearest(self.feature, numeric)
+        closest = nearest(self.feature, numeric)
         raise InputError(
             f"feature: there is no numeric feature {self.feature!r}; "
-            + (f"the nearest is {near!r}" if near else "the data have none")
+            + (f"the nearest is {closest!r}" if closest else "the data have none")
         )
 
 
@@ -142,12 +142,12 @@ def read_bundle_manifest(url: str) -> dict[str, Any]:
     manifest = storage.read_manifest(url)
     if manifest is None:
         raise InputError(f"{url}: no bundle is committed there; {_instead_of(url)}")
-    where = storage.join(url, storage.MANIFEST)
+    path = storage.join(url, storage.MANIFEST)
     if manifest.get("format") != FORMAT:
-        raise InputError(f"{where}: not a bundle but {manifest.get('format', 'something else')!r}; check the path")
+        raise InputError(f"{path}: not a bundle but {manifest.get('format', 'something else')!r}; check the path")
     if manifest.get("version") != VERSION:
         raise InputError(
-            f"{where}: a bundle of version {manifest.get('version')}, this ltrscale reads version {VERSION}; "
+            f"{path}: a bundle of version {manifest.get('version')}, this ltrscale reads version {VERSION}; "
             "install the ltrscale that made it, or train it again"
         )
     _check_trusted(manifest, url)
@@ -172,9 +172,9 @@ def _check_trusted(manifest: Mapping[str, Any], url: str) -> None:
     if not (trusted := os.environ.get(TRUSTED)):
         return
     lines = storage.read_bytes(trusted).decode(errors="replace").splitlines()
-    if (own := _hash_of(manifest)) not in {line.partition("#")[0].strip() for line in lines}:
+    if (bundle_hash := _hash_of(manifest)) not in {line.partition("#")[0].strip() for line in lines}:
         raise InputError(
-            f"{url}: its content hash {own} is not in {trusted}, which {TRUSTED} names; "
+            f"{url}: its content hash {bundle_hash} is not in {trusted}, which {TRUSTED} names; "
             "add a line with the hash if you trust the bundle"
         )
 
@@ -223,16 +223,16 @@ class Reference(Config):
         """
         group_N = group_index(groups.offsets_Q1).numpy()
         columns = zip(features, groups.features_NF.numpy().T, strict=True)
-        seen = tuple(_seen(f, values_N, group_N, (fills or {}).get(f.name)) for f, values_N in columns)
-        return cls(lists=groups.n_groups, features=seen)
+        references = tuple(_seen(f, values_N, group_N, (fills or {}).get(f.name)) for f, values_N in columns)
+        return cls(lists=groups.n_groups, features=references)
 
 
 def sample_of(selection: Selection) -> QueryGroups | None:
     """The groups of a selection, labelled or not, of about `DOCUMENTS` documents; None if it serves no features."""
     if not selection.features:
         return None
-    everything = replace(selection, labelled=False, kept_labelled=None, label_column="labels", tokens=())
-    sample = spread(everything, documents=DOCUMENTS)
+    all_groups = replace(selection, labelled=False, kept_labelled=None, label_column="labels", tokens=())
+    sample = spread(all_groups, documents=DOCUMENTS)
     parts = [(groups.features_NF, groups.lengths_Q) for groups in iterate(sample)]
     features, lengths = zip(*parts, strict=True)
     offsets_Q1 = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
@@ -247,14 +247,16 @@ def reference_of(selection: Selection) -> Reference:
     """The reference of the row groups that a selection reads, with their groups without labels."""
     fills = fills_of(selection.read_as)
     key = (selection.hash, selection.features, tuple(sorted((fills or {}).items())))
-    made = _references.pop(key, None)
-    if made is None:
+    reference = _references.pop(key, None)
+    if reference is None:
         groups = sample_of(selection)
-        made = Reference(lists=0, features=()) if groups is None else Reference.of(groups, selection.features, fills)
-    _references[key] = made
+        reference = (
+            Reference(lists=0, features=()) if groups is None else Reference.of(groups, selection.features, fills)
+        )
+    _references[key] = reference
     for oldest in list(_references)[:-_REFERENCES]:
         del _references[oldest]
-    return made
+    return reference
 
 
 def _seen(
@@ -263,18 +265,18 @@ def _seen(
     has_value_N = has_value(values_N, fill)
     present_N = values_N[has_value_N]
     missing = 1 - len(present_N) / max(1, len(values_N))
-    seen = FeatureReference(name=feature.name, kind=feature.kind, missing=missing, fill=fill)
+    reference = FeatureReference(name=feature.name, kind=feature.kind, missing=missing, fill=fill)
     if not len(present_N):
-        return seen
+        return reference
     if feature.kind == "numeric":
         quantiles = np.quantile(present_N, QUANTILES, method="nearest")
-        return seen.replace(quantiles=tuple(map(float, quantiles)))
+        return reference.replace(quantiles=tuple(map(float, quantiles)))
     pairs, counts = np.unique(np.stack([present_N.astype(np.int64), group_N[has_value_N]]), axis=1, return_counts=True)
     codes_V, first_V, lists_V = np.unique(pairs[0], return_index=True, return_counts=True)
     documents_V = np.add.reduceat(counts, first_V)
     kept = np.sort(np.argsort(-documents_V, kind="stable")[:_MOST_CODES])
     new = documents_V[lists_V == 1].sum() / len(values_N)
-    return seen.replace(codes=tuple(codes_V[kept].tolist()), new=float(new))
+    return reference.replace(codes=tuple(codes_V[kept].tolist()), new=float(new))
 
 
 def has_value(values_N: NDArray[np.float32], fill: float | None) -> NDArray[np.bool_]:
@@ -307,5 +309,5 @@ class Provenance(Config, extra="ignore"):
         return digest([self._labels_of(split) for split in self.config.splits])
 
     def _labels_of(self, split: Split) -> list[object]:
-        where = [self.inputs.get(url, url) for url in split.data]
-        return [where, split.periods, split.labels, split.sample]
+        data = [self.inputs.get(url, url) for url in split.data]
+        return [data, split.periods, split.labels, split.sample]

@@ -96,10 +96,10 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
     def read(*names: str) -> dict[str, bytes]:
         return {name: storage.read_verified(url, folder + name, manifest) for name in names}
 
-    where = storage.join(url, folder + CONFIG)
-    config = validate(BundleConfig, _json(read(CONFIG)[CONFIG], where), where)
+    path = storage.join(url, folder + CONFIG)
+    config = validate(BundleConfig, _json(read(CONFIG)[CONFIG], path), path)
     has_reference = folder + REFERENCE in storage.listed_in(manifest)
-    about: dict[str, Any] = {
+    common: dict[str, Any] = {
         "url": url,
         "features": config.features,
         "config": config.training,
@@ -111,29 +111,29 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
     }
     match config.kind, config.architecture or config.trees or config.order:
         case "pretrained", Architecture() as architecture:
-            return PretrainedBundle(architecture=architecture, contents=read(WEIGHTS), **about)
+            return PretrainedBundle(architecture=architecture, contents=read(WEIGHTS), **common)
         case "neural", Architecture() as architecture:
-            return RankerBundle(architecture=architecture, contents=read(WEIGHTS), **about)
+            return RankerBundle(architecture=architecture, contents=read(WEIGHTS), **common)
         case "neural", CombinedArchitecture() as several:
-            return CombinedBundle(architecture=several, contents=read(WEIGHTS), **about)
+            return CombinedBundle(architecture=several, contents=read(WEIGHTS), **common)
         case "feature", FeatureOrder() as order:
-            return OrderBundle(order=order, contents={}, **about)
+            return OrderBundle(order=order, contents={}, **common)
         case "trees", TreesArchitecture() as trees:
-            about |= {"trees": trees, "contents": read(*trees.files())}
-            about["projection"] = read(PROJECTION)[PROJECTION] if trees.projection else None
+            common |= {"trees": trees, "contents": read(*trees.files())}
+            common["projection"] = read(PROJECTION)[PROJECTION] if trees.projection else None
             members = {name: _open(url, f"{folder}{member_folder(name)}/", manifest) for name in trees.members}
-            return StackBundle(members=members, **about) if members else TreesBundle(**about)
-    raise InputError(f"{where}: the bundle's files do not fit each other (a {config.kind} lacks its part); train again")
+            return StackBundle(members=members, **common) if members else TreesBundle(**common)
+    raise InputError(f"{path}: the bundle's files do not fit each other (a {config.kind} lacks its part); train again")
 
 
-def _json(content: bytes, where: str) -> Any:
-    with fitting(where):
+def _json(content: bytes, path: str) -> Any:
+    with fitting(path):
         return json.loads(content)
 
 
 def _reference(content: bytes, url: str) -> Reference:
-    where = storage.join(url, REFERENCE)
-    return validate(Reference, _json(content, where), where)
+    path = storage.join(url, REFERENCE)
+    return validate(Reference, _json(content, path), path)
 
 
 def with_tokens_of(selection: Selection, opened: Iterable[Bundle]) -> Selection:
@@ -155,8 +155,12 @@ def with_tokens_of(selection: Selection, opened: Iterable[Bundle]) -> Selection:
 
 def _check_vocabulary(encoder: EncoderSettings, selection: Selection, whose: str) -> None:
     assert isinstance(encoder, CrossEncoderConfig)
-    own, of_data = encoder.vocabulary, selection.vocabulary
-    if own is not None and of_data is not None and (own.sha256 != of_data.sha256 or own.size < of_data.size):
+    of_encoder, of_data = encoder.vocabulary, selection.vocabulary
+    if (
+        of_encoder is not None
+        and of_data is not None
+        and (of_encoder.sha256 != of_data.sha256 or of_encoder.size < of_data.size)
+    ):
         raise InputError(
             f"{whose}: reads tokens of another vocabulary than that of the data; prepare the data with the tokenizer "
             "of its training data"

@@ -90,9 +90,9 @@ class CombinedBundle(NetworkBundle):
 
     def outline(self, weights: Mapping[str, Tensor]) -> AnyRanker:
         """The network that scores, before its weights are loaded."""
-        made = self.architecture
-        parts = [_build(part, _below(f"parts.{i}.", weights)) for i, part in enumerate(made.parts)]
-        return combine_rankers(parts, how=made.how, dropout=made.dropout)
+        architecture = self.architecture
+        parts = [_build(part, _below(f"parts.{i}.", weights)) for i, part in enumerate(architecture.parts)]
+        return combine_rankers(parts, how=architecture.how, dropout=architecture.dropout)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,9 +40,9 @@ def check_lightgbm(model: bytes, n_columns: int) -> None:
     text = model.decode("ascii")
     if "\0" in text or "\r" in text:
         raise ValueError("it has a control character")
-    trees, end, rest = text.partition("\nend of trees\n")
+    trees, end, ending = text.partition("\nend of trees\n")
     head, *blocks = re.split(r"^Tree=", trees + "\n", flags=re.MULTILINE)
-    if not end or not head.startswith("tree\n") or not _REST.fullmatch(rest):
+    if not end or not head.startswith("tree\n") or not _REST.fullmatch(ending):
         raise ValueError("it does not begin and end as one")
     header = _values_by_key(head)
     for key, value in {"num_class": 1, "num_tree_per_iteration": 1, "max_feature_idx": n_columns - 1}.items():
@@ -234,15 +234,15 @@ def _array(values: Mapping[str, Any], key: str, n: int | None, low: int, high: i
 
 def _reached(left: Sequence[int], right: Sequence[int]) -> int:
     """The number of nodes that can be reached from node 0; a child is -1 where there is none."""
-    seen = bytearray(len(left))
+    reached = bytearray(len(left))
     level, depth = [0], 0
     while level and depth <= _DEEPEST:
         below: list[int] = []
         depth += 1
         for node in level:
-            if seen[node]:
+            if reached[node]:
                 raise ValueError("a node is reached twice from its root")
-            seen[node] = 1
+            reached[node] = 1
             if left[node] >= 0 and right[node] >= 0:
                 below += (left[node], right[node])
             elif left[node] != right[node]:
@@ -250,7 +250,7 @@ def _reached(left: Sequence[int], right: Sequence[int]) -> int:
         level = below
     if level:
         raise ValueError(f"it is deeper than {_DEEPEST} nodes")
-    return sum(seen)
+    return sum(reached)
 
 
 def _of_tree(number: int, check: Any, *arguments: Any) -> None:

@@ -90,13 +90,15 @@ class Projection:
             ValueError: the data hold no projection for them.
         """
         arrays = safetensors.numpy.load(data)
-        made = cls(**{field.name: arrays[field.name] for field in dataclasses.fields(cls)})
-        features_C, n_columns = made.features_C, len(made.features_C)
+        projection = cls(**{field.name: arrays[field.name] for field in dataclasses.fields(cls)})
+        features_C, n_columns = projection.features_C, len(projection.features_C)
         if features_C.dtype != np.int64 or not ((features_C >= 0) & (features_C < n_features)).all():
             raise ValueError(f"the projection reads other features than the {n_features}")
-        if (made.mean_C.shape, made.scale_C.shape, made.components_KC.shape[1:]) != ((n_columns,),) * 3:
+        if (projection.mean_C.shape, projection.scale_C.shape, projection.components_KC.shape[1:]) != (
+            (n_columns,),
+        ) * 3:
             raise ValueError("the arrays of the projection do not fit each other")
-        return made
+        return projection
 
 
 def projected(view: View, projection: Projection) -> View:

@@ -125,11 +125,11 @@ def read_log(settings: LogSettings) -> ClickLog:
         later = _last_periods(row_groups)
         plan = [(row_group, row_group.period in later) for row_group in row_groups]
     else:
-        apart = _row_groups(settings.held_out)
-        if both := {(r.url, r.index) for r in row_groups} & {(r.url, r.index) for r in apart}:
-            raise InputError(f"held_out and log both read {min(both)[0]}; name other periods or another data set")
-        plan += [(row_group, True) for row_group in apart]
-        groups += sum(row_group.groups for row_group in apart)
+        held_out = _row_groups(settings.held_out)
+        if overlap := {(r.url, r.index) for r in row_groups} & {(r.url, r.index) for r in held_out}:
+            raise InputError(f"held_out and log both read {min(overlap)[0]}; name other periods or another data set")
+        plan += [(row_group, True) for row_group in held_out]
+        groups += sum(row_group.groups for row_group in held_out)
     reader = _Reader(settings, min(1.0, settings.sessions / max(groups, 1)), {id(r) for r in row_groups})
     parts = list(reader.parts(plan))
     if reader.tally is None or reader.tally.groups == reader.tally.unusable:
@@ -258,8 +258,8 @@ class _Lists:
                 column = table.column(name).combine_chunks()
                 counts_Q = pc.list_value_length(column).fill_null(-1).to_numpy(zero_copy_only=False)
                 if ((counts_Q != lengths_Q) & (counts_Q >= 0)).any():
-                    what = f"row group {row_group.index}: column {name!r} does not have one value a document"
-                    raise InputError(f"{row_group.url}: {what}; {PREPARE_AGAIN}")
+                    problem = f"row group {row_group.index}: column {name!r} does not have one value a document"
+                    raise InputError(f"{row_group.url}: {problem}; {PREPARE_AGAIN}")
                 columns[name] = spread_over_documents(column, lengths_Q)
         label_column = "relevance" if "relevance" in columns else "labels"
         labels = columns.get(label_column)
@@ -289,17 +289,17 @@ class _Lists:
         """The sessions of the chosen groups."""
         keep_N = self.inside_N & chosen_Q[self.group_N]
         row_M = (np.cumsum(chosen_Q) - 1)[self.group_N[keep_N]]
-        at = row_M, self.place_N[keep_N]
+        cells = row_M, self.place_N[keep_N]
         shape = int(chosen_Q.sum()), self.depth
         ids = self.ids_N.filter(pa.array(keep_N)).dictionary_encode()
         numbers_M = np.asarray(ids.indices.to_numpy(zero_copy_only=False), np.int64)
         hashes_M = hash_ids(ids.dictionary.to_pylist(), scope="document")[numbers_M]
         codes_SP, labels_SP = np.zeros(shape, np.uint64), np.full(shape, np.nan, np.float32)
         shown_SP, clicks_SP = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
-        codes_SP[at] = splitmix64(queries_Q[self.group_N[keep_N]], hashes_M)
-        shown_SP[at], clicks_SP[at] = True, self.clicks_N[keep_N] > 0
+        codes_SP[cells] = splitmix64(queries_Q[self.group_N[keep_N]], hashes_M)
+        shown_SP[cells], clicks_SP[cells] = True, self.clicks_N[keep_N] > 0
         if self.labels_N is not None:
-            labels_SP[at] = self.labels_N[keep_N]
+            labels_SP[cells] = self.labels_N[keep_N]
         return _Part(codes_SP, shown_SP, clicks_SP, labels_SP, queries_Q[chosen_Q], held_out, in_log)
 
     def tally(self, *, groups: int, unusable: int) -> LogTally:

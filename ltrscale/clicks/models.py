@@ -286,7 +286,7 @@ def _last_above(sessions: Sessions) -> Ints:
 class DynamicBayesian:
     """Users go on from position to position until a clicked document satisfies them (DBN; Chapelle and Zhang 2009).
 
-    An examined document is clicked if it attracts. A clicked one satisfies with a probability of its own, and then the
+    An examined document is clicked if it attracts. A clicked one satisfies with its own probability, and then the
     user stops; otherwise the user goes on with probability `continuation`, which is 1 in the simplified model (SDBN).
     """
 
@@ -341,9 +341,9 @@ class DynamicBayesian:
         examined_SP = (np.arange(1, p + 1) <= last_S[:, None]).astype(np.float64)
         satisfied_SP = np.zeros_like(examined_SP)
         clicked = last_S > 0
-        at, s = rows[clicked], satisfaction_SP[rows[clicked], last_S[clicked] - 1]
-        after = self.continuation * quiet_SP1[at, last_S[clicked]]
-        satisfied_SP[at, last_S[clicked] - 1] = s / np.maximum(s + (1 - s) * (1 - self.continuation + after), _TINY)
+        row, s = rows[clicked], satisfaction_SP[rows[clicked], last_S[clicked] - 1]
+        after = self.continuation * quiet_SP1[row, last_S[clicked]]
+        satisfied_SP[row, last_S[clicked] - 1] = s / np.maximum(s + (1 - s) * (1 - self.continuation + after), _TINY)
         examined_SP[~clicked, 0] = 1.0
         could = went_on = 0.0
         for k in range(p - 1):

@@ -175,7 +175,7 @@ def _all_pairs(clicked_PP: Doubles, total_PP: Doubles, linked_PP: Bools) -> Doub
 def expectation_maximisation(halves: tuple[Cells, Cells], positions: int, *, impressions: float) -> Doubles:
     """Propensities of a position-based model, a click being `examination_p x attraction_d`, by EM, shape [P].
 
-    Each pair has an attraction of its own, so the maximum of the likelihood is inconsistent where pairs have few
+    Each pair has its own attraction, so the maximum of the likelihood is inconsistent where pairs have few
     impressions (the incidental parameters of Neyman and Scott 1948): lower positions come out too high. Only pairs
     shown at several positions, and so often that it helps, are used, and the bias that is left is estimated by the
     half-panel jackknife of Dhaene and Jochmans (2015), in logarithms: twice the estimate from all impressions, minus
@@ -213,8 +213,10 @@ def _joined(one: Cells, other: Cells) -> Cells:
 
 def _relative(values_P: Doubles) -> Doubles:
     """Values over the first that is known."""
-    stated = np.flatnonzero(~np.isnan(values_P))
-    return values_P / values_P[stated[0]] if len(stated) and values_P[stated[0]] > 0 else np.full_like(values_P, np.nan)
+    defined = np.flatnonzero(~np.isnan(values_P))
+    return (
+        values_P / values_P[defined[0]] if len(defined) and values_P[defined[0]] > 0 else np.full_like(values_P, np.nan)
+    )
 
 
 class Estimate(NamedTuple):
@@ -285,10 +287,10 @@ def slope_of(cells: Cells, good_D: Bools, poor_D: Bools, positions: int, folds_D
 
     def estimate(fold: int | None) -> Doubles:
         kept = without(cells, folds_D, fold)
-        good, poor = (kept.keep(chosen_D[kept.pair_M]) for chosen_D in (good_D, poor_D))
-        good_P, poor_P = (part.by_place(positions)[1] for part in (good, poor))
+        good_cells, poor_cells = (kept.keep(chosen_D[kept.pair_M]) for chosen_D in (good_D, poor_D))
+        good_P, poor_P = (part.by_place(positions)[1] for part in (good_cells, poor_cells))
         weights_P = good_P * poor_P / np.maximum(good_P + poor_P, 1)
-        return np.array([slope(curve(good, positions), curve(poor, positions), weights_P)])
+        return np.array([slope(curve(good_cells, positions), curve(poor_cells, positions), weights_P)])
 
     return jackknife(estimate, int(folds_D.max(initial=1)) + 1, log=False)
 

@@ -72,18 +72,18 @@ class SeenHashes:
         """Add hashes; True for each that was in the set before, or occurs earlier in this call."""
         values, first = np.unique(hashes, return_index=True)
         old = self.has(values)
-        seen = np.ones(len(hashes), dtype=bool)
-        seen[first] = old
+        is_in = np.ones(len(hashes), dtype=bool)
+        is_in[first] = old
         if not old.all():
             self._push(values[~old])
-        return seen
+        return is_in
 
     def has(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Whether each hash is in the set."""
         is_in = np.zeros(len(hashes), dtype=bool)
         for run in self._runs:
-            at = np.searchsorted(run, hashes)
-            is_in |= run[np.minimum(at, len(run) - 1)] == hashes
+            places = np.searchsorted(run, hashes)
+            is_in |= run[np.minimum(places, len(run) - 1)] == hashes
         return is_in
 
     def blocks(self) -> Iterator[NDArray[np.uint64]]:

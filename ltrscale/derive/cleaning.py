@@ -221,8 +221,8 @@ def check_ratios(ratios_P: Doubles) -> None:
     if np.isnan(ratios_P[0]) or ratios_P[0] == 0:
         raise InputError("position 1 has no click to compare with; see whether positions count from 1")
     if (ratios_P == 0).any():
-        place = int((ratios_P == 0).argmax())
-        raise InputError(f"position {place + 1} was never clicked, so it has no weight; set depth to {place}")
+        position = int((ratios_P == 0).argmax())
+        raise InputError(f"position {position + 1} was never clicked, so it has no weight; set depth to {position}")
 
 
 def weighing(weights_P: Doubles) -> Transform:

@@ -92,26 +92,26 @@ def match(config: MatchConfig, data: str, out: str, *, origin: Mapping[str, Any]
     dataset = open_dataset(data)
     query, texts = _texts(config, dataset)
     features = (*dataset.manifest.features, *_features(dataset, texts))
-    everything = dataset.manifest.counts()
+    totals = dataset.manifest.counts()
     with storage.Commit(out) as commit:
         statistics = _statistics(config, dataset, texts)
         writer = GroupWriter(
             commit, dataset, features=features, renumber=False, compression="zstd", row_group_bytes=8 << 20,
             file_bytes=256 << 20, statistics=statistics.put(commit),
         )  # fmt: skip
-        with progress("match", everything.documents) as advance:
+        with progress("match", totals.documents) as advance:
             for block in read_groups(dataset, periods=frozenset(dataset.manifest.periods)):
                 writer.add(_appended(block, query, texts, statistics, config.smoothing))
                 advance(block.n_documents)
-        counts = {"rows_in": everything.documents, "rows_kept": everything.documents}
-        counts |= {"groups_in": everything.groups, "groups_kept": everything.groups}
+        counts = {"rows_in": totals.documents, "rows_kept": totals.documents}
+        counts |= {"groups_in": totals.groups, "groups_kept": totals.groups}
         manifest = writer.finish(Accounting(**counts), origin)
     documents = next(iter(statistics.texts.values())).documents
     log.info(
         "match: %s features of %s texts, by the statistics of %s documents of %s",
         *(len(features) - len(dataset.manifest.features), len(texts), f"{documents:,}", ", ".join(statistics.periods)),
     )
-    report({"stage": "match", "documents": everything.documents, "counted": documents, "texts": len(texts)})
+    report({"stage": "match", "documents": totals.documents, "counted": documents, "texts": len(texts)})
     return Dataset(out, manifest)
 
 
@@ -141,8 +141,10 @@ def _features(dataset: Dataset, texts: Mapping[str, Sequence[str]]) -> list[Feat
     """The new features, text by text."""
     new = [Feature(name=f"{name}_{text}") for text in texts for name in MEASURES]
     before = {feature.name for feature in dataset.manifest.features}
-    if taken := [feature.name for feature in new if feature.name in before]:
-        raise InputError(f"{dataset.url}: it has a feature {taken[0]!r} already; start from a data set without these")
+    if duplicates := [feature.name for feature in new if feature.name in before]:
+        raise InputError(
+            f"{dataset.url}: it has a feature {duplicates[0]!r} already; start from a data set without these"
+        )
     return new
 
 
@@ -160,9 +162,9 @@ def _statistics(config: MatchConfig, dataset: Dataset, texts: Mapping[str, Seque
             f"{config.statistics}: its vocabulary is not that of {dataset.url}; prepare both with one tokenizer "
             "(kind: known)"
         )
-    if lacking := [name for name in texts if name not in earlier.texts]:
-        has = ", ".join(earlier.texts)
-        raise InputError(f"{config.statistics}: no statistics of text {lacking[0]!r}; it has {has}")
+    if missing := [name for name in texts if name not in earlier.texts]:
+        available = ", ".join(earlier.texts)
+        raise InputError(f"{config.statistics}: no statistics of text {missing[0]!r}; it has {available}")
     return replace(earlier, texts={name: earlier.texts[name] for name in texts})
 
 

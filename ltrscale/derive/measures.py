@@ -177,14 +177,14 @@ class CollectionStatistics:
         """Write the file of a data set."""
         arrays = {f"frequency.{name}": text.frequency_V for name, text in self.texts.items()}
         arrays |= {f"occurrences.{name}": text.occurrences_V for name, text in self.texts.items()}
-        about = {
+        header = {
             "version": _VERSION,
             "documents": {name: text.documents for name, text in self.texts.items()},
             "periods": self.periods,
             "vocabulary": self.vocabulary.model_dump(mode="json"),
         }
         # one entry: the library writes several in an order that changes from run to run, and so the file's hash would
-        metadata = {"about": json.dumps(about)}
+        metadata = {"about": json.dumps(header)}
         with commit.file("statistics-{hash}.safetensors") as path:
             path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata))
         placed = commit.files[-1]
@@ -242,20 +242,20 @@ def read_statistics(dataset: Dataset) -> CollectionStatistics:
     if listed is None:
         raise InputError(f"{dataset.url}: it keeps no statistics of texts; name a data set that jobs.match has made")
     data = storage.read_verified(dataset.url, listed.path, dataset.manifest.model_dump(mode="json"))
-    where = storage.join(dataset.url, listed.path)
+    path = storage.join(dataset.url, listed.path)
     try:
         arrays = safetensors.numpy.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # what stands beside the arrays
         about = json.loads(header["__metadata__"]["about"])
         if about["version"] != _VERSION:
-            raise InputError(f"{where}: statistics of version {about['version']}; this package reads {_VERSION}")
+            raise InputError(f"{path}: statistics of version {about['version']}; this package reads {_VERSION}")
         texts = {
             name: Collection(documents, arrays[f"frequency.{name}"], arrays[f"occurrences.{name}"])
             for name, documents in about["documents"].items()
         }
         return CollectionStatistics(texts, Vocabulary.model_validate(about["vocabulary"]), tuple(about["periods"]))
     except (SafetensorError, KeyError, ValueError) as error:
-        raise InputError(f"{where}: no statistics of texts ({error}); make the data set again") from error
+        raise InputError(f"{path}: no statistics of texts ({error}); make the data set again") from error
 
 
 def _identities(block: GroupBlock) -> NDArray[np.uint64]:

@@ -129,8 +129,8 @@ def relabel(config: RelabelConfig, data: str, out: str, *, origin: Mapping[str, 
             _check(stage, tally)
         manifest = writer.finish(_account(dataset, stages, tallies), origin)
     for stage, tally in zip(stages, tallies, strict=True):
-        counted = ", ".join(f"{tally[key]:,} {_words(key)}" for key in _COUNTS if tally[key])
-        log.info("relabel: %s: %s", stage.name, counted)
+        summary = ", ".join(f"{tally[key]:,} {_words(key)}" for key in _COUNTS if tally[key])
+        log.info("relabel: %s: %s", stage.name, summary)
         report({"stage": "relabel", "step": stage.name, **{key: tally[key] for key in _COUNTS}})
     return Dataset(out, manifest)
 

@@ -201,9 +201,9 @@ def _recut(tables: Iterable[_Counted]) -> Iterator[_Counted]:
             stop = int(np.searchsorted(np.cumsum(all_Q), _BLOCK_DOCUMENTS)) + 1
             yield whole.slice(0, stop), all_Q[:stop]
             waiting = [(whole.slice(stop), all_Q[stop:])]
-    rest, rest_Q = _joined(waiting)
-    if len(rest):
-        yield rest, rest_Q
+    remaining, remaining_Q = _joined(waiting)
+    if len(remaining):
+        yield remaining, remaining_Q
 
 
 def _joined(parts: Sequence[_Counted]) -> _Counted:

@@ -134,7 +134,7 @@ def labelled(block: GroupBlock) -> Bools:
 
 
 def copies(block: GroupBlock, number: int, span: int) -> Iterator[GroupBlock]:
-    """So many copies of all groups, as groups of their own; none of an empty block.
+    """The given number of copies of all groups, as separate groups; none of an empty block.
 
     Their `query_id` is the original's with `#1`, `#2` ... appended. The first copy has the keys of the originals. Each
     further one adds `span`, which is above all keys, so keys stay unique.

@@ -87,9 +87,9 @@ def _check_tokens(before: Dataset, work: UnitSettings) -> None:
     if unmatched := [
         field for field in (*input_fields, *dataset_fields) if (field in input_fields) != (field in dataset_fields)
     ]:
-        field, where = unmatched[0], "inputs" if unmatched[0] in input_fields else "data set"
+        field, owner = unmatched[0], "inputs" if unmatched[0] in input_fields else "data set"
         raise InputError(
-            f"{before.url}: tokens {field.name!r} of each {field.of} (at most {field.max_tokens}) are in the {where} "
+            f"{before.url}: tokens {field.name!r} of each {field.of} (at most {field.max_tokens}) are in the {owner} "
             "only; prepare both with the same columns.tokens"
         )
 
@@ -139,7 +139,7 @@ def with_addition(before: Manifest, new: Manifest) -> Manifest:
         token_summaries=summed([before.token_summaries, new.token_summaries]),
         vocabulary=before.vocabulary,
         accounting=total_accounting([before.accounting, new.accounting]),
-        categories={name: dict(sorted(both.items())) for name, both in texts.items() if both is not None},
+        categories={name: dict(sorted(merged.items())) for name, merged in texts.items() if merged is not None},
         raw=before.raw,
         fills=before.fills,
         quarantine=(*before.quarantine, *new.quarantine),

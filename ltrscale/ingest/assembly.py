@@ -352,10 +352,10 @@ def check_columns(wanted: pa.Schema, schema: pa.Schema, where: str, others: str)
     Raises:
         InputError: a column differs; names the first one.
     """
-    own, other = (dict(zip(each.names, each.types, strict=True)) for each in (schema, wanted))
-    for name in own | other:
-        if own.get(name) != other.get(name):
-            kinds = f"{own.get(name, 'missing')} where it is {other.get(name, 'missing')}"
+    types, other_types = (dict(zip(each.names, each.types, strict=True)) for each in (schema, wanted))
+    for name in types | other_types:
+        if types.get(name) != other_types.get(name):
+            kinds = f"{types.get(name, 'missing')} where it is {other_types.get(name, 'missing')}"
             raise InputError(
                 f"{where}: column {name!r} of its groups is {kinds} in {others}; "
                 "prepare the two apart, or give the input the same columns and types"

@@ -163,14 +163,14 @@ class _Sessions:
                     self._alone = number, lines(number), query.id
                 continue
             self._alone = None
-            of = self._last or _Query("", "", "", "a document before any query")
-            fault = of.fault
+            last_query = self._last or _Query("", "", "", "a document before any query")
+            fault = last_query.fault
             if len(parts) < _DOCUMENT_FIELDS:
                 fault = f"{len(parts)} fields where a query has 3 and a document more than 6"
             if fault:
-                rows.rejected.append(_rejection(self.url, number, fault, lines, of.id))
+                rows.rejected.append(_rejection(self.url, number, fault, lines, last_query.id))
             else:
-                rows.add(number, of, parts[:6])
+                rows.add(number, last_query, parts[:6])
         return rows
 
     def _query(self, number: int, parts: Sequence[str]) -> _Query:
@@ -181,8 +181,12 @@ class _Sessions:
 
     def end(self) -> list[Rejection]:
         """The rejection of a query without documents, if the last one has none."""
-        alone, self._alone = self._alone, None
-        return [] if alone is None else [Rejection(self.url, alone[0], "empty_group", alone[1], alone[2], rows=0)]
+        empty_query, self._alone = self._alone, None
+        return (
+            []
+            if empty_query is None
+            else [Rejection(self.url, empty_query[0], "empty_group", empty_query[1], empty_query[2], rows=0)]
+        )
 
 
 def _judged(url: str, lines: Lines) -> _Rows:

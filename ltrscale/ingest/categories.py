@@ -65,16 +65,16 @@ class CategoryEncoder:
 
     def note(self, values: NDArray[np.uint64]) -> None:
         """Remember values, perhaps those that another encoder of the column knows."""
-        at = np.searchsorted(self.known, values)
+        places = np.searchsorted(self.known, values)
         new = np.ones(len(values), dtype=bool)
-        inside = at < len(self.known)
-        new[inside] = self.known[at[inside]] != values[inside]
+        inside = places < len(self.known)
+        new[inside] = self.known[places[inside]] != values[inside]
         room = _MOST_VALUES - len(self.known)
         fresh = np.flatnonzero(new)[:room]
         if len(fresh):
             codes = np.unique(values[fresh] >> _SHIFT)
             before = self._pairs(codes)
-            self.known = np.insert(self.known, at[fresh], values[fresh])
+            self.known = np.insert(self.known, places[fresh], values[fresh])
             self.collisions += self._pairs(codes) - before
 
     def _pairs(self, codes: NDArray[np.uint64]) -> int:
@@ -93,8 +93,8 @@ def merged_texts(a: RecordedCodes, b: RecordedCodes) -> RecordedCodes:
     """
     if a is None or b is None:
         return None
-    both = a if b.keys() <= a.keys() else {**a, **b}
-    return both if len(both) <= _MOST_TEXTS else None
+    merged = a if b.keys() <= a.keys() else {**a, **b}
+    return merged if len(merged) <= _MOST_TEXTS else None
 
 
 def _codes(identities_N: NDArray[np.uint64], missing_N: NDArray[np.bool_]) -> NDArray[np.float32]:

@@ -93,12 +93,12 @@ def csv_schema(url: str, dialect: Dialect) -> pa.Schema:
 
 def _csv_type(values: Counter[str], dialect: Dialect) -> pa.DataType:
     """The type of a column with these values, each with the number of times it occurs."""
-    stated = {value: n for value, n in values.items() if value not in NULLS}
-    if not stated:
+    present = {value: n for value, n in values.items() if value not in NULLS}
+    if not present:
         return pa.null()
-    if 2 * sum(n for value, n in stated.items() if dialect.number(value)) > sum(stated.values()):
+    if 2 * sum(n for value, n in present.items() if dialect.number(value)) > sum(present.values()):
         return pa.float64()
-    words = {value.lower() for value in stated}
+    words = {value.lower() for value in present}
     pairs = map(set, zip(_TRUE, _FALSE, strict=True))
     return pa.bool_() if words <= {"true", "false"} or words in pairs else pa.string()
 

@@ -87,12 +87,12 @@ def missing(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) 
         uses += [(name, "dates") for name in mapping.dates]
     if isinstance(mapping, ColumnMapping) or not mapping.matrix:  # else these are features in the one column
         uses += [(name, "feature") for name in mapping.categorical]
-    lacking = []
+    descriptions = []
     for name, use in uses:
         if not name.endswith("*") and name not in schema.names:
-            near = nearest(name, schema.names, alike=0.7)
-            lacking.append(f"{name!r} ({use}{f', perhaps {near!r}' if near else ''})")
-    return lacking
+            closest = nearest(name, schema.names, alike=0.7)
+            descriptions.append(f"{name!r} ({use}{f', perhaps {closest!r}' if closest else ''})")
+    return descriptions
 
 
 def _in_path(schema: pa.Schema, use: str, name: str, file: str) -> bool:
@@ -117,8 +117,8 @@ def check_same_features(
     for feature in features:
         column = mapping.source_of(feature.name) if isinstance(mapping, ColumnMapping) else feature.name
         if column not in schema.names:
-            near = _remedy(column, schema.names)
-            raise InputError(f"{file}: column {column!r} is missing, which {first} has; {near}")
+            remedy = _remedy(column, schema.names)
+            raise InputError(f"{file}: column {column!r} is missing, which {first} has; {remedy}")
         if column == feature.name:
             require(schema, column, feature.kind if items else f"list of {feature.kind} features", file)
     for feature in found:
@@ -148,18 +148,18 @@ def _require_named(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file
 
 
 def _chosen(schema: pa.Schema, mapping: ColumnMapping, patterns: Sequence[str], use: str, file: str) -> Iterator[str]:
-    taken = {*mapping.named().values(), *mapping.dates, *named_columns(schema.names, mapping.exclude)}
-    taken |= {*(mapping.tokens.columns if mapping.tokens else ())}
+    used = {*mapping.named().values(), *mapping.dates, *named_columns(schema.names, mapping.exclude)}
+    used |= {*(mapping.tokens.columns if mapping.tokens else ())}
     for pattern in patterns:
         matched = named_columns(schema.names, [pattern])
         if not matched:
             raise InputError(f"{file}: {use}: no column is named {pattern!r}; {_remedy(pattern, schema.names)}")
         if pattern == "*":
-            taken |= {*mapping.meta}
+            used |= {*mapping.meta}
             types = {n: schema.field(schema.get_all_field_indices(n)[0]).type for n in matched}
             # no columns that are all null, which a cast would take for numbers
             matched = [n for n, kind in types.items() if cols.is_number(kind) and not pa.types.is_null(kind)]
-        yield from (name for name in matched if name == pattern or name not in {*taken, *patterns})
+        yield from (name for name in matched if name == pattern or name not in {*used, *patterns})
 
 
 def _is_single(kind: pa.DataType) -> bool:
@@ -209,10 +209,10 @@ def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
     if len(indices) > 1:
         raise InputError(f"{file}: {len(indices)} columns are named {name!r} ({use}); rename all but one")
     kind = cols.value_type(schema.field(indices[0]).type)
-    fits, wanted = _FITS.get(use, (cols.is_number, "numbers"))
+    fits, expected = _FITS.get(use, (cols.is_number, "numbers"))
     if not fits(kind):
         remedy = "list it under categorical or exclude" if use == "numeric" else "convert it or name another column"
-        raise InputError(f"{file}: column {name!r} ({use}) should hold {wanted} and is {kind}; {remedy}")
+        raise InputError(f"{file}: column {name!r} ({use}) should hold {expected} and is {kind}; {remedy}")
     return kind
 
 
@@ -254,7 +254,7 @@ class Examined:
         self.bad_N |= bad_N
 
     def reject_each(self, faults: Mapping[int, str], rule: Rule) -> None:
-        """Record a fault of single rows, each in words of its own."""
+        """Record faults of single rows, each described in its own words."""
         for i, reason in faults.items():
             if not self.bad_N[i]:
                 self._findings[i] = rule, reason, reason

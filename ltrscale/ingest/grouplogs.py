@@ -102,16 +102,16 @@ def read_group_rows(
             features are not those of the first file.
     """
     schema = _schema_of(url)
-    own = resolve_groups(schema, mapping, url)
-    used = own if features is None else features
+    file_features = resolve_groups(schema, mapping, url)
+    used = file_features if features is None else features
     if not mapping.matrix:
-        check_same_features(schema, own, used, mapping, url, first)
-    elif list(used) != own:
-        raise InputError(f"{url}: its {len(own)} features are not those of {first}; prepare the two apart")
+        check_same_features(schema, file_features, used, mapping, url, first)
+    elif list(used) != file_features:
+        raise InputError(f"{url}: its {len(file_features)} features are not those of {first}; prepare the two apart")
     build = _GroupBlocks(url, mapping, used, {} if encoders is None else encoders, encoding)
-    wanted = {*mapping.named().values(), *mapping.feature_columns(schema), *mapping.meta}
-    wanted |= {*(mapping.tokens.columns if mapping.tokens else ())}
-    names = [name for name in schema.names if name in wanted]
+    needed = {*mapping.named().values(), *mapping.feature_columns(schema), *mapping.meta}
+    needed |= {*(mapping.tokens.columns if mapping.tokens else ())}
+    names = [name for name in schema.names if name in needed]
     for batch in read_parquet(url, names, batch_groups):
         yield build(batch)
 
@@ -230,10 +230,10 @@ class _GroupBlocks:
                 sums_G != _lengths(groups.batch.column(text.column)),
                 f"the lengths of {text.column!r} do not add up to its tokens",
             )
-        good = groups.batch.take(pa.array(np.flatnonzero(~groups.bad_N)))
-        counted = good.column(text.lengths or text.column)
+        good_rows = groups.batch.take(pa.array(np.flatnonzero(~groups.bad_N)))
+        counted = good_rows.column(text.lengths or text.column)
         group = np.repeat(np.flatnonzero(~groups.bad_N), _lengths(counted))
-        flat = good.column(text.column).flatten()
+        flat = good_rows.column(text.column).flatten()
         if text.lengths is not None:
             sizes = counted.flatten().cast(pa.int64()).to_numpy()
             flat = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)), flat)

@@ -63,8 +63,8 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
     Raises:
         InputError: a column does not exist, or none looks like the query's.
     """
-    left = {column.name: column for column in columns}
-    named = {use: _take(left, name, use, where) for use, name in given.items() if name is not None}
+    remaining = {column.name: column for column in columns}
+    named = {use: _take(remaining, name, use, where) for use, name in given.items() if name is not None}
     choices: dict[str, Choice] = {}
 
     def chosen(use: str, candidates: Sequence[Candidate]) -> LogColumn | None:
@@ -74,31 +74,31 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
         if choice is None:
             return None
         choices[use] = choice
-        return left.pop(choice.best.name)
+        return remaining.pop(choice.best.name)
 
-    query = chosen("query", roles.queries([*left.values()], seen) if "query" not in named else ())
+    query = chosen("query", roles.queries([*remaining.values()], seen) if "query" not in named else ())
     if query is None:
         best = max(roles.queries(columns, seen), key=lambda each: each.score, default=None)
-        near = f"; {best.name} is the nearest, but {best.reasons[-1]}" if best and best.reasons else ""
+        hint = f"; {best.name} is the nearest, but {best.reasons[-1]}" if best and best.reasons else ""
         remedy = f"name it, as --set query={best.name if best else columns[0].name}"
-        raise InputError(f"{where}: no column looks like a query's id{near}; {remedy}")
-    within = () if "query" in named else roles.within(query, [*left.values()], seen)
+        raise InputError(f"{where}: no column looks like a query's id{hint}; {remedy}")
+    within = () if "query" in named else roles.within(query, [*remaining.values()], seen)
     if within:
         names = f"rows of {query.name} stand together by {', '.join(column.name for column in within)}"
         choices["query"] = replace(choices["query"], doubt=f"no single column names a list, {names}")
     key, seen = _combined(query, within, seen)
-    item = chosen("item", roles.items([*left.values()], key, seen))
-    time = chosen("time", roles.times([*left.values()], key, seen, item))
-    label = chosen("label", roles.labels([*left.values()], key, seen, item))
+    item = chosen("item", roles.items([*remaining.values()], key, seen))
+    time = chosen("time", roles.times([*remaining.values()], key, seen, item))
+    label = chosen("label", roles.labels([*remaining.values()], key, seen, item))
     if label is not None and "label" in choices and not roles.is_label(label):
         choices["label"] = replace(choices["label"], doubt="no column has the name of a label")
-    positions = chosen("positions", roles.positions([*left.values()], key, seen))
-    outcomes = _outcomes(left, label, seen)
-    gain = _gain(left, label, seen)
-    counts = [each for each in [label, *left.values()] if each and each.numeric and each.least >= 0]
+    positions = chosen("positions", roles.positions([*remaining.values()], key, seen))
+    outcomes = _outcomes(remaining, label, seen)
+    gain = _gain(remaining, label, seen)
+    counts = [each for each in [label, *remaining.values()] if each and each.numeric and each.least >= 0]
     clicks = next((each for each in counts if roles.has_pattern(each, _CLICKED)), None)
-    taken = Guess(query, within, item, label, gain, clicks, time, positions, choices=choices)
-    return _with_rest(taken, [column for column in left.values() if column is not gain], outcomes, key, seen)
+    best_guess = Guess(query, within, item, label, gain, clicks, time, positions, choices=choices)
+    return _with_rest(best_guess, [column for column in remaining.values() if column is not gain], outcomes, key, seen)
 
 
 def _combined(query: LogColumn, within: Sequence[LogColumn], seen: Structure) -> tuple[LogColumn, Structure]:
@@ -110,15 +110,16 @@ def _combined(query: LogColumn, within: Sequence[LogColumn], seen: Structure) ->
     return key, replace(seen, codes={**seen.codes, key.name: seen.joined(query.name, names)})
 
 
-def _outcomes(left: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure) -> dict[str, str]:
+def _outcomes(remaining: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure) -> dict[str, str]:
     """The columns that say what came of a list, with the reason."""
     outcomes = dict.fromkeys(
-        (name for name, each in left.items() if roles.is_label(each)), "another label: it would give the answer away"
+        (name for name, each in remaining.items() if roles.is_label(each)),
+        "another label: it would give the answer away",
     )
     if label is None or not label.numeric or label.name not in seen:
         return outcomes
     rare = (seen.numbers(label.name) > 0).mean() < 0.5  # else a count of few zeros would do
-    for name, column in left.items() if rare else ():
+    for name, column in remaining.items() if rare else ():
         quantity = column.numeric and name in seen and column.least >= 0 and not roles.names_one(column)
         if quantity and _follows(seen.numbers(name), seen.numbers(label.name)):
             outcomes.setdefault(name, f"0 wherever {label.name} is 0: it would give the answer away")
@@ -132,11 +133,11 @@ def _follows(value_N: NDArray[np.float64], label_N: NDArray[np.float64]) -> bool
     return bool(both_N.any() and both_N.sum() >= 0.99 * (value_N > 0).sum())
 
 
-def _gain(left: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure) -> LogColumn | None:
+def _gain(remaining: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure) -> LogColumn | None:
     """What a document brought, by its name; it has brought nothing where the label is 0."""
     if label is None:
         return None
-    named = [each for each in left.values() if roles.has_pattern(each, roles.WORTH) and roles.is_label(each)]
+    named = [each for each in remaining.values() if roles.has_pattern(each, roles.WORTH) and roles.is_label(each)]
     named = [each for each in named if each.numeric and each.least >= 0 and each.name in seen]
     if label.numeric:
         named = [each for each in named if _follows(seen.numbers(each.name), seen.numbers(label.name))]
@@ -172,9 +173,9 @@ def _use(column: LogColumn, best_guess: Guess, key: LogColumn, seen: Structure) 
         return "dates" if best_guess.time is not None else "a date, and no column with the time of the row"
     lists = seen.lists(key.name)
     in_list = column.name in seen and lists.constant(seen.codes[column.name]) > 0.95
-    asked = not column.numeric and roles.is_asked(column)
+    is_query_like = not column.numeric and roles.is_asked(column)
     rare = column.distinct * _SEEN_OFTEN > lists.distinct
-    if roles.is_person(column) or (in_list and (asked or (roles.names_one(column) and rare))):
+    if roles.is_person(column) or (in_list and (is_query_like or (roles.names_one(column) and rare))):
         return "meta"
     if column.numeric and not (column.whole and roles.has_pattern(column, _CODE)):
         return "features"
@@ -197,7 +198,7 @@ def _names(column: LogColumn, item: LogColumn | None, seen: Structure) -> bool:
 
 
 def doubtful(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str | None]) -> dict[str, str]:
-    """The columns that are likely no features, with the reason; those with a single value do no harm, and are none.
+    """The columns that are probably not features, with the reason; a column with a single value is harmless, so left out.
 
     The arguments are as for `guess`, with the query among those that are given.
     """
@@ -212,10 +213,12 @@ def doubtful(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, 
     return {name: reason for name, reason in reasons.items() if name not in {*single, *given.values()}}
 
 
-def _take(left: dict[str, LogColumn], name: str, use: str, where: str) -> LogColumn:
-    if name not in left:
-        raise InputError(f"{where}: {use}: no column {name!r} is left; {suggestion(name, left, 'the columns are')}")
-    return left.pop(name)
+def _take(remaining: dict[str, LogColumn], name: str, use: str, where: str) -> LogColumn:
+    if name not in remaining:
+        raise InputError(
+            f"{where}: {use}: no column {name!r} is left; {suggestion(name, remaining, 'the columns are')}"
+        )
+    return remaining.pop(name)
 
 
 def grades_of(label: LogColumn) -> dict[str, float] | tuple[float, ...] | None:

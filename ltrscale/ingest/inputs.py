@@ -257,7 +257,7 @@ def snapshot(url: str, lake: Lake, version: int | None) -> TableVersion:
         table = _delta(url, version) if lake == "delta" else _iceberg(url, version)
     except InputError:
         raise
-    except Exception as error:  # the libraries have errors of their own, without a common base
+    except Exception as error:  # the libraries have their own errors, without a common base
         raise InputError(f"{url}: cannot be read as a table: {error}; check the path, table and version") from error
     if not table.files:
         raise InputError(f"{url}: version {table.version} has no rows; choose another one")

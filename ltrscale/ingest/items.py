@@ -75,8 +75,8 @@ def read_table(table: pa.Table, mapping: ColumnMapping, features: Sequence[Featu
     name = "the table"
     check_same_features(table.schema, resolve_features(table.schema, mapping, name), features, mapping, name, name)
     build = ItemBlocks(name, mapping, features, {})
-    wanted = {*mapping.named().values(), *(mapping.source_of(feature.name) for feature in features)}
-    rows = table.select([column for column in table.column_names if column in wanted]).combine_chunks()
+    needed = {*mapping.named().values(), *(mapping.source_of(feature.name) for feature in features)}
+    rows = table.select([column for column in table.column_names if column in needed]).combine_chunks()
     batch = cols.without_views(rows.to_batches()[0])
     lines_N = np.arange(1, len(batch) + 1)
     return build(Raw(batch, lines_N, RowTexts(batch, lines_N), [], 1.0))
@@ -218,11 +218,11 @@ class ItemRows(Source):
         raise NotImplementedError
 
     def form_of(self, url: str) -> Form:  # noqa: ARG002
-        """What values a file has: text, those of JSON, or by default values with types of their own, as Parquet."""
+        """The form of a file's values: text, those of JSON, or by default typed values, as in Parquet."""
         return "parquet"
 
     def typed_rows(self, url: str, batch_rows: int) -> Iterator[tuple[int, Mapping[str, Any]]] | None:
-        """All columns of a file whose values have types of their own."""
+        """All columns of a file of typed values."""
         if self.form_of(url) != "parquet":
             return None
         schema = self.schema_of(url)
@@ -273,26 +273,28 @@ class ItemRows(Source):
         """
         mapping, schema = self.columns, self.schema_of(url)
         whole = with_joined(schema, [table.join for table in joined], mapping.dialect, url)
-        own = resolve_features(whole, mapping, url)
-        used = own if features is None else features
-        check_same_features(whole, own, used, mapping, url, first)
+        file_features = resolve_features(whole, mapping, url)
+        used = file_features if features is None else features
+        check_same_features(whole, file_features, used, mapping, url, first)
         build = ItemBlocks(url, mapping, used, {} if encoders is None else encoders, joined, encoding)
-        wanted = {*mapping.named().values(), *mapping.meta, *map(mapping.source_of, (feature.name for feature in used))}
-        wanted |= {*(mapping.tokens.columns if mapping.tokens else ())}
-        wanted |= {name for table in joined for name in table.join.key}
-        names = [name for name in schema.names if name in wanted]
+        needed = {*mapping.named().values(), *mapping.meta, *map(mapping.source_of, (feature.name for feature in used))}
+        needed |= {*(mapping.tokens.columns if mapping.tokens else ())}
+        needed |= {name for table in joined for name in table.join.key}
+        names = [name for name in schema.names if name in needed]
         numbers = numbers_of(mapping, used)
         yield from map(build, self.rows_of(url, schema, names, numbers=numbers, batch_rows=batch_rows))
 
     def raw_columns(self, features: Sequence[Feature], url: str) -> RawColumns:
         """How a file has the columns that features are made of."""
-        whole, own, form = self._whole(url), self.schema_of(url).names, self.form_of(url)
+        whole, own_names, form = self._whole(url), self.schema_of(url).names, self.form_of(url)
         numbers, keys = numbers_of(self.columns, features), {name for join in self.joins for name in join.key}
         used = {*map(self.columns.source_of, (feature.name for feature in features)), *keys, self.columns.time}
         return RawColumns(
             rows=form,
             reads={
-                name: column_holds(whole.field(name).type, form if name in own else "parquet", number=name in numbers)
+                name: column_holds(
+                    whole.field(name).type, form if name in own_names else "parquet", number=name in numbers
+                )
                 for name in whole.names
                 if name in used
             },
@@ -315,10 +317,10 @@ class ItemRows(Source):
 
     def _fill_for_scoring(self, needs: Needs) -> dict[str, Fill]:
         fills = needs.fills
-        wanted = {
+        values = {
             each.name: self.columns.fill_of(each) if fills is None else fills.get(each.name) for each in needs.features
         }
-        fill = {name: value for name, value in wanted.items() if value is not None}
+        fill = {name: value for name, value in values.items() if value is not None}
         if "median" in fill.values():
             raise InputError(
                 "source.columns.fill: a median is that of the training data, which the bundle does not record; "

@@ -151,7 +151,7 @@ def _blocks(url: str, row_format: RowFormat, block_bytes: int) -> Iterator[RowBl
 
 
 def _joined(parts: Sequence[RowBlock], share: float) -> RowBlock:
-    return replace(concat(parts), rejected=[bad for part in parts for bad in part.rejected], share=share)
+    return replace(concat(parts), rejected=[rejection for part in parts for rejection in part.rejected], share=share)
 
 
 def _grouped(blocks: Iterator[RowBlock], url: str, sizes_url: str, n_features: int) -> Iterator[RowBlock]:
@@ -166,20 +166,20 @@ def _grouped(blocks: Iterator[RowBlock], url: str, sizes_url: str, n_features: i
     rows = 0
     previous = -1  # the group of the row before
     for block in blocks:
-        lines = np.sort(np.concatenate([block.lines_N, [bad.line for bad in block.rejected]]))
+        lines = np.sort(np.concatenate([block.lines_N, [rejection.line for rejection in block.rejected]]))
         first, rows = rows, rows + len(lines)
         if rows > total:
             continue  # too many rows: go on to count them for the error
         groups = np.searchsorted(ends_G, np.arange(first, rows), side="right")
         group_N = groups[np.searchsorted(lines, block.lines_N)]
-        rejected_groups = groups[np.searchsorted(lines, [bad.line for bad in block.rejected])].tolist()
+        rejected_groups = groups[np.searchsorted(lines, [rejection.line for rejection in block.rejected])].tolist()
         yield replace(
             block,
             query_ids_N=pc.cast(pa.array(group_N + 1), pa.string()),
             starts_N=np.diff(group_N, prepend=previous) != 0,
             rejected=[
-                replace(bad, query_id=str(group + 1))
-                for bad, group in zip(block.rejected, rejected_groups, strict=True)
+                replace(rejection, query_id=str(group + 1))
+                for rejection, group in zip(block.rejected, rejected_groups, strict=True)
             ],
         )
         previous = int(group_N[-1]) if len(group_N) else previous

@@ -268,14 +268,14 @@ class TextReader(ABC):
             row_M[0] &= lines.first > 1 or not self.header
             faults = self._faults(lines, row_M)
             row_M[list(faults)] = False
-            bad = np.array(sorted(faults), np.int64)
+            bad_lines = np.array(sorted(faults), np.int64)
             for start in range(0, len(lines), self.batch_rows):
                 stop = start + self.batch_rows
                 rejected: list[Rejection] = []
-                for i in bad[(bad >= start) & (bad < stop)].tolist():
+                for i in bad_lines[(bad_lines >= start) & (bad_lines < stop)].tolist():
                     self._reject(rejected, lines, i, faults[i])
-                good = start + np.flatnonzero(row_M[start:stop])
-                parts = list(self._parse(lines, good, rejected)) or [(self._empty(), good[:0])]
+                good_lines = start + np.flatnonzero(row_M[start:stop])
+                parts = list(self._parse(lines, good_lines, rejected)) or [(self._empty(), good_lines[:0])]
                 table = pa.concat_tables([rows for rows, _ in parts])
                 batch = pa.record_batch([column.combine_chunks() for column in table.columns], list(self.columns))
                 lines_N = lines.first + np.concatenate([numbers for _, numbers in parts])
@@ -305,25 +305,25 @@ class TextReader(ABC):
         """The query id of a line, empty if it cannot be read."""
 
     def _parse(
-        self, lines: Lines, good: NDArray[np.int64], rejected: list[Rejection]
+        self, lines: Lines, good_lines: NDArray[np.int64], rejected: list[Rejection]
     ) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
         """Tables and line indices of the lines `good`; a block with a value that does not fit is halved until found."""
-        if not len(good):
+        if not len(good_lines):
             return
         try:
-            table = self._convert(_text_of(lines, good))
-            if len(table) != len(good):
+            table = self._convert(_text_of(lines, good_lines))
+            if len(table) != len(good_lines):
                 raise pa.ArrowInvalid("not one row per line")
         except pa.ArrowInvalid as error:
-            if len(good) == 1:
-                reason, value = self._explain(str(error), lines.bytes_of(int(good[0])))
-                self._reject(rejected, lines, int(good[0]), reason, value)
+            if len(good_lines) == 1:
+                reason, value = self._explain(str(error), lines.bytes_of(int(good_lines[0])))
+                self._reject(rejected, lines, int(good_lines[0]), reason, value)
                 return
-            middle = len(good) // 2
-            yield from self._parse(lines, good[:middle], rejected)
-            yield from self._parse(lines, good[middle:], rejected)
+            middle = len(good_lines) // 2
+            yield from self._parse(lines, good_lines[:middle], rejected)
+            yield from self._parse(lines, good_lines[middle:], rejected)
         else:
-            yield table, good
+            yield table, good_lines
 
     def _reject(self, rejected: list[Rejection], lines: Lines, index: int, reason: str, value: str = "") -> None:
         number, query = lines.first + index, self._query_of(lines.bytes_of(index))
@@ -331,14 +331,14 @@ class TextReader(ABC):
         rejected.append(Rejection(self.url, number, "unparsable", text, query, found=finding))
 
 
-def _text_of(lines: Lines, good: NDArray[np.int64]) -> pa.Buffer:
+def _text_of(lines: Lines, good_lines: NDArray[np.int64]) -> pa.Buffer:
     """The text of these lines; not a copy if they are consecutive."""
-    first, last = int(good[0]), int(good[-1])
+    first, last = int(good_lines[0]), int(good_lines[-1])
     text_U8 = lines.text_U8[lines.starts_M[first] : lines.ends_M[last] + 1]
-    if last - first + 1 > len(good):
-        wanted_M = np.zeros(last - first + 1, dtype=bool)
-        wanted_M[good - first] = True
+    if last - first + 1 > len(good_lines):
+        is_good_M = np.zeros(last - first + 1, dtype=bool)
+        is_good_M[good_lines - first] = True
         text_U8 = text_U8[
-            np.repeat(wanted_M, np.diff(lines.ends_M[first : last + 1], prepend=lines.starts_M[first] - 1))
+            np.repeat(is_good_M, np.diff(lines.ends_M[first : last + 1], prepend=lines.starts_M[first] - 1))
         ]
     return pa.py_buffer(text_U8)

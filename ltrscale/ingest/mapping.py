@@ -89,12 +89,12 @@ class _Columns(Config):
         Raises:
             ValueError: one is the position, the click or the gain too.
         """
-        what = {"positions": "place on the page", "clicks": "click", "gain": "gain"}
+        noun = {"positions": "place on the page", "clicks": "click", "gain": "gain"}
         named = {"positions": self.positions, "clicks": self.clicks, "gain": self.gain}
         for use, name in named.items():
             if name is not None and name in features:
                 raise ValueError(
-                    f"{name!r} is the {what[use]} of a document ({use}) and cannot be a feature too: nobody knows it "
+                    f"{name!r} is the {noun[use]} of a document ({use}) and cannot be a feature too: nobody knows it "
                     "when a list is to be ranked; leave it out of the features"
                 )
 
@@ -208,8 +208,8 @@ class ColumnMapping(_Columns):
         if isinstance(self.grades, dict):
             for value, grade in self.grades.items():
                 if not 0 <= grade <= HIGHEST_LABEL:
-                    what = f"{value}: {grade:g} is no grade"
-                    raise ValueError(f"grades: {what}; give each value one from 0 to {HIGHEST_LABEL}")
+                    problem = f"{value}: {grade:g} is no grade"
+                    raise ValueError(f"grades: {problem}; give each value one from 0 to {HIGHEST_LABEL}")
         elif list(self.grades) != sorted(set(self.grades)):
             raise ValueError("grades: cut points must rise")
         if not self.grades:

@@ -126,11 +126,11 @@ def check_expected(expect: Mapping[str, Expected], manifest: Manifest) -> None:
     for period, expected in expect.items():
         cells = [cell for file in manifest.files if file.period == period for cell in file.row_groups]
         counts = {"groups": sum(cell.groups for cell in cells), "documents": sum(cell.documents for cell in cells)}
-        stated = {name: count for name, count in expected if count is not None}
-        if any(counts[name] != count for name, count in stated.items()):
-            wanted = " and ".join(f"{count:,} {name}" for name, count in stated.items())
-            actual = " and ".join(f"{counts[name]:,}" for name in stated)
-            wrong.append(f"period {period!r}: expected {wanted}, found {actual}")
+        expected_by_name = {name: count for name, count in expected if count is not None}
+        if any(counts[name] != count for name, count in expected_by_name.items()):
+            expected_counts = " and ".join(f"{count:,} {name}" for name, count in expected_by_name.items())
+            actual_counts = " and ".join(f"{counts[name]:,}" for name in expected_by_name)
+            wrong.append(f"period {period!r}: expected {expected_counts}, found {actual_counts}")
     if wrong:
         rejected = manifest.accounting.rows_rejected
         raise InputError(
@@ -156,8 +156,8 @@ def report_counts(out: str, new: Manifest, report: Report, *, added: bool) -> No
         shown = (f"{size:,}" for size in sizes)
         log.info("prepare: %s: %s texts, %s tokens, longest %s; %s texts cut, by %s tokens", column, *shown)
     tokens = {column: summary.model_dump() for column, summary in new.token_summaries.items()}
-    counted = {"labelled": counts.labelled, "longest": new.longest} | ({"tokens": tokens} if tokens else {})
-    report({"stage": "prepare", **a.model_dump(), **counted})
+    figures = {"labelled": counts.labelled, "longest": new.longest} | ({"tokens": tokens} if tokens else {})
+    report({"stage": "prepare", **a.model_dump(), **figures})
 
 
 def warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
@@ -191,12 +191,12 @@ def log_shortcuts(new: Manifest) -> None:
 def warn_of_places(out: str, names: Sequence[str]) -> None:
     """Warn of features that are the place at which a document was shown, or are made from it."""
     if names:
-        which = f"features {', '.join(names)} order" if len(names) > 1 else f"feature {names[0]!r} orders"
+        subject = f"features {', '.join(names)} order" if len(names) > 1 else f"feature {names[0]!r} orders"
         log.warning(
             "prepare: %s: %s every list as its positions do: a place is not known before a list is ranked, and a model "
             "that has it repeats what was shown; leave it out, unless it is a score that is known then",
             out,
-            which,
+            subject,
         )
 
 

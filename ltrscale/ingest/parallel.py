@@ -57,8 +57,8 @@ def write_with_ray(
         InputError: as `write_unit`, from the first task that fails; or a task's process dies again and again.
     """
     work = replace(work, out=storage.absolute(work.out))
-    alone = len(units) == 1 and not len(ids.groups)
-    share = 1.0 if alone else 0.5  # of the bytes, for each pass
+    single = len(units) == 1 and not len(ids.groups)
+    share = 1.0 if single else 0.5  # of the bytes, for each pass
     surveys: dict[int, Survey] = {}
     done: dict[int, _WrittenUnit] = {}
 
@@ -74,7 +74,7 @@ def write_with_ray(
     names = [str(unit) for unit in units]
     with ray_cluster(1):
         plans = [_Plan(start, np.empty(0, np.uint64))]
-        if not alone:
+        if not single:
             run_tasks(_survey, [(work, unit) for unit in units], names, surveyed)
             plans = list(_plans((surveys.pop(i) for i in range(len(units))), start, ids))
         leases = storage.held()

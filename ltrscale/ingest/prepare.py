@@ -102,8 +102,8 @@ class PrepareJob(Stage):
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Make the data set, or add to it; and ask of features that may be known only after users have acted."""
-        made = prepare(self.own_settings(), self.out, ray=self.ray, report=report, for_scoring=self.for_scoring)
-        if not self.for_scoring and made.manifest.counts().labelled:
+        dataset = prepare(self.own_settings(), self.out, ray=self.ray, report=report, for_scoring=self.for_scoring)
+        if not self.for_scoring and dataset.manifest.counts().labelled:
             ask_of_leaks(self.out)
 
     @property
@@ -155,8 +155,8 @@ def prepare(
         before = _before(config, out)
         work = UnitSettings(config, config.source.find_features(files), files[0], out)
         if before is not None:
-            taken = frozenset(before.manifest.periods)
-            work = replace(work, features=check_addable(before, work), taken=taken)
+            existing = frozenset(before.manifest.periods)
+            work = replace(work, features=check_addable(before, work), taken=existing)
         sizes = [storage.size(file.url) for file in files]
         first = next_unit(before.manifest) if before else 0
         units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
@@ -313,12 +313,12 @@ def find_fills(work: UnitSettings, units: Sequence[Unit], before: Dataset | None
         InputError: no numeric feature is named so; a feature has no value to take a median of; the data set that is
             added to fills other features, or with other numbers.
     """
-    wanted = work.config.source.wanted_fills(work.features)
+    fills = work.config.source.wanted_fills(work.features)
     if before is not None:
-        _check_same(before, wanted)
+        _check_same(before, fills)
         return before.manifest.fills
-    constants = {name: float(np.float32(value)) for name, value in wanted.items() if value != "median"}
-    return constants | _medians([name for name, value in wanted.items() if value == "median"], work, units)
+    constants = {name: float(np.float32(value)) for name, value in fills.items() if value != "median"}
+    return constants | _medians([name for name, value in fills.items() if value == "median"], work, units)
 
 
 def _check_same(before: Dataset, new_fills: Mapping[str, Fill]) -> None:

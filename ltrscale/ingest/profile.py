@@ -207,9 +207,9 @@ def _readable(kind: pa.DataType) -> bool:
 def _times(
     distinct_values: pa.Array, kind: pa.DataType, bad_V: NDArray[np.bool_]
 ) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.bool_]]:
-    """The formats of a column's distinct values, their times in the best one, and those that are none.
+    """The formats of a column's distinct values, their times in the best one, and those that are not times.
 
-    `bad_V` are the values that are no numbers, which stay the bad ones where the column is none of times.
+    `bad_V` are the values that are not numbers, which stay the bad ones where the column has no times.
     """
     tried, formats = distinct_values.slice(0, _TRIED), []
     if len(tried) and (_readable(kind) or _is_stamp(kind)):
@@ -263,7 +263,7 @@ class KeyLists:
 
     @classmethod
     def of(cls, codes_N: ValueCodes) -> "KeyLists":
-        """The lists of a key; -1 is none."""
+        """The lists of a key; -1 means none."""
         valid_N = codes_N[codes_N >= 0]
         n, lengths_V = len(valid_N), np.bincount(valid_N)
         distinct = int(np.count_nonzero(lengths_V))
@@ -315,7 +315,7 @@ class KeyLists:
 
 @dataclass(frozen=True)
 class Structure:
-    """Columns of many rows as numbers: equal values have equal numbers from 0 on, and -1 is none."""
+    """Columns of many rows as numbers: equal values have equal numbers from 0 on, and -1 means none."""
 
     codes: Mapping[str, ValueCodes]
     values: Mapping[str, pa.Array]

@@ -82,8 +82,8 @@ Scores = Iterable[tuple[float, str]]
 
 def candidate(column: LogColumn, points: Scores) -> Candidate:
     """A candidate with the sum of its points."""
-    points = [(score, why) for score, why in points if round(score, 1)]
-    return Candidate(column, sum(score for score, _ in points), tuple(why for _, why in points))
+    points = [(score, reason) for score, reason in points if round(score, 1)]
+    return Candidate(column, sum(score for score, _ in points), tuple(reason for _, reason in points))
 
 
 def choose_role(candidates: Sequence[Candidate], *, least: float, rivals: int = 0) -> Choice | None:
@@ -102,8 +102,8 @@ def choose_role(candidates: Sequence[Candidate], *, least: float, rivals: int = 
     if not ranked or ranked[0].score < least:
         return None
     best, others = ranked[0], ranked[1:4]
-    near = [each.name for each in others if each.score > best.score - _CLOSE and each.score >= least]
-    doubt = f"{' or '.join(near)} {'is' if len(near) == 1 else 'are'} as likely" if near else ""
+    close = [each.name for each in others if each.score > best.score - _CLOSE and each.score >= least]
+    doubt = f"{' or '.join(close)} {'is' if len(close) == 1 else 'are'} as likely" if close else ""
     worth = [i < rivals or each.score >= max(least, best.score - 6) for i, each in enumerate(others)]
     return Choice(best, tuple(each for each, named in zip(others, worth, strict=True) if named), doubt)
 
@@ -227,8 +227,8 @@ def items(columns: Sequence[LogColumn], query: LogColumn, seen: Structure) -> li
     lists = seen.lists(query.name)
 
     def points(column: LogColumn) -> Scores:
-        alone = _thing(column, seen, keys)
-        yield alone.score, "; ".join(alone.reasons)
+        own = _thing(column, seen, keys)
+        yield own.score, "; ".join(own.reasons)
         repeats = lists.repeats(seen.codes[column.name])
         yield 1.0 - 8.0 * repeats, f"{repeats:.1%} of the rows repeat one in their list" if repeats else "once a list"
         if lists.constant(seen.codes[column.name]) > 0.9:
@@ -332,8 +332,8 @@ def _label_points(column: LogColumn, query: LogColumn, seen: Structure, item: Lo
     if points > 0 and with_one < _RARE and (positive_Q > 0).sum() < 500:
         yield -2.0, f"above 0 in {with_one:.1%} of the lists only"
     if points < 0 and column.distinct == 2 and with_one > 0.2 and (positive_Q <= 1).mean() > 0.95:
-        own = item is not None and item.name in seen and seen.decides(item.name, column.name)
-        yield (0.0, "") if own else (3.5, "one row a list at most")
+        belongs_to_item = item is not None and item.name in seen and seen.decides(item.name, column.name)
+        yield (0.0, "") if belongs_to_item else (3.5, "one row a list at most")
 
 
 def positions(columns: Sequence[LogColumn], query: LogColumn, seen: Structure) -> list[Candidate]:

@@ -124,7 +124,7 @@ class Source(Config):
         return None
 
     def typed_rows(self, url: str, batch_rows: int) -> Iterator[tuple[int, Mapping[str, Any]]] | None:  # noqa: ARG002
-        """The rows of a file with their numbers, as values with types of their own; None if its rows are text."""
+        """The rows of a file with their numbers, as typed values; None if its rows are text."""
         return None
 
     def wanted_fills(self, features: Sequence[Feature]) -> dict[str, Fill]:  # noqa: ARG002

@@ -103,14 +103,14 @@ def parse_lines(text: bytes, file: str, first_line: int, row_format: RowFormat) 
     if left_L.any():
         slow = []
         lines = text.split(b"\n")
-        for at in np.flatnonzero(left_L).tolist():
-            words = lines[at].partition(b"#")[0].split()
+        for index in np.flatnonzero(left_L).tolist():
+            words = lines[index].partition(b"#")[0].split()
             row = _parse_row(words, row_format)
             if isinstance(row, _Row):
-                slow.append((at, row))
+                slow.append((index, row))
             else:
                 query_id = _query_id(words) if row_format.qid else ""
-                rejected.append(Rejection(file, first_line + at, row, shown_line(lines[at]), query_id))
+                rejected.append(Rejection(file, first_line + index, row, shown_line(lines[index]), query_id))
         rows = _merge(rows, _stack(slow, row_format))
     return RowBlock(
         file=file,
@@ -118,7 +118,7 @@ def parse_lines(text: bytes, file: str, first_line: int, row_format: RowFormat) 
         query_ids_N=pa.array(rows.ids, pa.string()),
         features_NF=rows.features_RF,
         labels_N=rows.labels_R,
-        doc_ids_N=None if comments is None else _doc_ids([comments[at] for at in rows.at_R.tolist()]),
+        doc_ids_N=None if comments is None else _doc_ids([comments[index] for index in rows.at_R.tolist()]),
         rejected=rejected,
         texts=LineTexts(text, first_line),
     )
@@ -144,23 +144,23 @@ def _stack(rows: Sequence[tuple[int, _Row]], row_format: RowFormat) -> _Rows:
     for r, (_, row) in enumerate(rows):
         features_RF[r] = row.features_F
     return _Rows(
-        np.array([at for at, _ in rows], np.int64),
+        np.array([index for index, _ in rows], np.int64),
         [row.query_id for _, row in rows],
         np.array([row.label for _, row in rows], np.float32),
         features_RF,
     )
 
 
-def _merge(some: _Rows, others: _Rows) -> _Rows:
+def _merge(first: _Rows, second: _Rows) -> _Rows:
     """All rows in the order of their lines."""
-    at_R = np.concatenate([some.at_R, others.at_R])
+    at_R = np.concatenate([first.at_R, second.at_R])
     order = np.argsort(at_R)
-    ids = [*some.ids, *others.ids]
+    ids = [*first.ids, *second.ids]
     return _Rows(
         at_R[order],
         [ids[r] for r in order.tolist()],
-        np.concatenate([some.labels_R, others.labels_R])[order],
-        np.concatenate([some.features_RF, others.features_RF])[order],
+        np.concatenate([first.labels_R, second.labels_R])[order],
+        np.concatenate([first.features_RF, second.features_RF])[order],
     )
 
 
@@ -258,8 +258,8 @@ def _convert(text: bytes, layout: _Layout, row_format: RowFormat) -> _Rows:
         falls_V = np.diff(indices_V, prepend=0) <= 0
         starts_R = (ends_R - layout.counts_R)[layout.counts_R > 0]
         falls_V[starts_R] = indices_V[starts_R] <= 0
-        bad = np.flatnonzero(falls_V | (indices_V > n_features))
-        good_R[np.searchsorted(ends_R, bad, side="right")] = False
+        bad_values = np.flatnonzero(falls_V | (indices_V > n_features))
+        good_R[np.searchsorted(ends_R, bad_values, side="right")] = False
         row_V = np.repeat(np.arange(n_rows), layout.counts_R)
         sound_V = np.repeat(good_R, layout.counts_R)
         features_RF = np.zeros((n_rows, n_features), np.float32)
@@ -270,8 +270,10 @@ def _convert(text: bytes, layout: _Layout, row_format: RowFormat) -> _Rows:
         ids = [text[start:end].decode() for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
     if good_R.all():
         return _Rows(layout.at_R, ids, labels_R, features_RF)
-    good = np.flatnonzero(good_R)
-    return _Rows(layout.at_R[good], [ids[r] for r in good.tolist()], labels_R[good], features_RF[good])
+    good_rows = np.flatnonzero(good_R)
+    return _Rows(
+        layout.at_R[good_rows], [ids[r] for r in good_rows.tolist()], labels_R[good_rows], features_RF[good_rows]
+    )
 
 
 def _rising(text: bytes, indices_V: _Words, n_features: int) -> Bools:

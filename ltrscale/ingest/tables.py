@@ -38,7 +38,7 @@ def parquet_schema(url: str) -> pa.Schema:
 
 
 class Raw(NamedTuple):
-    """Some rows with their line or row numbers and texts, the lines that are none, and the share of the file so far."""
+    """Some rows with their line or row numbers and texts, the lines rejected, and the share of the file so far."""
 
     rows: pa.RecordBatch
     lines_N: NDArray[np.int64]
@@ -263,8 +263,8 @@ def with_joined(schema: pa.Schema, joins: Sequence[Join], dialect: Callable[[str
     for join in joins:
         for name in join.key:
             if name not in schema.names:
-                near = suggestion(name, schema.names, "its columns are")
-                raise InputError(f"{file}: no column {name!r}, which joins {join.path}; {near}")
+                hint = suggestion(name, schema.names, "its columns are")
+                raise InputError(f"{file}: no column {name!r}, which joins {join.path}; {hint}")
         table = _schema(join, storage.list_files(join.path)[0], dialect)
         for name, column in join.columns.items():
             if name in schema.names:
@@ -282,8 +282,8 @@ def load_table(join: Join, dialect: Callable[[str], Dialect]) -> Joined:
     keys, columns = [], {name: list[pa.Array]() for name in join.columns}
     for url in storage.list_files(join.path):
         schema = _schema(join, url, dialect)
-        wanted = {*join.key.values(), *join.columns.values()}
-        names = [name for name in schema.names if name in wanted]
+        needed = {*join.key.values(), *join.columns.values()}
+        names = [name for name in schema.names if name in needed]
         numbers = {name for name in names if cols.is_number(schema.field(name).type)} - {*join.key.values()}
         of_url = dialect(url)
         for raw in read_rows(

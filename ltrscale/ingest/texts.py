@@ -98,8 +98,10 @@ class ReadyIds(Tokenizer):
 
     def open(self, texts: TextSource) -> Encoding:  # noqa: ARG002
         """A vocabulary alone; special tokens that have no id get those from `size` on."""
-        if bad := [f"{name}: {i}" for name, i in self.special.items() if not 0 <= i < self.size]:
-            raise InputError(f"tokenizer.special: {bad[0]} is not below size {self.size}; leave it out for a new id")
+        if out_of_range := [f"{name}: {i}" for name, i in self.special.items() if not 0 <= i < self.size]:
+            raise InputError(
+                f"tokenizer.special: {out_of_range[0]} is not below size {self.size}; leave it out for a new id"
+            )
         new = [name for name in SPECIAL if name not in self.special]
         special = {**self.special, **{name: self.size + i for i, name in enumerate(new)}}
         return Encoding(Vocabulary(size=self.size + len(new), special=special))
@@ -129,8 +131,8 @@ class WordPieces(Tokenizer):
         try:
             words = content.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
         except UnicodeDecodeError as error:
-            what = f"no text in UTF-8 ({error}); name a file with one word piece per line"
-            raise InputError(f"{self.path}: {what}") from error
+            problem = f"no text in UTF-8 ({error}); name a file with one word piece per line"
+            raise InputError(f"{self.path}: {problem}") from error
         return _encoding(_bert({word: i for i, word in enumerate(words)}, self.lowercase), self.path)
 
 
@@ -188,8 +190,8 @@ class KnownTokenizer(Tokenizer):
         try:
             tokenizer = library.Tokenizer.from_buffer(content)
         except Exception as error:  # the library raises no narrower class
-            what = f"no tokenizer of the library tokenizers ({error}); name a tokenizer.json"
-            raise InputError(f"{self.path}: {what}") from error
+            problem = f"no tokenizer of the library tokenizers ({error}); name a tokenizer.json"
+            raise InputError(f"{self.path}: {problem}") from error
         return _encoding(tokenizer, self.path)
 
 
@@ -292,8 +294,8 @@ class TokenColumns(Config):
         """The fields of the data set, with the columns that they are read from."""
         owners: dict[Owner, Mapping[str, TextColumn]] = {"query": self.query, "document": self.document}
         return {
-            TokenField(name=name, of=of, max_tokens=text.max_tokens): text
-            for of, named in owners.items()
+            TokenField(name=name, of=owner, max_tokens=text.max_tokens): text
+            for owner, named in owners.items()
             for name, text in named.items()
         }
 
@@ -370,8 +372,8 @@ class _Ids:
             return _Ids(self.ids_T, np.zeros(len(place_N), np.int64), missing_N, {})
         lengths_N = np.where(missing_N, 0, self.lengths_N[place_N])
         starts_N = (np.cumsum(self.lengths_N) - self.lengths_N)[place_N]
-        bad = np.array(sorted(self.faults), np.int64)
-        rows = np.flatnonzero(np.isin(place_N, bad) & ~missing_N).tolist()
+        bad_places = np.array(sorted(self.faults), np.int64)
+        rows = np.flatnonzero(np.isin(place_N, bad_places) & ~missing_N).tolist()
         faults = {i: self.faults[int(place_N[i])] for i in rows}
         return _Ids(self.ids_T[_runs(starts_N, lengths_N)], lengths_N, missing_N, faults)
 
@@ -399,9 +401,9 @@ def _of_numbers(texts: pa.StringArray) -> _Ids:
     empty_T = pc.equal(flat, "").to_numpy(zero_copy_only=False)  # the only part of an empty text
     good_T = pc.match_substring_regex(flat, r"^-?[0-9]{1,18}$").to_numpy(zero_copy_only=False)
     ids_T = pc.if_else(pa.array(good_T), flat, "0").cast(pa.int64()).to_numpy()[~empty_T]
-    bad = np.flatnonzero(~good_T & ~empty_T)
+    bad_rows = np.flatnonzero(~good_T & ~empty_T)
     faults: dict[int, str] = {}
-    for i in bad.tolist():
+    for i in bad_rows.tolist():
         faults.setdefault(int(row_T[i]), f"has {flat[i].as_py()[:_SHOWN]!r}, which is no token id")
     lengths_N = np.bincount(row_T[~empty_T], minlength=len(texts)).astype(np.int64)
     return _Ids(ids_T, lengths_N, np.zeros(len(texts), bool), faults)

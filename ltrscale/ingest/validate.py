@@ -187,14 +187,14 @@ class Validator:
 
         group_N = np.repeat(np.arange(len(lengths_Q)), lengths_Q)
         kept_N = ~rejected_Q[group_N]
-        bad: list[tuple[int, Rule]] = []
+        bad_rows: list[tuple[int, Rule]] = []
         for rule, bad_N in self._row_rules(rows, group_N, kept_N):
             if rule == "duplicate_document" and self.duplicates != "reject":
                 self.rows_merged += int(bad_N.sum())
                 continue
-            bad += [(i, rule) for i in np.flatnonzero(bad_N).tolist()]
+            bad_rows += [(i, rule) for i in np.flatnonzero(bad_N).tolist()]
         if self.quarantine is not None:
-            self.quarantine.add(self._reject(pieces, i, rule) for i, rule in sorted(bad))
+            self.quarantine.add(self._reject(pieces, i, rule) for i, rule in sorted(bad_rows))
 
         kept_Q = np.bincount(group_N[kept_N], minlength=len(lengths_Q))
         self.rows_kept += int(kept_Q.sum())
@@ -290,9 +290,9 @@ def _repeated(
     # one number for each pair of group and document id: codes are below the number of rows
     pairs = group_N[rows] * len(doc_ids_N) + codes
     order = np.lexsort((rank_N[rows], pairs))  # stable: the first of equal rank comes first
-    again = np.diff(pairs[order]) == 0
+    same_as_last = np.diff(pairs[order]) == 0
     repeated_N = np.zeros(len(doc_ids_N), dtype=bool)
-    repeated_N[rows[order[1:][again]]] = True
+    repeated_N[rows[order[1:][same_as_last]]] = True
     return repeated_N
 
 

@@ -87,7 +87,7 @@ class Sequences:
 
     @cached_property
     def places_T(self) -> Tensor:
-        """Where each token lies after the buckets' tokens are put end to end."""
+        """Where each token lies after the buckets' tokens are concatenated."""
         return inverse(torch.cat([rows_ML.flatten()[slots] for rows_ML, _, slots in self.buckets]))
 
     @cached_property
@@ -260,7 +260,7 @@ _UNUSED = ("cls.", "classifier.", "qa_outputs.", "pooler.", "embeddings.position
 def bert_config(
     values: Mapping[str, Any], *, where: str, dropout: float, pooler: Literal["cls", "tanh"]
 ) -> tuple[BertConfig, int]:
-    """The sizes of a `config.json`, with a dropout and a pooler of one's own, and the size of its vocabulary.
+    """The sizes of a `config.json`, with the given dropout and pooler, and the size of its vocabulary.
 
     Raises:
         InputError: it is no BERT, or one of another architecture, or a size is missing.

@@ -32,7 +32,7 @@ class MeanRanker(nn.Module):
     """The mean of several rankers' scores, like DASALC-ens, the mean of 3 to 5 runs (QIN21, section 4.4)."""
 
     learns: ClassVar = False
-    """Whether it has a layer of its own to train."""
+    """Whether it has its own layer to train."""
 
     def __init__(self, parts: Sequence[Ranker]) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class ConcatRanker(nn.Module):
     """
 
     learns: ClassVar = True
-    """Whether it has a layer of its own to train."""
+    """Whether it has its own layer to train."""
 
     def __init__(self, parts: Sequence[Ranker], *, dropout: float = 0.0) -> None:
         super().__init__()

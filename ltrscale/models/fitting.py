@@ -197,10 +197,10 @@ def quantiles(rows_MF: NDArray[np.float32], n_quantiles: int) -> Tensor:
     """
     quantiles_FK = np.zeros((rows_MF.shape[1], n_quantiles))
     for feature, values_M in enumerate(rows_MF.T):
-        seen = np.sort(values_M[~np.isnan(values_M)])
-        if len(seen):
-            places_K = np.linspace(0, len(seen) - 1, n_quantiles)
-            quantiles_FK[feature] = np.interp(places_K, np.arange(len(seen)), seen)
+        present = np.sort(values_M[~np.isnan(values_M)])
+        if len(present):
+            places_K = np.linspace(0, len(present) - 1, n_quantiles)
+            quantiles_FK[feature] = np.interp(places_K, np.arange(len(present)), present)
     return torch.from_numpy(quantiles_FK).float()
 
 

@@ -88,7 +88,7 @@ class DeepFM(Encoder):
         self.weights_P = nn.Parameter(torch.empty(numeric).uniform_(-first_bound, first_bound))
         vectors_PE = torch.empty(numeric if config.numeric_fields else 0, dimensions)
         self.vectors_PE = nn.Parameter(vectors_PE.uniform_(-bound, bound))
-        first, *rest = hidden_layers(
+        first, *further = hidden_layers(
             fields * dimensions if config.numeric_fields else self.features.width,
             config.hidden,
             activate=config.activation,
@@ -96,7 +96,7 @@ class DeepFM(Encoder):
             batch_norm=config.batch_norm,
         )
         assert isinstance(first, nn.Linear)
-        self.first, self.rest = first, nn.Sequential(*rest)
+        self.first, self.rest = first, nn.Sequential(*further)
 
     def forward(self, x_NF: Tensor) -> Tensor:
         """Transformed features [N, F] to embeddings [N, D]."""

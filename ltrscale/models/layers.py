@@ -74,13 +74,13 @@ def depths(encoder: nn.Module) -> list[list[nn.Parameter]]:
     inputs = list(encoder.parameters(recurse=False))
     layers = [inputs]
     for module in _in_sequence(encoder):
-        own = list(module.parameters())
+        parameters = list(module.parameters())
         if isinstance(module, FeatureEmbedding | nn.Embedding):
-            inputs += own
+            inputs += parameters
         elif isinstance(module, MicroBatchNorm | nn.LayerNorm):
-            layers[-1] += own
+            layers[-1] += parameters
         else:
-            layers.append(own)
+            layers.append(parameters)
     return [layer for layer in layers if layer]
 
 

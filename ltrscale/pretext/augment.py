@@ -416,8 +416,8 @@ class MaskConfig(Config):
         matches = {key: [name for name in names if fnmatchcase(name, key)] for key in self.columns if key not in names}
         for key, matching in matches.items():
             if not matching:
-                near = nearest(key, names)
-                raise InputError(f"pretrain.mask.columns: no feature is or matches {key!r}; the nearest is {near!r}")
+                closest = nearest(key, names)
+                raise InputError(f"pretrain.mask.columns: no feature is or matches {key!r}; the nearest is {closest!r}")
         rates = []
         for kind, name in zip(kinds, names, strict=True):
             patterns = [self.columns[key] for key, matching in matches.items() if name in matching]

@@ -332,11 +332,11 @@ def _left_out(tile_MRC: Tensor, r: slice, c: slice, width: int, *, with_positive
 
     Of the U views of a group, those that are U / 2 apart belong to the same document.
     """
-    apart = r.start - c.start
+    shift = r.start - c.start
     if r == c:
         yield tile_MRC.diagonal(0, 1, 2)
     if not with_positive:
-        yield from (tile_MRC.diagonal(apart + other, 1, 2) for other in (width // 2, -(width // 2)))
+        yield from (tile_MRC.diagonal(shift + other, 1, 2) for other in (width // 2, -(width // 2)))
 
 
 class _CrossLogSumExp(torch.autograd.Function):

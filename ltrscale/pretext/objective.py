@@ -66,9 +66,11 @@ class Objective(Config):
             ValueError: the one reads text, and the other features.
         """
         if self.reads_tokens != any(encoder.reads_tokens):
-            kind, what = kind_of(type(self)), "text" if self.reads_tokens else "features"
+            kind, input_name = kind_of(type(self)), "text" if self.reads_tokens else "features"
             remedy = "a cross_encoder" if self.reads_tokens else "masked_language as the method for it"
-            raise ValueError(f"method {kind} learns from {what}, and encoder {encoder.kind} does not; take {remedy}")
+            raise ValueError(
+                f"method {kind} learns from {input_name}, and encoder {encoder.kind} does not; take {remedy}"
+            )
 
     def losses(self, net: "Pretrainer", x_NF: Tensor, draw: Draw) -> Tensor:
         """The loss of each document of a micro-batch, shape [N], or of each hidden token."""

@@ -1,6 +1,6 @@
 """Watching pretraining: how well the projections of two views tell documents apart, and whether that is too easy.
 
-An encoder that recognises a document by a value of its own, or maps all documents to one point, has a fine loss and has
+An encoder that recognises a document by a unique value, or maps all documents to one point, has a fine loss and has
 learnt nothing. Both show in the geometry of the projections.
 
 Shapes: N documents, D projection, Q1 = Q + 1 offsets; A anchors, which are compared with C documents.

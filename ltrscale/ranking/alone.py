@@ -46,8 +46,8 @@ class There(Config):
     @property
     def stated(self) -> str:
         """In words."""
-        how = self.how if self.usual is None else f"other than {self.usual:g}"
-        return f"{how} for {self.relevant:.1%} of the relevant documents and {self.others:.1%} of the others"
+        state = self.how if self.usual is None else f"other than {self.usual:g}"
+        return f"{state} for {self.relevant:.1%} of the relevant documents and {self.others:.1%} of the others"
 
 
 class Alone(Config):
@@ -175,19 +175,19 @@ def _by_code(x_N: Tensor, labels_N: Tensor, group_N: Tensor) -> Tensor:
 
 
 def _marked(x_N: Tensor, relevant_N: Tensor) -> Iterator[There]:
-    """The documents that are known, missing, or not as most are, where that tells any apart."""
+    """The documents that are known, missing, or not as most are, where these differ from the rest."""
     present_N = ~x_N.isnan()
     values_V, count_V = np.unique(x_N[present_N].numpy(), return_counts=True)
     usual = float(values_V[count_V.argmax()]) if len(values_V) else None
     base = float(relevant_N.double().mean()) if len(x_N) else 1.0
-    for how, marked_N in (("known", present_N), ("missing", ~present_N), ("unusual", present_N & (x_N != usual))):
+    for state, marked_N in (("known", present_N), ("missing", ~present_N), ("unusual", present_N & (x_N != usual))):
         n, n_relevant = int(marked_N.sum()), int((marked_N & relevant_N).sum())
         if not 0 < n < len(x_N) or base in (0.0, 1.0):
             continue
         of_relevant, of_others = n_relevant / (base * len(x_N)), (n - n_relevant) / ((1 - base) * len(x_N))
         yield There(
-            how=how,
-            usual=usual if how == "unusual" else None,
+            how=state,
+            usual=usual if state == "unusual" else None,
             relevant=of_relevant,
             others=of_others,
             certain=(_wilson_low(n_relevant, n) - base) / (1 - base),

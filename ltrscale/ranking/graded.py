@@ -1,4 +1,4 @@
-"""Further metrics: DCG, ERR, rank-biased precision, NDCG with gains of one's own. The policy is that of `metrics`.
+"""Further metrics: DCG, ERR, rank-biased precision, NDCG with custom gains. The policy is that of `metrics`.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group and the first K ranks.
 """
@@ -198,10 +198,10 @@ class GainNDCGConfig(Metric):
     @property
     def policy(self) -> str:
         """As that of NDCG, with its own gains."""
-        ours = NDCGConfig(k=self.k).policy
+        of_ndcg = NDCGConfig(k=self.k).policy
         table = "" if self.gains == "column" else f"{', '.join(f'{g:g}' for g in self.gains)} by label"
         text = table or "of the column `gains`, 0 where it has none"
-        return ours.replace("gain 2^y - 1", f"gain {text}").replace("without relevance", "without gain")
+        return of_ndcg.replace("gain 2^y - 1", f"gain {text}").replace("without relevance", "without gain")
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `gain_ndcg`; needs a table of gains."""
@@ -214,7 +214,7 @@ class GainNDCGConfig(Metric):
         return ideal_dcg(table_gain(labels_N, self.gains), offsets_Q1, k=self.k)
 
     def of_groups(self, scores_N: Tensor, groups: QueryGroups) -> Tensor:
-        """See `gain_ndcg`; a document without a gain of its own has 0, where these are chosen.
+        """See `gain_ndcg`; a document without its own gain has 0, where these are chosen.
 
         Raises:
             ValueError: the groups have no gains, one is negative, or a label is not in the table.

@@ -4,7 +4,7 @@ Each rule was read off the program's documentation or source, and the tests comp
 installed with the program itself. Versions: LightGBM 4.7, XGBoost 3.2, CatBoost 1.2, pytrec_eval-terrier 0.5,
 scikit-learn 1.9, ranx 0.3, LETOR 4.0's script of 2009-04-24, allRank 1.4.
 
-LETOR's script has functions of its own, for comparison with published figures only. Its policy differs from that of
+LETOR's script has its own functions, for comparison with published figures only. Its policy differs from that of
 `ltrscale.ranking.metrics` in five ways, each of which changes the mean:
 - a group without a relevant document counts as 0;
 - documents with equal scores keep the order of the input;

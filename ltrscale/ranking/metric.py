@@ -147,7 +147,7 @@ _SET_FOR_ALL = ("kind", "k", "threshold", "grades", "gains")
 class Metric(Config):
     """A metric as a config selects it.
 
-    It may have a cut-off `k`, a `threshold`, the lowest relevant label, and keys of its own, which its name states.
+    It may have a cut-off `k`, a `threshold`, the lowest relevant label, and its own keys, which its name states.
     """
 
     kind: str
@@ -168,10 +168,10 @@ class Metric(Config):
     def made(
         cls, *, k: int | None = None, threshold: float = 1.0, grades: int = 4, own: Iterable[tuple[str, str]] = ()
     ) -> Self:
-        """Creates the metric; a value that it has no field for is ignored, but for keys of its own."""
+        """Creates the metric; a value that it has no field for is ignored, except for its own keys."""
         values = {"k": k, "threshold": threshold, "grades": grades}
-        taken = {name: value for name, value in values.items() if name in cls.model_fields and value is not None}
-        return cls.model_validate(taken | dict(own))
+        known_values = {name: value for name, value in values.items() if name in cls.model_fields and value is not None}
+        return cls.model_validate(known_values | dict(own))
 
     @classmethod
     def needs_cutoff(cls) -> bool:
@@ -185,7 +185,7 @@ class Metric(Config):
 
     @property
     def name(self) -> str:
-        """The kind, with the keys of its own that differ from their defaults, and the cut-off if the metric has one.
+        """The kind, with those of its own keys that differ from their defaults, and the cut-off if the metric has one.
 
         Example:
             >>> from ltrscale.ranking.metrics import MRRConfig, NDCGConfig
@@ -213,8 +213,8 @@ class Metric(Config):
             'ties by expectation; relevant from label 1 on; groups without relevance left out'
         """
         values = self.model_dump()
-        own = [f"{key} {values[key]}" for key in self.own_keys()]
-        return "; ".join([*own, self.rules.text(self.affected_by(), threshold=values.get("threshold", 1.0))])
+        own_settings = [f"{key} {values[key]}" for key in self.own_keys()]
+        return "; ".join([*own_settings, self.rules.text(self.affected_by(), threshold=values.get("threshold", 1.0))])
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]; NaN where it is undefined."""

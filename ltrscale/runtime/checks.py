@@ -100,19 +100,21 @@ def gpus(declared: float = 0) -> CheckResult:
     import torch  # imported late: it takes seconds
 
     driver = next(iter(_DRIVER.read_text().splitlines()), "") if _DRIVER.exists() else ""
-    seen = torch.cuda.device_count()
+    n_visible = torch.cuda.device_count()
     if driver and torch.version.cuda is None:
         remedy = "install torch from PyPI, or from the index of your CUDA version (README.md)"
         return CheckResult("error", f"a driver is there ({driver}), but torch {torch.__version__} has no CUDA", remedy)
-    if (driver and not seen) or declared > seen:
-        what = (
-            f"Ray counts {declared:g} GPUs, torch {seen}" if declared else f"a driver is there ({driver}), but no GPU"
+    if (driver and not n_visible) or declared > n_visible:
+        description = (
+            f"Ray counts {declared:g} GPUs, torch {n_visible}"
+            if declared
+            else f"a driver is there ({driver}), but no GPU"
         )
         remedy = "update the driver; start the container with its GPUs (docker run --gpus all, nvidia.com/gpu)"
-        return CheckResult("error", f"{what}; torch is for CUDA {torch.version.cuda}", remedy)
-    if not seen:
+        return CheckResult("error", f"{description}; torch is for CUDA {torch.version.cuda}", remedy)
+    if not n_visible:
         return CheckResult("ok", "no GPU; torch computes on the CPU")
-    for i in range(seen):
+    for i in range(n_visible):
         try:
             torch.ones(2, device=f"cuda:{i}").sum().item()
         except RuntimeError as error:
@@ -121,13 +123,13 @@ def gpus(declared: float = 0) -> CheckResult:
                 "error", f"GPU {i} cannot compute ({reason})", "see nvidia-smi; restart the node if it is faulty"
             )
     name, memory = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory
-    what = f"{seen} x {name} ({memory / 1e9:.0f} GB), CUDA {torch.version.cuda}"
+    description = f"{n_visible} x {name} ({memory / 1e9:.0f} GB), CUDA {torch.version.cuda}"
     if not torch.distributed.is_nccl_available():
         return CheckResult(
-            "error", f"{what}, no NCCL: workers cannot train together", "install a torch build with NCCL"
+            "error", f"{description}, no NCCL: workers cannot train together", "install a torch build with NCCL"
         )
     nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return CheckResult("ok", f"{what}, NCCL {nccl}")
+    return CheckResult("ok", f"{description}, NCCL {nccl}")
 
 
 def shared_memory(store: float | None = None) -> CheckResult:
@@ -139,13 +141,13 @@ def shared_memory(store: float | None = None) -> CheckResult:
     if not _SHM.is_dir():
         return CheckResult("ok", "no /dev/shm on this system; Ray uses files")
     size = shutil.disk_usage(_SHM).total
-    wanted = default_store() if store is None else store
-    what = f"/dev/shm has {_gb(size)}, Ray's object store {'wants' if store is None else 'has'} {_gb(wanted)}"
-    if size >= wanted:
-        return CheckResult("ok", what)
-    remedy = f"enlarge it: docker run --shm-size={wanted * 1.1 / 1e9:.0f}g, or on Kubernetes an emptyDir with medium"
+    required = default_store() if store is None else store
+    description = f"/dev/shm has {_gb(size)}, Ray's object store {'wants' if store is None else 'has'} {_gb(required)}"
+    if size >= required:
+        return CheckResult("ok", description)
+    remedy = f"enlarge it: docker run --shm-size={required * 1.1 / 1e9:.0f}g, or on Kubernetes an emptyDir with medium"
     return CheckResult(
-        "warning", f"{what}: it would be on a disk", f"{remedy} Memory at /dev/shm (cluster/kuberay-rayjob.yaml)"
+        "warning", f"{description}: it would be on a disk", f"{remedy} Memory at /dev/shm (cluster/kuberay-rayjob.yaml)"
     )
 
 
@@ -167,12 +169,14 @@ def spill_disk(folder: Path | None = None, store: float | None = None) -> CheckR
     """
     folder = folder or Path(tempfile.gettempdir())
     usage = shutil.disk_usage(folder)
-    what = f"{folder} has {_gb(usage.free)} free of {_gb(usage.total)}"
+    description = f"{folder} has {_gb(usage.free)} free of {_gb(usage.total)}"
     remedy = "make room, or put Ray's files on another disk: ray start --temp-dir, and TMPDIR for scratch"
     if usage.free < (1 - _FULL) * usage.total:
-        return CheckResult("error", f"{what}; Ray writes nothing to a disk that is {_FULL:.0%} full", remedy)
-    wanted = default_store() if store is None else store
-    return CheckResult("warning" if usage.free < wanted else "ok", what, remedy if usage.free < wanted else "")
+        return CheckResult("error", f"{description}; Ray writes nothing to a disk that is {_FULL:.0%} full", remedy)
+    required = default_store() if store is None else store
+    return CheckResult(
+        "warning" if usage.free < required else "ok", description, remedy if usage.free < required else ""
+    )
 
 
 def _gb(bytes_: float) -> str:
@@ -181,8 +185,8 @@ def _gb(bytes_: float) -> str:
 
 def from_error(error: InputError) -> CheckResult:
     """The line of an error, whose message has what was found and the remedy."""
-    what, _, remedy = str(error).rpartition("; ")
-    return CheckResult("error", what or remedy, remedy if what else "")
+    problem, _, remedy = str(error).rpartition("; ")
+    return CheckResult("error", problem or remedy, remedy if problem else "")
 
 
 def _reporting_errors(check: Callable[[str], CheckResult]) -> Callable[[str], CheckResult]:
@@ -249,11 +253,11 @@ def clocks(ahead_s: Mapping[str, float]) -> CheckResult:
         >>> clocks({"a": 0.2, "b": -400.0}).what
         "clocks differ from this machine's by up to 400 s (b)"
     """
-    where, most = max(ahead_s.items(), key=lambda each: abs(each[1]))
-    what = f"clocks differ from this machine's by up to {abs(most):.0f} s ({where})"
+    node, most = max(ahead_s.items(), key=lambda each: abs(each[1]))
+    description = f"clocks differ from this machine's by up to {abs(most):.0f} s ({node})"
     level: Severity = "error" if abs(most) > _CLOCK_ERROR_S else "warning" if abs(most) > _CLOCK_WARNING_S else "ok"
     remedy = "synchronise the clocks (chronyd, systemd-timesyncd); S3 refuses requests that are 15 minutes off"
-    return CheckResult(level, what, "" if level == "ok" else remedy)
+    return CheckResult(level, description, "" if level == "ok" else remedy)
 
 
 def config_validity(url: str, job: str | None, config_of: Callable[[str], type[Config]]) -> CheckResult:
@@ -316,8 +320,8 @@ def open_ports(ports: Collection[int]) -> CheckResult:
         return CheckResult(
             "warning", f"something that is not Ray listens for others on {on('silent')}", "see what it is"
         )
-    seen = f"asks for a token on {on('token')}" if on("token") else "listens on no address that others reach"
-    return CheckResult("ok", f"Ray {seen} (ports {', '.join(map(str, sorted(ports)))})")
+    finding = f"asks for a token on {on('token')}" if on("token") else "listens on no address that others reach"
+    return CheckResult("ok", f"Ray {finding} (ports {', '.join(map(str, sorted(ports)))})")
 
 
 def open_dashboard(address: str) -> CheckResult:
@@ -328,8 +332,8 @@ def open_dashboard(address: str) -> CheckResult:
         case "token":
             return CheckResult("ok", f"{address} asks for a token")
         case "open" if _is_loopback(host):
-            what = f"{address} asks for no token: every user of this machine can run code there"
-            return CheckResult("warning", what, "set RAY_AUTH_MODE=token on all nodes and restart Ray")
+            problem = f"{address} asks for no token: every user of this machine can run code there"
+            return CheckResult("warning", problem, "set RAY_AUTH_MODE=token on all nodes and restart Ray")
         case "open":
             return CheckResult("error", f"{address} asks for no token: whoever reaches it can run code", _REMEDY)
     return CheckResult("error", f"{address} does not answer", "check the address, and that the cluster runs")

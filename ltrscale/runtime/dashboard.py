@@ -135,8 +135,8 @@ def follow(client: Any, attempt: str, address: str) -> int:
         with handling(leave):
             job = attempt_details(client, attempt, sys.stdout)
     except KeyboardInterrupt:
-        again = f"python -m jobs.submit --address {address} --id {attempt}"
-        message = f"following; {attempt} goes on. `{again}` follows it again, `{again} --action stop` stops it"
+        command = f"python -m jobs.submit --address {address} --id {attempt}"
+        message = f"following; {attempt} goes on. `{command}` follows it again, `{command} --action stop` stops it"
         raise Stopped(message, status=128 + come[0]) from None
     log.info("%s: %s", attempt, state(job))
     match str(job.status):

@@ -83,10 +83,8 @@ def _findings(config: DoctorConfig, config_of: Callable[[str], type[Config]]) ->
     if config.config is not None:
         yield Diagnosis(_HERE, checks.config_validity(config.config, config.job, config_of))
     pins = checks.pinned_versions()
-    alone = Look(
-        pins, "cluster/constraints.txt has", config.ports, config.patience_s, None if address else config.store
-    )
-    for line in alone.lines():
+    look = Look(pins, "cluster/constraints.txt has", config.ports, config.patience_s, None if address else config.store)
+    for line in look.lines():
         yield Diagnosis(_HERE, line)
     if address is None:
         return
@@ -137,17 +135,20 @@ def _of_nodes(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
     os.environ["RAY_ADDRESS"] = address
     with ray_cluster(0):
         ports = (*config.ports, int(ray.get_runtime_context().gcs_address.rpartition(":")[2]))
-        here = Look(
+        local_look = Look(
             config.expected or checks.versions(), "expected are", tuple({*ports}), config.patience_s, config.store
         )
-        look = ray.remote(num_cpus=0, max_calls=1, max_retries=0)(_looked)  # max_calls: a process of its own
+        remote_look = ray.remote(num_cpus=0, max_calls=1, max_retries=0)(_looked)  # max_calls: a process of its own
         waiting = {}
         for node in (node for node in ray.nodes() if node["Alive"]):
-            has = node["Resources"]
+            resources = node["Resources"]
             look_there = replace(
-                here, object_store=has.get("object_store_memory"), gpus=has.get("GPU", 0), on_node=True
+                local_look,
+                object_store=resources.get("object_store_memory"),
+                gpus=resources.get("GPU", 0),
+                on_node=True,
             )
-            task = look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
+            task = remote_look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
             waiting[task.remote(look_there)] = f"{node['NodeManagerHostname']} ({node['NodeID'][:6]})"
         yield from _answers(ray, waiting)
 
@@ -156,25 +157,25 @@ def _answers(ray: Any, waiting: dict[Any, str]) -> Iterator[Diagnosis]:
     """What the nodes report, then how their clocks differ."""
     ahead_s = {}
     while waiting:
-        done, _ = ray.wait([*waiting], timeout=_NODE_S)
+        ready, _ = ray.wait([*waiting], timeout=_NODE_S)
         now = time.time()
-        if not done:
+        if not ready:
             break
-        where = waiting.pop(done[0])
+        node = waiting.pop(ready[0])
         try:
-            lines, then = ray.get(done[0])
+            lines, then = ray.get(ready[0])
         except ray.exceptions.RayError as error:
             reason = " ".join(str(error).split())
             yield Diagnosis(
-                where, CheckResult("error", f"the checks failed there ({reason[-300:]})", "see Ray's log of that node")
+                node, CheckResult("error", f"the checks failed there ({reason[-300:]})", "see Ray's log of that node")
             )
             continue
-        ahead_s[where] = then - now
+        ahead_s[node] = then - now
         for line in lines:
-            yield Diagnosis(where, line)
-    for where in waiting.values():
-        what = f"ran no task within {_NODE_S:.0f} s"
-        yield Diagnosis(where, CheckResult("error", what, "see whether the node lives, and its log in the dashboard"))
+            yield Diagnosis(node, line)
+    for node in waiting.values():
+        problem = f"ran no task within {_NODE_S:.0f} s"
+        yield Diagnosis(node, CheckResult("error", problem, "see whether the node lives, and its log in the dashboard"))
     if ahead_s:
         yield Diagnosis("cluster", checks.clocks(ahead_s))
 
@@ -193,14 +194,14 @@ def _of_dashboard(address: str, config: DoctorConfig) -> Iterator[Diagnosis]:
     """Look at a cluster from outside: at its dashboard, and at its nodes by a job that runs these very checks there."""
     check_answers(address)
     yield Diagnosis("cluster", open_dashboard(address))
-    asked = {
+    settings = {
         "format": "json",
         "patience_s": config.patience_s,
         "expected": config.expected or checks.versions(),
         "ports": config.ports,
         "store": config.store,
     }
-    words = [word for key, value in asked.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     job = SubmitConfig(command=("doctor", *words), address=address, working_dir=config.working_dir)
     log = job_log(job)
     findings = [_finding(line) for line in log.splitlines() if line.startswith('{"where": ')]

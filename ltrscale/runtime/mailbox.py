@@ -89,8 +89,8 @@ class Mailbox:
 
     def take(self) -> list[Post]:
         """All messages since the last call, in order."""
-        taken, self._posts = self._posts, []
-        return taken
+        posts, self._posts = self._posts, []
+        return posts
 
     def count_commit(self) -> None:
         """Count a committed checkpoint."""
@@ -110,8 +110,8 @@ def open_mailbox() -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=here).remote()
+    strategy = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=strategy).remote()
 
 
 class Sender:

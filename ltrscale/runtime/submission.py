@@ -142,8 +142,8 @@ def submission(
         return None
     module, *arguments = config.command
     entrypoint = shlex.join(["python", "-m", f"jobs.{module}", *arguments])
-    here = tuple(file for file in files if "://" not in file)
-    return Submission(config.id or f"{module}-{digest[:12]}", module, entrypoint, here, places or {})
+    local_files = tuple(file for file in files if "://" not in file)
+    return Submission(config.id or f"{module}-{digest[:12]}", module, entrypoint, local_files, places or {})
 
 
 def submit(config: SubmitConfig, job: Submission | None) -> int:
@@ -207,8 +207,8 @@ def _refuse_credentials(environment: Mapping[str, str], command: Sequence[str]) 
 
 def _attempts(client: Any, name: str | None) -> list[Any]:
     """The attempts of a submission, or all submissions, oldest first."""
-    own = re.compile(rf"{re.escape(name)}(?:-\d+)?" if name else ".*")
-    attempts = [job for job in client.list_jobs() if job.submission_id and own.fullmatch(job.submission_id)]
+    own_ids = re.compile(rf"{re.escape(name)}(?:-\d+)?" if name else ".*")
+    attempts = [job for job in client.list_jobs() if job.submission_id and own_ids.fullmatch(job.submission_id)]
     return sorted(attempts, key=lambda job: (job.start_time or 0, job.submission_id))
 
 
@@ -276,16 +276,16 @@ def _check_folder(folder: str, job: Submission) -> None:
     log.info("sending %d files of %s, %.1f MB", len(sent), folder, sum(sent.values()) / 1e6)
 
 
-def _check_places(job: Submission, sent: Collection[str], why: str) -> None:
+def _check_places(job: Submission, sent: Collection[str], reason: str) -> None:
     """Check that no relative path of the settings is there on this machine alone."""
     for key, text in job.places.items():
         name = os.path.normpath(text)
         if key != "out" and any(file == name or file.startswith(f"{name}/") for file in sent):
             continue
-        what = "would be lost with the job's copy of it" if key == "out" else "is on this machine only"
+        problem = "would be lost with the job's copy of it" if key == "out" else "is on this machine only"
         raise InputError(
-            f"{key}: {text} is a path in this directory, and {what}: {why}; give a place that every node sees, such as "
-            f"--set {key}=s3://BUCKET/{name} or an absolute path on a shared disk"
+            f"{key}: {text} is a path in this directory, and {problem}: {reason}; give a place that every node sees, "
+            f"such as --set {key}=s3://BUCKET/{name} or an absolute path on a shared disk"
         )
 
 

@@ -115,7 +115,7 @@ def _attend(
     run: threading.Thread, mailbox: Any, report: Report, workers: WorkersConfig, stopping: Callable[[], bool]
 ) -> None:
     """Deliver the workers' posts until the run ends, and forward the request to stop."""
-    running, asked = False, False
+    running, stop_requested = False, False
     waiting_since = time.monotonic()
     watch, actors = HangWatch(workers.hang_s), dict[int, Any]()
     while True:
@@ -141,15 +141,15 @@ def _attend(
                     watch.clear()
         if not alive:
             return
-        for rank, how in watch.hung().items():
-            log.warning("rank %d hangs: it %s; ending it", rank, how)
+        for rank, symptom in watch.hung().items():
+            log.warning("rank %d hangs: it %s; ending it", rank, symptom)
             ray.kill(actors[rank])  # Ray Train then restarts all workers, as after any death
             watch.left(rank)
-        if stopping() and not asked:
+        if stopping() and not stop_requested:
             if not running:  # nobody would answer, for instance while the cluster has no room
                 raise Stopped("no worker was running")
             ray.get(mailbox.ask_to_stop.remote())
-            asked = True
+            stop_requested = True
         if not running and time.monotonic() - waiting_since > _PATIENCE_S:
             waiting_since = time.monotonic()
             log.warning(
@@ -255,14 +255,14 @@ def _worker(config: dict[str, _Task]) -> None:
         # not through the sender, which may wait: a beat that is late looks like a hang
         pulse.sent(lambda counts: sender.mailbox.post.remote(Beat(rank, counts))),
     ):
-        given = Context(
+        worker_context = Context(
             reader=reader,
             report=sender.report if rank == 0 else lambda _: None,
             stopping=stopping,
             progressed=lambda: sender.mailbox.count_commit.remote(),
         )
         try:
-            task.work(pulse.counting(given))
+            task.work(pulse.counting(worker_context))
         except (InputError, Stopped):
             raise
         except Exception as error:
@@ -280,21 +280,21 @@ def _watching(mailbox: Any, rank: int) -> Iterator[Callable[[], bool]]:
     A thread asks both, for each question takes milliseconds. Ray Train's question is a collective: the threads of all
     workers ask it together, independently of the steps.
     """
-    asked, over = threading.Event(), threading.Event()
+    stop_requested, over = threading.Event(), threading.Event()
 
     def watch() -> None:
         try:
             while not over.wait(_WATCH_S):
                 stop_asked = rank == 0 and ray.get(mailbox.standing.remote()).stop_asked
                 if stop_asked or ray.train.get_preemption_info() is not None:
-                    asked.set()
+                    stop_requested.set()
                     return
         except RayError:  # the cluster is shutting down, or other workers are gone and this one will follow
             return
 
     threading.Thread(target=watch, name="watch", daemon=True).start()
     try:
-        yield asked.is_set
+        yield stop_requested.is_set
     finally:
         over.set()
 

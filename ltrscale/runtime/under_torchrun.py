@@ -123,11 +123,11 @@ def _meet() -> _Group:
 def _follow(group: _Group) -> None:
     """Take part in each training until rank 0 has no more of them."""
     while True:
-        given: list[tuple[Work, float] | None] = [None]
-        dist.broadcast_object_list(given, group=group.control)
-        if given[0] is None:
+        message: list[tuple[Work, float] | None] = [None]
+        dist.broadcast_object_list(message, group=group.control)
+        if message[0] is None:
             return
-        work, hang_s = given[0]
+        work, hang_s = message[0]
         _train(group, work, lambda _: None, hang_s)
 
 
@@ -166,8 +166,8 @@ class _Watchers:
         if hung := self._watch.hung():
             others = set(self._ranks.values()) - set(hung)
             if self._rank == min(others or hung):  # one process reports, and torchrun ends the rest
-                for number, how in hung.items():
-                    log.warning("rank %d hangs: it %s; all processes end", number, how)
+                for number, symptom in hung.items():
+                    log.warning("rank %d hangs: it %s; all processes end", number, symptom)
                 os.kill(os.getpid(), signal.SIGKILL)  # an exception would not do: the main thread waits in a collective
 
     def leave(self) -> None:
@@ -193,5 +193,5 @@ def _ending_together(group: _Group) -> Iterator[None]:
             raise
         if first["kind"] == "stopped":
             raise Stopped(first["message"], status=first["status"]) from None
-        where = f"rank {first['rank']} failed: " if first["kind"] == "defect" else ""
-        raise _ERRORS[first["kind"]](where + first["message"]) from None
+        prefix = f"rank {first['rank']} failed: " if first["kind"] == "defect" else ""
+        raise _ERRORS[first["kind"]](prefix + first["message"]) from None

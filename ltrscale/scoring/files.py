@@ -193,8 +193,8 @@ class FileScorer:
         """The columns of a file that its scores are written with, by row group."""
         meta = [f"meta_{name.removeprefix('meta_')}" for name in self._plan.meta]
         for table in read_direct(self._row_groups[url], ["gid", "query_id", "doc_ids", *meta]):
-            if lacking := next((name for name in meta if name not in table.column_names), None):
-                raise InputError(f"{url}: no column {lacking!r} (meta); list it under columns.meta of prepare")
+            if missing := next((name for name in meta if name not in table.column_names), None):
+                raise InputError(f"{url}: no column {missing!r} (meta); list it under columns.meta of prepare")
             yield table
 
     def _scored(self, url: str, advance: Advance) -> Iterator[ScoredGroups]:
@@ -245,9 +245,9 @@ def _results_of_actors(plan: Plan, advance: Advance) -> Generator[Done]:
             for row in ray.get(block).to_pylist():
                 if row["error"]:
                     raise InputError(row["error"])
-                done = Done.model_validate_json(row["done"])
-                advance(done.counts.documents)
-                yield done
+                result = Done.model_validate_json(row["done"])
+                advance(result.counts.documents)
+                yield result
 
 
 def _ray_dataset(plan: Plan) -> Any:
@@ -289,9 +289,9 @@ class _Actor:
     def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Score the file with this number; returns the result as JSON, or the error."""
         (number,) = batch["item"].tolist()
-        done = error = ""
+        result = error = ""
         try:
-            done = self._scorer.score(self._plan.all_files[number], lambda *_: None).model_dump_json()
+            result = self._scorer.score(self._plan.all_files[number], lambda *_: None).model_dump_json()
         except InputError as raised:
             error = str(raised)
-        return {"done": np.array([done]), "error": np.array([error])}
+        return {"done": np.array([result]), "error": np.array([error])}

@@ -52,7 +52,7 @@ class PredictJob(ScorerConfig):
     """Share of rejected rows above which nothing is ranked."""
     refuse: bool | tuple[SkewKind, ...] = False
     """Rank nothing, and end with status 3, where a feature differs from training: true for any of the ways that are
-    said, or some of them: `missing`, `category`, `range`, `scale`."""
+    reported, or some of them: `missing`, `category`, `range`, `scale`."""
     add: bool = False
     """Keep the items of earlier inputs, and add those of new periods. Otherwise `out` has those of `inputs` alone."""
     ray: bool = False
@@ -79,12 +79,14 @@ class PredictJob(ScorerConfig):
         job = ScoreJob(**settings, out=self.out, data=self.data, layout="items", meta=self.meta)
         self._compare([*job.plan().files])
         job.run()
-        made = open_dataset(self.data).manifest
+        manifest = open_dataset(self.data).manifest
         if not self.add:
-            self._withdraw_others(made.periods)
-        if rejected := made.accounting.rows_rejected:
-            where = storage.join(self.data, QUARANTINE)
-            log.warning("%s of %s rows are not ranked: see %s", f"{rejected:,}", f"{made.accounting.rows_in:,}", where)
+            self._withdraw_others(manifest.periods)
+        if rejected := manifest.accounting.rows_rejected:
+            quarantine = storage.join(self.data, QUARANTINE)
+            log.warning(
+                "%s of %s rows are not ranked: see %s", f"{rejected:,}", f"{manifest.accounting.rows_in:,}", quarantine
+            )
 
     def reading(self) -> PrepareConfig:
         """The settings of `prepare` that find the features of all bundles in the rows.
@@ -101,10 +103,10 @@ class PredictJob(ScorerConfig):
                 f"{opened[0].url}: does not record how its training data were read; "
                 "set source, as in the config of jobs.prepare"
             )
-        given = {"sort": self.sort, "source": self.source}
-        given = {name: value for name, value in given.items() if value is not None}
-        own = {"inputs": self.inputs, "max_rejected": self.max_rejected, "add": self.add}
-        config = validate(PrepareConfig, {**as_trained, **given, **own}, where)
+        overrides = {"sort": self.sort, "source": self.source}
+        overrides = {name: value for name, value in overrides.items() if value is not None}
+        own_settings = {"inputs": self.inputs, "max_rejected": self.max_rejected, "add": self.add}
+        config = validate(PrepareConfig, {**as_trained, **overrides, **own_settings}, where)
         features = dict.fromkeys(feature for each in opened for feature in each.features)
         positions = any(each.reads_positions for each in opened)
         tokens = any(each.reads_tokens for each in opened)
@@ -135,9 +137,9 @@ class PredictJob(ScorerConfig):
     def _check_columns(self, reading: PrepareConfig) -> None:
         """Refuse rows whose first file lacks columns; names them all."""
         first = list_inputs(reading.inputs)[0].url
-        if lacking := reading.source.missing_columns(first):
+        if missing := reading.source.missing_columns(first):
             raise InputError(
-                f"{first}: no column {', '.join(lacking)}, which {self.name} needs; name columns that have other names "
+                f"{first}: no column {', '.join(missing)}, which {self.name} needs; name columns that have other names "
                 "there under source.columns; features must have the names of the training data"
             )
 
@@ -161,5 +163,5 @@ class PredictJob(ScorerConfig):
 
 def _skew_lines(period: str, findings: Sequence[Skew]) -> list[str]:
     """A line for each of the first findings, and one that counts the others."""
-    more = [f"{period}: {len(findings) - _SAID} more"] if len(findings) > _SAID else []
-    return [f"{period}: {each}" for each in findings[:_SAID]] + more
+    ending = [f"{period}: {len(findings) - _SAID} more"] if len(findings) > _SAID else []
+    return [f"{period}: {each}" for each in findings[:_SAID]] + ending

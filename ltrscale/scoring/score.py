@@ -76,9 +76,9 @@ class ScoreJob(ScorerConfig, Stage):
             _Committing(self, plan) as periods,
             closing(score_with_ray(plan, advance) if self.ray else score_here(plan, advance)) as scored,
         ):
-            for done in scored:
-                if committed := periods.take(done):
-                    report({"stage": "score", "period": done.period, **_reported(committed)})
+            for result in scored:
+                if committed := periods.take(result):
+                    report({"stage": "score", "period": result.period, **_reported(committed)})
                     total = _sum_of([total, committed])
         seconds = time.monotonic() - start
         log.info(
@@ -109,34 +109,34 @@ class _Committing:
             stack.push(commit)
         stack.__exit__(*error)
 
-    def take(self, done: Done) -> Counts | None:
+    def take(self, result: Done) -> Counts | None:
         """Take over a file; returns the counts of its period if this file completed it, else None."""
-        period = done.period
+        period = result.period
         if period not in self._open:
             url = period_url(self._plan.out, period)
             self._open[period] = storage.Commit(url, manifest=storage.HIDDEN_MANIFEST), {}
         commit, of_period = self._open[period]
-        commit.adopt([storage.Placed(done.file.path, done.file.bytes, done.file.sha256)])
-        of_period[done.file.data] = done
+        commit.adopt([storage.Placed(result.file.path, result.file.bytes, result.file.sha256)])
+        of_period[result.file.data] = result
         if len(of_period) < len(self._plan.files[period]):
             return None
         counts = self._commit(commit, period, of_period)
         del self._open[period]
         return counts
 
-    def _commit(self, commit: storage.Commit, period: str, done: Mapping[str, Done]) -> Counts:
+    def _commit(self, commit: storage.Commit, period: str, results: Mapping[str, Done]) -> Counts:
         plan, files = self._plan, self._plan.files[period]
-        counts, listed = _sum_of(of_file.counts for of_file in done.values()), _counts_of(files)
-        if counts[:2] != listed[:2]:  # not the third, for labelled groups: all scored groups count as labelled
+        counts, expected = _sum_of(of_file.counts for of_file in results.values()), _counts_of(files)
+        if counts[:2] != expected[:2]:  # not the third, for labelled groups: all scored groups count as labelled
             of_groups = f"{counts.groups} groups and {counts.documents} documents were scored"
             raise InputError(
-                f"period {period} of {plan.dataset.url}: {of_groups}, the manifest lists {listed.groups} and "
-                f"{listed.documents}; prepare the data set again"
+                f"period {period} of {plan.dataset.url}: {of_groups}, the manifest lists {expected.groups} and "
+                f"{expected.documents}; prepare the data set again"
             )
         inputs = {self._job.data: plan.dataset.manifest.hash_of([period]), **plan.bundle_hashes}
         manifest = PeriodScores(
             period=period,
-            files=tuple(done[file.path].file for file in files),
+            files=tuple(results[file.path].file for file in files),
             groups=counts.groups,
             documents=counts.documents,
             bundle_hash=plan.bundle_hash,

@@ -1,15 +1,15 @@
-"""Skew: what rows to score have that training's rows had not, feature by feature.
+"""Skew: how rows to score differ from training's rows, feature by feature.
 
 A bundle records what the rows of its training periods look like (its `Reference`). `find_skew` compares
 other rows with it by shares: of missing values, of categories that training lacks, of values outside training's range.
-A share is said if it is at least 1%, at least twice training's in odds, and no chance. Ranges widen as logs grow:
-values outside of them are said from 10% on, and from 5% on if they are outside by more than the range's own width.
+A share is reported if it is at least 1%, at least twice training's in odds, and not due to chance. Ranges widen as logs
+grow: values outside of them are reported from 10% on, and from 5% on if they are outside by more than the range's width.
 
-The documents of a list often share a value, so a list counts as one observation, whatever its length. A share is no
-chance if it and training's, each seen in so many lists, are a million times likelier than any one share for both
-(likelihood ratio; Wilks 1938).
+The documents of a list often share a value, so a list counts as one observation, whatever its length. A share is not
+due to chance if it and training's, each seen in its number of lists, are a million times likelier than any one share
+for both (likelihood ratio; Wilks 1938).
 
-So few lists can only show what is plain. Against 10,000 lists of training it takes 2 lists to see that a feature is
+A few lists can therefore only show what is plain. Against 10,000 lists of training it takes 2 lists to see that a feature is
 missing in all rows, 17 to see that half of its values are above 95% of training's, and 168 for a new category in 2% of
 the rows.
 
@@ -60,7 +60,7 @@ class Skew(Config):
 
 
 def skew_of(data: str, period: str, opened: Sequence[Bundle]) -> list[Skew]:
-    """How the features of a period differ from the training of some bundles; each is said once."""
+    """How the features of a period differ from the training of some bundles; each is reported once."""
     selection = select(Split(data=(data,), periods=(period,)), labelled=False)
     names, skews = open_dataset(data).manifest.categories, dict[tuple[str, SkewKind], Skew]()
     for bundle in opened:
@@ -181,18 +181,18 @@ def _of_range(feature: FeatureReference, present_N: NDArray[np.float32], lists: 
         yield distance, "scale", median, middle, message
 
 
-def _far(now: float, training: float, lists: tuple[int, int]) -> float:
-    """How far a share is from training's, in nats a list; 0 if it need not be said.
+def _far(share: float, training: float, lists: tuple[int, int]) -> float:
+    """How far a share is from training's, in nats a list; 0 if it need not be reported.
 
     `lists` are those of training, and of the rows.
     """
     m, n = lists
     p = (training * m + 1) / (m + 2)  # what training has not shown may still happen
-    if now < _SHARE or now * (1 - p) < _ODDS * p * (1 - now):
+    if share < _SHARE or share * (1 - p) < _ODDS * p * (1 - share):
         return 0.0
-    common = (training * m + now * n) / (m + n)
-    evidence = m * _divergence(training, common) + n * _divergence(now, common)
-    return _divergence(now, p) if evidence > _EVIDENCE else 0.0
+    common = (training * m + share * n) / (m + n)
+    evidence = m * _divergence(training, common) + n * _divergence(share, common)
+    return _divergence(share, p) if evidence > _EVIDENCE else 0.0
 
 
 def _divergence(share: float, other: float) -> float:

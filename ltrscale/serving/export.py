@@ -78,10 +78,10 @@ class ExportJob(ParityConfig, Stage):
 
     def run(self) -> bool:
         """Export, unless it is up to date; then measure, if asked to."""
-        made = super().run()
+        result = super().run()
         if self.measure:
             self._measure()
-        return made
+        return result
 
     def _measure(self) -> None:
         bundle, manifest = load(self.bundle), storage.read_manifest(self.out) or {}
@@ -117,9 +117,9 @@ The model scores documents; higher is better.
 Before this was published, the scores of a reader that has these files only were compared with the ranker's own on
 {parity.documents:,} documents: they were at most {parity.largest_difference:.3g} apart (`parity.json`).
 """
-    more = {_PARITY: (parity.model_dump_json(indent=1) + "\n").encode(), _CARD: card.encode()}
+    reports = {_PARITY: (parity.model_dump_json(indent=1) + "\n").encode(), _CARD: card.encode()}
     with storage.Commit(out) as commit:
-        for name, content in {**files, **more}.items():
+        for name, content in {**files, **reports}.items():
             with commit.file(name) as path:
                 path.write_bytes(content)
         commit.finish({"made_by": made_by})
@@ -170,10 +170,10 @@ def _timed(
 ) -> tuple[float, float]:
     start = time.perf_counter()
     matrix_NG = np.array([inputs(row) for row in rows], np.float32)
-    made = time.perf_counter()
+    middle = time.perf_counter()
     if reader is not None:
         reader(matrix_NG)
-    return made - start, time.perf_counter() - made
+    return middle - start, time.perf_counter() - middle
 
 
 def _shown(seconds_Q: NDArray[np.float64]) -> str:

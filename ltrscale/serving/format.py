@@ -46,7 +46,7 @@ class ExportedFeatures(Config):
     to: str
     """The name of the format."""
     missing: Literal["nan", "zero"] = "nan"
-    """How the model reads a missing value: as a NaN of its own meaning, or as 0."""
+    """How the model reads a missing value: as a NaN with its own meaning, or as 0."""
     columns: tuple[ModelColumn, ...]
 
     def matrix(self, names: Sequence[str], features_NF: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -63,8 +63,8 @@ class ExportedFeatures(Config):
         for column in self.columns:
             raw_N = features_NF[:, names.index(column.name)]
             if column.codes is not None:
-                place = {float(code): float(i) for i, code in enumerate(column.codes)}
-                raw_N = np.array([place.get(float(code), np.nan) for code in raw_N], np.float32)
+                index_of = {float(code): float(i) for i, code in enumerate(column.codes)}
+                raw_N = np.array([index_of.get(float(code), np.nan) for code in raw_N], np.float32)
             columns_N.append(raw_N)
         return np.stack(columns_N, axis=1) if columns_N else np.zeros((len(features_NF), 0), np.float32)
 
@@ -132,9 +132,9 @@ class Format(Config):
     tolerance: ClassVar[float] = 1e-5
     """Largest difference of scores that passes, as a share of the largest score."""
     missing: ClassVar[Literal["nan", "zero"]] = "nan"
-    """How the program reads a missing value: as a NaN of its own meaning, or as 0."""
+    """How the program reads a missing value: as a NaN with its own meaning, or as 0."""
     in_process: ClassVar[bool]
-    """Whether the model scores in any process; else in an engine of its own."""
+    """Whether the model scores in any process; otherwise in its own engine."""
 
     @abstractmethod
     def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:

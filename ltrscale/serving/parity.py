@@ -110,14 +110,14 @@ def check_parity(
             (folder / name).write_bytes(content)
         export = _Export(to, bundle, config, features_in(folder), to.readers(folder))
         matrix_NG = export.features.matrix(names, groups.features_NF.numpy())
-        apart, largest = export.apart(groups, matrix_NG, "documents")
+        difference, largest = export.apart(groups, matrix_NG, "documents")
         from_raw = _from_raw(export, folder, raw_files) if raw.CODE in files else None
     return files, Parity(
         to=to.kind,
         documents=groups.n_documents,
         missing=int(groups.features_NF.isnan().sum()),
         unseen=int((groups.features_NF == _UNSEEN).sum()),
-        largest_difference=apart,
+        largest_difference=difference,
         largest_score=largest,
         tolerance=config.allowed(to),
         bundle=bundle.url,
@@ -190,8 +190,8 @@ def _from_raw(export: _Export, folder: Path, files: Sequence[str]) -> RawParity 
     if sampled is None:
         return None
     matrix_NG = raw_matrix(sampled, module, names, export.bundle)
-    apart, _ = export.apart(sampled.groups, matrix_NG, "raw rows")
-    return RawParity(file=sampled.file, documents=len(sampled.rows), largest_difference=apart)
+    difference, _ = export.apart(sampled.groups, matrix_NG, "raw rows")
+    return RawParity(file=sampled.file, documents=len(sampled.rows), largest_difference=difference)
 
 
 def _negative(names: Sequence[str], groups: QueryGroups, manifests: Sequence[Manifest]) -> set[str]:
@@ -203,12 +203,12 @@ def _negative(names: Sequence[str], groups: QueryGroups, manifests: Sequence[Man
     return below | {feature.name for feature, summary in ranges if summary.minimum is not None and summary.minimum < 0}
 
 
-def _zeros_hint(lacking: Sequence[str]) -> str:
+def _zeros_hint(incomplete: Sequence[str]) -> str:
     """The likely reason where missing values count as 0."""
-    some = ", ".join(lacking[:3]) + (" and others" if len(lacking) > 3 else "")
+    names = ", ".join(incomplete[:3]) + (" and others" if len(incomplete) > 3 else "")
     return (
-        f"; it reads a missing value as 0, and {some} {'are' if len(lacking) > 1 else 'is'} missing in some documents: "
-        "let prepare fill them (source.columns.fill: {numeric: median}), and train again"
+        f"; it reads a missing value as 0, and {names} {'are' if len(incomplete) > 1 else 'is'} missing in some "
+        "documents: let prepare fill them (source.columns.fill: {numeric: median}), and train again"
     )
 
 
@@ -272,25 +272,25 @@ def sample_raw(bundle: Bundle, module: ModuleType, files: Sequence[str], rows: i
     assert reading is not None
     for url in files:
         with storage.scratch.directory() as folder:
-            taken = _taken(url, *reading, rows)
-            if taken is None:
+            rows_read = _taken(url, *reading, rows)
+            if rows_read is None:
                 continue
-            wanted = {int(line): place for place, line in enumerate(taken.lines_N)}
-            kept: list[Any] = [None] * len(wanted)
-            last = max(wanted)
+            place_of_line = {int(line): place for place, line in enumerate(rows_read.lines_N)}
+            kept: list[Any] = [None] * len(place_of_line)
+            last = max(place_of_line)
             for line, row in reading[0].source.typed_rows(url, _ROWS_AT_ONCE) or _text_rows(url, module, folder):
-                if line in wanted:
-                    kept[wanted[line]] = row
+                if line in place_of_line:
+                    kept[place_of_line[line]] = row
                 if line >= last:
                     break
-        coded = taken.query_ids_N.dictionary_encode().indices.to_numpy()
+        coded = rows_read.query_ids_N.dictionary_encode().indices.to_numpy()
         order_N = np.argsort(coded, kind="stable")
         offsets_Q1 = np.concatenate([[0], np.cumsum(np.bincount(coded))])
         names = [feature.name for feature in reading[1]]
         columns = [names.index(feature.name) for feature in bundle.features]
-        features_NF = torch.from_numpy(taken.features_NF[order_N][:, columns])
+        features_NF = torch.from_numpy(rows_read.features_NF[order_N][:, columns])
         groups = QueryGroups(features_NF, torch.from_numpy(offsets_Q1))
-        return RawSample(url, taken.lines_N[order_N], [kept[i] for i in order_N.tolist()], groups)
+        return RawSample(url, rows_read.lines_N[order_N], [kept[i] for i in order_N.tolist()], groups)
     return None
 
 

@@ -171,8 +171,8 @@ def uses_in_scoring(columns: Mapping[str, Any], bundle: Bundle, *, named: Collec
 
 def with_fills(columns: Mapping[str, Any], bundle: Bundle) -> dict[str, Any]:
     """Uses of columns with the numbers that filled missing values in training, also where these were medians."""
-    rest = {use: value for use, value in columns.items() if use not in ("fill", "fill_periods")}
-    return rest | ({"fill": fills} if (fills := fills_of(bundle.read_as)) else {})
+    other_uses = {use: value for use, value in columns.items() if use not in ("fill", "fill_periods")}
+    return other_uses | ({"fill": fills} if (fills := fills_of(bundle.read_as)) else {})
 
 
 def uses_of(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:

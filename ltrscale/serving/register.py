@@ -54,16 +54,16 @@ class RegisterJob(Registry):
         manifest = bundles.read_bundle_manifest(self.bundle)
         with mlflow.start_run(run_name=self.name), storage.scratch.directory() as folder:
             for path in [file["path"] for file in manifest["files"]]:
-                place = folder / "bundle" / path
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_bytes(storage.read_verified(self.bundle, path, manifest))
+                local = folder / "bundle" / path
+                local.parent.mkdir(parents=True, exist_ok=True)
+                local.write_bytes(storage.read_verified(self.bundle, path, manifest))
             (folder / "bundle" / storage.MANIFEST).write_bytes(
                 storage.read_bytes(storage.join(self.bundle, storage.MANIFEST))
             )
             mlflow.log_metrics({plain_key(name): value for name, value in numbers(bundle.metrics).items()})
             mlflow.set_tags({"bundle": self.bundle, "content_hash": bundles.content_hash(self.bundle)})
             mlflow.log_dict(dict(bundle.config), "training.json")
-            made = mlflow.pyfunc.log_model(
+            logged = mlflow.pyfunc.log_model(
                 name="model",
                 loader_module=_LOADER,
                 data_path=str(folder / "bundle"),
@@ -71,7 +71,7 @@ class RegisterJob(Registry):
                 signature=_signature(bundle),
                 registered_model_name=self.name,
             )
-        version = str(made.registered_model_version)
+        version = str(logged.registered_model_version)
         log.info("register: %s is version %s of %s in %s", self.bundle, version, self.name, without_credentials(store))
         return version
 

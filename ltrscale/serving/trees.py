@@ -50,11 +50,11 @@ def trees_of(bundle: Bundle, texts: CodeTexts, *, to: str, libraries: Collection
     """
     trees = bundle.forest
     if trees is None or trees.library not in libraries:
-        what = f"trees of {trees.library}" if trees else f"a bundle of kind {bundle.kind}"
+        contents = f"trees of {trees.library}" if trees else f"a bundle of kind {bundle.kind}"
         remedy = "export a network to onnx, or" if bundle.parts else "instead,"
         raise InputError(
-            f"{bundle.url}: {what}, and {to} takes trees of {' or '.join(libraries)} only; {remedy} export a student "
-            "that jobs.distill trains from it"
+            f"{bundle.url}: {contents}, and {to} takes trees of {' or '.join(libraries)} only; {remedy} export a "
+            "student that jobs.distill trains from it"
         )
     if len(trees.models) > 1 or trees.per_query or trees.projection or trees.members:
         raise InputError(
@@ -68,9 +68,9 @@ def trees_of(bundle: Bundle, texts: CodeTexts, *, to: str, libraries: Collection
     labels = labels_of(names)
     read = _read_lightgbm if trees.library == "lightgbm" else _read_xgboost
     booster, codes = read(bundle.content, labels, [kinds[name] for name in names])
-    left = iter(codes)
+    remaining = iter(codes)
     columns = tuple(
-        _categorical(i, name, label, next(left), texts)
+        _categorical(i, name, label, next(remaining), texts)
         if kinds[name] == "categorical"
         else ModelColumn(column=i, name=name, label=label, kind="numeric")
         for i, (name, label) in enumerate(zip(names, labels, strict=True))
@@ -83,8 +83,8 @@ _Read = tuple[Any, list[list[int]]]
 
 
 def _categorical(i: int, name: str, label: str, codes: Sequence[int], texts: CodeTexts) -> ModelColumn:
-    place = {code: i for i, code in enumerate(codes)}
-    values = {text: place[code] for text, code in code_texts_of(codes, texts.get(name)).items()}
+    index_of = {code: i for i, code in enumerate(codes)}
+    values = {text: index_of[code] for text, code in code_texts_of(codes, texts.get(name)).items()}
     return ModelColumn(column=i, name=name, label=label, kind="categorical", values=values, codes=tuple(codes))
 
 
@@ -95,9 +95,11 @@ def _read_lightgbm(content: bytes, labels: Sequence[str], kinds: Sequence[str]) 
     (old,) = re.findall(r"^feature_names=(.*)$", text, re.MULTILINE)
     new = dict(zip(old.split(" "), labels, strict=True))
     text = text.replace(f"\nfeature_names={old}\n", f"\nfeature_names={' '.join(labels)}\n", 1)
-    trees, shares, rest = text.partition("\nfeature_importances:\n")
-    rest = re.sub(r"^(\S+)(?==[0-9.e+]+$)", lambda name: str(new.get(name[1], name[1])), rest, flags=re.MULTILINE)
-    booster = lightgbm.Booster(model_str=f"{trees}{shares}{rest}")
+    trees, shares, parameters = text.partition("\nfeature_importances:\n")
+    parameters = re.sub(
+        r"^(\S+)(?==[0-9.e+]+$)", lambda name: str(new.get(name[1], name[1])), parameters, flags=re.MULTILINE
+    )
+    booster = lightgbm.Booster(model_str=f"{trees}{shares}{parameters}")
     return booster, booster.pandas_categorical or []
 
 
@@ -171,10 +173,10 @@ def _xgboost(path: Path) -> MatrixScorer:
     import xgboost
 
     booster = xgboost.Booster(model_file=str(path))
-    about = {"feature_names": booster.feature_names, "feature_types": booster.feature_types}
+    column_info = {"feature_names": booster.feature_names, "feature_types": booster.feature_types}
 
     def scores(matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
-        rows = xgboost.DMatrix(matrix_NG, **about, enable_categorical=True)
+        rows = xgboost.DMatrix(matrix_NG, **column_info, enable_categorical=True)
         scores_N: NDArray[np.float64] = booster.predict(rows, output_margin=True).astype(np.float64)
         return scores_N
 

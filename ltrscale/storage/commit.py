@@ -223,8 +223,8 @@ class Commit:
     def _see(self, placed: Iterable[Placed]) -> None:
         """Check that files are in their places, with their sizes and hashes."""
         expected = list(placed)
-        for file, seen in zip(expected, at_once(self._is_there, expected), strict=True):
-            if not seen:
+        for file, is_there in zip(expected, at_once(self._is_there, expected), strict=True):
+            if not is_there:
                 raise InputError(
                     f"{join(self.url, file.path)}: deleted or changed by others before it was committed; "
                     "run the same command again"
@@ -263,10 +263,10 @@ class Commit:
             return
         # where storage has failed, deleting may fail too: the first error is the one to report
         with contextlib.suppress(InputError) if error else contextlib.nullcontext():
-            own = {placed.path: vars(placed) for placed in self.files if placed.path not in self._waiting}
+            own_files = {placed.path: vars(placed) for placed in self.files if placed.path not in self._waiting}
             # perhaps ours: S3 may have stored it and lost the answer
             committed = names_in(read_manifest(self.url, self._name))
-            for name in own.keys() - self._kept - set(committed):
+            for name in own_files.keys() - self._kept - set(committed):
                 files.remove_with_folders(join(self.url, name), self.url)
-            if kept := [own[name] for name in sorted(own.keys() & self._kept)]:
+            if kept := [own_files[name] for name in sorted(own_files.keys() & self._kept)]:
                 files.write_bytes(join(self.url, KEPT), json.dumps({"files": kept}).encode())

@@ -1,7 +1,7 @@
 """Committed directories: reading their manifests and files, checking that they are whole, deleting them.
 
 A directory consists of the files that its `manifest.json` lists. A deletion removes the manifest first. Only files that
-a manifest lists, or that bear the token of a writer whose lease is over, are ever deleted; never a directory with
+a manifest lists, or that carry the token of a writer whose lease is over, are ever deleted; never a directory with
 whatever it contains.
 """
 
@@ -164,14 +164,16 @@ def sweep(url: str, tokens: Collection[str]) -> None:
     Call it only when their lease is over.
     """
     # tokens come from a file that others may have written; `(?!)` matches nothing
-    bear = re.compile("|".join(rf"-{token}\b" for token in tokens if re.fullmatch("[0-9a-f]{8}", token)) or r"(?!)")
-    left = [name for name in files.below(url) if bear.search(name) or _STAGED.search(name)]
-    folders = {folder for name in left for folder in _folders(name)}
+    token_pattern = re.compile(
+        "|".join(rf"-{token}\b" for token in tokens if re.fullmatch("[0-9a-f]{8}", token)) or r"(?!)"
+    )
+    leftovers = [name for name in files.below(url) if token_pattern.search(name) or _STAGED.search(name)]
+    folders = {folder for name in leftovers for folder in _folders(name)}
     manifests = [(folder, name) for folder in folders for name in (MANIFEST, HIDDEN_MANIFEST)]
     listed = {
         f"{folder}{path}" for folder, name in manifests for path in names_in(read_manifest(join(url, folder), name))
     }
-    orphans = [name for name in left if name not in listed]
+    orphans = [name for name in leftovers if name not in listed]
     for name in orphans:
         files.remove_with_folders(names.listed_file(url, name), url)
     if orphans:

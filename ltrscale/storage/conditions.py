@@ -36,14 +36,14 @@ def swap_if_unchanged(url: str, old: bytes | None, new: bytes | None) -> bool:
                 return False
             _ = fs.pipe_file(path, new) if new is not None else fs.rm_file(path)
             return True
-    seen = stamp(url)
+    etag = stamp(url)
     with named_errors(url, "write", need=len(new or b"")):
-        if (seen is None) != (old is None) or (seen is not None and fs.cat_file(path) != old):
+        if (etag is None) != (old is None) or (etag is not None and fs.cat_file(path) != old):
             return False
         if new is None:
             bucket, key, _ = fs.split_path(path)
-            return _accepted(lambda: fs.call_s3("delete_object", Bucket=bucket, Key=key, IfMatch=seen))
-        return _accepted(lambda: fs.pipe_file(path, new, **_condition(seen)))
+            return _accepted(lambda: fs.call_s3("delete_object", Bucket=bucket, Key=key, IfMatch=etag))
+        return _accepted(lambda: fs.pipe_file(path, new, **_condition(etag)))
 
 
 def put_file(local: Path, url: str, digest: str, seen: str | None) -> bool:
@@ -100,8 +100,8 @@ def _head_object(url: str) -> dict[str, Any] | None:
             return None
 
 
-def _condition(seen: str | None) -> dict[str, str]:
-    return {"IfNoneMatch": "*"} if seen is None else {"IfMatch": seen}
+def _condition(etag: str | None) -> dict[str, str]:
+    return {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
 
 
 def _accepted(put: Any) -> bool:

@@ -186,10 +186,10 @@ def put_over(local: Path, url: str, digest: str, stamp: str | None) -> bool:
     if is_local(url) or not url.startswith("s3://"):
         put(local, url, digest)
         return True
-    done = conditions.put_file(local, url, digest, stamp)
-    if done:
+    is_put = conditions.put_file(local, url, digest, stamp)
+    if is_put:
         local.unlink()
-    return done
+    return is_put
 
 
 def is_there(url: str, bytes_: int, digest: str) -> bool:

@@ -49,7 +49,7 @@ def arrow_filesystem(url: str) -> tuple[Any, str]:
     with named_errors(url):
         if endpoint := os.environ.get("AWS_ENDPOINT_URL"):
             scheme, _, host = endpoint.rpartition("://")
-            where = {"endpoint_override": host, "scheme": scheme or "https"}
+            options = {"endpoint_override": host, "scheme": scheme or "https"}
         else:
-            where = {"region": arrow.resolve_s3_region(path.partition("/")[0])}
-        return arrow.S3FileSystem(**where, retry_strategy=retries), path
+            options = {"region": arrow.resolve_s3_region(path.partition("/")[0])}
+        return arrow.S3FileSystem(**options, retry_strategy=retries), path

@@ -4,7 +4,7 @@ A running job keeps `.lease` in its output directory and renews it every few sec
 directory waits, or ends and names the running one. A holder that died on this host is replaced at once; any other
 holder is replaced when its lease was not renewed for a while by the observer's clock, so that clocks need not agree.
 Every commit below the directory checks that the lease still has the committing job's token: a holder that was
-suspended and wakes up cannot commit. Files that a commit puts in place bear the token in their names, so the next
+suspended and wakes up cannot commit. Files that a commit puts in place carry the token in their names, so the next
 holder knows which ones a dead holder has left.
 """
 
@@ -54,9 +54,9 @@ class Lease:
         """
         current = _lease_in(files.read_if_there(join(self.url, LEASE)))
         if current.get("token") != self.token:
-            who = f"{_who(current)} has taken over" if current else "it was removed"
+            cause = f"{_who(current)} has taken over" if current else "it was removed"
             raise LeaseLost(
-                f"{self.url}: this job no longer holds the directory: {who}, because this one had not renewed its "
+                f"{self.url}: this job no longer holds the directory: {cause}, because this one had not renewed its "
                 f"lease for {_LAPSE_S:.0f} s or longer; give the same command again"
             )
 
@@ -201,8 +201,8 @@ def _me() -> dict[str, Any]:
 
 def _who(lease: dict[str, Any]) -> str:
     """A holder in words."""
-    where = f"process {lease.get('pid', '?')} on {lease.get('host', '?')}"
-    return f"{where} ({shlex.quote(str(lease.get('command', '?')))})"
+    process = f"process {lease.get('pid', '?')} on {lease.get('host', '?')}"
+    return f"{process} ({shlex.quote(str(lease.get('command', '?')))})"
 
 
 def _is_dead(lease: dict[str, Any]) -> bool:
@@ -226,10 +226,10 @@ def _machine() -> str:
 def _started(pid: int) -> str | None:
     """When a process was started, in ticks since boot; None where it does not run."""
     try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        state, *stats = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
         return None
-    return None if state in "ZX" else rest[18]  # a zombie runs no more, but has an entry until its parent waits for it
+    return None if state in "ZX" else stats[18]  # a zombie runs no more, but has an entry until its parent waits for it
 
 
 def _tokens(lease: dict[str, Any]) -> tuple[str, ...]:

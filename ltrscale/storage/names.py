@@ -110,8 +110,8 @@ def _part_fault(part: str, on_disk: str = "") -> str | None:
 def files_in(manifest: Mapping[str, Any]) -> list[Any]:
     """The entries of the files that a manifest lists: its `files`, and those of its vocabulary and statistics."""
     single = (manifest.get("vocabulary"), manifest.get("statistics"))
-    own = [entry for entry in single if isinstance(entry, Mapping) and entry.get("path") is not None]
-    return [*manifest.get("files", []), *own]
+    single_files = [entry for entry in single if isinstance(entry, Mapping) and entry.get("path") is not None]
+    return [*manifest.get("files", []), *single_files]
 
 
 def check_files(manifest: Mapping[str, Any], where: str) -> None:

@@ -50,8 +50,8 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]
         except OSError as error:
             if method == "head_object" and is_unexplained(error):
                 # the answer to HEAD has no body for a reason: GET is refused alike, and its answer names the reason
-                place = {name: options[name] for name in ("Bucket", "Key", "VersionId") if name in options}
-                await self._call_once("get_object", Range="bytes=0-0", **place)
+                key = {name: options[name] for name in ("Bucket", "Key", "VersionId") if name in options}
+                await self._call_once("get_object", Range="bytes=0-0", **key)
             raise
         return answer
 

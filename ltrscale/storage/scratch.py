@@ -70,15 +70,15 @@ def _make_own(root: Path) -> tuple[Path, int]:
         root.mkdir(mode=0o700)
     with _root_opened(root) as opened:
         with _flocked(opened):  # between its making and its lock nobody may take the directory for an abandoned one
-            own = Path(tempfile.mkdtemp(prefix="", dir=root))
-            descriptor = os.open(own, _FOLDER)
+            folder = Path(tempfile.mkdtemp(prefix="", dir=root))
+            descriptor = os.open(folder, _FOLDER)
             # a file system without locks is fine: then nobody can lock the directory in order to remove it, either
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
         for path in root.iterdir():
             if _NAME.fullmatch(path.name):
                 _remove_if_left(path, opened)
-    return own, descriptor
+    return folder, descriptor
 
 
 @contextmanager
@@ -129,8 +129,8 @@ def _flocked(descriptor: int) -> Iterator[None]:
 
 @atexit.register
 def _end() -> None:
-    for own, descriptor in _own.values():
-        shutil.rmtree(own, ignore_errors=True)
+    for folder, descriptor in _own.values():
+        shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
     _own.clear()
 

@@ -93,8 +93,8 @@ class AuxiliaryObjective(nn.Module):
 
 
 def _pretrainer(unlabelled: Unlabelled, ranker: Ranker, start: bundle.EncoderBundle | None) -> Pretrainer:
-    config, made = unlabelled.config, ranker.architecture
-    network = NetworkConfig(transform=made.transform, encoder=made.encoder)
+    config, architecture = unlabelled.config, ranker.architecture
+    network = NetworkConfig(transform=architecture.transform, encoder=architecture.encoder)
     names = [feature.name for feature in unlabelled.selection.features]
     rates_F = torch.tensor(config.mask.rates(ranker.transform.kinds, names))
     net = Pretrainer(ranker.transform, network, config.method, config.augment, unlabelled.marginals_SF, rates_F)

@@ -89,10 +89,10 @@ def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | N
     """
     state, auxiliary = trainer.state, trainer.auxiliary
     positions = _all_positions(trainer.stream, state.positions)  # a collective, so before any worker returns
-    beside = {}
+    extra = {}
     if auxiliary is not None:
         of_auxiliary = _all_positions(auxiliary.stream, auxiliary.positions)
-        beside["auxiliary"] = {"epoch": auxiliary.epoch, "positions": of_auxiliary}
+        extra["auxiliary"] = {"epoch": auxiliary.epoch, "positions": of_auxiliary}
     if rank_and_world()[0] != 0:
         return None
     groups = [
@@ -112,7 +112,7 @@ def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | N
             "count": state.count,
             "positions": positions,
             "optimizer": groups,
-            **beside,
+            **extra,
         },
         tensors={
             "weights": buffers.copy("weights", trainer.model.state_dict()),
@@ -160,8 +160,8 @@ def restore(trainer: Trainer, snapshot: Snapshot) -> None:
         positions=_positions(saved["positions"]),
     )
     if trainer.auxiliary is not None:
-        beside = saved["auxiliary"]
-        trainer.auxiliary.epoch, trainer.auxiliary.positions = beside["epoch"], _positions(beside["positions"])
+        auxiliary = saved["auxiliary"]
+        trainer.auxiliary.epoch, trainer.auxiliary.positions = auxiliary["epoch"], _positions(auxiliary["positions"])
 
 
 class _CheckpointManifest(Config, extra="ignore"):

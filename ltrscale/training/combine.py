@@ -89,8 +89,8 @@ class CombineJob(LabelledStage, TrainingStage):
         (first, *_) = _opened(self.bundles)
         select(train, labelled=True).serving(first.features, whose=first.url)  # raises before anything is started
         splits = {"train": train, "validation": validation}
-        good = begin(splits, config.preflight, self.out, origin=origin, report=report)
-        data = LabelledData.of(train, validation, without=good.without, config=config)
+        preflight = begin(splits, config.preflight, self.out, origin=origin, report=report)
+        data = LabelledData.of(train, validation, without=preflight.without, config=config)
         trains = config.how == "concat"
         if trains:
             check_batches(data.train, config.stream, world=self.workers.most, title="combining")

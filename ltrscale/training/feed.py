@@ -72,8 +72,8 @@ def listed(selection: Selection, reader: RowGroupReader) -> Account:
     """
     rank, world = rank_and_world()
     sums = torch.zeros(2, dtype=torch.int64)
-    own, decoder = selection.row_groups[rank::world], Decoder(selection, documents=False)
-    for row_group, table in zip(own, reader(own, decoder.columns), strict=True):
+    own_row_groups, decoder = selection.row_groups[rank::world], Decoder(selection, documents=False)
+    for row_group, table in zip(own_row_groups, reader(own_row_groups, decoder.columns), strict=True):
         ids_Q = group_ids([row_group], [table])[decoder.served_rows([row_group], [table])]
         sums += torch.tensor([len(ids_Q), checksum(ids_Q)])
     groups, total = sum_over_workers(sums).tolist()

@@ -49,7 +49,7 @@ class RatesConfig(Config):
 
     head_phase: float = Field(1.0, gt=0)
     """Factor of the phase that trains only the layers without pretrained weights; 1 as in HOU24. These are random at
-    first, and may learn at 10 times the rate that pretrained layers bear."""
+    first, and may learn at 10 times the rate that pretrained layers tolerate."""
     encoder: float = Field(1.0, gt=0)
     """Factor of the pretrained layers in the phase `full`; 1 as in HOU24."""
     layer_decay: float = Field(1.0, gt=0, le=1)
@@ -168,9 +168,9 @@ class FinetuneJob(LabelledStage, TrainingStage):
         splits = {"train": train, "validation": validation}
         if epochs is not None:
             splits = {"train": joined_splits(train, validation)}
-        good = begin(splits, config.preflight, self.out, origin=origin, report=report)
-        data = LabelledData.of(splits["train"], splits.get("validation"), without=good.without, config=config)
-        documents = select(splits["train"], labelled=False, without=good.without)
+        preflight = begin(splits, config.preflight, self.out, origin=origin, report=report)
+        data = LabelledData.of(splits["train"], splits.get("validation"), without=preflight.without, config=config)
+        documents = select(splits["train"], labelled=False, without=preflight.without)
         read: Callable[[Selection], Selection]
         if start is not None:
             documents = documents.serving(start.features, whose=start.url)
@@ -203,8 +203,10 @@ class FinetuneJob(LabelledStage, TrainingStage):
                 config.auxiliary.method.check_encoder(start.architecture.encoder if start else config.network.encoder)
         except ValueError as error:
             raise InputError(f"{self.pretrained or 'no pretrained bundle'}: {error}") from error
-        made = None if start is None else start.architecture
-        if config.keep_head and (made is None or (made.head, made.context) != (config.head, config.context)):
+        architecture = None if start is None else start.architecture
+        if config.keep_head and (
+            architecture is None or (architecture.head, architecture.context) != (config.head, config.context)
+        ):
             raise InputError(
                 f"{start.url if start else 'no pretrained bundle'}: keep_head needs a finetuned ranker with the same "
                 "head and context as in finetune; name one, or set keep_head to false"
@@ -228,11 +230,11 @@ class FinetuneJob(LabelledStage, TrainingStage):
         )
         metric, values = f"validation_{config.validation_metric}", {}
         for number, url in enumerate(encoders):
-            place, of_probe = join(self.out, PROBES, f"{number:05d}"), {**origin, "probe": url}
-            if not is_current(place, of_probe):
-                job = self.model_copy(update={"out": place, "pretrained": url, "finetune": probe})
+            out, of_probe = join(self.out, PROBES, f"{number:05d}"), {**origin, "probe": url}
+            if not is_current(out, of_probe):
+                job = self.model_copy(update={"out": out, "pretrained": url, "finetune": probe})
                 job.work(of_probe, report=lambda _: None)
-            values[url] = float(str(bundle.load(place).metrics[metric]))
+            values[url] = float(str(bundle.load(out).metrics[metric]))
             report({"probe": url, metric: values[url]})
         best = max(reversed(values), key=values.__getitem__)
         log.info(
@@ -312,10 +314,14 @@ def _ranker(
         ranker = Ranker(Architecture(transform=transform.config, encoder=config.network.encoder, **added), transform)
         load_initial(ranker.encoder, config.network.initial)
         return ranker
-    made, kept = pretrained.architecture, config.projector_layers
-    projector = made.projector if kept else None
+    pretrained_architecture, kept = pretrained.architecture, config.projector_layers
+    projector = pretrained_architecture.projector if kept else None
     architecture = Architecture(
-        transform=made.transform, encoder=made.encoder, projector=projector, projector_layers=kept, **added
+        transform=pretrained_architecture.transform,
+        encoder=pretrained_architecture.encoder,
+        projector=projector,
+        projector_layers=kept,
+        **added,
     )
     ranker = Ranker(architecture, pretrained.transform())
     pretrained.initialise(ranker, head=config.keep_head)

@@ -103,7 +103,7 @@ class Trainer:
         config: optimizer settings.
         epochs: total number, for the schedule of the learning rate.
         seed: of augmentation, dropout and noise.
-        factors: of the learning rate, for parameters with a rate of their own.
+        factors: of the learning rate, for parameters with their own rate.
         precision: of matrix products; parameters and gradients are always float32.
         auxiliary: a second objective on other groups, whose weighted gradient joins that of the step.
         expected: the account that every epoch must reach, checked at its end; None where it is unknown.
@@ -166,8 +166,8 @@ class Trainer:
                         loss.backward()  # type: ignore[no-untyped-call]
                     summed += loss.detach().double()  # on the device: a step copies its loss to the CPU once, below
                     averaged += count
-                asked = (self.due(), self.stopping(), self.failed())
-                result, checksum = self.reduce(_Sums(summed.item(), averaged, *step.account, *asked, wait_s))
+                requests = (self.due(), self.stopping(), self.failed())
+                result, checksum = self.reduce(_Sums(summed.item(), averaged, *step.account, *requests, wait_s))
                 self.waited_s += wait_s
                 if result.groups == 0:  # the count is summed over all workers, so all of them end here
                     break
@@ -187,9 +187,9 @@ class Trainer:
 
         A worker whose streams have run out takes empty steps: the others still need its part in their sums.
         """
-        asked = time.monotonic()
+        start = time.monotonic()
         step = next(steps, Fed({}, self.state.positions, Account()))
-        return step, time.monotonic() - asked
+        return step, time.monotonic() - start
 
     def loss(self, objective: LossOfBatch, run_seed: int, stream: int, groups: QueryGroups) -> tuple[Tensor, float]:
         """The summed loss of one micro-batch, and the count that divides it; seeds its randomness."""
@@ -245,7 +245,7 @@ class Trainer:
 
     def _join(self, auxiliary: Auxiliary) -> float:
         """Add the weighted gradient of one auxiliary step to that of the step; returns its mean loss."""
-        own = [p.grad for p in self.parameters]
+        gradients = [p.grad for p in self.parameters]
         loss = documents = read = 0.0
         while not read:
             self.optimizer.zero_grad()
@@ -259,7 +259,7 @@ class Trainer:
             auxiliary.advance(fed, read)
         check_finite("auxiliary loss", loss, self.state.step)
         reduce_gradients(self.parameters, documents / auxiliary.config.weight)
-        for parameter, gradient in zip(self.parameters, own, strict=True):
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
             assert parameter.grad is not None
             assert gradient is not None
             parameter.grad += gradient

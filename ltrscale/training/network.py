@@ -188,16 +188,16 @@ def fitted_to(network: NetworkConfig, selection: Selection) -> NetworkConfig:
     vocabulary = _vocabulary(selection)
     if network.initial is not None:
         bert = encoder.bert
-        where = storage.join(network.initial, _CONFIG)
-        sizes, rows = bert_config(_json_object(where), where=where, dropout=bert.dropout, pooler=bert.pooler)
+        path = storage.join(network.initial, _CONFIG)
+        sizes, rows = bert_config(_json_object(path), where=path, dropout=bert.dropout, pooler=bert.pooler)
         if rows < vocabulary.size:
             raise InputError(
-                f"{where}: its vocabulary has {rows:,} tokens, and that of the data {vocabulary.size:,}; prepare the "
+                f"{path}: its vocabulary has {rows:,} tokens, and that of the data {vocabulary.size:,}; prepare the "
                 "data with the vocabulary of these weights"
             )
         if encoder.max_tokens > sizes.positions:
             raise InputError(
-                f"{where}: has {sizes.positions} positions, and network.encoder.max_tokens is {encoder.max_tokens}; "
+                f"{path}: has {sizes.positions} positions, and network.encoder.max_tokens is {encoder.max_tokens}; "
                 "lower it"
             )
         encoder, vocabulary = encoder.replace(bert=sizes.model_dump()), vocabulary.replace(size=rows)
@@ -225,20 +225,20 @@ def load_initial(encoder: Encoder, initial: str | None) -> None:
     if initial is None:
         return
     assert isinstance(encoder, CrossEncoder)
-    where = storage.join(initial, _WEIGHTS)
+    path = storage.join(initial, _WEIGHTS)
     try:
-        tensors = safetensors.torch.load(storage.read_bytes(where))
+        tensors = safetensors.torch.load(storage.read_bytes(path))
     except SafetensorError as error:
-        raise InputError(f"{where}: no safetensors ({error}); copy it again") from error
+        raise InputError(f"{path}: no safetensors ({error}); copy it again") from error
     bert = encoder.bert
-    bert.load_state_dict(bert_weights(tensors, bert.config, bert.tokens.num_embeddings, where=where))
+    bert.load_state_dict(bert_weights(tensors, bert.config, bert.tokens.num_embeddings, where=path))
 
 
-def _json_object(where: str) -> dict[str, object]:
+def _json_object(path: str) -> dict[str, object]:
     try:
-        values = json.loads(storage.read_bytes(where))
+        values = json.loads(storage.read_bytes(path))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: no JSON ({error}); copy it again") from error
+        raise InputError(f"{path}: no JSON ({error}); copy it again") from error
     if not isinstance(values, dict):
-        raise InputError(f"{where}: no JSON object; copy it again")
+        raise InputError(f"{path}: no JSON object; copy it again")
     return values

@@ -48,7 +48,7 @@ class Phase:
     """The epoch after which it ends, where this is known beforehand; empty for the maximum."""
     frozen: tuple[nn.Module, ...] = ()
     factors: Factors = field(default_factory=dict)
-    """Factors of the learning rate, for parameters with a rate of their own."""
+    """Factors of the learning rate, for parameters with their own rate."""
     auxiliary: AuxiliaryObjective | None = None
     """A second objective, on other groups."""
 
@@ -174,10 +174,10 @@ class Training:
 
     def _left(self, phases: Sequence[Phase], saved: Snapshot | None) -> list[Phase]:
         """The phases to run, starting with the checkpoint's."""
-        left = [phase for phase in phases if phase.last]
+        last_phases = [phase for phase in phases if phase.last]
         if saved is None or self.best is None:
-            return left
-        return list(itertools.dropwhile(lambda phase: phase.name != saved.progress["phase"], left))
+            return last_phases
+        return list(itertools.dropwhile(lambda phase: phase.name != saved.progress["phase"], last_phases))
 
     def _expected(self, phase: Phase) -> Account | None:
         """The account that every epoch must reach; None where the number of times a group is served is random."""
@@ -236,8 +236,8 @@ class _Clock:
         gpu_bytes = torch.cuda.max_memory_allocated(self.trainer.device) if gpu else 0
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, KiB on Linux
         peak_bytes = peak if sys.platform == "darwin" else 1024 * peak
-        own = torch.tensor([(self.trainer.waited_s - self.waited_s) / seconds, gpu_bytes, peak_bytes])
-        waiting, on_gpu, resident = gather_over_workers(own.double()).T.tolist()
+        own_figures = torch.tensor([(self.trainer.waited_s - self.waited_s) / seconds, gpu_bytes, peak_bytes])
+        waiting, on_gpu, resident = gather_over_workers(own_figures.double()).T.tolist()
         workers = [
             {
                 "wait_percent": round(100 * waiting[rank], 2),

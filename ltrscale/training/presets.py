@@ -105,8 +105,8 @@ def finetuning(name: Preset, method: str | None) -> dict[str, Any]:
         network = {"network": _NETWORK, "head": {"layers": 1}} if name == "hou24" else {"head": {"layers": 3}}
         return settings | network | _epochs(300) | {"optimizer": {**adam, "learning_rate": 1e-3, **decay}}
     kept = name == "hou24" and issubclass(_CLASSES.get(method, Objective), Contrastive)
-    more = {"head": {"layers": 3}, "head_epochs": 100, "projector_layers": int(kept)}
-    return settings | more | _epochs(100) | {"optimizer": {**adam, "learning_rate": 5e-5}}
+    settings_of_head = {"head": {"layers": 3}, "head_epochs": 100, "projector_layers": int(kept)}
+    return settings | settings_of_head | _epochs(100) | {"optimizer": {**adam, "learning_rate": 5e-5}}
 
 
 def _epochs(epochs: int) -> dict[str, int]:

@@ -115,8 +115,8 @@ class PretrainJob(TrainingStage):
             Stopped: the run was asked to stop.
         """
         config, workers = self.pretrain, self.workers
-        good = begin({"train": self.documents}, config.preflight, self.out, origin=origin, report=report)
-        selection, marginals_SF = select(self.documents, labelled=False, without=good.without), None
+        preflight = begin({"train": self.documents}, config.preflight, self.out, origin=origin, report=report)
+        selection, marginals_SF = select(self.documents, labelled=False, without=preflight.without), None
         config = config.replace(network=fitted_to(config.network, selection))
         read = with_tokens(selection, config.network.encoder)
         check_batches(read, config.stream, world=workers.most, title="pretraining")

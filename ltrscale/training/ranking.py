@@ -281,7 +281,7 @@ class Best:
 
     @torch.no_grad()
     def _load_mean(self, epoch: int) -> None:
-        """Take the weights into the mean, and load it into the model with BatchNorm statistics of its own.
+        """Take the weights into the mean, and load it into the model with its own BatchNorm statistics.
 
         The mean of the first epochs is a plain one, until their number reaches that of the weight.
         """
@@ -306,8 +306,8 @@ class Best:
         """The state that a checkpoint of the current phase adds to the trainer's."""
         value = None if self.value == -math.inf else self.value  # JSON has no infinity
         best = [value, self.phase, self.epoch] if self.phase else None
-        place = {"phase": phase, "last_better": self._last_better, "best": best, "epochs": self.epochs}
-        return Progress(steps_before, place, {"best": self.state, **({"mean": self._mean} if self._mean else {})})
+        position = {"phase": phase, "last_better": self._last_better, "best": best, "epochs": self.epochs}
+        return Progress(steps_before, position, {"best": self.state, **({"mean": self._mean} if self._mean else {})})
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore the state that `progress` added to a checkpoint."""
@@ -334,8 +334,8 @@ class Best:
             **({"validation_groups": validation.n_groups} if validation else {}),
             **also,
         }
-        about = bundle.facts(train, self.config, metrics=metrics, made_by=origin)
-        bundle.save_ranker(out, self.model, **about)
+        facts = bundle.facts(train, self.config, metrics=metrics, made_by=origin)
+        bundle.save_ranker(out, self.model, **facts)
         metric = metric_label(self.config.validation_metric)
         judged = f", validation {metric} {self.value:.4f}" if self.data.validation else ""
         log.info("trained on %d labelled groups%s: %s", train.n_groups, judged, out)
@@ -369,10 +369,10 @@ def validate_ranker(model: AnyRanker, selection: Selection, metric: str, memory:
 def _shared(selection: Selection, model: AnyRanker, memory: Memory | None) -> Iterator[QueryGroups]:
     """This worker's share of a selection in fixed batches, on the model's device."""
     rank, world = rank_and_world()
-    where = next(model.parameters()).device
+    device = next(model.parameters()).device
     for index, groups in enumerate(iterate(selection, docs_per_batch=16_384, memory=memory)):
         if index % world == rank:
-            yield groups.to(where)
+            yield groups.to(device)
 
 
 def _on_cpu(module: nn.Module) -> dict[str, Tensor]:

@@ -84,17 +84,19 @@ def choose_members(
     """
     bundles = [load_trees(url) for url in candidates]
     judged, name = _Judged.of(bundles, validation), f"validation_ndcg@{config.stop_on}"
-    taken, value, alone = forward_selection(
+    members, value, best_alone = forward_selection(
         judged.scores_CN, lambda scores_N: judged.groups.mean_ndcg(scores_N, config.stop_on), most=ensemble.most
     )
     _save_mean(
-        [bundles[c] for c in taken],
+        [bundles[c] for c in members],
         out,
         config={**config.model_dump(mode="json"), "ensemble": ensemble.model_dump(mode="json")},
-        metrics={name: value, f"{name}_best_single": alone, "validation_groups": judged.n_groups},
+        metrics={name: value, f"{name}_best_single": best_alone, "validation_groups": judged.n_groups},
         made_by=made_by,
     )
-    log.info("mean of %d of %d models, %s %.4f, the best alone %.4f", len(taken), len(bundles), name, value, alone)
+    log.info(
+        "mean of %d of %d models, %s %.4f, the best alone %.4f", len(members), len(bundles), name, value, best_alone
+    )
 
 
 class _Judged(NamedTuple):
@@ -164,15 +166,15 @@ def forward_selection(
         >>> forward_selection(scores_CN, lambda scores_N: -abs(float(scores_N[0] - scores_N[1])), most=3)
         ([0, 1], -0.5, -2.0)
     """
-    taken: list[int] = []
+    chosen: list[int] = []
     values: list[float] = []
     sum_N = np.zeros(scores_CN.shape[1])
-    while len(taken) < min(most, len(scores_CN)):
-        left = [c for c in range(len(scores_CN)) if c not in taken]
-        of_left = [value_of((sum_N + scores_CN[c]) / (len(taken) + 1)) for c in left]
-        best = int(np.argmax(of_left))
-        taken.append(left[best])
-        values.append(of_left[best])
-        sum_N = sum_N + scores_CN[left[best]]
+    while len(chosen) < min(most, len(scores_CN)):
+        candidates = [c for c in range(len(scores_CN)) if c not in chosen]
+        values_with = [value_of((sum_N + scores_CN[c]) / (len(chosen) + 1)) for c in candidates]
+        best = int(np.argmax(values_with))
+        chosen.append(candidates[best])
+        values.append(values_with[best])
+        sum_N = sum_N + scores_CN[candidates[best]]
     n = int(np.argmax(values)) + 1
-    return taken[:n], values[n - 1], values[0]
+    return chosen[:n], values[n - 1], values[0]

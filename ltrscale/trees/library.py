@@ -241,7 +241,8 @@ class StoppingWatch:
     def __call__(self, scores_N: NDArray[np.float64] | None = None, library_value: float | None = None) -> bool:
         """Record one more tree; returns whether there are enough.
 
-        `scores_N` are of the validation documents by all trees so far, `library_value` is the NDCG that the library itself computed.
+        `scores_N` are of the validation documents by all trees so far, `library_value` is the NDCG that the library
+        itself computed.
 
         Raises:
             Stopped: this process was asked to stop.

@@ -101,29 +101,29 @@ class SemiJob(LabelledStage):
         for trees in (config.first, config.gbdt):
             if trees is not None:
                 check_alone(trees)
-        labelled, everything = learnt(splits.train, config.gbdt), select(splits.train, labelled=False)
+        labelled, all_groups = learnt(splits.train, config.gbdt), select(splits.train, labelled=False)
         validation = with_features_of(labelled, select(splits.validation, labelled=True))
         # launched so that a signal can stop it between trees
-        launch(partial(self._grow, labelled, everything, validation, origin), workers=ONE, report=report)
+        launch(partial(self._grow, labelled, all_groups, validation, origin), workers=ONE, report=report)
 
     def _grow(
-        self, labelled: Selection, everything: Selection, judged: Selection, origin: Origin, context: Context
+        self, labelled: Selection, all_groups: Selection, judged: Selection, origin: Origin, context: Context
     ) -> None:
         config = self.semi
         view, projection = seen_by(config.gbdt, labelled.features), None
         if config.pca is not None:
-            projection = fit_projection(everything, config.pca, view, scaled=config.pca_scaled)
+            projection = fit_projection(all_groups, config.pca, view, scaled=config.pca_scaled)
             view = views.projected(view, projection)
         train, codes = read_labelled(labelled, "train", view)
         validation = read_judged(only_relevant(judged), view)
         metrics = {"labelled_groups": len(train.ids_Q), "validation_groups": judged.n_groups}
         if config.pseudo_labels is not None:
-            train, codes = _all_groups(config, train, codes, everything, validation, context)
+            train, codes = _all_groups(config, train, codes, all_groups, validation, context)
             metrics["pseudo_labelled_groups"] = len(train.ids_Q) - metrics["labelled_groups"]
         grown = grow(config.gbdt, train, codes, validation, context)
         trees = TreesArchitecture(library=config.gbdt.kind, per_query=config.gbdt.per_query, projection=config.pca or 0)
-        about = facts(labelled, config, metrics={**grown.metrics, **metrics}, made_by=origin)
-        save_trees(self.out, {"model": grown.model}, trees, projection=projection, **about)
+        facts_of_bundle = facts(labelled, config, metrics={**grown.metrics, **metrics}, made_by=origin)
+        save_trees(self.out, {"model": grown.model}, trees, projection=projection, **facts_of_bundle)
         log.info("committed %s", self.out)
 
 
@@ -131,20 +131,20 @@ def _all_groups(
     config: SemiConfig,
     labelled: Labelled,
     codes: BinCodes,
-    everything: Selection,
+    all_groups: Selection,
     validation: Labelled,
     context: Context,
 ) -> tuple[Labelled, BinCodes]:
     """All groups of the training split; groups without a label in use get grades of the first trees' scores."""
     assert config.pseudo_labels is not None
-    groups, codes_of_all = read_labelled(everything, labelled.split, labelled.view)
+    groups, codes_of_all = read_labelled(all_groups, labelled.split, labelled.view)
     settings = config.first or config.gbdt
     marked = replace(context, report=lambda record: context.report({"model": "first", **record}))
     first = grow(settings, labelled, codes, validation, marked)
     scorer = boosters.scorer(
         settings.kind, {"the first trees": first.model}, labelled.view, threads=settings.num_threads
     )
-    scores_N = score_selection(everything, scorer, "the first trees").scores_N.numpy()
+    scores_N = score_selection(all_groups, scorer, "the first trees").scores_N.numpy()
     return replace(groups, labels_N=with_pseudo_labels(config.pseudo_labels, labelled, groups, scores_N)), codes_of_all
 
 
@@ -207,10 +207,10 @@ def principal(correlation_CC: NDArray[np.float64], components: int) -> NDArray[n
     return np.asarray(components_KC * np.sign(largest_K)[:, None])
 
 
-def _by_part(selection: Selection, function: Callable[[Part], T], what: str, run: Run) -> Iterator[T]:
+def _by_part(selection: Selection, function: Callable[[Part], T], label: str, run: Run) -> Iterator[T]:
     """The results of a function for each part of a selection, with a progress bar."""
     parts = cut_into_parts(selection)
-    with progress(what, selection.n_documents) as advance:
+    with progress(label, selection.n_documents) as advance:
         for part, of_part in zip(parts, run(function, parts), strict=True):
             yield of_part
             advance(part.documents)

@@ -129,7 +129,7 @@ class StackedJob(LabelledStage):
         validation = read_judged(relevant, views.scored(view, scores, standardise=config.standardise))
         grown = grow(config.gbdt, train, codes, validation, context)
         cut = config.gbdt.stop_on
-        alone = {name: validation.mean_ndcg(s.scores_N.numpy(), cut) for name, s in scores.items()}
+        member_values = {name: validation.mean_ndcg(s.scores_N.numpy(), cut) for name, s in scores.items()}
         trees = TreesArchitecture(
             library=config.gbdt.kind,
             sees=chosen,
@@ -141,14 +141,14 @@ class StackedJob(LabelledStage):
             **grown.metrics,
             "labelled_groups": len(train.ids_Q),
             "validation_groups": judged.n_groups,
-            **{f"validation_ndcg@{cut}_{name}": value for name, value in alone.items()},
+            **{f"validation_ndcg@{cut}_{name}": value for name, value in member_values.items()},
         }
-        about = facts(selection, config, metrics=metrics, made_by=origin)
-        about["files"] = {
+        facts_of_bundle = facts(selection, config, metrics=metrics, made_by=origin)
+        facts_of_bundle["files"] = {
             path: data for name, m in members.items() for path, data in member_files(name, m.bundle).items()
         }
-        save_trees(self.out, {"model": grown.model}, trees, **about)
-        log.info("members alone: %s", ", ".join(f"{name} {value:.4f}" for name, value in alone.items()))
+        save_trees(self.out, {"model": grown.model}, trees, **facts_of_bundle)
+        log.info("members alone: %s", ", ".join(f"{name} {value:.4f}" for name, value in member_values.items()))
 
 
 def check_ready(name: str, url: str, splits: Splits) -> None:
@@ -190,10 +190,10 @@ def _score(selection: Selection, member: Bundle, name: str) -> DocumentScores:
 def _check_has_not_seen(opened: Bundle, held_out: Selection) -> None:
     """Check by a bundle's record of its training split that it saw none of the groups, so that no fold is mixed up."""
     trained_on = select(validate(Split, opened.made_by["config"]["splits"][0], opened.url), labelled=True)
-    seen, held = trained_on.kept_labelled, held_out.kept_labelled
-    assert held is not None
-    assert seen is not None, f"{opened.url} has seen held-out labels: it was trained on all groups"
-    assert not (seen & held).any(), f"{opened.url} has seen held-out labels"
+    trained, kept_out = trained_on.kept_labelled, held_out.kept_labelled
+    assert kept_out is not None
+    assert trained is not None, f"{opened.url} has seen held-out labels: it was trained on all groups"
+    assert not (trained & kept_out).any(), f"{opened.url} has seen held-out labels"
 
 
 def _chosen_names(features: Sequence[Feature], names: Sequence[str]) -> tuple[str, ...] | None:

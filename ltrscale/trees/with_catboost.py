@@ -45,15 +45,19 @@ def boost(
     vocabularies = codes.known()
     train_pool = _pool(catboost, train, targets_N, vocabularies)
     validation_pool = validation and _pool(catboost, validation, validation.labels_N, vocabularies)
-    look = _Look(len(validation.labels_N)) if validation else None
-    notify = _Notify(look, watch, f"NDCG:top={stop_on};type=Exp")
-    metrics = {"eval_metric": look, "custom_metric": [f"{notify.metric};hints=skip_train~true"]} if look else {}
-    ours = {
+    look_at_scores = _Look(len(validation.labels_N)) if validation else None
+    notify = _Notify(look_at_scores, watch, f"NDCG:top={stop_on};type=Exp")
+    metrics = (
+        {"eval_metric": look_at_scores, "custom_metric": [f"{notify.metric};hints=skip_train~true"]}
+        if look_at_scores
+        else {}
+    )
+    own_settings = {
         "use_best_model": False,  # the watch decides which trees to keep
         "allow_writing_files": False,
         "logging_level": "Silent",
     }
-    model = catboost.CatBoost({**parameters, **metrics, **ours})
+    model = catboost.CatBoost({**parameters, **metrics, **own_settings})
     with warnings.catch_warnings(), _refusals(catboost, train.split):
         warnings.filterwarnings("ignore", message="Can't optim")  # CatBoost would compile `_Look` if it could
         model.fit(train_pool, eval_set=validation_pool, callbacks=[notify])

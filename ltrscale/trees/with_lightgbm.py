@@ -33,7 +33,7 @@ def boost(
 ) -> bytes:
     """Add trees until the watch ends it; returns the model's text with the trees to keep.
 
-    `temperature` is that of the softmax objective, which LightGBM lacks; None for an objective of its own.
+    `temperature` is that of the softmax objective, which LightGBM lacks; None for our own objective.
     """
     if (targets_N < 0).any() or (targets_N != targets_N.round()).any():
         # LightGBM's NDCG checks that labels are grades, on the training groups too
@@ -64,18 +64,18 @@ def _grow(
     booster: lgb.Booster, objective: GradientFunction | None, watch: StoppingWatch, metric: str, min_data_in_leaf: int
 ) -> None:
     """Add trees until the watch ends it, or there is nothing to split."""
-    seen: dict[str, Doubles] = {}
+    last: dict[str, Doubles] = {}
 
     # a custom metric, for LightGBM passes it the scores
     def look(scores_N: Doubles, _: lgb.Dataset) -> tuple[str, float, bool]:
-        seen["scores_N"] = scores_N
+        last["scores_N"] = scores_N
         return "ours", 0.0, True
 
     stuck = enough = False
     while not (stuck or enough):
         stuck = booster.update(fobj=objective)
         values = {name: value for _, name, value, _ in booster.eval_valid(look)}
-        enough = watch(seen.get("scores_N"), values.get(metric))
+        enough = watch(last.get("scores_N"), values.get(metric))
     if stuck and watch.trees == 1:
         log.warning(
             "no split leaves min_data_in_leaf = %d training documents on both sides or lowers the loss: "
@@ -111,13 +111,13 @@ class _Rows(lgb.Sequence):  # type: ignore[misc]
     def __len__(self) -> int:
         return self._n_documents
 
-    def __getitem__(self, wanted: slice) -> NDArray[np.float32]:
-        assert wanted.start == self._first, "rows are read once, in order"
-        n = wanted.stop - wanted.start
+    def __getitem__(self, rows: slice) -> NDArray[np.float32]:
+        assert rows.start == self._first, "rows are read once, in order"
+        n = rows.stop - rows.start
         while sum(map(len, self._waiting)) < n:
             self._waiting.append(next(self._rows))
         rows_NF = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
-        self._first, self._waiting = wanted.stop, [rows_NF[n:]]
+        self._first, self._waiting = rows.stop, [rows_NF[n:]]
         return rows_NF[:n]
 
 

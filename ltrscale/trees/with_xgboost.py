@@ -103,13 +103,13 @@ class _Rows(xgb.DataIter):  # type: ignore[misc]
         rows = self._order_N[self._first : self._first + len(features_NF)]
         features_NF = features_NF[rows - self._first]
         self._first += len(rows)
-        about: dict[str, Any] = {"label": self._labels_N[rows]}
+        row_data: dict[str, Any] = {"label": self._labels_N[rows]}
         if self._by_group:
-            about["qid"] = self._group_N[rows]
+            row_data["qid"] = self._group_N[rows]
         if self._groups.weights_N is not None:
             weights_N = self._groups.weights_N[rows]
-            about["weight"] = _means(weights_N, about["qid"]) if self._by_group else weights_N
-        input_data(data=features_NF, feature_types=self._types, **about)
+            row_data["weight"] = _means(weights_N, row_data["qid"]) if self._by_group else weights_N
+        input_data(data=features_NF, feature_types=self._types, **row_data)
         return True
 
 
@@ -131,8 +131,8 @@ def _collective() -> Iterator[None]:
     tracker = RabitTracker(world, host, sortby="task") if rank == 0 else None
     if tracker is not None:
         tracker.start()
-    given = all_workers(tracker.worker_args() if tracker is not None else {})[0]
-    with CommunicatorContext(**given, dmlc_task_id=f"{rank:06}"):
+    arguments = all_workers(tracker.worker_args() if tracker is not None else {})[0]
+    with CommunicatorContext(**arguments, dmlc_task_id=f"{rank:06}"):
         yield
     if tracker is not None:
         tracker.wait_for()

@@ -32,11 +32,13 @@ def check_disjoint(splits: Splits) -> None:
         for part in parts[name]:
             hashes_of = origins(part.dataset)
             for period in part.periods:
-                taken = [takers.setdefault((origin, period), name) for origin in hashes_of(period)]
-                own = splits.by_name[name]
-                if others := [t for t in taken if t != name and not _are_apart(own, splits.by_name[t])]:
-                    where = f"period {period!r} of {part.dataset.url}"
-                    raise InputError(f"{others[0]} and {name} both take {where}; name it in one of them only")
+                split_names = [takers.setdefault((origin, period), name) for origin in hashes_of(period)]
+                this_split = splits.by_name[name]
+                if overlapping := [
+                    t for t in split_names if t != name and not _are_apart(this_split, splits.by_name[t])
+                ]:
+                    place = f"period {period!r} of {part.dataset.url}"
+                    raise InputError(f"{overlapping[0]} and {name} both take {place}; name it in one of them only")
     periods = {name: sorted({period for part in parts[name] for period in part.periods}) for name in parts}
     if splits.gap:
         _check_gap(parts, periods, splits.gap)
@@ -66,9 +68,9 @@ def _queries(split: Split) -> set[str]:
 _warned: set[str] = set()
 
 
-def _warn_of_future(taken: Mapping[str, Sequence[str]]) -> None:
+def _warn_of_future(periods_of_split: Mapping[str, Sequence[str]]) -> None:
     """Warn, once a process for the same splits, if a model is tested on days before some that it learns from."""
-    test, train = taken.get("test", ()), taken["train"]
+    test, train = periods_of_split.get("test", ()), periods_of_split["train"]
     if test and train and all(_DATE.match(period) for period in (*test, *train)) and test[0] < train[-1]:
         message = (
             f"test takes period {test[0]!r}, which lies before period {train[-1]!r} of train: the model knows what "
@@ -79,13 +81,13 @@ def _warn_of_future(taken: Mapping[str, Sequence[str]]) -> None:
             log.warning(message)
 
 
-def _check_gap(parts: Mapping[str, list[SplitPart]], taken: Mapping[str, Sequence[str]], gap: int) -> None:
+def _check_gap(parts: Mapping[str, list[SplitPart]], periods_of_split: Mapping[str, Sequence[str]], gap: int) -> None:
     """Check that `gap` whole periods lie between any period of train and any of validation or test."""
     all_periods = sorted({period for name in parts for part in parts[name] for period in part.dataset.manifest.periods})
-    place = {period: i for i, period in enumerate(all_periods)}
-    for name in taken.keys() - {"train"}:
-        for period, training in itertools.product(taken[name], taken["train"]):
-            if abs(place[period] - place[training]) <= gap:
+    index = {period: i for i, period in enumerate(all_periods)}
+    for name in periods_of_split.keys() - {"train"}:
+        for period, training in itertools.product(periods_of_split[name], periods_of_split["train"]):
+            if abs(index[period] - index[training]) <= gap:
                 raise InputError(
                     f"train takes period {training!r} and {name} takes {period!r}, with fewer than gap = {gap} periods "
                     f"between them; leave {training!r} out of train or lower gap"
@@ -100,23 +102,23 @@ def joined_splits(train: Split, validation: Split) -> Split:
     """
     if train.completes(validation) and train.fold and train.fold.within is None:
         return train.replace(fold=None)
-    how = ("labelled_fraction", "labels", "scores", "fold", "labelled_groups", "relevant_groups")
-    if other := [name for name in how if getattr(train, name) != getattr(validation, name)]:
-        values = f"{getattr(train, other[0])!r} and {getattr(validation, other[0])!r}"
-        raise InputError(f"train and validation cannot be joined: their {other[0]} are {values}; set both alike")
+    keys = ("labelled_fraction", "labels", "scores", "fold", "labelled_groups", "relevant_groups")
+    if differing := [name for name in keys if getattr(train, name) != getattr(validation, name)]:
+        values = f"{getattr(train, differing[0])!r} and {getattr(validation, differing[0])!r}"
+        raise InputError(f"train and validation cannot be joined: their {differing[0]} are {values}; set both alike")
     if counts := sorted(train.size.keys() - {"labelled_fraction"}):
         raise InputError(
             f"train and validation cannot be joined with {counts[0]} in each; set labelled_fraction in both"
         )
     first, second = map(with_periods_named, (train, validation))
     periods = sorted({*(first.periods or ()), *(second.periods or ())})
-    both = train.replace(data=tuple(dict.fromkeys((*train.data, *validation.data))), periods=periods)
-    if _file_urls(both) != _file_urls(first) | _file_urls(second):
+    joined = train.replace(data=tuple(dict.fromkeys((*train.data, *validation.data))), periods=periods)
+    if _file_urls(joined) != _file_urls(first) | _file_urls(second):
         raise InputError(
-            f"train and validation cannot be joined: {', '.join(both.data)} have periods of equal names, of which only "
-            "some are in use; name the same data sets in both splits"
+            f"train and validation cannot be joined: {', '.join(joined.data)} have periods of equal names, of which "
+            "only some are in use; name the same data sets in both splits"
         )
-    return both
+    return joined
 
 
 def _file_urls(split: Split) -> set[str]:

@@ -1,7 +1,7 @@
 """Comparing the Parquet files of a data set with its manifest, at three levels of effort.
 
 Threads examine the files, since they mostly wait for the disk or the network; the result does not depend on their
-number. A file on S3 takes no request of its own at level `sizes`, which lists the directory, a thousand files per
+number. A file on S3 needs no request of its own at level `sizes`, which lists the directory, a thousand files per
 request; three small ones at `footers` (its size, its first four bytes, its last 64 KiB); and one more for every 8 MiB
 of the file at `content`.
 """
@@ -88,16 +88,16 @@ def examine(
             else:
                 columns[file.path] = result
             advance(1, file.bytes)
-    wanted = _most_common(columns)
-    faults |= {path: fault for path, of_file in columns.items() if (fault := _schema_fault(wanted, of_file))}
-    return {file.path: faults[file.path] for file in files if file.path in faults}, wanted
+    usual = _most_common(columns)
+    faults |= {path: fault for path, of_file in columns.items() if (fault := _schema_fault(usual, of_file))}
+    return {file.path: faults[file.path] for file in files if file.path in faults}, usual
 
 
 def _list_sizes(place: _Place) -> dict[str, int]:
     """Bytes of all files below a directory, by path; empty if the directory is missing."""
-    everything = arrow.FileSelector(place.root, allow_not_found=True, recursive=True)
+    selector = arrow.FileSelector(place.root, allow_not_found=True, recursive=True)
     with storage.named_errors(place.url):
-        infos = storage.patiently(lambda: place.filesystem.get_file_info(everything))
+        infos = storage.patiently(lambda: place.filesystem.get_file_info(selector))
     return {info.path: info.size for info in infos if info.type == arrow.FileType.File}
 
 

@@ -138,14 +138,14 @@ def _in_file(url: str, sha256: str, column: str) -> list[NDArray[np.bool_]]:  # 
     return _each_row_group(url, of, column)
 
 
-def _each_row_group(url: str, of: Callable[[pq.ParquetFile, int], T], column: str) -> list[T]:
+def _each_row_group(url: str, function: Callable[[pq.ParquetFile, int], T], column: str) -> list[T]:
     """What a function finds in each row group of a file."""
     filesystem, path = storage.arrow_filesystem(url)
 
     def read() -> list[T]:
         with filesystem.open_input_file(path) as source:
             file = pq.ParquetFile(source, page_checksum_verification=True)
-            return [of(file, number) for number in range(file.num_row_groups)]
+            return [function(file, number) for number in range(file.num_row_groups)]
 
     try:
         with storage.named_errors(url):

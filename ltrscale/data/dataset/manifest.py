@@ -58,14 +58,14 @@ def places(
     if tuple(wanted) == tuple(there):
         return None
     by_name = {feature.name: (place, feature.kind) for place, feature in enumerate(there)}
-    lacking = []
+    missing = []
     for feature in wanted:
         _, kind = by_name.get(feature.name, (0, "missing"))
         if kind != feature.kind:
-            lacking.append(f"{feature.name!r} ({feature.kind}, there {kind})")
-    if lacking:
-        n = f"{len(lacking)} of its {len(wanted)} features are not in {where}"
-        raise InputError(f"{whose}: {n}: {', '.join(lacking)}; prepare the data with these columns, and leave none out")
+            missing.append(f"{feature.name!r} ({feature.kind}, there {kind})")
+    if missing:
+        n = f"{len(missing)} of its {len(wanted)} features are not in {where}"
+        raise InputError(f"{whose}: {n}: {', '.join(missing)}; prepare the data with these columns, and leave none out")
     names = {feature.name for feature in wanted}
     _log_ignored(whose, where, tuple(feature.name for feature in there if feature.name not in names))
     return [by_name[feature.name][0] for feature in wanted]
@@ -150,7 +150,7 @@ class RawColumns(Config):
     """How the first file of raw rows has the columns that features are made of."""
 
     rows: Literal["csv", "json", "parquet"]
-    """The form of the file: text, JSON lines, or values with types of their own."""
+    """The form of the file: text, JSON lines, or typed values."""
     reads: dict[str, Literal["number", "boolean", "integer", "text", "value"]]
     """What each column holds, also those of tables that join; `value` is a time, date or another type of Parquet."""
 

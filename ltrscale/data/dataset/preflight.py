@@ -77,16 +77,16 @@ class Preflight(Config):
 
     def record(self) -> dict[str, object]:
         """The counts as a record of metrics."""
-        bad = list(self.bad.values())
-        listed, lost = _total(dataset.counts for dataset in self.datasets), _total(file.lost for file in bad)
+        bad_files = list(self.bad.values())
+        total, lost = _total(dataset.counts for dataset in self.datasets), _total(file.lost for file in bad_files)
         files = sum(dataset.files for dataset in self.datasets)
         return {
             "preflight": self.check,
             "files": files,
-            "files_good": files - len(bad),
-            "files_quarantined": len(bad),
-            "reasons": dict(Counter(file.reason for file in bad)),
-            **{name: getattr(listed, name) for name in Counts._fields},
+            "files_good": files - len(bad_files),
+            "files_quarantined": len(bad_files),
+            "reasons": dict(Counter(file.reason for file in bad_files)),
+            **{name: getattr(total, name) for name in Counts._fields},
             **{f"{name}_left_out": getattr(lost, name) for name in Counts._fields},
         }
 
@@ -181,11 +181,13 @@ def preflight(splits: Mapping[str, Split], config: PreflightConfig) -> Preflight
             the same columns, or storage cannot be reached.
     """
     chosen = {name: chosen_files(split) for name, split in splits.items()}
-    wanted = _wanted(files for of_split in chosen.values() for files in of_split)
+    files_to_check = _wanted(files for of_split in chosen.values() for files in of_split)
     datasets: list[CheckedDataset] = []
     columns: dict[str, ColumnTypes] = {}
-    with progress("pre-flight", sum(file.bytes for _, files in wanted for file in files), unit="files") as advance:
-        for dataset, files in wanted:
+    with progress(
+        "pre-flight", sum(file.bytes for _, files in files_to_check for file in files), unit="files"
+    ) as advance:
+        for dataset, files in files_to_check:
             of_dataset, columns[dataset.url] = _check_dataset(dataset, files, config.check, advance)
             datasets.append(of_dataset)
     result = Preflight(check=config.check, datasets=tuple(datasets), read=contents_of_read(splits.values()))
@@ -210,7 +212,7 @@ def _check_dataset(
 ) -> tuple[CheckedDataset, ColumnTypes]:
     """The result for a data set, and the columns of most of its files."""
     faults, columns = examine(dataset, files, level, advance)
-    bad = tuple(
+    bad_files = tuple(
         BadFile(path=file.path, reason=fault.reason, detail=fault.detail, lost=_counts([file]))
         for file in files
         if (fault := faults.get(file.path))
@@ -220,23 +222,23 @@ def _check_dataset(
         hash=dataset.manifest.hash_of({file.period for file in files}),
         files=len(files),
         counts=_counts(files),
-        bad=bad,
+        bad=bad_files,
     )
     return checked_, columns
 
 
 def _check_limit(
-    name: str, of_split: Sequence[tuple[Dataset, Sequence[DataFile]]], bad: Mapping[str, BadFile], max_bad: float
+    name: str, of_split: Sequence[tuple[Dataset, Sequence[DataFile]]], bad_files: Mapping[str, BadFile], max_bad: float
 ) -> None:
     """Check that bad files hold no more of a split's query groups than the limit allows."""
     urls = {storage.join(dataset.url, file.path): file for dataset, files in of_split for file in files}
-    its_bad = {url: bad[url] for url in urls if url in bad}
-    lost, listed = _total(file.lost for file in its_bad.values()).groups, _counts(urls.values()).groups
-    if lost > max_bad * listed:
+    bad_of_split = {url: bad_files[url] for url in urls if url in bad_files}
+    lost, total = _total(file.lost for file in bad_of_split.values()).groups, _counts(urls.values()).groups
+    if lost > max_bad * total:
         raise InputError(
-            f"{name}: {len(its_bad)} of {len(urls)} files, with {lost:,} of {listed:,} query groups, are not what the "
-            f"manifest lists: {_named(its_bad)}; restore them or prepare the data set again, or set preflight.max_bad "
-            f"above {max_bad:g} to go on without them"
+            f"{name}: {len(bad_of_split)} of {len(urls)} files, with {lost:,} of {total:,} query groups, are not "
+            f"what the manifest lists: {_named(bad_of_split)}; restore them or prepare the data set again, or set "
+            f"preflight.max_bad above {max_bad:g} to go on without them"
         )
 
 
@@ -263,8 +265,8 @@ def _total(counts: Iterable[Counts]) -> Counts:
     return Counts(*map(sum, columns)) if columns else Counts(0, 0, 0)
 
 
-def _named(bad: Mapping[str, BadFile]) -> str:
+def _named(bad_files: Mapping[str, BadFile]) -> str:
     """The first bad files with their faults."""
-    first = [f"{url} ({file.reason}: {file.detail})" for url, file in list(bad.items())[:_NAMED]]
-    more = [f"and {len(bad) - _NAMED} more"] if len(bad) > _NAMED else []
-    return ", ".join(first + more)
+    first = [f"{url} ({file.reason}: {file.detail})" for url, file in list(bad_files.items())[:_NAMED]]
+    ending = [f"and {len(bad_files) - _NAMED} more"] if len(bad_files) > _NAMED else []
+    return ", ".join(first + ending)

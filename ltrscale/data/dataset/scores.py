@@ -126,10 +126,10 @@ def read_period(url: str, period: str) -> PeriodScores | None:
     values = storage.read_manifest(directory, storage.HIDDEN_MANIFEST)
     if values is None:
         return None
-    where = storage.join(directory, storage.HIDDEN_MANIFEST)
+    path = storage.join(directory, storage.HIDDEN_MANIFEST)
     if values.get("format") != _FORMAT:
-        raise InputError(f"{where}: not scores but {values.get('format', 'something else')!r}; check the path")
-    return validate(PeriodScores, values, where)
+        raise InputError(f"{path}: not scores but {values.get('format', 'something else')!r}; check the path")
+    return validate(PeriodScores, values, path)
 
 
 def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str, Found]:
@@ -158,8 +158,8 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
             )
         first = first or scores
         if scores.bundle_hash != first.bundle_hash:
-            both = f"periods {first.period!r} and {period!r} were scored by different bundles"
-            raise InputError(f"{url}: {both}; score them again with one by jobs.score")
+            problem = f"periods {first.period!r} and {period!r} were scored by different bundles"
+            raise InputError(f"{url}: {problem}; score them again with one by jobs.score")
         directory = period_url(url, period)
         for file, of_file in zip(files, scores.files, strict=True):
             by_path[file.path] = Found(storage.listed_file(directory, of_file.path), of_file.sha256)
@@ -194,15 +194,15 @@ def write_file(
     """
     waiting: list[pa.Table] = []
     groups = documents = 0
-    rest, of_data = [counts.groups for counts in row_groups][::-1], iter(names)
+    group_counts, of_data = [counts.groups for counts in row_groups][::-1], iter(names)
     writer: pq.ParquetWriter | None = None
     with ExitStack() as stack:
         for batch in batches:
             assert len(batch.scores_N) == batch.offsets_Q1[-1]
             groups, documents = groups + len(batch.gids_Q), documents + len(batch.scores_N)
             waiting.append(_table(batch))
-            while rest and sum(map(len, waiting)) >= rest[-1]:
-                table, n = pa.concat_tables(waiting), rest.pop()
+            while group_counts and sum(map(len, waiting)) >= group_counts[-1]:
+                table, n = pa.concat_tables(waiting), group_counts.pop()
                 waiting = [table.slice(n)]
                 # one chunk: the ends of batches must not show in the bytes of the file
                 table = table.slice(0, n).combine_chunks()
@@ -263,7 +263,7 @@ def _item_ids(of_data: pa.Table, lengths_Q: NDArray[np.int64]) -> pa.StringArray
     if (lists.value_lengths().fill_null(0).to_numpy() != np.where(has_ids_Q, lengths_Q, 0)).any():
         raise ValueError("doc_ids has not one id for each document of a query group")
     has_id_N = np.repeat(has_ids_Q, lengths_Q)
-    places_N = np.where(has_id_N, np.cumsum(has_id_N) - 1, 0)  # a group without ids has no values of its own
+    places_N = np.where(has_id_N, np.cumsum(has_id_N) - 1, 0)  # a group without ids has no values
     return lists.flatten().take(pa.array(places_N, mask=~has_id_N))
 
 

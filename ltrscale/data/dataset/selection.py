@@ -277,8 +277,8 @@ def _row_groups(parts: list[SplitPart], without: Collection[str]) -> Iterator[Ro
                 labelled = counts.groups if scores else counts.labelled
                 place = (number * GID_SPAN, first_labelled, scores.url if scores else None)
                 stored = part.dataset.manifest.features
-                own = (counts.groups, counts.documents, labelled)
-                yield RowGroup(url, index, file.period, *own, *place, source, stored, file.longest)
+                counts_and_labels = (counts.groups, counts.documents, labelled)
+                yield RowGroup(url, index, file.period, *counts_and_labels, *place, source, stored, file.longest)
                 first_labelled += labelled
 
 

@@ -153,8 +153,8 @@ class Split(Config):
     @property
     def sample(self) -> dict[str, float | str]:
         """The settings that say which labels are used; empty for all labels."""
-        how = self.labelled_seed if self.labelled_sample == "random" else self.labelled_sample
-        return {**self.size, "sample": how} if self.size else {}
+        sampling = self.labelled_seed if self.labelled_sample == "random" else self.labelled_sample
+        return {**self.size, "sample": sampling} if self.size else {}
 
     def completes(self, other: "Split") -> bool:
         """Whether the one serves a fold of some labelled groups, and the other all others of the same groups.
@@ -163,8 +163,8 @@ class Split(Config):
         """
         same = {"fold": None, "leave_out": ()}
         return self.replace(**same) == other.replace(**same) and any(
-            mine.held_out != others.held_out and mine.replace(held_out=others.held_out) == others
-            for mine, others in itertools.product(_nested(self.fold), _nested(other.fold))
+            own_fold.held_out != other_fold.held_out and own_fold.replace(held_out=other_fold.held_out) == other_fold
+            for own_fold, other_fold in itertools.product(_nested(self.fold), _nested(other.fold))
         )
 
     def with_scores(self, url: str) -> Self:
@@ -314,13 +314,13 @@ def with_relative_named(config: ConfigT, key: str = "") -> ConfigT:
     """
     changes: dict[str, object] = {}
     for name in type(config).model_fields:
-        value, where = getattr(config, name), f"{key}.{name}".removeprefix(".")
+        value, key_path = getattr(config, name), f"{key}.{name}".removeprefix(".")
         if isinstance(value, Config):
-            changes[name] = with_relative_named(value, where)
+            changes[name] = with_relative_named(value, key_path)
         elif name == "periods" and value and any(map(Relative.of, value)) and (data := getattr(config, "data", ())):
             split = Split(data=data, periods=value)
             chosen = sorted({period for part in resolve_periods(split, key) for period in part.periods})
-            log.info("%s: %s of %s: %s", where, ", ".join(value), ", ".join(split.data), in_few_words(chosen))
+            log.info("%s: %s of %s: %s", key_path, ", ".join(value), ", ".join(split.data), in_few_words(chosen))
             changes[name] = tuple(chosen)
     changes = {name: value for name, value in changes.items() if value is not getattr(config, name)}
     return config.model_copy(update=changes) if changes else config

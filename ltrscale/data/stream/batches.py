@@ -2,7 +2,7 @@
 
 Each step yields one micro-batch from each canonical stream of the worker (see `plan`). A canonical stream is a sequence
 of windows; a micro-batch takes groups from the end of the previous one on, across windows, up to its budget of
-documents and groups. An epoch may be several passes, each in an order of its own. So the position in the sequence is
+documents and groups. An epoch may be several passes, each in its own order. So the position in the sequence is
 the whole state, and it does not depend on the workers.
 
 Query groups may be served several times per epoch, by a column of their data set. The number of times is a function of
@@ -61,7 +61,7 @@ class StreamConfig(Config):
     streams: int = Field(default=1, gt=0)
     """Canonical streams at most, each with one micro-batch per step; at least as many as workers, best a multiple of
     them. With groups above `docs_per_batch / streams` it is the largest divisor of this number for which the longest
-    group fits in a micro-batch, which is said before training."""
+    group fits in a micro-batch, which is logged before training."""
     window: int = Field(default=8, gt=0)
     """Row groups of a stream whose groups are shuffled together; memory holds about one window per stream."""
     shuffle: bool = True
@@ -283,18 +283,18 @@ class GroupStream:
 
         All reading and decoding happens in this iterator, so a thread that runs it reads ahead.
         """
-        left = {c: stream[start[c].window :] for c, stream in windows.items()}
+        remaining = {c: stream[start[c].window :] for c, stream in windows.items()}
         order = plan.read_order(
-            {c: [sum(self._documents[r] for r in w.row_groups) for w in ws] for c, ws in left.items()}
+            {c: [sum(self._documents[r] for r in w.row_groups) for w in ws] for c, ws in remaining.items()}
         )
         memory = self.memory or Memory(self.selection)
         columns = [*memory.decoder.columns, *([self.config.repeat.by] if self.config.repeat else [])]
-        to_read = [row_group for c, w in order for row_group in left[c][w].row_groups]
+        to_read = [row_group for c, w in order for row_group in remaining[c][w].row_groups]
         if self.memory is not None:  # each once, however many passes follow
             to_read = [row_group for row_group in dict.fromkeys(to_read) if row_group not in memory.groups]
         tables = self.reader(to_read, columns)
         for c, w in order:
-            planned = left[c][w]
+            planned = remaining[c][w]
             yield c, self._window(self._groups(memory, planned.row_groups, tables), planned, c)
 
     def _groups(self, memory: Memory, row_groups: Sequence[RowGroup], tables: Iterator[pa.Table]) -> Window:
@@ -367,8 +367,8 @@ class _Cursor:
             number, first = self.position
             groups = len(self._window.offsets_Q1) - 1  # 0 if no group of the window is served
             ends = [
-                int(np.searchsorted(size_Q1, size_Q1[first] + left, side="right")) - 1
-                for size_Q1, left in zip(self._sizes, budget, strict=True)
+                int(np.searchsorted(size_Q1, size_Q1[first] + limit, side="right")) - 1
+                for size_Q1, limit in zip(self._sizes, budget, strict=True)
             ]
             last = min(ends)
             if last == first < groups and not cuts:
@@ -376,7 +376,7 @@ class _Cursor:
             if last > first:
                 cuts.append(Cut(self._window, first, last))
                 used = (int(size_Q1[last] - size_Q1[first]) for size_Q1 in self._sizes)
-                budget = Budget(*(left - count for left, count in zip(budget, used, strict=True)))
+                budget = Budget(*(limit - count for limit, count in zip(budget, used, strict=True)))
             self.position = Position(number, last)
             if last < groups:
                 break
@@ -394,9 +394,9 @@ def check_batches(selection: Selection, config: StreamConfig, *, world: int, tit
     streams = GroupStream(selection, config, world=world).config.streams
     notes = []
     if streams < config.streams:
-        each, wanted = budget // streams, budget // config.streams
+        each, configured = budget // streams, budget // config.streams
         notes.append(
-            f"a step takes {streams} of {config.streams} micro-batches, of {each:,} documents and not {wanted:,}"
+            f"a step takes {streams} of {config.streams} micro-batches, of {each:,} documents and not {configured:,}"
         )
     if longest > budget:
         notes.append(f"one above stream.docs_per_batch = {budget:,} is a step of its own, and exceeds it")

@@ -43,11 +43,15 @@ class Decoder:
     def __init__(self, selection: Selection, *, documents: bool = True) -> None:
         self.selection = selection
         self._all_labelled = selection.label_column == SCORES
-        who = ["labels"] if selection.labelled and not self._all_labelled else []
-        values = [selection.label_column] if selection.labelled and selection.label_column not in who else []
+        labels_column = ["labels"] if selection.labelled and not self._all_labelled else []
+        values = [selection.label_column] if selection.labelled and selection.label_column not in labels_column else []
         features = ["features"] if selection.features else []
         of_tokens = [column for key in selection.tokens for column in key.columns]
-        self.columns = ["gid", *features, *_OPTIONAL, *of_tokens, *who, *values] if documents else ["gid", *who]
+        self.columns = (
+            ["gid", *features, *_OPTIONAL, *of_tokens, *labels_column, *values]
+            if documents
+            else ["gid", *labels_column]
+        )
         self._types: dict[str, pa.DataType] = {}
         self._places: dict[tuple[Feature, ...], list[int] | None] = {}
 
@@ -69,8 +73,8 @@ class Decoder:
         counts = np.add.reduceat(labelled_R, firsts, dtype=np.int64)
         for row_group, n in zip(row_groups, counts.tolist(), strict=True):
             if n != row_group.labelled:
-                listed = f"the manifest lists {row_group.labelled}"
-                raise mismatch(row_group, f"it has {n} labelled query groups where {listed}")
+                expected = f"the manifest lists {row_group.labelled}"
+                raise mismatch(row_group, f"it has {n} labelled query groups where {expected}")
         rows_Q: NDArray[np.int64] = np.flatnonzero(labelled_R)[kept]
         return rows_Q
 
@@ -146,8 +150,8 @@ class Decoder:
             bounds.append(array.offsets.to_numpy())  # of a slice they do not begin with 0
             values = int(bounds[-1][-1]) - int(bounds[-1][0])
             if values != row_group.documents * n_features:
-                listed = f"{row_group.documents} documents of {n_features} features"
-                raise mismatch(row_group, f"it has {values} feature values where the manifest lists {listed}")
+                expected = f"{row_group.documents} documents of {n_features} features"
+                raise mismatch(row_group, f"it has {values} feature values where the manifest lists {expected}")
         starts_Q = np.concatenate([b[:-1] for b in bounds])[rows_Q]
         stops_Q = np.concatenate([b[1:] for b in bounds])[rows_Q]
         owners_Q = np.repeat(np.arange(len(tables)), [len(table) for table in tables])[rows_Q]
@@ -279,8 +283,8 @@ def _decoded_tokens(
 def _check_ids(rows: TokenRows, size: int) -> None:
     """Check that all tokens are in a vocabulary of this size; of tokens that no row has it checks some, too."""
     if len(rows.ids_T) and (int(rows.ids_T.min()) < 0 or int(rows.ids_T.max()) >= size):
-        bad = rows.ids_T[(rows.ids_T < 0) | (rows.ids_T >= size)][0]
-        raise ValueError(f"token {bad} is not in the vocabulary of {size:,}")
+        bad_id = rows.ids_T[(rows.ids_T < 0) | (rows.ids_T >= size)][0]
+        raise ValueError(f"token {bad_id} is not in the vocabulary of {size:,}")
 
 
 class Memory:
@@ -350,8 +354,10 @@ def mean_repeats(row_group: RowGroup, table: pa.Table, repeat: Repeat) -> NDArra
     bad_R = ~((times_R >= 0) & (times_R <= MOST))  # NaN too
     if bad_R.any():
         row = int(bad_R.argmax())
-        what = f"column {repeat.by!r} of query group {table.column('gid')[row]} is {values[row].as_py()}"
-        raise mismatch(row_group, what, f"it must be from 0 to {MOST:,.0f}, or a class named under stream.repeat.times")
+        problem = f"column {repeat.by!r} of query group {table.column('gid')[row]} is {values[row].as_py()}"
+        raise mismatch(
+            row_group, problem, f"it must be from 0 to {MOST:,.0f}, or a class named under stream.repeat.times"
+        )
     return times_R
 
 
@@ -372,8 +378,8 @@ def survey_repeats(selection: Selection, repeat: Repeat, reader: RowGroupReader)
             classes.update(_classes(table, repeat).drop_null().unique().to_pylist())
     for name in repeat.times:
         if name not in classes:
-            near = nearest(name, sorted(classes))
-            hint = f"the nearest is {near!r}" if near is not None else "it is empty"
+            closest = nearest(name, sorted(classes))
+            hint = f"the nearest is {closest!r}" if closest is not None else "it is empty"
             raise InputError(f"stream.repeat.times: column {repeat.by!r} has no value {name!r}; {hint}")
     if not any(means.values()):
         raise InputError(f"stream.repeat: by {repeat.by!r} no query group is served; raise some of its times above 0")
@@ -389,5 +395,9 @@ def _nearest_meta(row_group: RowGroup, name: str) -> str:
     filesystem, path = storage.arrow_filesystem(row_group.url)
     with storage.named_errors(row_group.url):
         names = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem)).names
-    near = nearest(name, [column for column in names if column.startswith("meta_")])
-    return f"the nearest is {near!r}" if near else "the data set has no meta_* column; prepare it with `columns.meta`"
+    closest = nearest(name, [column for column in names if column.startswith("meta_")])
+    return (
+        f"the nearest is {closest!r}"
+        if closest
+        else "the data set has no meta_* column; prepare it with `columns.meta`"
+    )

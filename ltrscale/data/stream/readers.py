@@ -111,8 +111,8 @@ def _read_item(item: PlannedRead, columns: Sequence[str], open_file: Callable[[s
         return table
     of_scores = _read_row_group(item.scores, item, ["gid", SCORES], open_file, scores.SCORE_AGAIN)
     if not of_scores.column("gid").equals(table.column("gid")) or of_scores.column(SCORES).null_count:
-        what = f"row group {item.number} does not have a list of scores for each query group of {item.url}, in order"
-        raise InputError(f"{item.scores}: {what}; {scores.SCORE_AGAIN}")
+        problem = f"row group {item.number} does not have a list of scores for each query group of {item.url}, in order"
+        raise InputError(f"{item.scores}: {problem}; {scores.SCORE_AGAIN}")
     return table.append_column(SCORES, of_scores.column(SCORES))
 
 
@@ -142,8 +142,8 @@ def _read_row_group(
         raise InputError(f"{url}: it has {file.bytes} bytes where the manifest lists {item.bytes}; {remedy}")
     groups = file.metadata.row_group(number).num_rows if number < file.metadata.num_row_groups else 0
     if groups != item.groups:
-        listed = f"the manifest lists {item.groups}"
-        raise InputError(f"{url}: row group {number} has {groups} query groups where {listed}; {remedy}")
+        expected = f"the manifest lists {item.groups}"
+        raise InputError(f"{url}: row group {number} has {groups} query groups where {expected}; {remedy}")
     with storage.named_errors(url), _damage(url, remedy):
         return storage.patiently(functools.partial(file.read, number, columns))
 

@@ -106,8 +106,8 @@ def committed(url: str, split: Split) -> DocumentScores:
     Raises:
         InputError: a period is not scored there, or was scored from other files than the data set has now.
     """
-    everything = Split(data=split.data, periods=split.periods, scores=url)
-    return of_tables(list(read_direct(select(everything, labelled=True).row_groups, COLUMNS)))
+    scored_split = Split(data=split.data, periods=split.periods, scores=url)
+    return of_tables(list(read_direct(select(scored_split, labelled=True).row_groups, COLUMNS)))
 
 
 def of_tables(tables: Sequence[pa.Table]) -> DocumentScores:

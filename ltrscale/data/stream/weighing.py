@@ -11,7 +11,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.progress import log
 
 _MOST_LABELS = 64
-"""More values are no grades; a value of its own then says nothing."""
+"""With more distinct labels, they are not grades, and a label whose documents all have weight 0 means nothing."""
 _REMEDY = (
     "such a document has no part in training; if the weight is what a document is worth, such as its revenue, map it "
     "as columns.gain in prepare, not columns.weights, and measure it by evaluate.gains: column"

@@ -161,13 +161,13 @@ def assemble(cuts: Sequence[Cut], n_features: int) -> QueryGroups:
     ).checked()
 
 
-def _tokens(cuts: Sequence[Cut], of: Owner) -> dict[str, Tokens]:
+def _tokens(cuts: Sequence[Cut], owner: Owner) -> dict[str, Tokens]:
     """The tokens of the queries or documents of some groups, by the name of their field."""
-    ends = [(first, last) if of == "query" else window.offsets_Q1[[first, last]] for window, first, last in cuts]
+    ends = [(first, last) if owner == "query" else window.offsets_Q1[[first, last]] for window, first, last in cuts]
     return {
         key.name: TokenRows.to_batch([cut.window.tokens[key].part(*rows) for cut, rows in zip(cuts, ends, strict=True)])
         for key in cuts[0].window.tokens
-        if key.of == of
+        if key.of == owner
     }
 
 
