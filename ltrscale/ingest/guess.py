@@ -198,7 +198,7 @@ def _names(column: LogColumn, item: LogColumn | None, seen: Structure) -> bool:
 
 
 def doubtful(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str | None]) -> dict[str, str]:
-    """The columns that are probably not features, with the reason; a column with a single value is harmless, so left out.
+    """The columns that are probably not features, with the reason; one with a single value is harmless, and left out.
 
     The arguments are as for `guess`, with the query among those that are given.
     """

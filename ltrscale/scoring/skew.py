@@ -3,15 +3,15 @@
 A bundle records what the rows of its training periods look like (its `Reference`). `find_skew` compares
 other rows with it by shares: of missing values, of categories that training lacks, of values outside training's range.
 A share is reported if it is at least 1%, at least twice training's in odds, and not due to chance. Ranges widen as logs
-grow: values outside of them are reported from 10% on, and from 5% on if they are outside by more than the range's width.
+grow: values outside of them are reported from 10% on, and from 5% on if they are off by more than the range's width.
 
 The documents of a list often share a value, so a list counts as one observation, whatever its length. A share is not
 due to chance if it and training's, each seen in its number of lists, are a million times likelier than any one share
 for both (likelihood ratio; Wilks 1938).
 
-A few lists can therefore only show what is plain. Against 10,000 lists of training it takes 2 lists to see that a feature is
-missing in all rows, 17 to see that half of its values are above 95% of training's, and 168 for a new category in 2% of
-the rows.
+A few lists can therefore only show what is plain. Against 10,000 lists of training it takes 2 lists to see that a
+feature is missing in all rows, 17 to see that half of its values are above 95% of training's, and 168 for a new
+category in 2% of the rows.
 
 Shapes: N rows (documents), Q groups, Q1 = Q + 1 offsets, F features, V codes of a vocabulary.
 """

@@ -18,8 +18,8 @@ _REMEDY = (
 )
 
 
-_known: dict[tuple[str, int], str] = {}
-"""What was found, by hash and number of groups: a line is logged once in a process, and data are read once."""
+_warnings: dict[tuple[str, int], str] = {}
+"""The warnings by hash and number of groups: a line is logged once in a process, and data are read once."""
 
 
 def warn_of_weights(selection: Selection) -> str:
@@ -29,11 +29,11 @@ def warn_of_weights(selection: Selection) -> str:
     multiplies by weights; scores that serve as labels are no grades, and are not looked at.
     """
     key = selection.hash, selection.n_groups
-    if key not in _known:
-        _known[key] = "" if selection.label_column == "scores" else _look(selection)
-        if _known[key]:
-            log.warning("weights: %s; %s", _known[key], _REMEDY)
-    return _known[key]
+    if key not in _warnings:
+        _warnings[key] = "" if selection.label_column == "scores" else _look(selection)
+        if _warnings[key]:
+            log.warning("weights: %s; %s", _warnings[key], _REMEDY)
+    return _warnings[key]
 
 
 def _look(selection: Selection) -> str:
