@@ -60,7 +60,7 @@ class _Operational:
 
 T = TypeVar("T")
 Operational = Annotated[T, _Operational()]
-"""Marks a key that is no part of the result, with all keys below it: it says how the work is done, not what comes out.
+"""Marks a key that is not part of the result, with all keys below it: it says how the work is done, not what comes out.
 
 An output stays up to date, and an interrupted run goes on, if only such keys change. Every other key makes another
 result, and what it made before is made anew.
@@ -68,7 +68,7 @@ result, and what it made before is made anew.
 
 
 def is_operational(field: FieldInfo) -> bool:
-    """Whether a key is no part of the result."""
+    """Whether a key is not part of the result."""
     return any(isinstance(mark, _Operational) for mark in field.metadata)
 
 

@@ -1,4 +1,4 @@
-"""The ends of a job that are no defects: an error for the user to read, a check not passed, a request to stop."""
+"""How a job may end without a defect: an error for the user to read, a check not passed, a request to stop."""
 
 import difflib
 import os

@@ -213,7 +213,7 @@ class Reference(Config):
 
     @classmethod
     def of(cls, groups: QueryGroups, features: Sequence[Feature], fills: Mapping[str, float] | None = None) -> Self:
-        """The reference that these groups are; `fills` are the numbers that stand for missing values, by feature.
+        """The reference made of these groups; `fills` are the numbers that stand for missing values, by feature.
 
         Example:
             >>> groups = QueryGroups(torch.tensor([[1.0], [5.0], [float("nan")], [2.0]]), torch.tensor([0, 3, 4]))

@@ -31,7 +31,7 @@ NEEDED = {
     "doc_ids": "prepare the log with columns.item (or columns.docs): without ids no document is known at two positions",
 }
 _MOST_CLICKS = 4
-"""Groups with at least so many clicks are counted together."""
+"""Groups with at least this many clicks are counted together."""
 _HELD_OUT = 0.2
 _COPY = r"#\d+$"
 

@@ -44,7 +44,7 @@ class Overlap:
     links_PP: Ints
     """Pairs shown at both positions; 0 on the diagonal."""
     linked_PP: Bools
-    """Whether so many pairs link them that it counts, and these have clicks at both."""
+    """Whether enough pairs link them, with clicks at both."""
 
     @property
     def parts(self) -> list[list[int]]:

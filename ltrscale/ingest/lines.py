@@ -227,7 +227,7 @@ class Lines(LineTexts):
         return self.text[self.starts_M[index] : self.ends_M[index]]
 
     def blank_M(self) -> NDArray[np.bool_]:
-        """Lines without any text; they are no rows."""
+        """Lines without any text; they are not rows."""
         lengths_M = self.ends_M - self.starts_M
         return np.asarray((lengths_M == 0) | ((lengths_M == 1) & (self.text_U8[self.starts_M] == _RETURN)))
 

@@ -1,4 +1,4 @@
-"""What `prepare` checks of the data set that it makes, what it says of it, and leaks.
+"""What `prepare` checks and reports about the data set that it makes, and leaks.
 
 Leaks are features that may be known only after users have acted, found by looking at each one alone. Nothing can tell a
 leak from an honest feature that is as good as the labels. So a suspicious one is a question, which people answer:

@@ -120,7 +120,7 @@ class Source(Config):
         return self.token_columns.tokenizer.files() if self.token_columns else []
 
     def raw_columns(self, features: Sequence[Feature], url: str) -> RawColumns | None:  # noqa: ARG002
-        """How a file has the columns that features are made of; None if its rows are no items."""
+        """How a file has the columns that features are made of; None if its rows are not items."""
         return None
 
     def typed_rows(self, url: str, batch_rows: int) -> Iterator[tuple[int, Mapping[str, Any]]] | None:  # noqa: ARG002
@@ -168,7 +168,7 @@ class Source(Config):
 
     @property
     def mapping(self) -> ColumnMapping | None:
-        """The uses of the columns of items; None if the rows are no items."""
+        """The uses of the columns of items; None if the rows are not items."""
         return None
 
     @property

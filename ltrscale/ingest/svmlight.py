@@ -71,7 +71,7 @@ class _Words(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """The places of the words in rows of the common shape, and the lines that are no rows."""
+    """The places of the words in rows of the common shape, and the lines that are not rows."""
 
     blank_L: Bools
     at_R: Ints

@@ -183,7 +183,7 @@ def _hashes(numbers_N: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def _bound(size: int, documents: int) -> int:
-    """A hash with at least `size` of so many documents below it: eight standard deviations above the expectation."""
+    """A hash with at least `size` of that many documents below it: eight standard deviations above the expectation."""
     share = (size + 8 * math.sqrt(size) + 64) / documents
     return _HIGHEST if share >= 1 else int(share * _HIGHEST)
 

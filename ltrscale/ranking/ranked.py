@@ -20,7 +20,7 @@ from ltrscale.batch import length_chunks
 SLOTS_PER_CHUNK = 1 << 15
 """Padded documents ranked at once: the temporaries of a chunk then stay in the cache."""
 _KEPT = 1 << 18
-"""The ranking of a batch of at most so many documents is kept for the next metric; it takes about 50 bytes each."""
+"""The ranking of a batch of at most this many documents is kept for the next metric; it takes about 50 bytes each."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,1 +1,1 @@
-"""Scores of a data set by bundles, ranked items of raw rows, and what these rows have that training's rows had not."""
+"""Scores of a data set by bundles, ranked items of raw rows, and how these rows differ from training's."""

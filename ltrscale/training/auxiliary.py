@@ -127,7 +127,7 @@ class Auxiliary:
         return next(self._reading, Fed({}, self.positions, Account()))
 
     def advance(self, fed: Fed, groups: float) -> None:
-        """Go on behind a step in which all workers read so many groups; if none, the next epoch begins."""
+        """Continue after a step in which all workers read this many groups; if none, the next epoch begins."""
         if groups:
             self.positions = fed.positions
             return

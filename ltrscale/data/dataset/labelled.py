@@ -56,7 +56,7 @@ def order_of(n: int, *, sample: Literal["random", "first"], seed: int) -> NDArra
 
 
 def to_reach(n_relevant: int, relevant: NDArray[np.bool_]) -> int | None:
-    """How many groups of an order must join until so many of them have a relevant document; None if too few have one.
+    """How many groups of an order must join until the given number have a relevant document; None if too few have one.
 
     Example:
         >>> to_reach(2, np.array([False, True, False, True, True])), to_reach(4, np.array([True]))

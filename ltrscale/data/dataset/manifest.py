@@ -214,7 +214,7 @@ class Manifest(Config):
     """The codes of the observed texts of categorical features, by feature, but of whole numbers below 2^24, which are
     their own codes. A feature is absent if its texts are more than 4,096."""
     raw: RawColumns | None = None
-    """The columns of the raw rows; None if they were no items, one in a row."""
+    """The columns of the raw rows; None if the rows were not items, one per row."""
     fills: dict[str, float] = Field(default_factory=dict)
     """The number that stands for a missing value of a feature, by feature; others stay missing."""
     quarantine: tuple[ListedPath, ...] = ()

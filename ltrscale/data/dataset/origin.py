@@ -15,7 +15,7 @@ _NOT_OF_ROWS = {
 
 
 STATISTICS = "statistics"
-"""The name of an input that is no data set: statistics by which features were made."""
+"""The name of an input that is not a data set: statistics by which features were made."""
 
 
 def origins(dataset: Dataset) -> Callable[[str], set[str]]:
@@ -31,7 +31,7 @@ def origins(dataset: Dataset) -> Callable[[str], set[str]]:
 
 
 RAW = "raw"
-"""The key of `read_as` that is no setting: the columns of the raw rows."""
+"""The key of `read_as` that is not a setting: the columns of the raw rows."""
 
 
 def prepare_settings_of(read_as: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from ltrscale.data.dataset.tokens import Owner, TokenField, Vocabulary, shared
 from ltrscale.errors import InputError, suggestion
 
 GID_SPAN = 10**11
-"""Number of group ids reserved for each data set of a split; no data set has so many query groups."""
+"""Number of group ids reserved for each data set of a split; no data set has that many query groups."""
 
 
 class FileSource(NamedTuple):
