@@ -266,7 +266,7 @@ def _save(
     url: str,
     kind: BundleKind,
     contents: Mapping[str, bytes],
-    about: BundleFacts,
+    facts_of_bundle: BundleFacts,
     says: Sequence[str],
     *,
     architecture: Architecture | CombinedArchitecture | None = None,
@@ -274,33 +274,35 @@ def _save(
     order: FeatureOrder | None = None,
 ) -> None:
     # JSON has neither NaN nor infinity
-    metrics = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in about["metrics"].items()}
+    metrics = {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in facts_of_bundle["metrics"].items()
+    }
     config = BundleConfig(
         kind=kind,
-        features=tuple(about["features"]),
+        features=tuple(facts_of_bundle["features"]),
         architecture=architecture,
         trees=trees,
         order=order,
-        training=dict(about["config"]),
-        dataset_hash=about["dataset_hash"],
-        read_as=dict(about.get("read_as", {})),
+        training=dict(facts_of_bundle["config"]),
+        dataset_hash=facts_of_bundle["dataset_hash"],
+        read_as=dict(facts_of_bundle.get("read_as", {})),
         metrics=metrics,
         versions={"python": platform.python_version()}
         | {name: version(name) for name in ("ltrscale", "torch", trees.library if trees else "lightgbm", "numpy")},
     )
-    reference = about.get("reference")
+    reference = facts_of_bundle.get("reference")
     files = {
         CONFIG: (config.model_dump_json(indent=1) + "\n").encode(),
         **contents,
         **({} if reference is None else {REFERENCE: reference.model_dump_json().encode()}),
         CARD: bundle_card(config, *says).encode(),
-        **about.get("files", {}),
+        **facts_of_bundle.get("files", {}),
     }
     with storage.Commit(url) as commit:
         for name, data in files.items():
             with commit.file(name) as path:
                 path.write_bytes(data)
-        commit.finish({"format": FORMAT, "version": VERSION, "made_by": dict(about["made_by"])})
+        commit.finish({"format": FORMAT, "version": VERSION, "made_by": dict(facts_of_bundle["made_by"])})
 
 
 def bundle_card(config: BundleConfig, title: str, *inside: str) -> str:

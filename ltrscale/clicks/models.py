@@ -319,11 +319,14 @@ class DynamicBayesian:
         for _ in range(_ROUNDS):
             examined_SP, satisfied_SP, went_on, could = model.expected(sessions)
             attraction, satisfaction = _shares(sessions, examined_SP, satisfied_SP)
-            before = model
+            previous = model
             model = DynamicBayesian(
                 _smoothed(*attraction, smoothing), _smoothed(*satisfaction, smoothing), went_on / max(could, _TINY)
             )
-            moved = [np.abs(before.relevance_D1 - model.relevance_D1).mean(), before.continuation - model.continuation]
+            moved = [
+                np.abs(previous.relevance_D1 - model.relevance_D1).mean(),
+                previous.continuation - model.continuation,
+            ]
             if np.abs(moved).max() < _TOLERANCE:
                 break
         return model
@@ -342,8 +345,10 @@ class DynamicBayesian:
         satisfied_SP = np.zeros_like(examined_SP)
         clicked = last_S > 0
         row, s = rows[clicked], satisfaction_SP[rows[clicked], last_S[clicked] - 1]
-        after = self.continuation * quiet_SP1[row, last_S[clicked]]
-        satisfied_SP[row, last_S[clicked] - 1] = s / np.maximum(s + (1 - s) * (1 - self.continuation + after), _TINY)
+        goes_on_unseen = self.continuation * quiet_SP1[row, last_S[clicked]]
+        satisfied_SP[row, last_S[clicked] - 1] = s / np.maximum(
+            s + (1 - s) * (1 - self.continuation + goes_on_unseen), _TINY
+        )
         examined_SP[~clicked, 0] = 1.0
         could = went_on = 0.0
         for k in range(p - 1):

@@ -64,7 +64,7 @@ class Clock:
         """The opposite of `utc`."""
         return seconds_N + self._offsets(seconds_N, lambda at: datetime.fromtimestamp(at, self.tz))
 
-    def _offsets(self, seconds_N: NDArray[np.int64], at: Callable[[int], datetime]) -> NDArray[np.int64]:
+    def _offsets(self, seconds_N: NDArray[np.int64], local_time: Callable[[int], datetime]) -> NDArray[np.int64]:
         """Seconds by which local time is ahead of UTC, 0 in years that Python does not know."""
         if self.tz is UTC:
             return np.zeros_like(seconds_N)
@@ -72,7 +72,7 @@ class Clock:
         offsets = np.zeros(len(slots), np.int64)
         for i, slot in enumerate(slots.tolist()):
             try:
-                offset = at(slot * _SLOT).utcoffset()
+                offset = local_time(slot * _SLOT).utcoffset()
             except (ValueError, OverflowError, OSError):
                 continue
             assert offset is not None

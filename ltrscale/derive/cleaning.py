@@ -111,10 +111,10 @@ class RandomNegatives(RelabelStep):
             replaced_Q = np.add.reduceat(replaced_N, block.offsets_Q1[:-1], dtype=np.int64)
             extra_Q = labelled_Q * self.extra
             drawn_M = draw_others(block, replaced_Q + extra_Q, start.seed)
-            after = _with_negatives(block, replaced_N, extra_Q, drawn_M)
+            changed_block = _with_negatives(block, replaced_N, extra_Q, drawn_M)
             groups = int((replaced_Q + extra_Q > 0).sum())
             replaced, added = int(replaced_N.sum()), len(drawn_M)
-            yield after, Changes(groups_changed=groups, documents_dropped=replaced, documents_added=added)
+            yield changed_block, Changes(groups_changed=groups, documents_dropped=replaced, documents_added=added)
 
         return transform
 
@@ -135,9 +135,12 @@ class ShownOnly(RelabelStep):
         def transform(block: GroupBlock) -> Changed:
             keep_N = was_shown(block) | ~block.on_documents(labelled(block))
             lengths_Q = np.add.reduceat(keep_N, block.offsets_Q1[:-1], dtype=np.int64)
-            after = block.take(np.arange(len(block)), np.flatnonzero(keep_N), lengths_Q)
+            changed_block = block.take(np.arange(len(block)), np.flatnonzero(keep_N), lengths_Q)
             shorter = int((lengths_Q < block.lengths_Q).sum())
-            yield after, Changes(groups_changed=shorter, documents_dropped=block.n_documents - after.n_documents)
+            yield (
+                changed_block,
+                Changes(groups_changed=shorter, documents_dropped=block.n_documents - changed_block.n_documents),
+            )
 
         return transform
 
@@ -348,14 +351,14 @@ def _with_negatives(block: GroupBlock, replaced_N: Bools, extra_Q: Ints, drawn_M
     documents_N = np.concatenate([np.arange(block.n_documents), np.zeros(extra_Q.sum(), np.int64)])[order_N]
     negative_N = negative_N[order_N]
     documents_N[negative_N] = drawn_M
-    after = block.take(np.arange(len(block)), documents_N, block.lengths_Q + extra_Q)
+    extended = block.take(np.arange(len(block)), documents_N, block.lengths_Q + extra_Q)
     values = {"labels": 0.0, "relevance": 0.0, "clicks": 0.0, "positions": np.nan, "weights": 1.0, "gains": 0.0}
-    present = {name: after.on_documents(block.present_Q(name)) for name in block.columns_N}
+    present = {name: extended.on_documents(block.present_Q(name)) for name in block.columns_N}
     columns_N = {
         name: np.where(negative_N, np.where(present[name], values[name], np.nan), column_N).astype(np.float32)
-        for name, column_N in after.columns_N.items()
+        for name, column_N in extended.columns_N.items()
     }
-    return after.with_columns(**columns_N)
+    return extended.with_columns(**columns_N)
 
 
 def order_labels(clicks_N: Bools, feature_N: Doubles, offsets_Q1: Ints, *, shown_N: Bools) -> Ints:

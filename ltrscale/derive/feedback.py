@@ -143,14 +143,14 @@ class ImplicitFeedback(RelabelStep):
 
         def transform(block: GroupBlock) -> Changed:
             check_grades(block, top)
-            originals, others = block.keep(labelled(block)), block.keep(~labelled(block))
-            yield others, Changes(groups_dropped=len(originals), documents_dropped=originals.n_documents)
+            originals, unlabelled = block.keep(labelled(block)), block.keep(~labelled(block))
+            yield unlabelled, Changes(groups_dropped=len(originals), documents_dropped=originals.n_documents)
             for copy in copies(originals, self.copies, start.span):
                 draw_N = open_uniforms((start.seed, "select"), copy.on_documents(copy.keys_Q), copy.index_N)
                 chosen = np.flatnonzero(place_in_group(copy.offsets_Q1, draw_N) < self.documents)
                 sampled = copy.take(np.arange(len(copy)), chosen, np.minimum(copy.lengths_Q, self.documents))
-                after = relabelled(sampled, self._labels(sampled, start.seed, top))
-                yield after, Changes(groups_added=len(after), documents_added=after.n_documents)
+                changed_block = relabelled(sampled, self._labels(sampled, start.seed, top))
+                yield changed_block, Changes(groups_added=len(changed_block), documents_added=changed_block.n_documents)
 
         return transform
 
@@ -189,9 +189,9 @@ def keeping(chosen: Callable[[GroupBlock], Bools]) -> Transform:
     """Keep the groups that a function chooses, and count the others."""
 
     def transform(block: GroupBlock) -> Changed:
-        after = block.keep(chosen(block))
-        dropped = len(block) - len(after)
-        yield after, Changes(groups_dropped=dropped, documents_dropped=block.n_documents - after.n_documents)
+        kept = block.keep(chosen(block))
+        dropped = len(block) - len(kept)
+        yield kept, Changes(groups_dropped=dropped, documents_dropped=block.n_documents - kept.n_documents)
 
     return transform
 
@@ -295,9 +295,9 @@ class Clicks(RelabelStep):
             if self.copies == 1:
                 yield shown(block)
                 return
-            originals, others = block.keep(labelled(block)), block.keep(~labelled(block))
-            if len(others):
-                yield shown(others)
+            originals, unlabelled = block.keep(labelled(block)), block.keep(~labelled(block))
+            if len(unlabelled):
+                yield shown(unlabelled)
             nothing = block.keep(np.zeros(len(block), np.bool_))
             yield nothing, Changes(groups_dropped=len(originals), documents_dropped=originals.n_documents)
             for copy in copies(originals, self.copies, start.span):

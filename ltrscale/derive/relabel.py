@@ -212,11 +212,11 @@ def _stages(config: RelabelConfig, dataset: Dataset, names: tuple[str, ...]) -> 
 
 
 def _survey(
-    dataset: Dataset, before: Sequence[_Stage], periods: frozenset[str], names: tuple[str, ...], name: str
+    dataset: Dataset, earlier_stages: Sequence[_Stage], periods: frozenset[str], names: tuple[str, ...], name: str
 ) -> Iterator[GroupBlock]:
     """The input groups of a step, after the steps before it."""
     blocks = _read(dataset, periods, names, f"relabel: {name}, counting")
-    return _chain(before, blocks, [Counter() for _ in before])
+    return _chain(earlier_stages, blocks, [Counter() for _ in earlier_stages])
 
 
 def _check(stage: _Stage, tally: Counter[str]) -> None:

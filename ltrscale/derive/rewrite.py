@@ -225,14 +225,14 @@ def _block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -
     doc_ids = lists.pop("doc_ids", None)
     texts = [name for name in table.schema.names if is_of_documents(name)]
     mapped = {"gid", "features", "doc_ids", *PER_DOCUMENT, *texts, *map(lengths_of, texts)}
-    others = [name for name in table.schema.names if name not in mapped]
+    unmapped = [name for name in table.schema.names if name not in mapped]
     return GroupBlock(
         period=first.period,
         keys_Q=table.column("gid").to_numpy(),
         offsets_Q1=offsets(lengths_Q),
         features_NF=table.column("features").combine_chunks().flatten().to_numpy().reshape(-1, n_features),
         columns_N={name: _with_nan(column, lengths_Q) for name, column in lists.items()},
-        rows_Q=table.select(others),
+        rows_Q=table.select(unmapped),
         doc_ids_N=None if doc_ids is None else spread_over_documents(doc_ids, lengths_Q),
         tokens_N={name: _tokens(table, name, int(lengths_Q.sum()), first) for name in texts},
     )
@@ -352,5 +352,5 @@ def _table(block: GroupBlock, gids_Q: Ints) -> pa.Table:
             columns[name] = to_lists(pa.array(block.columns_N[name]), block.lengths_Q, block.present_Q(name))
     for name, tokens_N in block.tokens_N.items():
         columns |= to_columns(name, tokens_N, block.offsets_Q1)
-    others = [name for name in block.rows_Q.schema.names if name != "query_id"]
-    return pa.table(columns | {name: block.rows_Q.column(name) for name in others})
+    other_names = [name for name in block.rows_Q.schema.names if name != "query_id"]
+    return pa.table(columns | {name: block.rows_Q.column(name) for name in other_names})

@@ -80,16 +80,16 @@ def check_addable(before: Dataset, work: UnitSettings) -> tuple[Feature, ...]:
     return dataset_features
 
 
-def _check_tokens(before: Dataset, work: UnitSettings) -> None:
+def _check_tokens(dataset: Dataset, work: UnitSettings) -> None:
     """Check that the inputs have the token fields of the data set."""
     tokens = work.config.source.token_columns
-    input_fields, dataset_fields = (tuple(tokens.fields()) if tokens else ()), before.manifest.tokens
+    input_fields, dataset_fields = (tuple(tokens.fields()) if tokens else ()), dataset.manifest.tokens
     if unmatched := [
         field for field in (*input_fields, *dataset_fields) if (field in input_fields) != (field in dataset_fields)
     ]:
         field, owner = unmatched[0], "inputs" if unmatched[0] in input_fields else "data set"
         raise InputError(
-            f"{before.url}: tokens {field.name!r} of each {field.of} (at most {field.max_tokens}) are in the {owner} "
+            f"{dataset.url}: tokens {field.name!r} of each {field.of} (at most {field.max_tokens}) are in the {owner} "
             "only; prepare both with the same columns.tokens"
         )
 
@@ -147,10 +147,10 @@ def with_addition(before: Manifest, new: Manifest) -> Manifest:
     )
 
 
-def _label_counts(before: Manifest, new: Manifest) -> dict[str, int]:
+def _label_counts(old: Manifest, new: Manifest) -> dict[str, int]:
     """The sums, rising; empty where either data set has too many labels to count, since then the sum has too."""
-    if any(part.counts().labelled and not part.label_counts for part in (before, new)):
+    if any(part.counts().labelled and not part.label_counts for part in (old, new)):
         return {}
-    labels = LabelCounts.of(before.label_counts)
+    labels = LabelCounts.of(old.label_counts)
     labels.merge(LabelCounts.of(new.label_counts))
     return labels.counts()

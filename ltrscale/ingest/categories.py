@@ -73,9 +73,9 @@ class CategoryEncoder:
         fresh = np.flatnonzero(new)[:room]
         if len(fresh):
             codes = np.unique(values[fresh] >> _SHIFT)
-            before = self._pairs(codes)
+            pairs_before = self._pairs(codes)
             self.known = np.insert(self.known, places[fresh], values[fresh])
-            self.collisions += self._pairs(codes) - before
+            self.collisions += self._pairs(codes) - pairs_before
 
     def _pairs(self, codes: NDArray[np.uint64]) -> int:
         """Pairs of known values that share one of these codes; in the sorted known values a code's are a run."""
@@ -130,14 +130,18 @@ def _identities_of_distinct(values: pa.Array) -> tuple[NDArray[np.uint64], Recor
         plain = np.array([_is_plain(text) for text in texts], dtype=bool)
         integers = np.array([int(text) if ok else 0 for text, ok in zip(texts, plain, strict=True)], dtype=np.int64)
     identities: NDArray[np.uint64] = np.where(plain, integers, 0).astype(np.uint64) << _SHIFT
-    others = np.flatnonzero(~plain)
-    if len(others):
-        hashed = [str(integers[i]) for i in others] if pa.types.is_integer(values.type) else [texts[i] for i in others]
-        identities[others] = hash_ids(hashed, scope="category")
+    hashed_places = np.flatnonzero(~plain)
+    if len(hashed_places):
+        hashed = (
+            [str(integers[i]) for i in hashed_places]
+            if pa.types.is_integer(values.type)
+            else [texts[i] for i in hashed_places]
+        )
+        identities[hashed_places] = hash_ids(hashed, scope="category")
     if len(hashed) > _MOST_TEXTS:
         return identities, None
-    null = values.is_null().to_numpy(zero_copy_only=False)[others]
-    codes = (identities[others] >> _SHIFT).tolist()
+    null = values.is_null().to_numpy(zero_copy_only=False)[hashed_places]
+    codes = (identities[hashed_places] >> _SHIFT).tolist()
     return identities, {text: code for text, code, none in zip(hashed, codes, null, strict=True) if not none}
 
 

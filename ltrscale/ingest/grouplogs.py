@@ -275,7 +275,7 @@ def _sums(column: pa.Array) -> NDArray[np.int64]:
     return np.where(_any(column, wrong), -1, sums)
 
 
-def _any(column: pa.Array, bad: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which lists have a bad value; `bad` marks the bad ones among the values of all lists."""
+def _any(column: pa.Array, is_bad: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which lists have a bad value; `is_bad` marks the bad ones among the values of all lists."""
     group = np.repeat(np.arange(len(column)), _lengths(column))
-    return np.asarray(np.bincount(group[bad], minlength=len(column)) > 0)
+    return np.asarray(np.bincount(group[is_bad], minlength=len(column)) > 0)

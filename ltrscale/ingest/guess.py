@@ -149,10 +149,10 @@ def _with_rest(
 ) -> Guess:
     """The guess with the uses of all other columns."""
     uses: dict[str, list[LogColumn]] = {"meta": [], "features": [], "categorical": [], "dates": []}
-    others = dict(outcomes)
+    unused = dict(outcomes)
     for column in (best_guess.gain, best_guess.clicks if best_guess.positions is not None else None):
         if column is not None:
-            others.pop(column.name, None)
+            unused.pop(column.name, None)
     for column in remaining:
         if column.name in outcomes or column in best_guess.within:
             continue
@@ -160,9 +160,9 @@ def _with_rest(
         if use in uses:
             uses[use].append(column)
         else:
-            others[column.name] = use
+            unused[column.name] = use
     meta, features, categorical, dates = (tuple(columns) for columns in uses.values())
-    return replace(best_guess, meta=meta, features=features, categorical=categorical, dates=dates, others=others)
+    return replace(best_guess, meta=meta, features=features, categorical=categorical, dates=dates, others=unused)
 
 
 def _use(column: LogColumn, best_guess: Guess, key: LogColumn, seen: Structure) -> str:

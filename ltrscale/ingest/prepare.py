@@ -152,23 +152,23 @@ def prepare(
     if is_prepared(out, origin):
         return open_dataset(out)
     with storage.Commit(out) as commit, storage.scratch.directory() as folder:
-        before = _before(config, out)
+        existing_dataset = _before(config, out)
         work = UnitSettings(config, config.source.find_features(files), files[0], out)
-        if before is not None:
-            existing = frozenset(before.manifest.periods)
-            work = replace(work, features=check_addable(before, work), taken=existing)
+        if existing_dataset is not None:
+            existing_periods = frozenset(existing_dataset.manifest.periods)
+            work = replace(work, features=check_addable(existing_dataset, work), taken=existing_periods)
         sizes = [storage.size(file.url) for file in files]
-        first = next_unit(before.manifest) if before else 0
+        first = next_unit(existing_dataset.manifest) if existing_dataset else 0
         units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
-        work = replace(work, encoding=_encoding(work, units, before, commit, folder))
-        source = config.source.filled(find_fills(work, units, before))
+        work = replace(work, encoding=_encoding(work, units, existing_dataset, commit, folder))
+        source = config.source.filled(find_fills(work, units, existing_dataset))
         work = replace(work, config=config.replace(source=source))
-        new, totals = _write(work, units, commit, folder, before, origin, ray=ray)
+        new, totals = _write(work, units, commit, folder, existing_dataset, origin, ray=ray)
         check_rows(new.accounting, totals.first_rejections, work, key="" if for_scoring else "prepare.")
         check_expected(config.expect, new)
-        manifest = new if before is None else with_addition(before.manifest, new)
+        manifest = new if existing_dataset is None else with_addition(existing_dataset.manifest, new)
         commit.finish(manifest.model_dump(mode="json"))
-    report_counts(out, new, report, added=before is not None)
+    report_counts(out, new, report, added=existing_dataset is not None)
     if not for_scoring:
         warn_of_labels(out, manifest, config.source)
         log_shortcuts(new)
@@ -177,14 +177,14 @@ def prepare(
 
 
 def _encoding(
-    work: UnitSettings, units: Sequence[Unit], before: Dataset | None, commit: storage.Commit, folder: Path
+    work: UnitSettings, units: Sequence[Unit], dataset: Dataset | None, commit: storage.Commit, folder: Path
 ) -> Encoding | None:
     """What makes tokens of texts, its file in place: that of the data set, or a new one."""
     tokens = work.config.source.token_columns
     if tokens is None:
         return None
-    if before is not None:
-        return encoding_of(before.url)
+    if dataset is not None:
+        return encoding_of(dataset.url)
     new = tokens.tokenizer.open(lambda: training_texts(work, units, tokens.tokenizer, folder))
     return replace(new, vocabulary=put_vocabulary(new.vocabulary, new.content, commit)) if new.content else new
 
@@ -205,18 +205,18 @@ def _write(
     units: Sequence[Unit],
     commit: storage.Commit,
     folder: Path,
-    before: Dataset | None,
+    dataset: Dataset | None,
     origin: Mapping[str, Any],
     *,
     ray: bool,
 ) -> tuple[Manifest, "_Totals"]:
     """Put all files in place; returns the manifest of these files alone, and what it was made from."""
     ids, start, schema = QueryIds(folder), UnitStart(), None
-    if before is not None:
-        groups, documents, _ = before.manifest.counts()
-        start, schema = UnitStart(groups, documents), schema_of(before)
+    if dataset is not None:
+        groups, documents, _ = dataset.manifest.counts()
+        start, schema = UnitStart(groups, documents), schema_of(dataset)
         if any(not unit.period for unit in units):
-            for hashes in known_ids(before):
+            for hashes in known_ids(dataset):
                 ids.groups.add(hashes)
     totals = _Totals(work, schema)
     with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:
@@ -321,15 +321,15 @@ def find_fills(work: UnitSettings, units: Sequence[Unit], before: Dataset | None
     return constants | _medians([name for name, value in fills.items() if value == "median"], work, units)
 
 
-def _check_same(before: Dataset, new_fills: Mapping[str, Fill]) -> None:
-    old_fills = before.manifest.fills
+def _check_same(dataset: Dataset, new_fills: Mapping[str, Fill]) -> None:
+    old_fills = dataset.manifest.fills
     for name in sorted(new_fills.keys() | old_fills.keys()):
         new, old = new_fills.get(name), old_fills.get(name)
         same = new == "median" or (new is not None and float(np.float32(new)) == old)
         if (new is None) != (old is None) or not same:
             state = "stay missing" if old is None else f"are {old:g}"
             raise InputError(
-                f"{before.url}: missing values of {name!r} {state} there; prepare with the same fill, or into another "
+                f"{dataset.url}: missing values of {name!r} {state} there; prepare with the same fill, or into another "
                 "directory"
             )
 

@@ -101,11 +101,11 @@ def choose_role(candidates: Sequence[Candidate], *, least: float, rivals: int = 
     ranked = sorted(candidates, key=lambda each: -each.score)
     if not ranked or ranked[0].score < least:
         return None
-    best, others = ranked[0], ranked[1:4]
-    close = [each.name for each in others if each.score > best.score - _CLOSE and each.score >= least]
+    best, runners_up = ranked[0], ranked[1:4]
+    close = [each.name for each in runners_up if each.score > best.score - _CLOSE and each.score >= least]
     doubt = f"{' or '.join(close)} {'is' if len(close) == 1 else 'are'} as likely" if close else ""
-    worth = [i < rivals or each.score >= max(least, best.score - 6) for i, each in enumerate(others)]
-    return Choice(best, tuple(each for each, named in zip(others, worth, strict=True) if named), doubt)
+    worth = [i < rivals or each.score >= max(least, best.score - 6) for i, each in enumerate(runners_up)]
+    return Choice(best, tuple(each for each, named in zip(runners_up, worth, strict=True) if named), doubt)
 
 
 def looks_like_time(column: LogColumn) -> bool:
@@ -168,8 +168,8 @@ def _query_points(
     if lists.distinct < 5 or rows > 2000 * lists.distinct:
         yield -5.0, f"has {lists.distinct:,} values only"
     yield 3.0 * lists.together, f"{lists.together:.0%} of its rows stand beside one of theirs"
-    if others := [thing for thing in things if thing is not column]:
-        repeats = min(lists.repeats(seen.codes[thing.name]) for thing in others)
+    if other_things := [thing for thing in things if thing is not column]:
+        repeats = min(lists.repeats(seen.codes[thing.name]) for thing in other_things)
         yield -6.0 * repeats, f"{repeats:.1%} of the rows repeat an item"
     for slot in slots:
         repeats = lists.repeats(seen.codes[slot.name])

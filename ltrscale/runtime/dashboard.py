@@ -86,13 +86,13 @@ def connected(address: str) -> Iterator[Any]:
 def _quiet_ray() -> Iterator[None]:
     """Keep Ray's lines about packages and sockets from our output; its modules set the levels of their own loggers."""
     handlers = [each for each in logging.getLogger("ray").handlers if type(each).__module__.startswith("ray.")]
-    before = [handler.level for handler in handlers]
+    levels = [handler.level for handler in handlers]
     try:
         for handler in handlers:
             handler.setLevel(logging.ERROR)
         yield
     finally:
-        for handler, level in zip(handlers, before, strict=True):
+        for handler, level in zip(handlers, levels, strict=True):
             handler.setLevel(level)
 
 

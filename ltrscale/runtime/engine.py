@@ -150,7 +150,7 @@ def _ending_with_the_cluster() -> Iterator[None]:
                 signal.pthread_kill(main_thread, signal.SIGUSR1)
                 over.wait(_END_S)  # the signal comes again in case some code swallowed the exception after all
 
-    before = signal.signal(signal.SIGUSR1, end)
+    previous_handler = signal.signal(signal.SIGUSR1, end)
     threading.Thread(target=watch, name="cluster", daemon=True).start()
     try:
         yield
@@ -163,7 +163,7 @@ def _ending_with_the_cluster() -> Iterator[None]:
     finally:
         over.set()
         # a signal may still be on its way: SIGUSR1 without a handler would kill the process
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN if is_dead() else before)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN if is_dead() else previous_handler)
 
 
 @contextmanager
@@ -177,12 +177,12 @@ def with_environment(**values: str | None) -> Iterator[None]:
                 os.environ[name] = value
         ray_internals.read_environment_again()
 
-    before = {name: os.environ.get(name) for name in values}
+    previous_values = {name: os.environ.get(name) for name in values}
     change(values)
     try:
         yield
     finally:
-        change(before)
+        change(previous_values)
 
 
 def loopback() -> str:

@@ -150,7 +150,7 @@ def forwarded_logs(sender: Sender, rank: int) -> Iterator[None]:
     """Send this process's log to the mailbox while the block runs: rank 0 everything, the others their warnings."""
     handler = _Forwarding(sender)
     handler.setFormatter(logging.Formatter(f"rank {rank}: %(message)s" if rank else "%(message)s"))
-    before = log.level, log.propagate
+    previous = log.level, log.propagate
     log.setLevel(logging.WARNING if rank else logging.INFO)
     log.propagate = False
     log.addHandler(handler)
@@ -158,8 +158,8 @@ def forwarded_logs(sender: Sender, rank: int) -> Iterator[None]:
         yield
     finally:
         log.removeHandler(handler)
-        log.setLevel(before[0])
-        log.propagate = before[1]
+        log.setLevel(previous[0])
+        log.propagate = previous[1]
 
 
 class _Forwarding(logging.Handler):

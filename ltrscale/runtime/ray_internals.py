@@ -22,12 +22,12 @@ VERSION = "2.60.0"
 @contextmanager
 def _replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
     """Give a name of a module another value while the block runs; an error where the module has no such name."""
-    before = getattr(module, name)
+    original = getattr(module, name)
     setattr(module, name, value)
     try:
         yield
     finally:
-        setattr(module, name, before)
+        setattr(module, name, original)
 
 
 @contextmanager

@@ -164,8 +164,8 @@ class _Watchers:
             else:
                 self._watch.left(number)
         if hung := self._watch.hung():
-            others = set(self._ranks.values()) - set(hung)
-            if self._rank == min(others or hung):  # one process reports, and torchrun ends the rest
+            healthy = set(self._ranks.values()) - set(hung)
+            if self._rank == min(healthy or hung):  # one process reports, and torchrun ends the rest
                 for number, symptom in hung.items():
                     log.warning("rank %d hangs: it %s; all processes end", number, symptom)
                 os.kill(os.getpid(), signal.SIGKILL)  # an exception would not do: the main thread waits in a collective

@@ -108,8 +108,8 @@ def make_plan(scorer: ScorerConfig, split: Split, out: str, *, layout: Layout, m
     """
     ((dataset, files),) = chosen_files(split)
     hashes = {url: bundles.content_hash(url) for url in scorer.bundles}
-    one, *others = [hashes[url] for url in scorer.bundles]
-    bundle_hash = digest([one, *others]) if others else one
+    one, *other_hashes = [hashes[url] for url in scorer.bundles]
+    bundle_hash = digest([one, *other_hashes]) if other_hashes else one
     by_period: dict[str, list[DataFile]] = defaultdict(list)
     for file in files:
         by_period[file.period].append(file)

@@ -153,12 +153,12 @@ class PredictJob(ScorerConfig):
 
     def _withdraw_others(self, periods: Iterable[str]) -> None:
         """Delete the items of earlier inputs, whose periods the present ones do not have."""
-        others = sorted({*scored_periods(self.out)} - {*periods})
-        if others := [period for period in others if read_period(self.out, period) is not None]:
+        stale = sorted({*scored_periods(self.out)} - {*periods})
+        if stale := [period for period in stale if read_period(self.out, period) is not None]:
             with holding(self.out):
-                for period in others:
+                for period in stale:
                     storage.withdraw(period_url(self.out, period), name=storage.HIDDEN_MANIFEST)
-            log.info("predict: %s: removed %d periods of earlier inputs: %s", self.out, len(others), ", ".join(others))
+            log.info("predict: %s: removed %d periods of earlier inputs: %s", self.out, len(stale), ", ".join(stale))
 
 
 def _skew_lines(period: str, findings: Sequence[Skew]) -> list[str]:

@@ -165,9 +165,9 @@ class Commit:
             current = files.read_if_there(self._manifest)
             if current not in (self._before, data):
                 raise self._lost()
-            before = self._place_waiting(data)
+            replaced = self._place_waiting(data)
             # the manifest is there already where another writer committed the same content
-            if current != data and not files.swap(self._manifest, before, data):
+            if current != data and not files.swap(self._manifest, replaced, data):
                 raise self._lost()
             if not is_local(self.url) and not all(self._is_there(placed) for placed, _ in self._waiting.values()):
                 # this process was suspended here for so long that another has taken over the directory
@@ -195,27 +195,27 @@ class Commit:
 
         An old manifest that lists one of them is withdrawn first, once the new commit is sure to fit on the disk.
         """
-        url, before = self._manifest, self._before
+        url, old_manifest = self._manifest, self._before
         if not self._waiting:
-            return before
+            return old_manifest
         stamps = {name: stamp(join(self.url, name)) for name in self._waiting}
         # reserves the manifest's bytes on the disk, so that writing it last finds room
         reserve = self._staging / MANIFEST
         with named_errors(url, "write", need=len(manifest)):
             reserve.write_bytes(manifest)
-        if before is not None and any(
+        if old_manifest is not None and any(
             self._replaced.get(placed.path) not in (None, placed.sha256) for placed, _ in self._waiting.values()
         ):
-            if not files.swap(url, before, None):
+            if not files.swap(url, old_manifest, None):
                 raise self._lost()
-            before = None
+            old_manifest = None
         for name, (placed, local) in self._waiting.items():
             if not files.put_over(local, join(self.url, name), placed.sha256, stamps[name]):
                 raise self._lost()
         reserve.unlink()
         self._flush_folders()
         self._see(placed for placed, _ in self._waiting.values())
-        return before
+        return old_manifest
 
     def _is_there(self, placed: Placed) -> bool:
         return files.is_there(join(self.url, placed.path), placed.bytes, placed.sha256)

@@ -97,12 +97,12 @@ def hold(url: str) -> Iterator[tuple[str, ...]]:
         yield ()
         return
     holder = _Holder(join(url, LEASE))
-    before = holder.acquire(wait=os.environ.get(WHEN_BUSY, "wait") != "end")
+    previous = holder.acquire(wait=os.environ.get(WHEN_BUSY, "wait") != "end")
     _held[place] = Lease(place, holder.token)
     renewer = threading.Thread(target=holder.renew, name="lease", daemon=True)
     renewer.start()
     try:
-        yield before
+        yield previous
     finally:
         del _held[place]
         holder.over.set()
@@ -234,5 +234,5 @@ def _started(pid: int) -> str | None:
 
 def _tokens(lease: dict[str, Any]) -> tuple[str, ...]:
     """The tokens of a holder and of those before it that have not given the directory back."""
-    before = lease.get("before")
-    return (*(map(str, before) if isinstance(before, list) else ()), str(lease.get("token", "")))
+    previous = lease.get("before")
+    return (*(map(str, previous) if isinstance(previous, list) else ()), str(lease.get("token", "")))

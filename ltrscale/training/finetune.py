@@ -278,8 +278,8 @@ class Finetuning:
         if start is not None:
             data = data.serving(start.features, whose=start.url)
         device = set_up(config)
-        others = [mix("head", config.seed, head) % 2**31 for head in range(1, config.heads)]
-        rankers = [_ranker(config, seed, self.transform, start) for seed in (config.seed, *others)]
+        seeds = [mix("head", config.seed, head) % 2**31 for head in range(1, config.heads)]
+        rankers = [_ranker(config, seed, self.transform, start) for seed in (config.seed, *seeds)]
         ranker = (rankers[0] if len(rankers) == 1 else MeanRanker(rankers)).to(device)
         auxiliary = None if self.unlabelled is None else AuxiliaryObjective(self.unlabelled, rankers, start)
         objective = RankingObjective(ranker, config, config.list_loss, auxiliary).to(device)

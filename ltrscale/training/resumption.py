@@ -251,9 +251,9 @@ def begin(
     """
     if not is_unfinished(out, origin):
         for checkpoint in list_checkpoints(join(out, CHECKPOINTS)):
-            before = (read_manifest(checkpoint) or {}).get("made_by", {})
-            changed = [url for url, value in _data_of(origin).items() if _data_of(before).get(url) != value]
-            if changed and _settings_of(before) == _settings_of(origin):
+            made_by = (read_manifest(checkpoint) or {}).get("made_by", {})
+            changed = [url for url, value in _data_of(origin).items() if _data_of(made_by).get(url) != value]
+            if changed and _settings_of(made_by) == _settings_of(origin):
                 change = difference(read_by(join(out, PREFLIGHT)), contents_of_read(splits.values()))
                 change = change or f"read other data than {changed[0]} holds now: restore that data to resume the run"
                 raise InputError(f"{out}: the unfinished run there {change}, or start anew with --fresh")

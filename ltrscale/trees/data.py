@@ -299,8 +299,8 @@ def check_complete(selection: Selection, share: Labelled) -> None:
 
 def merged_codes(codes: BinCodes) -> BinCodes:
     """The codes and samples of all workers merged, so that bins are those of one process."""
-    first, *others = all_workers(codes)
-    for codes_of_worker in others:
+    first, *other_codes = all_workers(codes)
+    for codes_of_worker in other_codes:
         first.merge(codes_of_worker)
     return first
 

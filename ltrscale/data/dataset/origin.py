@@ -25,8 +25,8 @@ def origins(dataset: Dataset) -> Callable[[str], set[str]]:
     sources, as far as these can be followed, whether or not they have changed since.
     """
     manifests = list(_lineage(dataset))
-    before = {str(hash_before) for manifest in manifests for hash_before in _sources(manifest).values()}
-    hashes = {manifest.hash for manifest in manifests} | before
+    source_hashes = {str(hash_before) for manifest in manifests for hash_before in _sources(manifest).values()}
+    hashes = {manifest.hash for manifest in manifests} | source_hashes
     return lambda period: hashes | {m.hash_of([period]) for m in manifests if period in m.periods}
 
 

@@ -146,8 +146,8 @@ def read_order(window_documents: Mapping[int, Iterable[int]]) -> list[tuple[int,
     """
     needed = []
     for stream, documents in window_documents.items():
-        before = 0
+        documents_before = 0
         for window, n in enumerate(documents):
-            needed.append((before, window, stream))
-            before += n
+            needed.append((documents_before, window, stream))
+            documents_before += n
     return [(stream, window) for _, window, stream in sorted(needed)]
