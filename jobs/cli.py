@@ -71,13 +71,13 @@ class Command:
         Raises:
             InputError: there is no such key.
         """
-        every = list(keys_of(self.table(), self.name))
+        keys = list(keys_of(self.table(), self.name))
         if asked not in ("", "all"):
-            return _explained(find(every, asked))
-        by_name = {key.name: key for key in reversed(every)}  # if several kinds share a name, the first one wins
-        usual = every if asked or not self.keys else [by_name[name] for name in self.keys.split()]
+            return _explained(find(keys, asked))
+        by_name = {key.name: key for key in reversed(keys)}  # if several kinds share a name, the first one wins
+        usual = keys if asked or not self.keys else [by_name[name] for name in self.keys.split()]
         options = _parser(self)
-        options.epilog = f"keys, with their defaults:\n{show(usual, _width())}\n\n{_fill(_notes(usual, every))}"
+        options.epilog = f"keys, with their defaults:\n{show(usual, _width())}\n\n{_fill(_notes(usual, keys))}"
         return options.format_help()
 
 
@@ -93,14 +93,14 @@ def _explained(keys: list[Key]) -> str:
     return f"{text}\n{_fill(more)}\n"
 
 
-def _notes(usual: list[Key], every: list[Key]) -> str:
+def _notes(usual: list[Key], keys: list[Key]) -> str:
     """Notes below the keys: how to see more of them, and where else they are explained."""
     example = next((key.name for key in usual if key.choices), "out")
     some = (
-        f"These are the keys that people set, {len(usual)} of {len(every)}. `--help KEY` explains a key and all below "
+        f"These are the keys that people set, {len(usual)} of {len(keys)}. `--help KEY` explains a key and all below "
         f"it, such as `--help {example}`; `--help all` shows every key.\n\n"
     )
-    text = some if len(usual) < len(every) else ""
+    text = some if len(usual) < len(keys) else ""
     if any({"NAME", "0"} & set(key.name.split(".")) for key in usual):
         text += "In a key, NAME is a name of your choice, and 0 is the first index of a list. "
     return (

@@ -278,10 +278,10 @@ def find(keys: Sequence[Key], given: str) -> list[Key]:
 def _of_kind(keys: Sequence[Key], given: str) -> list[Key]:
     """A kind that is asked for by its name, or one of its keys, with all below it; empty where none has that name."""
     for kind in keys:
-        asked = kind.asked
-        if asked != kind.name and (given == asked or given.startswith(f"{asked}.")):
+        prefix = kind.asked
+        if prefix != kind.name and (given == prefix or given.startswith(f"{prefix}.")):
             inside = [key for key in keys if key == kind or kind in key.within]
-            rest = given[len(asked) + 1 :].split(".")
+            rest = given[len(prefix) + 1 :].split(".")
             place = kind.name.split(".")[:-1]
             if chosen := [key for key in inside if rest == [""] or key.is_below([*place, *rest])]:
                 return chosen

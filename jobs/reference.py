@@ -53,9 +53,13 @@ def table() -> Table:
 
 def reference(table: Table) -> str:
     """The page: every job, the tables of kinds, then every config below a job."""
-    every = commands()
-    text = [_ABOVE, *(f"- [jobs.{each.name}](#jobs{each.name}): {_first(each.description)}" for each in every), ""]
-    for each in every:
+    jobs = commands()
+    text = [
+        _ABOVE,
+        *(f"- [jobs.{each.name}](#jobs{each.name}): {_first(each.description)}" for each in jobs),
+        "",
+    ]
+    for each in jobs:
         rows = _rows(table, table.configs[table.jobs[each.name]])
         text += [f"## jobs.{each.name}", "", _first(each.description), "", *rows]
     for title, (how, union) in KINDS.items():

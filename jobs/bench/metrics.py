@@ -134,14 +134,14 @@ def speed(folder: Path, groups: int, lists: Lists) -> list[Row]:
     seconds, *of_scans = cpu_seconds(partial(_evaluate, place), *works, repeats=3)
     return [
         Row(
-            name=f"evaluating committed scores / scan of the same files, {what}",
+            name=f"evaluating committed scores / scan of the same files, {which_columns}",
             ratio=peer_seconds / seconds,
-            goal=0.5 if what == "all columns" else None,
+            goal=0.5 if which_columns == "all columns" else None,
             ours=f"{documents / seconds / 1e6:.2f} M docs/CPU-s",
             peer=f"{documents / peer_seconds / 1e6:.2f} M docs/CPU-s",
             note=f"{groups:,} lists of {documents / groups:.0f}, {lists.features} features, 1 model",
         )
-        for what, peer_seconds in zip(scans, of_scans, strict=True)
+        for which_columns, peer_seconds in zip(scans, of_scans, strict=True)
     ]
 
 
@@ -218,15 +218,15 @@ def _write_data(url: str, groups: int, lists: Lists) -> None:
 def _block(first: int, groups: int, lists: Lists) -> pa.Table:
     """Groups with random content, which does not depend on the ids."""
     rng = np.random.default_rng(groups)
-    lengths_Q, every_Q = rng.integers(1, lists.longest + 1, groups), np.ones(groups, np.bool_)
+    lengths_Q, valid_Q = rng.integers(1, lists.longest + 1, groups), np.ones(groups, np.bool_)
     n = int(lengths_Q.sum())
     return pa.table(
         {
             "gid": pa.array(np.arange(first, first + groups)),
             "features": to_lists(
-                pa.array(rng.normal(size=n * lists.features).astype(np.float32)), lengths_Q * lists.features, every_Q
+                pa.array(rng.normal(size=n * lists.features).astype(np.float32)), lengths_Q * lists.features, valid_Q
             ),
-            "labels": to_lists(pa.array(rng.integers(0, 3, n).astype(np.float32)), lengths_Q, every_Q),
+            "labels": to_lists(pa.array(rng.integers(0, 3, n).astype(np.float32)), lengths_Q, valid_Q),
         }
     )
 

@@ -62,7 +62,7 @@ def _compare(selection: Selection, compression: str) -> Row:
     own, scan = (statistics.median(column) for column in zip(*rates, strict=True))
     return Row(
         name=f"ragged batches / pyarrow scan ({compression})",
-        ratio=statistics.median(mine / theirs for mine, theirs in rates),
+        ratio=statistics.median(our_rate / scan_rate for our_rate, scan_rate in rates),
         goal=GOAL,
         ours=f"{own / 1e6:.2f} M docs/CPU-s",
         peer=f"{scan / 1e6:.2f} M docs/CPU-s",
@@ -141,14 +141,14 @@ def _speed(selection: Selection, compression: str, server: int) -> list[Row]:
 
 
 def _compared(name: str, ours: Sequence[_Pass], scans: Sequence[_Pass], compression: str, goal: float | None) -> Row:
-    mine, theirs = (statistics.median(run.cpu_s for run in runs) for runs in (ours, scans))
+    our_cpu_s, scan_cpu_s = (statistics.median(run.cpu_s for run in runs) for runs in (ours, scans))
     return Row(
         name=f"{name} / pyarrow scan, S3 ({compression})",
         ratio=statistics.median(scan.wall_s / own.wall_s for own, scan in zip(ours, scans, strict=True)),
         goal=goal,
         ours=_rate(ours),
         peer=_rate(scans),
-        note=f"{N_FEATURES} features; CPU seconds {mine:.1f} / {theirs:.1f} = {mine / theirs:.2f}",
+        note=f"{N_FEATURES} features; CPU seconds {our_cpu_s:.1f} / {scan_cpu_s:.1f} = {our_cpu_s / scan_cpu_s:.2f}",
     )
 
 

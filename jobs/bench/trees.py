@@ -117,7 +117,7 @@ def _time(folder: str) -> Row:
         peer.append(time.process_time() - middle)
     return Row(
         name="trees: training time, from a data set / from a matrix",
-        ratio=median(mine / theirs for mine, theirs in zip(ours, peer, strict=True)),
+        ratio=median(our_s / peer_s for our_s, peer_s in zip(ours, peer, strict=True)),
         goal=1.1,
         at_least=False,
         ours=f"{median(ours):.1f} CPU-s",

@@ -102,28 +102,28 @@ def _inner(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def new_values(known: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+def new_values(arguments: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
     """What a ranker's arguments become; of the values inside them, keys are checked, for the others may still change.
 
     Args:
-        known: the arguments as they are.
+        arguments: the arguments as they are.
         params: those to change, by name, or `settings__gbdt__num_trees` and the like.
 
     Raises:
         InputError: there is no such argument, or no such key.
     """
-    new = {name: value for name, value in params.items() if name in known}
+    new = {name: value for name, value in params.items() if name in arguments}
     nested = set()
     for name, value in params.items():
         head, *path = name.split("__")
-        if name in known:
+        if name in arguments:
             continue
         if head not in _NESTED or not path or not all(path):
-            raise InputError(f"Ranker has no argument {name!r}; {suggestion(head, known, 'its arguments are')}")
-        new[head] = _changed(new.get(head, known[head]), path, value)
+            raise InputError(f"Ranker has no argument {name!r}; {suggestion(head, arguments, 'its arguments are')}")
+        new[head] = _changed(new.get(head, arguments[head]), path, value)
         nested.add(head)
     if "settings" in nested:
-        method = str(new.get("method", known["method"]))
+        method = str(new.get("method", arguments["method"]))
         config, named = _config_of(method)
         check_keys(config, overlay(named, new["settings"]), f"Ranker({method!r}).settings")
     if "prepare" in nested:

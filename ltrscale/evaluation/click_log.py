@@ -87,11 +87,11 @@ class ClicksJob(LogSettings, Stage):
 
     def work(self, origin: Origin, report: Report) -> None:
         """Look at the log, and commit the report."""
-        look = understand(self)
+        findings = understand(self)
         with storage.Commit(self.out) as commit:
-            write_report(commit, look, document(look))
+            write_report(commit, findings, document(findings))
             commit.finish({"made_by": origin})
-        for model in look.models:
+        for model in findings.models:
             report({"model": model.name, "perplexity": model.perplexity, "conditional": model.conditional})
 
 

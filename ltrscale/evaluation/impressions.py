@@ -216,9 +216,9 @@ def simulate(lists: RankedGroups, pairs: Sequence[Pair], traffic: Traffic) -> Cr
     sums_QPM3 = np.zeros((len(n_Q), len(pairs), len(METHODS), 3))
     for groups in _fitting(n_Q * np.diff(lists.offsets_Q1)):
         if n_Q[groups].any():
-            seen = _Seen(lists, ranks_RN, places_N, groups, n_Q[groups], traffic)
+            impressions = _Seen(lists, ranks_RN, places_N, groups, n_Q[groups], traffic)
             for p, pair in enumerate(pairs):
-                sums_QPM3[groups, p] = seen.sums(pair)
+                sums_QPM3[groups, p] = impressions.sums(pair)
     return Credits(n_Q, sums_QPM3)
 
 

@@ -153,7 +153,7 @@ def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[
     compared = {name: c for name, c in comparisons.items() if c is not None}
     skewed = {name: c.skewed for name, c in compared.items() if c.draws >= FEWEST_DRAWS}
     few = [f"{name} {c.draws}" for name, c in compared.items() if c.draws != 1 and c.draws < FEWEST_DRAWS]
-    seen = [
+    detectable = [
         f"{name} {number(c.detectable)} ({c.draws} draw{'s' if c.draws > 1 else ''})"
         for name, c in compared.items()
         if c.detectable is not None
@@ -161,9 +161,9 @@ def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[
     lines = []
     if few:
         lines.append(f"Cannot judge: fewer than {FEWEST_DRAWS} shared draws of labels ({', '.join(few)}); add seeds.")
-    if seen:
-        what = f"Smallest detectable difference in {metric_label(metric)} (two-sided 5%, power 80%)"
-        lines.append(f"{what}: {', '.join(seen)}.")
+    if detectable:
+        caption = f"Smallest detectable difference in {metric_label(metric)} (two-sided 5%, power 80%)"
+        lines.append(f"{caption}: {', '.join(detectable)}.")
     return [*lines, *skewed_draws(skewed)]
 
 

@@ -165,8 +165,8 @@ class DistillJob(Config):
             for name in (name for name, student in self.students.items() if student.exported):
                 out = join(self.out, "export", name)
                 ExportJob(out=out, bundle=models[name], data=self.data, periods=periods, **parity).run()
-            made = self._report(models)
-        print_report(self.out, document(made, self._links()))
+            report = self._report(models)
+        print_report(self.out, document(report, self._links()))
 
     @cached_property
     def _splits(self) -> SplitsWithTest:

@@ -92,12 +92,12 @@ def read_run(out: str) -> ListedRun:
     verb = command[0].rpartition("/")[2].removesuffix(".py") if command else ""
     stated = storage.read_if_there(storage.join(out, "config.json"))  # by a bundle
     # a pipeline commits what it makes below it, scores and predictions are committed period by period
-    made = manifest is not None or "ended" in environment
+    is_done = manifest is not None or "ended" in environment
     return ListedRun(
         out=out,
         stage=(manifest or {}).get("made_by", {}).get("stage") or verb,
         started=environment.get("time", ""),
-        state="done" if made else "failed" if " ERROR failed: " in (record_file(out, LOG) or "") else "not done",
+        state="done" if is_done else "failed" if " ERROR failed: " in (record_file(out, LOG) or "") else "not done",
         seconds=_since(environment.get("time", ""), records),
         settings=flat(yaml.safe_load(config)),
         metrics=_last(records) | numbers(json.loads(stated or b"{}").get("metrics", {})),

@@ -278,8 +278,8 @@ def predict_command(bundle: str, data: str, out: str) -> str:
 
     It allows as many bad rows as the data set.
     """
-    made = open_dataset(data).manifest.made_by
-    latest = (made.get("added") or [made])[-1].get("config", {})
+    made_by = open_dataset(data).manifest.made_by
+    latest = (made_by.get("added") or [made_by])[-1].get("config", {})
     inputs = latest.get("inputs") or [{"path": "NEW_ROWS"}]
     allowed = latest.get("max_rejected", default := PrepareConfig.model_fields["max_rejected"].default)
     words = (("bundle", bundle), ("inputs", inputs[-1]["path"]), ("out", out))

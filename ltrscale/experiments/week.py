@@ -163,10 +163,10 @@ def published(
         places["export"] = storage.absolute(export.out)
     if registry is not None:
         # a run that was stopped after this must not register it again
-        done = join(folder, f"registered-{content_hash(bundle)[:12]}.txt")
-        version = storage.read_if_there(done)
+        marker = join(folder, f"registered-{content_hash(bundle)[:12]}.txt")
+        version = storage.read_if_there(marker)
         if version is None:
             version = RegisterJob(bundle=bundle, **registry.model_dump()).run().encode()
-            storage.write_bytes(done, version)
+            storage.write_bytes(marker, version)
         places["version"] = version.decode()
     return places

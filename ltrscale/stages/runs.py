@@ -60,10 +60,10 @@ def _git(*arguments: str) -> str | None:
     """Output of a git command in the source tree of this package; None outside a repository."""
     folder = Path(__file__).resolve().parent
     try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+        result = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
+    return result.stdout.strip()
 
 
 @contextmanager

@@ -89,18 +89,18 @@ def check_unseen(url: str, test: Split) -> None:
 def _check_unseen_by(url: str, test: Split) -> list[str]:
     """Check the splits of one bundle; returns the URLs of its inputs and teachers."""
     origin = validate(Provenance, (storage.read_manifest(url) or {}).get("made_by", {}), url)
-    seen = origin.config.splits
-    made_from = list(origin.inputs) if seen else []
-    if len(seen) != 2 or not all(map(_is_there, seen)):  # pretraining records one split: it reads no labels
+    splits = origin.config.splits
+    made_from = list(origin.inputs) if splits else []
+    if len(splits) != 2 or not all(map(_is_there, splits)):  # pretraining records one split: it reads no labels
         return made_from
-    seen = tuple(split.replace(periods=_still_there(split) or None) for split in seen)
+    splits = tuple(split.replace(periods=_still_there(split) or None) for split in splits)
     try:
-        check_disjoint(SplitsWithTest(train=seen[0], validation=seen[1], test=test))
+        check_disjoint(SplitsWithTest(train=splits[0], validation=splits[1], test=test))
     except UnavailableError:  # storage does not answer, which is no verdict on the bundle
         raise
     except InputError as error:
         raise InputError(f"{url} was made from other splits than it is evaluated on: {error}") from error
-    return made_from + [teacher for split in seen if split.scores for teacher in scored_by(split)]
+    return made_from + [teacher for split in splits if split.scores for teacher in scored_by(split)]
 
 
 def _is_there(split: Split) -> bool:
@@ -235,9 +235,9 @@ def _inputs_in(field: FieldInfo, value: Any) -> Iterator[Input]:
             marks = [mark for mark in field.metadata if isinstance(mark, _InputPlace)]
             yield from (Input(value, mark) for mark in (*marks, *_marks(field.annotation)))
         case tuple():
-            yield from (found for item in value for found in _inputs_in(field, item))
+            yield from (entry for item in value for entry in _inputs_in(field, item))
         case dict():
-            yield from (found for item in value.values() for found in _inputs_in(field, item))
+            yield from (entry for item in value.values() for entry in _inputs_in(field, item))
 
 
 def _marks(declared: Any) -> Iterator[_InputPlace]:
@@ -251,7 +251,7 @@ def hashes_of(config: Config, *further: Split) -> dict[str, str]:
     """The content hash of each input of a config, by its place, and of further splits that it reads."""
     inputs = list(inputs_in(config))
     hashes = dataset_hashes([*(each.what for each in inputs if isinstance(each.what, Split)), *further])
-    return hashes | {what: place.content(what) for what, place in inputs if isinstance(what, str) and place}
+    return hashes | {url: mark.content(url) for url, mark in inputs if isinstance(url, str) and mark}
 
 
 Origin = Mapping[str, Any]
@@ -310,10 +310,10 @@ class Stage(Config):
 
     def is_done(self, origin: Origin) -> bool:
         """Whether the complete output of this origin is committed; logs it if so."""
-        done = is_current(self.out, origin)
-        if done:
+        up_to_date = is_current(self.out, origin)
+        if up_to_date:
             log.info("%s: %s is up to date", self.stage, self.out)
-        return done
+        return up_to_date
 
     def recorded_as(self) -> Config:
         """The config that repeats the run; the run directory keeps it."""

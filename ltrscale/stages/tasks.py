@@ -167,18 +167,18 @@ def _run_with_ray(queue: _Queue, workers: TaskWorkersConfig, stopping: Callable[
                 running[remote.remote(task.call, workers.threads, leases, mailbox)] = task
             if not running:
                 return
-            done, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_S)
+            ready, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_S)
             if stopping():
                 ray.get(mailbox.ask_to_stop.remote())
                 ray.wait(list(running), num_returns=len(running), timeout=_STOP_S)
                 raise Stopped("asked to stop; the same command goes on")
-            if not done:
+            if not ready:
                 continue
-            task = running.pop(done[0])
+            task = running.pop(ready[0])
             failure: str | None
             try:
                 with plain_errors(f"{task.name}: its process", "lower workers.number"):
-                    failure = ray.get(done[0])
+                    failure = ray.get(ready[0])
             except InputError as error:
                 failure = str(error)
             queue.end(task, failure)

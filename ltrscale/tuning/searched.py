@@ -266,14 +266,14 @@ def with_params(job: SearchedT, space: Space, params: Params) -> tuple[SearchedT
     keys = [key for key in space if key in params and not space[key].when]
     for key in keys:
         _lay(values, key, params[key])
-    made, used = configs.validate(type(job), values, "space"), set(keys)
+    filled, used = configs.validate(type(job), values, "space"), set(keys)
     for key in (key for key in space if key in params and space[key].when):
-        settings = made.model_dump(mode="json")
+        settings = filled.model_dump(mode="json")
         if all(find(settings, name) == wanted for name, wanted in space[key].when.items()):
             _lay(values, key, params[key])
-            made = configs.validate(type(job), values, "space")
+            filled = configs.validate(type(job), values, "space")
             used.add(key)
-    return made, used
+    return filled, used
 
 
 def _lay(values: dict[str, Any], key: str, value: Any) -> None:
@@ -310,14 +310,14 @@ def check_space(job: Searched, space: Space) -> None:
         where = _enabling(job, space, key)
         for place, probe in enumerate(dimension.probes()):
             try:
-                made, used = with_params(job, space, {**where, key: probe})
+                filled, used = with_params(job, space, {**where, key: probe})
             except InputError as error:
                 # the ends of a range may be whole numbers where the third probe, between them, is not
                 if place == 2 and dimension.choices is None and "integer" in str(error):
                     raise InputError(f"space.{key}: takes whole numbers only; add integer: true") from error
                 raise InputError(f"space.{key}: {label(probe)} does not fit: {error}") from error
             assert key in used
-            if made.metric != job.metric or made.splits.validation != job.splits.validation:
+            if filled.metric != job.metric or filled.splits.validation != job.splits.validation:
                 raise InputError(f"space.{key}: changes what trials are compared by; leave it out of the space")
     _check_together(job, space)
 

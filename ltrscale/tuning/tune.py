@@ -117,8 +117,8 @@ class TuneJob(SearchConfig, Stage):
         """
         history, identity = History(self.out), history_of(self)
         before = history.identity()
-        if before is not None and "data" in before and (what := difference(before["data"], identity["data"])):
-            raise InputError(f"{history.url}: the search there {what}, or remove its history with --fresh")
+        if before is not None and "data" in before and (changed := difference(before["data"], identity["data"])):
+            raise InputError(f"{history.url}: the search there {changed}, or remove its history with --fresh")
         history.open(identity)
         config, cpus, workers = self, self.cpus, self.job.workers
         if workers.most > 1 or workers.gpus > 0:  # a trial's process only waits for them; they need CPUs to read, too

@@ -167,8 +167,8 @@ class _Settings(Config, extra="ignore"):
 
 def _pretrained(opened: bundle.PretrainedBundle, settings: _Settings, sample: Selection) -> Pretrainer:
     """The pretrained network in inference mode; the marginals that corrupt views are those of the first documents."""
-    made, transform = opened.architecture, opened.transform()
-    network = NetworkConfig(transform=made.transform, encoder=made.encoder)
+    architecture, transform = opened.architecture, opened.transform()
+    network = NetworkConfig(transform=architecture.transform, encoder=architecture.encoder)
     marginals_SF = None
     if settings.method.needs_marginals(settings.augment):
         first = next(iter(iterate(sample)))

@@ -261,7 +261,7 @@ def section(corrected: Corrected, k: int, raw: Mapping[str, str], baseline: str 
 
 
 def _what_corrects(corrected: Corrected, k: int) -> list[str]:
-    source, known = corrected.source, len(corrected.propensities) - corrected.propensities.count(None)
+    source, n_known = corrected.source, len(corrected.propensities) - corrected.propensities.count(None)
     left = corrected.relevant - corrected.unknown
     curve = ", ".join("-" if value is None else f"{value:.2f}" for value in corrected.propensities)
     lines = [
@@ -279,6 +279,6 @@ def _what_corrects(corrected: Corrected, k: int) -> list[str]:
     if corrected.unknown:
         lines.append(
             f"{corrected.unknown:,} of {corrected.relevant:,} relevant documents are left out: they have no position, "
-            f"or one whose propensity is not known (known are {known}); jobs.clicks looks deeper with a larger depth."
+            f"or one whose propensity is not known (known are {n_known}); jobs.clicks looks deeper with a larger depth."
         )
     return lines

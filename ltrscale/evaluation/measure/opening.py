@@ -80,12 +80,12 @@ def _ahead(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
         "the baseline": evaluation.baseline,
         "the next best": next((name for name in ahead if name != AS_SHOWN), None),
     }
-    said: dict[str, str] = {}  # by the method: one that is both is named once
-    for what, name in others.items():
-        if name in evaluation.leads and name not in said and evaluation.leads[name].difference:
-            said[name] = f"{_lead(evaluation, best, name)} {what}" + ("" if name in (AS_SHOWN, what) else f" ({name})")
-    if said:
-        yield f"It is ahead by {_listed(list(said.values()), 'and by')}."
+    leads: dict[str, str] = {}  # by the method: one that is both is named once
+    for role, name in others.items():
+        if name in evaluation.leads and name not in leads and evaluation.leads[name].difference:
+            leads[name] = f"{_lead(evaluation, best, name)} {role}" + ("" if name in (AS_SHOWN, role) else f" ({name})")
+    if leads:
+        yield f"It is ahead by {_listed(list(leads.values()), 'and by')}."
 
 
 def _lead(evaluation: Evaluation, best: MethodResult, name: str) -> str:

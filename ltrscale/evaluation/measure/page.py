@@ -61,8 +61,9 @@ def document(evaluation: Evaluation, out: str) -> Document:
         Section("Outliers", list(_outliers(evaluation.detector))),
         Section("Methods", list(_methods(evaluation.methods, out))),
     ]
-    found = [*_results(evaluation), Chart(_chart(evaluation), shows, "ndcg")]
-    return Document("Evaluation", [Text(" ".join(opening(evaluation))), Text(_test_data(evaluation)), *found], sections)
+    blocks = [*_results(evaluation), Chart(_chart(evaluation), shows, "ndcg")]
+    texts = [Text(" ".join(opening(evaluation))), Text(_test_data(evaluation))]
+    return Document("Evaluation", [*texts, *blocks], sections)
 
 
 _CALIBRATION = (
@@ -220,16 +221,16 @@ def _how_to_read(evaluation: Evaluation) -> list[str]:
 
 def _selected_on(evaluation: Evaluation) -> list[str]:
     """On how many labelled groups of the validation split the models were selected, as far as they state it."""
-    everything = evaluation.validation_groups
+    n_groups = evaluation.validation_groups
     counts = sorted({n for method in evaluation.methods for n in method.validation_groups if n is not None})
     if not counts:
         return []
-    if counts == [everything]:
-        return [f"Models were selected on all {everything:,} labelled groups of the validation split: fully labelled."]
+    if counts == [n_groups]:
+        return [f"Models were selected on all {n_groups:,} labelled groups of the validation split: fully labelled."]
     used = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
-    share = f"{counts[0] / everything:.1%}" if len(counts) == 1 else f"{counts[0] / everything:.1%} and more"
+    share = f"{counts[0] / n_groups:.1%}" if len(counts) == 1 else f"{counts[0] / n_groups:.1%} and more"
     return [
-        f"Models were selected on {used} of the {everything:,} labelled groups of the validation split ({share}): a "
+        f"Models were selected on {used} of the {n_groups:,} labelled groups of the validation split ({share}): a "
         "sample, as the training labels are."
     ]
 

@@ -184,7 +184,7 @@ class Slicer:
         }
         features = {f.name for f in selection.features}
         reading = {name for name, column in _OF_GROUPS.items() if column.reads_features}
-        seen = training() if training is not None and ("drifted", False) in used else None
+        training_drift = training() if training is not None and ("drifted", False) in used else None
         return cls(
             parsed,
             tuple(by),
@@ -193,7 +193,7 @@ class Slicer:
             {name: groups[name] for name, _ in sorted(used) if name in groups},
             tuple(sorted({name for name, _ in used} & in_data.keys() - _OF_GROUPS.keys())),
             bool(detector.rules) or any((inside and name in features) or name in reading for name, inside in used),
-            seen,
+            training_drift,
         )
 
     @property
@@ -328,5 +328,5 @@ def check_few(names: Sequence[str], by: Sequence[str]) -> None:
 
 
 def _too_many(column: str) -> InputError:
-    what = f"slice_by: {column} has more than {MOST_VALUES} values"
-    return InputError(f"{what}; write conditions under slices for those that matter")
+    problem = f"slice_by: {column} has more than {MOST_VALUES} values"
+    return InputError(f"{problem}; write conditions under slices for those that matter")

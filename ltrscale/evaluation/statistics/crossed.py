@@ -376,7 +376,7 @@ def estimate(drawn: Drawn) -> MeanEstimate | None:
     if not open_ or (spread := Spread.of(drawn.values_QT)) is None:
         return estimated
     size = abs(estimated.mean)
-    more = {what: spread.times_for(size, n, more=what) for what in ("labels", "groups")}
+    more = {unit: spread.times_for(size, n, more=unit) for unit in ("labels", "groups")}
     return estimated.replace(needs=DrawsNeeded(draws=spread.draws_for(size), **more))
 
 

@@ -79,7 +79,7 @@ def advice(study: Study, pairs: Mapping[str, str]) -> str:
 
     At each number it speaks of the method with the highest validation metric, so that the test groups choose nothing.
     """
-    said: list[tuple[str, str, str]] = []  # number, verdict, words
+    verdicts: list[tuple[str, str, str]] = []  # number, verdict, words
     for n in study.labelled:
         if (best := study.best(pairs, n)) is None:
             continue
@@ -89,18 +89,18 @@ def advice(study: Study, pairs: Mapping[str, str]) -> str:
             continue
         match difference.verdict:
             case "above":
-                said.append((n, f"{best} beats {against}", _signed(difference)))
+                verdicts.append((n, f"{best} beats {against}", _signed(difference)))
             case "below":
-                said.append((n, f"{against} beats {best}", _signed(difference)))
+                verdicts.append((n, f"{against} beats {best}", _signed(difference)))
             case "open" if difference.draws < FEWEST_DRAWS:
-                said.append((n, f"fewer than {FEWEST_DRAWS} draws cannot judge {best} against {against}", ""))
+                verdicts.append((n, f"fewer than {FEWEST_DRAWS} draws cannot judge {best} against {against}", ""))
             case "open":
-                said.append((n, f"the data cannot tell {best} from {against}", _signed(difference)))
-    if not said:
+                verdicts.append((n, f"the data cannot tell {best} from {against}", _signed(difference)))
+    if not verdicts:
         others = " or ".join(dict.fromkeys(pairs.values()))
         return f"No method can be judged against {others} yet." if others else "No method can be judged yet."
     parts = []
-    for words, run in itertools.groupby(said, key=lambda each: each[1]):
+    for words, run in itertools.groupby(verdicts, key=lambda each: each[1]):
         each = list(run)
         span = f"at {each[0][0]}" if len(each) == 1 else f"from {each[0][0]} to {each[-1][0]}"
         figures = ", ".join(figure for _, _, figure in each if figure)
@@ -145,7 +145,7 @@ def _about_data(study: Study) -> str:
     test = study.test
     draws = sorted({e.draws for p in study.points for e in p.estimates["all"].values()})
     counts = ", ".join(f"{name}{_in_all(study, name)}" for name in study.labelled)
-    what = "Training groups with a relevant document" if study.counts == "relevant" else "Labelled training groups"
+    counted = "Training groups with a relevant document" if study.counts == "relevant" else "Labelled training groups"
     if study.validation_share is not None:
         validation = f"validation labels are {study.validation_share:g} of the training labels, drawn with them"
     elif study.validation_size:
@@ -157,8 +157,8 @@ def _about_data(study: Study) -> str:
     periods = " to ".join(dict.fromkeys([test.periods[0], test.periods[-1]]))
     defined = max(e.groups for p in study.points for e in p.estimates["all"].values())
     return (
-        f"{what}: {counts}; draws of each number: {drawn}; seeds of each draw: {study.seeds}; {validation}. Test data: "
-        f"{', '.join(test.data)}, {periods}, {test.groups:,} labelled groups, {defined:,} of them with a "
+        f"{counted}: {counts}; draws of each number: {drawn}; seeds of each draw: {study.seeds}; {validation}. "
+        f"Test data: {', '.join(test.data)}, {periods}, {test.groups:,} labelled groups, {defined:,} of them with a "
         f"relevant document; {test.slices[OUTLIERS]:,} are outlier groups (selection {test.hash[:12]})."
     )
 
@@ -218,8 +218,8 @@ def _against(study: Study, other: str) -> Iterator[Block]:
             continue
         yield _grid(study, _versus_cells(versus, _signed), f"{label}: difference [95% interval]")
         if groups == "all":
-            seen = _versus_cells(versus, lambda e: number(e.detectable))
-            yield _grid(study, seen, "Smallest difference that this design would see with a power of 80%")
+            cells = _versus_cells(versus, lambda e: number(e.detectable))
+            yield _grid(study, cells, "Smallest difference that this design would see with a power of 80%")
         yield Points([_crossing(study, v) for v in versus.values()], f"{label}: crossovers")
     if other == study.opponents[0]:
         differences = _on_each_scope(study, functools.partial(differences_chart, study, other))
@@ -265,8 +265,8 @@ def _crossing(study: Study, versus: Versus) -> str:
     if not versus.crossovers:
         where = "ahead of" if next(iter(versus.estimates.values())).mean > 0 else "behind"
         return f"{name}: no crossover {span}, its mean is {where} {other} throughout"
-    said = [f"{'falls behind' if x.falls else 'overtakes'} at {_around(x, counts)}" for x in versus.crossovers]
-    return f"{name}: {', '.join(said)}"
+    crossings = [f"{'falls behind' if x.falls else 'overtakes'} at {_around(x, counts)}" for x in versus.crossovers]
+    return f"{name}: {', '.join(crossings)}"
 
 
 def _around(crossover: Crossover, counts: Sequence[float]) -> str:

@@ -236,8 +236,8 @@ def drift_rows(result: Decay) -> TableCells:
         "most drifted", "missing", "groups with labels", "relevant documents", "groups with one",
         *(f"PSI of scores: {method}" for method in methods),
     ]  # fmt: skip
-    every = {"training": result.drift.train, **result.drift.periods}
-    return header, [_drift_row(name, period, methods) for name, period in every.items()]
+    periods = {"training": result.drift.train, **result.drift.periods}
+    return header, [_drift_row(name, period, methods) for name, period in periods.items()]
 
 
 def _drift_row(name: str, period: PeriodDrift, methods: Sequence[str]) -> list[str]:
@@ -323,9 +323,9 @@ def _foretelling(result: Decay) -> Iterator[Block]:
 
 def curves(result: Decay) -> tuple[Chart, Chart]:
     """The metric of each method by periods since training, and the drift of features."""
-    said = f"{metric_label(result.primary)} by periods since the end of training, with 95% intervals"
+    caption = f"{metric_label(result.primary)} by periods since the end of training, with 95% intervals"
     return (
-        Chart(_decay_chart(result), f"{said}; dots side by side belong to one period", "decay"),
+        Chart(_decay_chart(result), f"{caption}; dots side by side belong to one period", "decay"),
         Chart(
             _drift_chart(result),
             "Drift: the population stability index of the features that drifted most, and the median of all; below "

@@ -241,13 +241,13 @@ def _cells(values_N: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def _bins(counts_C: BinCounts) -> BinCounts:
-    seen = np.flatnonzero(counts_C)
-    if not len(seen):
+    cells = np.flatnonzero(counts_C)
+    if not len(cells):
         return np.zeros(1, np.int64)
     before_C = counts_C.cumsum() - counts_C
-    tenths = BINS * before_C[seen] // counts_C.sum()
-    starts = seen[np.diff(tenths, prepend=-1) > 0]
-    return np.unique([0, *starts, seen[-1] + 1])
+    tenths = BINS * before_C[cells] // counts_C.sum()
+    starts = cells[np.diff(tenths, prepend=-1) > 0]
+    return np.unique([0, *starts, cells[-1] + 1])
 
 
 def measure_drift(config: EvaluateConfig, settings: DriftSettings) -> Drift:
@@ -264,8 +264,8 @@ def measure_drift(config: EvaluateConfig, settings: DriftSettings) -> Drift:
     bundles = {name: load(urls[0]) for name, urls in config.models.items()}
     opened = [*bundles.values()]
     read = {feature.name for bundle in opened for feature in bundle.features}
-    every = select(_all_of(splits.train), labelled=False).features
-    features = tuple(feature for feature in every if feature.name in read or not read)
+    all_features = select(_all_of(splits.train), labelled=False).features
+    features = tuple(feature for feature in all_features if feature.name in read or not read)
     train = _counted(_all_of(splits.train), features, [], settings)
     bins = _Bins(train, _counted(_all_of(splits.validation), features, opened, settings))
     drifts = {}

@@ -176,29 +176,29 @@ def _one(name: str) -> str:
     return re.sub(r"(?<!s)s$", "", name)
 
 
-def _group_columns(found: Guess, lists: Mapping[str, str], wide: Mapping[str, int]) -> Iterator[str]:
+def _group_columns(guessed: Guess, lists: Mapping[str, str], wide: Mapping[str, int]) -> Iterator[str]:
     """The uses of the columns of groups; `lists` has the name of each list by that of its single value."""
-    yield f"      query: {plain_yaml(found.query.name)} # {found.query.shown}"
-    if found.time is not None:
-        yield f"      time: {plain_yaml(found.time.name)} # {found.time.shown}"
-        if found.time.formats[0] != ISO:
-            yield f"      time_format: {json.dumps(found.time.formats[0])}"
-    named = {"docs": found.item, "labels": found.label, "positions": found.positions, "clicks": found.clicks}
-    for use, column in (named | {"gain": found.gain}).items():
+    yield f"      query: {plain_yaml(guessed.query.name)} # {guessed.query.shown}"
+    if guessed.time is not None:
+        yield f"      time: {plain_yaml(guessed.time.name)} # {guessed.time.shown}"
+        if guessed.time.formats[0] != ISO:
+            yield f"      time_format: {json.dumps(guessed.time.formats[0])}"
+    named = {"docs": guessed.item, "labels": guessed.label, "positions": guessed.positions, "clicks": guessed.clicks}
+    for use, column in (named | {"gain": guessed.gain}).items():
         if column is not None and column.name in lists:
-            doubt = found.choices[role].doubt if (role := use.rstrip("s")) in found.choices else ""
+            doubt = guessed.choices[role].doubt if (role := use.rstrip("s")) in guessed.choices else ""
             mark = f"{CHECK}: {doubt}; " if doubt else "# "
             yield f"      {use}: {plain_yaml(lists[column.name])} {mark}{column.shown}"
-    single = [each.name for each in (*found.meta, *found.categorical, *found.features) if each.name not in lists]
+    single = [each.name for each in (*guessed.meta, *guessed.categorical, *guessed.features) if each.name not in lists]
     if single:
         yield f"      meta: {json.dumps(single, ensure_ascii=False)} # of the whole list"
     for name in [*wide][:1]:
         yield f"      features: {json.dumps([name])} # all features of all documents"
         yield f"      n_features: {wide[name]}"
-    for use, columns in () if wide else (("features", found.features), ("categorical", found.categorical)):
+    for use, columns in () if wide else (("features", guessed.features), ("categorical", guessed.categorical)):
         if names := [lists[each.name] for each in columns if each.name in lists]:
             yield f"      {use}: {json.dumps(names, ensure_ascii=False)}"
-    unused = dict(found.others) | dict.fromkeys([*wide][1:], "further features")
+    unused = dict(guessed.others) | dict.fromkeys([*wide][1:], "further features")
     for name, reason in unused.items():
         yield f"      # not used: {lists.get(name, name)}, {reason}"
 
@@ -234,13 +234,13 @@ class _Texts:
                 "beside it, such as the best by BM25 with their score"
             )
         base = max(scored, key=lambda table: table.rows.num_rows)
-        found = guess(columns_of(base.rows, base.schema, Dialect()), of_table(base.rows), {}, base.url)
+        guessed = guess(columns_of(base.rows, base.schema, Dialect()), of_table(base.rows), {}, base.url)
         by_key = {table.ids[0]: table for table in texts}
-        if found.item is None or not {found.query.name, found.item.name} <= {*by_key}:
+        if guessed.item is None or not {guessed.query.name, guessed.item.name} <= {*by_key}:
             return None
-        of_query, of_item = by_key[found.query.name], by_key[found.item.name]
+        of_query, of_item = by_key[guessed.query.name], by_key[guessed.item.name]
         rest = tuple(table.url for table in read if table not in (base, of_query, of_item, judged))
-        return cls(base.url, found, of_query, of_item, judged, rest)
+        return cls(base.url, guessed, of_query, of_item, judged, rest)
 
     def lines(self) -> Iterator[str]:
         query, item = plain_yaml(self.found.query.name), plain_yaml(self.found.item.name if self.found.item else "")

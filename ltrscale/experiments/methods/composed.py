@@ -183,9 +183,9 @@ class SelfTrainedMethod(AnyMethod):
             raise InputError(f"{name} learns scores of one data set, train has {', '.join(train.data)}; name one")
         bundles = tuple(run.repeated(self.of, self.runs))
         ScoreJob(out=scores, bundle=bundles, data=train.data[0], periods=train.periods, layout="scores").run()
-        everything = Split(data=train.data, periods=train.periods, scores=scores, labelled_seed=train.labelled_seed)
-        share = 1.0 if self.groups is None else self.groups / select(everything, labelled=True).n_groups
-        return everything.replace(labelled_fraction=min(1.0, share))
+        scored = Split(data=train.data, periods=train.periods, scores=scores, labelled_seed=train.labelled_seed)
+        share = 1.0 if self.groups is None else self.groups / select(scored, labelled=True).n_groups
+        return scored.replace(labelled_fraction=min(1.0, share))
 
     @property
     def _alike(self) -> str:

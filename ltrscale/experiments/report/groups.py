@@ -105,8 +105,8 @@ def values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.flo
             # queries without a list have negative ids, and nothing to show
             first = (batch.column("trial").to_numpy() == 0) & (batch.column("gid").to_numpy() >= 0)
             for name in methods:
-                mine = first & (np.asarray(batch.column("method")) == name)
-                parts[name].append(batch.column(sources.primary).to_numpy(zero_copy_only=False)[mine])
+                rows = first & (np.asarray(batch.column("method")) == name)
+                parts[name].append(batch.column(sources.primary).to_numpy(zero_copy_only=False)[rows])
     return {name: np.concatenate(of_method).astype(np.float64) for name, of_method in parts.items()}
 
 
@@ -218,12 +218,12 @@ def orders_alike(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
             both = part.scores[one], part.scores[other]
             taus[one, other].append(kendall_tau(*both, offsets_Q1))
             shared[one, other].append(top_overlap(*both, offsets_Q1, k=_OVERLAP_AT))
-    means = {pair: float(torch.cat(found).nanmean()) for pair, found in taus.items()}
+    means = {pair: float(torch.cat(taus_of_pair).nanmean()) for pair, taus_of_pair in taus.items()}
     square = [(one, other) for one in names for other in names]
     cells = {(one, other): means.get((one, other), means.get((other, one), 1.0)) for one, other in square}
     rows = [{"one": one, "other": other, "value": cells[one, other]} for one, other in square]
-    said = f"Kendall's tau-b between methods, the mean over {size:,} of {groups:,} test groups"
-    yield Chart(charts.heatmap(rows, title="tau"), said)
+    caption = f"Kendall's tau-b between methods, the mean over {size:,} of {groups:,} test groups"
+    yield Chart(charts.heatmap(rows, title="tau"), caption)
     table = [
         [one, other, f"{means[one, other]:.3f}", f"{float(torch.cat(shared[one, other]).nanmean()):.1%}"]
         for one, other in pairs
@@ -370,8 +370,9 @@ def quarantine(sources: Sources) -> Iterator[Block]:
         counts = (a.rows_in, a.rows_kept, a.rows_rejected, a.rows_merged, a.groups_in, a.groups_kept, a.groups_rejected)
         rows.append([url, *(f"{n:,}" for n in counts), f"{len(manifest.quarantine)}"])
         rules += [[url, rule, f"{n:,}"] for rule, n in a.rules.items()]
-        for column, found in manifest.token_summaries.items():
-            of_texts = (found.lists, found.empty, found.tokens, found.longest, found.cut_lists, found.cut_tokens)
+        for column, summary in manifest.token_summaries.items():
+            of_texts = [summary.lists, summary.empty, summary.tokens, summary.longest]
+            of_texts += [summary.cut_lists, summary.cut_tokens]
             texts.append([url, column, *(f"{n:,}" for n in of_texts)])
     header = ["data set", "rows", "kept", "rejected", "merged", "groups", "kept groups", "rejected groups", "files"]
     yield Table(header, rows, caption="Rows are kept, rejected, or merged with another row of their document")

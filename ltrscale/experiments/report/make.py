@@ -107,15 +107,15 @@ def make_document(job: ReportJob) -> Document:
         f"{test.documents:,} documents (selection {test.hash[:12]}).",
         f"Made from the evaluation {job.evaluation}.",
     )
-    every = _sections(job, sources)
+    all_sections = _sections(job, sources)
     lines = [
         f"{section.name}: {block.why}"
-        for section in every
+        for section in all_sections
         if not section.shows
         for block in section.blocks
         if isinstance(block, LeftOut)
     ]
-    sections = [section for section in every if section.shows]
+    sections = [section for section in all_sections if section.shows]
     if lines:
         sections.append(Section("Not shown", [Points(lines)], "What else could stand here, and what would bring it?"))
     names = ", ".join(method.name for method in sources.evaluation.methods)
@@ -129,13 +129,13 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
 
     def section(name: str, question: str, blocks: Iterator[Block]) -> Section:
         log.info("report: %s", name)
-        made: list[Block] = []
+        section_blocks: list[Block] = []
         try:
-            made.extend(blocks)
+            section_blocks.extend(blocks)
         except InputError as error:
             log.info("report: left out of %s: %s", name, error)
-            made.append(LeftOut(str(error)))
-        return Section(name, made, question)
+            section_blocks.append(LeftOut(str(error)))
+        return Section(name, section_blocks, question)
 
     pictured = groups.embeddings(sources, job.embeddings, documents=job.documents, seed=job.seed)
     alike = groups.orders_alike(sources, job.agreement_groups, seed=job.seed)
@@ -168,31 +168,31 @@ def _content_or_absent(url: str) -> str:
 
 def paragraphs(sources: Sources, *, gate: str | None = None, drift: str | None = None) -> list[Text | Command]:
     """What the report opens with; sections say what cannot be read."""
-    texts, asked, verdict = [" ".join(opening(sources.evaluation))], dict[str, str](), None
+    texts, open_questions, verdict = [" ".join(opening(sources.evaluation))], dict[str, str](), None
     with suppress(InputError):
         verdict = None if gate is None else Verdict.read(gate)
     with suppress(InputError):
         checks = verdict.checks if verdict else ()
         expected = {check.where for check in checks if check.bound == "expected" and check.holds}
-        asked = {name: question for name, question in sources.questions.items() if name not in expected}
+        open_questions = {name: question for name, question in sources.questions.items() if name not in expected}
     with suppress(InputError):
         texts += [] if drift is None else [drifted(Decay.read(drift).drift)]
-    step, command = next_step(sources.evaluation, verdict, [*asked])
-    texts += [*leaks([*asked.values()]), step]
+    step, command = next_step(sources.evaluation, verdict, [*open_questions])
+    texts += [*leaks([*open_questions.values()]), step]
     return [*(Text(text) for text in texts if text), *([Command(command)] if command else [])]
 
 
 def leaks(questions: Sequence[str]) -> Iterator[str]:
     """The paragraph of these questions, of which it has the first."""
-    asked = [*questions[:_FEATURES_ASKED]]
+    sentences = [*questions[:_FEATURES_ASKED]]
     if (more := len(questions) - _FEATURES_ASKED) > 0:
-        asked.append(f"Section Features asks the same of {more} more.")
-    if asked:
-        yield f"Before this is believed: {' '.join(asked)} If not, leave it out (leave_out of a method)."
+        sentences.append(f"Section Features asks the same of {more} more.")
+    if sentences:
+        yield f"Before this is believed: {' '.join(sentences)} If not, leave it out (leave_out of a method)."
 
 
-def next_step(evaluation: Evaluation, verdict: Verdict | None, asked: Sequence[str] = ()) -> tuple[str, str]:
-    """What to do next: a sentence, and its command where there is one; `asked` are the features in question."""
+def next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequence[str] = ()) -> tuple[str, str]:
+    """What to do next: a sentence, and its command where there is one; `features` are the features in question."""
     best, rival = best_of(evaluation), rival_of(evaluation)
     if verdict is not None:
         if verdict.passed:
@@ -200,8 +200,8 @@ def next_step(evaluation: Evaluation, verdict: Verdict | None, asked: Sequence[s
         return f"Next: the gate refuses the candidate, {verdict.reasons[0]}; its section has every bound.", ""
     if best is None:
         return "", ""
-    if asked:
-        return _answer(asked)
+    if features:
+        return _answer(features)
     if rival is None:
         return "Next: evaluate another method beside it, such as trees (methods of jobs.pipeline has several).", ""
     if best.name == AS_SHOWN:
@@ -220,13 +220,13 @@ def next_step(evaluation: Evaluation, verdict: Verdict | None, asked: Sequence[s
     return _gate(evaluation, production=rival, candidate=best.name)
 
 
-def _answer(asked: Sequence[str]) -> tuple[str, str]:
+def _answer(features: Sequence[str]) -> tuple[str, str]:
     """What either answer to the question leads to, and the command of a no."""
     text = (
-        f"Next: that answer. If yes, name {', '.join(asked)} in bounds.expected of jobs.gate, which otherwise refuses "
-        "what leans on it. If no, train without it, with the config of the pipeline:"
+        f"Next: that answer. If yes, name {', '.join(features)} in bounds.expected of jobs.gate, which otherwise "
+        "refuses what leans on it. If no, train without it, with the config of the pipeline:"
     )
-    left_out = shlex.quote(f"splits.train.leave_out={json.dumps([*asked], ensure_ascii=False)}")
+    left_out = shlex.quote(f"splits.train.leave_out={json.dumps([*features], ensure_ascii=False)}")
     return text, f"python -m jobs.pipeline --config pipeline.yaml --set {left_out}"
 
 
