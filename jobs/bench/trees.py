@@ -30,8 +30,8 @@ _CONFIG = LightGBMConfig(num_trees=_TREES, num_threads=1, early_stopping_rounds=
 def bench_trees() -> list[Row]:
     """Train on web search lists, from a data set and from the same matrix in memory, and score with the trees."""
     with storage.scratch.directory() as folder:
-        large, usual, few = (_write(f"{folder}/{groups}", groups) for groups in (_LARGE, _USUAL, _FEW))
-        return [_memory(large, few), _time(usual), _scoring(few, usual)]
+        large, medium, small = (_write(f"{folder}/{groups}", groups) for groups in (_LARGE, _USUAL, _FEW))
+        return [_memory(large, small), _time(medium), _scoring(small, medium)]
 
 
 def _write(folder: str, groups: int) -> str:

@@ -65,8 +65,8 @@ class Arguments(Config):
 
     def as_method(self) -> ReadingMethod:
         """The method as a pipeline has it."""
-        config, named = _config_of(self.method)
-        return validate(config, overlay(named, self.settings or {}), f"Ranker({self.method!r}).settings")
+        config, method_settings = _config_of(self.method)
+        return validate(config, overlay(method_settings, self.settings or {}), f"Ranker({self.method!r}).settings")
 
 
 def _config_of(method: str) -> tuple[type[ReadingMethod], dict[str, Any]]:
@@ -124,8 +124,8 @@ def new_values(arguments: Mapping[str, Any], params: Mapping[str, Any]) -> dict[
         nested.add(head)
     if "settings" in nested:
         method = str(new.get("method", arguments["method"]))
-        config, named = _config_of(method)
-        check_keys(config, overlay(named, new["settings"]), f"Ranker({method!r}).settings")
+        config, method_settings = _config_of(method)
+        check_keys(config, overlay(method_settings, new["settings"]), f"Ranker({method!r}).settings")
     if "prepare" in nested:
         check_keys(PrepareConfig, new["prepare"], "prepare")
     return new
@@ -133,6 +133,6 @@ def new_values(arguments: Mapping[str, Any], params: Mapping[str, Any]) -> dict[
 
 def _changed(settings: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
     """A copy of settings with another value at a path: several rankers may share the given ones."""
-    given = settings if isinstance(settings, Mapping) else {}
+    values = settings if isinstance(settings, Mapping) else {}
     key, *below = path
-    return {**given, key: _changed(given.get(key), below, value) if below else value}
+    return {**values, key: _changed(values.get(key), below, value) if below else value}

@@ -78,10 +78,10 @@ def width(rows: Any) -> int | None:
 
 def check_width(rows: Any, expected: int | None, name: str = "X") -> None:
     """Refuse an array with other columns than the one that was fitted: their number alone identifies them."""
-    given = width(rows)
-    if given is not None and expected is not None and given != expected:
+    given_n = width(rows)
+    if given_n is not None and expected is not None and given_n != expected:
         raise InputError(
-            f"{name} has {given} features, but Ranker is expecting {expected} features as input; give the columns of "
+            f"{name} has {given_n} features, but Ranker is expecting {expected} features as input; give the columns of "
             "fit, in its order"
         )
 
@@ -207,16 +207,18 @@ def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]
 
 def _warn_of_doubtful(table: pa.Table, columns: Mapping[str, Any], features: Collection[str]) -> None:
     """Warn of features that `jobs.init` would not take, such as a second label."""
-    given = {use: columns.get(use) for use in ("query", "item", "label", "time")}
-    given = {use: name for use, name in given.items() if name in table.column_names}
-    if not len(table) or "query" not in given:
+    roles = {use: columns.get(use) for use in ("query", "item", "label", "time")}
+    roles = {use: name for use, name in roles.items() if name in table.column_names}
+    if not len(table) or "query" not in roles:
         return
     first = table.slice(0, _FIRST_ROWS)
-    looked_at = columns_of(first, table.schema, Dialect())
-    if doubts := {name: why for name, why in doubtful(looked_at, of_table(first), given).items() if name in features}:
+    log_columns = columns_of(first, table.schema, Dialect())
+    if reasons := {
+        name: why for name, why in doubtful(log_columns, of_table(first), roles).items() if name in features
+    }:
         log.warning(
             "taken as features: %s; leave out what is not known before the ranking: exclude=%s",
-            *(", ".join(f"{name} ({why})" for name, why in doubts.items()), [*doubts]),
+            *(", ".join(f"{name} ({why})" for name, why in reasons.items()), [*reasons]),
         )
 
 

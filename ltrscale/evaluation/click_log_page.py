@@ -292,7 +292,8 @@ def _about_propensities(findings: UnderstoodLog) -> Iterator[str]:
     if findings.propensities.em:
         yield (
             f"EM uses documents shown at least {findings.impressions_per_pair} times, and is corrected for the bias "
-            "that few impressions of a document leave (half-panel jackknife). Where it differs from harvesting, trust that."
+            "that few impressions of a document leave (half-panel jackknife). Where it differs from harvesting, "
+            "trust that."
         )
     elif findings.propensities.harvested:
         yield (

@@ -359,17 +359,18 @@ def measure_agreement(one_P: list[Difference], other_P: list[Difference]) -> Mea
         >>> measure_agreement([better, better], [better, worse]).model_dump()["same"]
         1
     """
-    both = [(x, y) for x, y in zip(one_P, other_P, strict=True) if x.mean and y.mean]
-    sure = [(x, y) for x, y in both if x.significant and y.significant]
-    values_2P = np.array([(x.mean, y.mean) for x, y in both]).T
+    means = [(x, y) for x, y in zip(one_P, other_P, strict=True) if x.mean and y.mean]
+    significant = [(x, y) for x, y in means if x.significant and y.significant]
+    values_2P = np.array([(x.mean, y.mean) for x, y in means]).T
+    correlation = float(values_2P[0] @ values_2P[1] / math.sqrt((values_2P**2).sum(axis=1).prod())) if means else None
 
     def same(pairs: list[tuple[Difference, Difference]]) -> int:
         return sum((x.mean or 0) * (y.mean or 0) > 0 for x, y in pairs)
 
     return MeasureAgreement(
-        pairs=len(both),
-        same=same(both),
-        significant=len(sure),
-        significant_same=same(sure),
-        correlation=float(values_2P[0] @ values_2P[1] / math.sqrt((values_2P**2).sum(axis=1).prod())) if both else None,
+        pairs=len(means),
+        same=same(means),
+        significant=len(significant),
+        significant_same=same(significant),
+        correlation=correlation,
     )

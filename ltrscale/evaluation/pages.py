@@ -44,8 +44,8 @@ def definitions(
     for kind in kinds:
         if kind not in of_kinds and "gains" in metric_class(kind).model_fields:
             continue  # results of several evaluations do not state their gains
-        own = Name.parsed(kind).keys
-        policy = of_kinds.get(kind) or metric_class(kind).made(threshold=relevant_from, own=own).policy
+        keys = Name.parsed(kind).keys
+        policy = of_kinds.get(kind) or metric_class(kind).made(threshold=relevant_from, own=keys).policy
         alike.setdefault(policy, []).append(metric_label(kind))
     lines = [
         " ".join(cls.definition for cls in dict.fromkeys(map(metric_class, kinds)) if cls.definition),
@@ -179,8 +179,8 @@ def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:
     count = sum(skewed.values())
     if not count or bdtrc(count - 1, len(skewed), 0.05) > 0.05 + 1e-9:
         return []
-    named = [name for name, is_skewed in skewed.items() if is_skewed]
-    shown = ", ".join(named[:_SKEWED]) + (", ..." if count > _SKEWED else "")
+    names = [name for name, is_skewed in skewed.items() if is_skewed]
+    shown = ", ".join(names[:_SKEWED]) + (", ..." if count > _SKEWED else "")
     return [
         f"Draws of labels look skewed in {count} of {len(skewed)} differences ({shown}). If they are, intervals cover "
         "less than 95%: about 88% with five exponential draws, 90% with ten and 92% with twenty. Add draws."

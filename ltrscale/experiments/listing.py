@@ -90,7 +90,7 @@ def read_run(out: str) -> ListedRun:
     records = [json.loads(line) for line in (record_file(out, METRICS) or "").splitlines() if line.startswith("{")]
     command = environment.get("command", [])
     verb = command[0].rpartition("/")[2].removesuffix(".py") if command else ""
-    stated = storage.read_if_there(storage.join(out, "config.json"))  # by a bundle
+    settings = storage.read_if_there(storage.join(out, "config.json"))  # by a bundle
     # a pipeline commits what it makes below it, scores and predictions are committed period by period
     is_done = manifest is not None or "ended" in environment
     return ListedRun(
@@ -100,7 +100,7 @@ def read_run(out: str) -> ListedRun:
         state="done" if is_done else "failed" if " ERROR failed: " in (record_file(out, LOG) or "") else "not done",
         seconds=_since(environment.get("time", ""), records),
         settings=flat(yaml.safe_load(config)),
-        metrics=_last(records) | numbers(json.loads(stated or b"{}").get("metrics", {})),
+        metrics=_last(records) | numbers(json.loads(settings or b"{}").get("metrics", {})),
     )
 
 

@@ -102,10 +102,10 @@ class PipelineConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        also = (AS_SHOWN,) if self.evaluate.as_shown else ()
-        if also and AS_SHOWN in self.methods:
+        as_shown = (AS_SHOWN,) if self.evaluate.as_shown else ()
+        if as_shown and AS_SHOWN in self.methods:
             raise ValueError(f"methods: {AS_SHOWN} is the order that was shown; rename it, or unset evaluate.as_shown")
-        if self.splits.test is not None and self.evaluate.baseline not in (None, *self.methods, *also):
+        if self.splits.test is not None and self.evaluate.baseline not in (None, *self.methods, *as_shown):
             names = ", ".join(self.methods)
             raise ValueError(
                 f"evaluate.baseline {self.evaluate.baseline!r} is not among the methods {names}; or set null"
@@ -191,9 +191,9 @@ def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]
             evaluation = EvaluateConfig(**config.evaluate.model_dump(), models=models, splits=tested)
             EvaluateJob(out=join(config.out, evaluation_on(column)), evaluate=evaluation).run()
     if config.refit is not None:
-        also = splits.test if config.refit.test else None
+        test_too = splits.test if config.refit.test else None
         for name in config.refit.methods:
-            RefitJob(out=_final(config, name), bundle=models[name][0], also=also, workers=config.workers).run()
+            RefitJob(out=_final(config, name), bundle=models[name][0], also=test_too, workers=config.workers).run()
     _log_next(config, data, {name: urls[0] for name, urls in models.items()})
 
 

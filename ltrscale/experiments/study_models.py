@@ -258,8 +258,8 @@ class StudyParts:
         """Pretrain the encoder of a method."""
         run = self.encoders(seed)
         with one_view(self.view):
-            of = [run.methods[name].model_dump(mode="json"), seed, dataset_hashes([run.splits.train])]
-            with timed(self.encoder(name, seed), of):
+            identity = [run.methods[name].model_dump(mode="json"), seed, dataset_hashes([run.splits.train])]
+            with timed(self.encoder(name, seed), identity):
                 run.pretrained(name)
 
     def train(self, cell: Cell, sized: SplitsWithTest) -> None:
@@ -268,8 +268,8 @@ class StudyParts:
         with one_view(self.view):
             splits = (run.splits.train, run.splits.validation)
             settings = [run.methods[cell.method], *splits]
-            of = [*(c.model_dump(mode="json") for c in settings), run.seed, dataset_hashes(splits)]
-            with timed(folder, of):
+            identity = [*(c.model_dump(mode="json") for c in settings), run.seed, dataset_hashes(splits)]
+            with timed(folder, identity):
                 bundle = run.model(cell.method)
             Measurement(
                 out=join(folder, "measured"),

@@ -101,8 +101,8 @@ class WeeklyJob(Config):
         """The pipeline; an `InputError` if it has no such method, or changes the data set before it trains."""
         config = load(PipelineConfig, self.pipeline)
         if self.method not in config.methods:
-            near = suggestion(self.method, config.methods, "its methods are")
-            raise InputError(f"method: {self.pipeline} has no method {self.method!r}; {near}")
+            hint = suggestion(self.method, config.methods, "its methods are")
+            raise InputError(f"method: {self.pipeline} has no method {self.method!r}; {hint}")
         changed = {"match": config.match, "relabel": config.relabel, "learn_from": config.learn_from or None}
         if keys := [key for key, value in changed.items() if value is not None]:
             raise InputError(f"{self.pipeline}: {keys[0]}: new periods join a data set of jobs.prepare; leave it out")
@@ -136,17 +136,19 @@ class WeeklyJob(Config):
             raise InputError(
                 f"{self.data}: made by {made_by.get('stage')}; periods join a data set of jobs.prepare only"
             )
-        given = {} if self.max_rejected is None else {"max_rejected": self.max_rejected}
-        own = {"inputs": self.inputs, "add": add, "expect": {}}
+        limit = {} if self.max_rejected is None else {"max_rejected": self.max_rejected}
+        overrides = {"inputs": self.inputs, "add": add, "expect": {}}
         return validate(
-            PrepareConfig, {**made_by["config"], **prepare_settings_of(read_as(before)), **given, **own}, self.data
+            PrepareConfig,
+            {**made_by["config"], **prepare_settings_of(read_as(before)), **limit, **overrides},
+            self.data,
         )
 
     def named(self, periods: list[str]) -> SplitsWithTest:
         """The splits with the periods that there are, by name."""
         splits = self.splits.on(self.data)
-        named = {name: among(split, periods, f"splits.{name}") for name, split in splits.by_name.items()}
-        return SplitsWithTest.of(splits.replace(**{name: split.model_dump() for name, split in named.items()}))
+        by_name = {name: among(split, periods, f"splits.{name}") for name, split in splits.by_name.items()}
+        return SplitsWithTest.of(splits.replace(**{name: split.model_dump() for name, split in by_name.items()}))
 
     def run(self) -> None:
         """Do what remains to be done of a week; with `dry_run` print it.
@@ -293,8 +295,8 @@ def _judged_week(job: WeeklyJob, new: Dataset, week: Week) -> Week:
     if job.export is not None:
         periods = week.splits.test.periods
         export = ExportJob(out=join(folder, "export"), bundle=bundle, to=job.export, data=job.data, periods=periods)
-    also = published(bundle, folder, export=export, registry=job.registry)
-    service = InService.now(storage.absolute(bundle), week.period, before=week.production, **also)
+    places = published(bundle, folder, export=export, registry=job.registry)
+    service = InService.now(storage.absolute(bundle), week.period, before=week.production, **places)
     service.write(job.out)
     return week.replace(outcome="in service", bundle=service.bundle)
 

@@ -188,8 +188,8 @@ def lines(
         layers.insert(0, {"mark": {"type": "rule"}, "encoding": {"y": {"datum": level}}})
     if marks:
         cross = {"type": "point", "shape": "cross", "angle": 45, "size": 90, "filled": True}
-        place = {"x": across["x"], "y": {"datum": level or 0}, "color": _series(rows, order)}
-        layers.append({"data": {"values": list(marks)}, "mark": cross, "encoding": place})
+        encoding = {"x": across["x"], "y": {"datum": level or 0}, "color": _series(rows, order)}
+        layers.append({"data": {"values": list(marks)}, "mark": cross, "encoding": encoding})
     return _chart_of(rows, height=260, layer=layers)
 
 

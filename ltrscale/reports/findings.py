@@ -35,8 +35,8 @@ class Findings(Config):
         try:
             return cls.model_validate_json(storage.read_verified(url, cls.file, manifest))
         except ValueError as error:
-            where = storage.join(url, cls.file)
-            raise InputError(f"{where}: not {cls.called} ({error}); make it again with {cls.made_by_job}") from error
+            file_url = storage.join(url, cls.file)
+            raise InputError(f"{file_url}: not {cls.called} ({error}); make it again with {cls.made_by_job}") from error
 
     def to_json(self) -> str:
         """The text of the file."""

@@ -223,9 +223,9 @@ def _copy_at_last(folder: Path, target: str) -> None:
     try:
         _copy(folder, target)
     except (InputError, OSError) as error:
-        kept = Path(tempfile.mkdtemp(prefix="ltrscale-run-"))
-        shutil.copytree(folder, kept, dirs_exist_ok=True)
-        log.warning("%s; the log and the metrics of this run are in %s", error, kept)
+        copy = Path(tempfile.mkdtemp(prefix="ltrscale-run-"))
+        shutil.copytree(folder, copy, dirs_exist_ok=True)
+        log.warning("%s; the log and the metrics of this run are in %s", error, copy)
 
 
 def _copy_until(over: threading.Event, folder: Path, target: str) -> None:

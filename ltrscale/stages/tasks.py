@@ -114,14 +114,14 @@ class Costs:
         self._left[task.kind, task.size] -= 1
         self._costs.setdefault((task.kind, task.size), []).append(cost)
         self._spent += seconds
-        left = sum(number * self._foretold(*like) for like, number in self._left.items() if number)
-        return self._spent / (self._spent + left) if left else 1.0
+        remaining = sum(number * self._foretold(*like) for like, number in self._left.items() if number)
+        return self._spent / (self._spent + remaining) if remaining else 1.0
 
     def _foretold(self, kind: str, size: float) -> float:
         """The mean of tasks of the same kind and size; else of the kind, in proportion to the size; else of all."""
         if same := self._costs.get((kind, size)):
             return statistics.fmean(same)
-        alike = [(other, cost) for (of, other), costs in self._costs.items() if of == kind for cost in costs]
+        alike = [(other, cost) for (k, other), costs in self._costs.items() if k == kind for cost in costs]
         if alike:
             return size * sum(cost for _, cost in alike) / sum(other for other, _ in alike)
         return statistics.fmean(cost for costs in self._costs.values() for cost in costs)
@@ -137,10 +137,10 @@ class _Queue:
     def next(self) -> Task | None:
         """The first task that can begin, None if there is none now; gives up those that need a failed one."""
         for task in list(self._waiting.values()):
-            lost = [name for name in task.needs if self._failures.get(name) is not None]
-            if lost:
+            failed_needs = [name for name in task.needs if self._failures.get(name) is not None]
+            if failed_needs:
                 del self._waiting[task.name]
-                self.end(task, f"needs {lost[0]}, which failed")
+                self.end(task, f"needs {failed_needs[0]}, which failed")
             elif all(name in self._failures for name in task.needs):
                 self._begun[task.name] = time.monotonic()
                 return self._waiting.pop(task.name)

@@ -301,15 +301,15 @@ def _run(
     from ltrscale.tuning.under_tune import Asha, EndsOnRequest, Proposals, Scribe
 
     past = history.trials()
-    left = config.trials - len(ended(past))
+    remaining = config.trials - len(ended(past))
     proposals = Proposals(config, history, past, given=given, same=same)
-    with storage.scratch.directory() as scratch, progress("tune", left, "trials") as advance:
+    with storage.scratch.directory() as scratch, progress("tune", remaining, "trials") as advance:
         tuner = tune.Tuner(
             tune.with_resources(_trainable(config, trial, history), {"CPU": config.cpus, "GPU": config.gpus}),
             tune_config=tune.TuneConfig(
                 search_alg=proposals,
                 scheduler=Asha(config.asha, past) if config.asha else None,
-                num_samples=left,
+                num_samples=remaining,
                 max_concurrent_trials=config.concurrent,
                 reuse_actors=True,  # starting a process takes longer than a short trial
             ),

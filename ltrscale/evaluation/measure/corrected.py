@@ -214,8 +214,8 @@ def summarised(
         return None
     counts, blocks = gathered.counts, gathered.tally.blocks()
 
-    def figures(scope: Scope, which: str) -> dict[int, Figure]:
-        of_cutoffs = {k: scope.summaries[f"{which} {k}"] for k in ks}
+    def figures(scope: Scope, kind: str) -> dict[int, Figure]:
+        of_cutoffs = {k: scope.summaries[f"{kind} {k}"] for k in ks}
         return {k: Figure(mean=s.mean, low=s.low, high=s.high) for k, s in of_cutoffs.items()}
 
     names, ks = [name for name, _ in methods], correction.cutoffs
@@ -262,7 +262,7 @@ def section(corrected: Corrected, k: int, raw: Mapping[str, str], baseline: str 
 
 def _what_corrects(corrected: Corrected, k: int) -> list[str]:
     source, n_known = corrected.source, len(corrected.propensities) - corrected.propensities.count(None)
-    left = corrected.relevant - corrected.unknown
+    weighted = corrected.relevant - corrected.unknown
     curve = ", ".join("-" if value is None else f"{value:.2f}" for value in corrected.propensities)
     lines = [
         f"share@{k} is the part of the gain (2^y - 1) of all relevant documents that stands in the first {k} ranks, "
@@ -270,8 +270,8 @@ def _what_corrects(corrected: Corrected, k: int) -> list[str]:
         "propensity of the position at which it was shown (Joachims et al. 2017), self-normalised (Swaminathan and "
         "Joachims 2015): what was seldom looked at and got its label all the same stands for others.",
         f"Propensities are those of {source.clicks} ({source.way}), relative to the first position: {curve}. "
-        f"Weights above {source.clip:g} are cut: {corrected.clipped:,} of {left:,}.",
-        f"The effective sample is {corrected.effective:,.0f} documents of {left:,} with a label above 0: uneven "
+        f"Weights above {source.clip:g} are cut: {corrected.clipped:,} of {weighted:,}.",
+        f"The effective sample is {corrected.effective:,.0f} documents of {weighted:,} with a label above 0: uneven "
         "weights make figures less sure, and the intervals wider.",
         "Intervals take the propensities as known. They are wrong where labels do not come from this order, or where "
         "users trust the top (its report has a sign of that).",

@@ -87,10 +87,10 @@ class Judged:
         for place, gid in enumerate(groups.ids_Q.tolist()):
             if places.setdefault(query := queries[gid][0], place) != place:
                 raise InputError(f"judged: {url} has query {query!r} twice in the periods of the test split; keep one")
-        listed = _query_of_groups(select(Split(data=test.data, periods=test.periods), labelled=False))
-        place_of = {gid: places.get(query, len(places)) for query, gid, _ in listed}
+        query_groups = _query_of_groups(select(Split(data=test.data, periods=test.periods), labelled=False))
+        place_of = {gid: places.get(query, len(places)) for query, gid, _ in query_groups}
         periods = dict(queries.values())
-        without_list = sorted(places.keys() - {query for query, _, _ in listed})
+        without_list = sorted(places.keys() - {query for query, _, _ in query_groups})
         unlisted = tuple((-number, periods[query]) for number, query in enumerate(without_list, start=1))
         place_of |= {-number: places[query] for number, query in enumerate(without_list, start=1)}
         ids_Q = torch.tensor(sorted(place_of))

@@ -58,8 +58,8 @@ def is_shown(comparison: Comparison) -> bool:
 def _on_the_best(evaluation: Evaluation, best: MethodResult) -> str:
     summary, test = overall(evaluation, best), evaluation.test
     periods = " to ".join(dict.fromkeys([test.periods[0], test.periods[-1]]))
-    where = f"over {summary.groups:,} query groups of {periods}"
-    figure = f"{metric_label(evaluation.primary)} {estimated(summary, '.4f')} {where}"
+    basis = f"over {summary.groups:,} query groups of {periods}"
+    figure = f"{metric_label(evaluation.primary)} {estimated(summary, '.4f')} {basis}"
     if len(evaluation.methods) == 1:
         return f"{best.name} is the only method: {figure}. Alone it is neither good nor bad."
     equal = [name for name, lead in evaluation.leads.items() if lead.difference == 0]
@@ -124,8 +124,8 @@ def _sure(evaluation: Evaluation) -> Iterator[str]:
     if open_ := [f"{name} (p {number(judged[name].p_holm)})" for name in judged if name not in shown]:
         yield f"It cannot be told from {_listed(open_)}: their order may be chance."
     if few:
-        named = _listed([f"{name}, {draws}" for name, draws in few.items()], "; ")
-        yield f"Fewer than {FEWEST_DRAWS} shared draws of labels judge nothing ({named})."
+        draws_by_name = _listed([f"{name}, {draws}" for name, draws in few.items()], "; ")
+        yield f"Fewer than {FEWEST_DRAWS} shared draws of labels judge nothing ({draws_by_name})."
     if 1 in [lead.draws for lead in judged.values()]:
         yield (
             "There is one draw of labels: this holds for other queries, not for models trained on other labels or from "
@@ -156,13 +156,13 @@ def _behind(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
         return
     behind = sorted((name for name, (lead, _) in judged.items() if lead < 0), key=lambda name: judged[name][0])
     shown = [name for name in behind if is_shown(judged[name][1])]
-    of = f"Of {len(judged)} slice{'s' if len(judged) > 1 else ''} with at least {FEW_GROUPS} groups it is"
+    of_slices = f"Of {len(judged)} slice{'s' if len(judged) > 1 else ''} with at least {FEW_GROUPS} groups it is"
     if not behind:
-        yield f"{of} behind {rival} on none."
+        yield f"{of_slices} behind {rival} on none."
     if shown:
-        yield f"{of} worse than {rival} beyond chance on {_first_named(shown, judged)}."
+        yield f"{of_slices} worse than {rival} beyond chance on {_first_named(shown, judged)}."
     if chance := [name for name in behind if name not in shown]:
-        yield f"{of} behind {rival}, perhaps by chance, on {len(chance)}: {_first_named(chance, judged)}."
+        yield f"{of_slices} behind {rival}, perhaps by chance, on {len(chance)}: {_first_named(chance, judged)}."
 
 
 def _first_named(names: Sequence[str], judged: dict[str, tuple[float, Comparison]]) -> str:

@@ -147,16 +147,19 @@ def _results(evaluation: Evaluation) -> Iterator[Block]:
     compared = {method.name: method.slices[ALL].comparisons.get(primary) for method in evaluation.methods}
     yield Table(*leaderboard(evaluation))
     if has_letor(_metric_names(evaluation)):
-        yield policies({name: {metric: _mean(s) for metric, s in of.items()} for name, of in summaries.items()})
+        yield policies(
+            {name: {metric: _mean(s) for metric, s in of_method.items()} for name, of_method in summaries.items()}
+        )
     if lines := verdicts(compared, primary):
         yield Points(lines)
     if AS_SHOWN in summaries:
         test = evaluation.test
         last = f" {test.unshown:,} of {test.documents:,} documents have no position; they come last, in random order."
         yield Text(_FAVOURED + (last if test.unshown else ""))
-    figures = {name: {metric_label(primary): of[primary].mean} for name, of in summaries.items()}
+    figures = {name: {metric_label(primary): of_method[primary].mean} for name, of_method in summaries.items()}
     if evaluation.corrected is not None:
-        k, raw = int(primary.rpartition("@")[2]), {name: _mean(of[primary]) for name, of in summaries.items()}
+        k = int(primary.rpartition("@")[2])
+        raw = {name: _mean(of_method[primary]) for name, of_method in summaries.items()}
         yield from section(evaluation.corrected, k, raw, evaluation.baseline)
         for method in evaluation.corrected.methods:
             figures[method.name][f"share@{k} corrected"] = method.corrected[k].mean
@@ -177,14 +180,14 @@ def debiasing(
             said.
     """
     how = {method.name: " and ".join(dict.fromkeys(each for each in method.debiased if each)) for method in methods}
-    did, without = [m for m in methods if how[m.name]], [m for m in methods if not how[m.name]]
-    if not did:
+    corrected, uncorrected = [m for m in methods if how[m.name]], [m for m in methods if not how[m.name]]
+    if not corrected:
         line = "No training corrected for positions: networks do with debias (dla or weights), trees with unbiased."
         return [line] if shown and methods else []
-    named = ", ".join(f"{method.name} ({how[method.name]})" for method in did)
-    others = ", ".join(method.name for method in without) or "none"
-    lines = [f"Trained with a correction for positions: {named}; without: {others}."]
-    for one, other in itertools.product(did, without):
+    names = ", ".join(f"{method.name} ({how[method.name]})" for method in corrected)
+    others = ", ".join(method.name for method in uncorrected) or "none"
+    lines = [f"Trained with a correction for positions: {names}; without: {others}."]
+    for one, other in itertools.product(corrected, uncorrected):
         if one.otherwise == other.otherwise and all(one.debiased):
             pairs = ((name, mean, figures[other.name][name]) for name, mean in figures[one.name].items())
             changes = ", ".join(f"{name} {a - b:+.4f}" for name, a, b in pairs if a is not None and b is not None)

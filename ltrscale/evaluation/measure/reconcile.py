@@ -145,8 +145,8 @@ class TableSource(Config):
         except (pa.ArrowInvalid, OSError) as error:
             raise InputError(f"{self.path}: neither Parquet nor CSV as its name says ({error})") from error
         if missing := [name for name in columns if name not in names]:
-            near = nearest(missing[0], names)
-            raise InputError(f"{self.path}: no column {missing[0]!r}; did you mean {near!r}? Set it in source")
+            suggestion = nearest(missing[0], names)
+            raise InputError(f"{self.path}: no column {missing[0]!r}; did you mean {suggestion!r}? Set it in source")
         if not len(table):
             raise InputError(f"{self.path}: has no rows; name another file")
         for name in columns[:2]:

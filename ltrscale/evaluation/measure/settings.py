@@ -124,8 +124,8 @@ class EvaluateConfig(EvaluateSettings):
             raise ValueError(
                 f"baseline {self.baseline!r} is not among the models {', '.join(self.trials)}; or set null"
             )
-        if both := self.scores.keys() & self.models.keys():
-            raise ValueError(f"models and scores both have a method {min(both)!r}; give them different names")
+        if shared := self.scores.keys() & self.models.keys():
+            raise ValueError(f"models and scores both have a method {min(shared)!r}; give them different names")
         if empty := [name for name, urls in self.models.items() if not urls]:
             raise ValueError(f"models.{empty[0]} has no bundle; name one")
         return self

@@ -431,13 +431,13 @@ def crossovers(differences: Sequence[tuple[float, Drawn]]) -> tuple[Crossover, .
 
 def _segment(left: tuple[float, Drawn], right: tuple[float, Drawn]) -> tuple[Doubles, Doubles, np.ndarray]:
     """Log n, the mean difference, and whether it may be 0, at points from one number of labelled groups to the next."""
-    (n1, one), (n2, two) = left, right
-    common = sorted(set(one.draws) & set(two.draws))
+    (n1, left_drawn), (n2, right_drawn) = left, right
+    common = sorted(set(left_drawn.draws) & set(right_drawn.draws))
     log_n_G = np.linspace(math.log(n1), math.log(n2), _STEPS + 1)
     if not common:
         return log_n_G, np.full(_STEPS + 1, math.nan), np.ones(_STEPS + 1, np.bool_)
     share_G = np.linspace(0.0, 1.0, _STEPS + 1)
-    values_QT1, values_QT2 = (drawn.of(common).values_QT[:, :, None] for drawn in (one, two))
+    values_QT1, values_QT2 = (drawn.of(common).values_QT[:, :, None] for drawn in (left_drawn, right_drawn))
     means = crossed_means(values_QT1 * (1 - share_G) + values_QT2 * share_G)
     low_G, high_G = means.interval()
     rejected_G = (low_G > 0) | (high_G < 0)

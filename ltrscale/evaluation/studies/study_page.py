@@ -123,8 +123,8 @@ def document(study: Study) -> Document:
     )
     sections = []
     for other in study.opponents:
-        which = "" if other == study.baseline else ", which is not pretrained"
-        sections.append(Section(f"Against {other}{which}", list(_against(study, other))))
+        clause = "" if other == study.baseline else ", which is not pretrained"
+        sections.append(Section(f"Against {other}{clause}", list(_against(study, other))))
     sections += [
         *_tables_of_hou24(study),
         Section("Time", [Table(*cost_rows(study)), Text(_ABOUT_TIME)]),
@@ -176,7 +176,7 @@ def _in_all(study: Study, name: str) -> str:
 
 def _grid(study: Study, rows: Mapping[str, Callable[[str], str | None]], caption: str, header: str = "method") -> Table:
     """A table with a column for each number of labelled groups; a dash where a row has nothing to show."""
-    cells = [[name, *(of(n) or "-" for n in study.labelled)] for name, of in rows.items()]
+    cells = [[name, *(text_of(n) or "-" for n in study.labelled)] for name, text_of in rows.items()]
     return Table([header, *study.labelled], cells, caption)
 
 
@@ -188,8 +188,8 @@ def _estimate(study: Study, method: str, n: str, groups: ScopeName) -> MeanEstim
 def _reported_scopes(study: Study) -> dict[ScopeName, str]:
     """The groups that are reported, with the name of the metric there."""
     label = metric_label(study.primary)
-    both: dict[ScopeName, str] = {"all": label, "outliers": f"Outlier-{label}"}
-    return both if any(p.estimates["outliers"] for p in study.points) else {"all": label}
+    labels: dict[ScopeName, str] = {"all": label, "outliers": f"Outlier-{label}"}
+    return labels if any(p.estimates["outliers"] for p in study.points) else {"all": label}
 
 
 def _on_both_scopes(
@@ -247,7 +247,7 @@ def _versus_cells(
     versus: Mapping[str, Versus], shown: Callable[[MeanEstimate], str]
 ) -> dict[str, Callable[[str], str | None]]:
     """The rows of a table of comparisons."""
-    texts = {name: {n: shown(estimate) for n, estimate in of.estimates.items()} for name, of in versus.items()}
+    texts = {name: {n: shown(estimate) for n, estimate in v.estimates.items()} for name, v in versus.items()}
     return {name: of_numbers.get for name, of_numbers in texts.items()}
 
 
@@ -263,8 +263,8 @@ def _crossing(study: Study, versus: Versus) -> str:
     if len(counts) < 2:
         return f"{name}: measured at {counts[0]:,.0f} labelled groups only"
     if not versus.crossovers:
-        where = "ahead of" if next(iter(versus.estimates.values())).mean > 0 else "behind"
-        return f"{name}: no crossover {span}, its mean is {where} {other} throughout"
+        side = "ahead of" if next(iter(versus.estimates.values())).mean > 0 else "behind"
+        return f"{name}: no crossover {span}, its mean is {side} {other} throughout"
     crossings = [f"{'falls behind' if x.falls else 'overtakes'} at {_around(x, counts)}" for x in versus.crossovers]
     return f"{name}: {', '.join(crossings)}"
 
@@ -318,7 +318,7 @@ def _percent_of(study: Study, baseline: str) -> Iterator[Table]:
         return f"{100 * difference.mean / base.mean:+.2f}%{'' if half is None else f' ± {half:.2f}%'}"
 
     for groups, label in _reported_scopes(study).items():
-        rows = {name: functools.partial(cell, of, groups) for name, of in study.against(baseline, groups).items()}
+        rows = {name: functools.partial(cell, v, groups) for name, v in study.against(baseline, groups).items()}
         yield _grid(study, {baseline: lambda n: "+0.00%" if study.find(baseline, n) else None, **rows}, label)
 
 
@@ -420,7 +420,7 @@ def differences_chart(study: Study, against: str, groups: ScopeName = "all") -> 
     return charts.lines(rows, x=_ACROSS, y=label, log=True, ticks=ticks, marks=marks, level=0.0, order=order)
 
 
-def _on_each_scope(study: Study, of: Callable[[ScopeName], charts.Spec]) -> charts.Spec:
+def _on_each_scope(study: Study, chart_of: Callable[[ScopeName], charts.Spec]) -> charts.Spec:
     """A chart of all groups and, if there are any, one of outlier groups."""
     titles = {"all": "all groups", "outliers": "outlier groups"}
-    return charts.chart_row(*(charts.titled(of(groups), titles[groups]) for groups in _reported_scopes(study)))
+    return charts.chart_row(*(charts.titled(chart_of(groups), titles[groups]) for groups in _reported_scopes(study)))

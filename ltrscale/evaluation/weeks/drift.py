@@ -127,7 +127,7 @@ class Drift(Config):
         """Each feature with the period of its largest index beyond chance, and that index; the largest first."""
         rows = []
         for name in self.train.features:
-            beyond = {p: of.features[name].psi - of.features[name].chance for p, of in self.periods.items()}
+            beyond = {p: drift.features[name].psi - drift.features[name].chance for p, drift in self.periods.items()}
             period = max(beyond, key=lambda p: beyond[p])
             rows.append((beyond[period], name, period, self.periods[period].features[name].psi))
         return [each[1:] for each in sorted(rows, key=lambda each: -each[0])]
@@ -352,12 +352,12 @@ class _Bins:
     def __init__(self, train: _Counts, validation: _Counts) -> None:
         self.train, self.validation = train, validation
         self.numbers, self.lengths, self.spreads_K = (
-            of.bins() for of in (train.numbers, train.lengths, validation.spreads)
+            counts.bins() for counts in (train.numbers, train.lengths, validation.spreads)
         )
 
     def drift(self, counted: _Counts, methods: Sequence[str], labels: LabelRates | None) -> PeriodDrift:
         """The drift of some groups."""
-        (before_B,), (now_B,) = (of.lengths.binned(self.lengths) for of in (self.train, counted))
+        (before_B,), (now_B,) = (counts.lengths.binned(self.lengths) for counts in (self.train, counted))
         return PeriodDrift(
             groups=counted.groups,
             documents=counted.documents,
@@ -372,7 +372,7 @@ class _Bins:
         """The spread of each method's scores."""
         if not methods:
             return {}
-        before_K, now_K = (of.spreads.binned(self.spreads_K) for of in (self.validation, counted))
+        before_K, now_K = (counts.spreads.binned(self.spreads_K) for counts in (self.validation, counted))
         if not counted.lists or not self.validation.lists:
             return {name: SpreadDrift(psi=0.0, mean=None, lists=0) for name in methods}
         lists = self.validation.lists, counted.lists
@@ -387,13 +387,13 @@ class _Bins:
         }
 
     def _features(self, counted: _Counts) -> dict[str, FeatureDrift]:
-        before_F, now_F = (of.numbers.binned(self.numbers) for of in (self.train, counted))
+        before_F, now_F = (counts.numbers.binned(self.numbers) for counts in (self.train, counted))
         drifts = {
             name: self._feature(before_B, now_B, counted)
             for name, before_B, now_B in zip(counted.names, before_F, now_F, strict=True)
         }
         for name, codes in counted.codes.items():
-            before_B, now_B = (of.binned(self.train.codes[name]) for of in (self.train.codes[name], codes))
+            before_B, now_B = (counts.binned(self.train.codes[name]) for counts in (self.train.codes[name], codes))
             drifts[name] = self._feature(before_B, now_B, counted).replace(unknown=now_B[-2] / counted.documents)
         return drifts
 

@@ -37,8 +37,8 @@ def importances_of(bundle: Bundle) -> dict[str, float] | None:
     if (forest := bundle.forest) is None:
         return None
     feature_names = tuple(feature.name for feature in bundle.features)
-    seen = feature_names if forest.sees is None else forest.sees  # a stack may see none
-    names = [*seen, *(f"component {i}" for i in range(forest.projection)), *forest.members]
+    features_seen = feature_names if forest.sees is None else forest.sees  # a stack may see none
+    names = [*features_seen, *(f"component {i}" for i in range(forest.projection)), *forest.members]
     models = {join(bundle.url, name): content for name, content in bundle.contents.items()}
     shares = boosters.importances(forest.library, models, len(names))
     return dict(sorted(zip(names, shares.tolist(), strict=True), key=lambda pair: -pair[1]))
@@ -261,7 +261,7 @@ def _of_slices(
 ) -> Iterator[Check]:
     p_M = np.array([_worse_p(c, groups[name], bounds.slice_margin) for name, c in judged.items()])
     for (name, compared), p in zip(judged.items(), holm(p_M).tolist(), strict=True):
-        stated = f"slice {name}: {_in_words(compared, primary)}"
+        finding = f"slice {name}: {_in_words(compared, primary)}"
         if bounds.slices_by == "shown":
             holds = p >= TAIL
             demand = (
@@ -273,7 +273,7 @@ def _of_slices(
             name_of_end, value = ends[bounds.slices_by]
             holds = value >= -bounds.slice_margin
             demand = f"bounds.slice_margin asks for its {name_of_end} to be at least {-bounds.slice_margin:g}"
-        yield Check(bound="slice_margin", where=name, holds=holds, reason=f"{stated}; {demand}")
+        yield Check(bound="slice_margin", where=name, holds=holds, reason=f"{finding}; {demand}")
 
 
 def _worse_p(compared: Comparison, groups: int, margin: float) -> float:
@@ -297,17 +297,19 @@ def of_drift(drift: Drift, bounds: Bounds, method: str = CANDIDATE) -> Iterator[
         scores, before = later.spreads[method], train.spreads[method]
         lists = min(scores.lists, before.lists)
         if bounds.score_psi is not None and lists >= bounds.drift_groups:
-            stated = f"the spread of the {method}'s scores has a PSI of {scores.psi:.3f}, {scores.chance:.3f} by chance"
+            finding = (
+                f"the spread of the {method}'s scores has a PSI of {scores.psi:.3f}, {scores.chance:.3f} by chance"
+            )
             demand = f"bounds.score_psi asks for at most {bounds.score_psi:g} beyond chance"
             holds = scores.psi - scores.chance <= bounds.score_psi
-            yield Check(bound="score_psi", where=period, holds=holds, reason=f"period {period}: {stated}; {demand}")
+            yield Check(bound="score_psi", where=period, holds=holds, reason=f"period {period}: {finding}; {demand}")
 
 
 def _feature_checks(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator[Check]:
-    kinds = {name: "numeric" if of.unknown is None else "categorical" for name, of in drift.features.items()}
+    kinds = {name: "numeric" if d.unknown is None else "categorical" for name, d in drift.features.items()}
     features = [Feature.model_validate({"name": name, "kind": kind}) for name, kind in kinds.items()]
     moving = {feature.name for pattern in bounds.moving for feature in matching(pattern, features, key="bounds.moving")}
-    judged = {name: of for name, of in drift.features.items() if name not in moving}
+    judged = {name: d for name, d in drift.features.items() if name not in moving}
     drifted = [name for name in drift.drifted if name in judged]
     if bounds.drifted is not None:
         most = ", ".join(f"{name} {judged[name].psi:.2f}" for name in drifted[:_MOST_NAMED])
@@ -317,12 +319,12 @@ def _feature_checks(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator
         reason = f"period {period}: {count}{f' ({most})' if most else ''}; {demand}"
         yield Check(bound="drifted", where=period, holds=holds, reason=reason)
     if bounds.feature_psi is not None:
-        beyond = {name: of.psi - of.chance for name, of in judged.items()}
+        beyond = {name: d.psi - d.chance for name, d in judged.items()}
         broken = [name for name in drifted if beyond[name] > bounds.feature_psi]
         worst = broken[:_MOST_NAMED] or sorted(beyond, key=lambda name: -beyond[name])[:1]
-        stated = ", ".join(f"{name} has a PSI of {judged[name].psi:.2f}" for name in worst) or "no feature is judged"
+        finding = ", ".join(f"{name} has a PSI of {judged[name].psi:.2f}" for name in worst) or "no feature is judged"
         demand = f"bounds.feature_psi asks for at most {bounds.feature_psi:g} beyond chance (a fault, or bounds.moving)"
-        yield Check(bound="feature_psi", where=period, holds=not broken, reason=f"period {period}: {stated}; {demand}")
+        yield Check(bound="feature_psi", where=period, holds=not broken, reason=f"period {period}: {finding}; {demand}")
 
 
 def check_leaks(features: Sequence[Alone], candidate: Bundle, expected: Collection[str]) -> Iterator[Check]:
@@ -335,21 +337,21 @@ def check_leaks(features: Sequence[Alone], candidate: Bundle, expected: Collecti
     """
     renamed = [Feature(name=feature.name) for feature in features]
     allowed = {f.name for pattern in expected for f in matching(pattern, renamed, key="bounds.expected")}
-    leant_on, questions_by_name = leaning(candidate), questions(features)
-    for name in [name for name in questions_by_name if name in leant_on]:
-        share = leant_on[name]
+    used, questions_by_name = leaning(candidate), questions(features)
+    for name in [name for name in questions_by_name if name in used]:
+        share = used[name]
         gain = "" if share is None else f", and has {share:.0%} of the candidate's gain"
-        stated = questions_by_name[name].removesuffix(f": {ASK}") + gain
+        finding = questions_by_name[name].removesuffix(f": {ASK}") + gain
         if name in allowed:
-            yield Check(bound="expected", where=name, holds=True, reason=f"{stated}; bounds.expected names it")
+            yield Check(bound="expected", where=name, holds=True, reason=f"{finding}; bounds.expected names it")
         else:
             remedy = f"{ASK} If so, name it in bounds.expected; else train without it (leave_out)"
-            yield Check(bound="expected", where=name, holds=False, reason=f"{stated}: {remedy}")
-    if not any(name in leant_on for name in questions_by_name):
-        first = next((feature for feature in features if feature.name in leant_on), None)
+            yield Check(bound="expected", where=name, holds=False, reason=f"{finding}: {remedy}")
+    if not any(name in used for name in questions_by_name):
+        first = next((feature for feature in features if feature.name in used), None)
         best = "" if first is None else f"; the best, {first.name}, reaches NDCG@{first.k} {first.ndcg:.3f}"
-        stated = "no feature of the candidate ranks as the labels do by itself, or is there for relevant ones only"
-        yield Check(bound="expected", where=ALL, holds=True, reason=f"{stated}{best}")
+        finding = "no feature of the candidate ranks as the labels do by itself, or is there for relevant ones only"
+        yield Check(bound="expected", where=ALL, holds=True, reason=f"{finding}{best}")
 
 
 def _low(compared: Comparison) -> float:

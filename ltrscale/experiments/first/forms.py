@@ -103,8 +103,8 @@ def _sizes_of(url: str, beside: Sequence[str]) -> str:
     """The file with the sizes of a file's groups, which lies beside it."""
     stem = re.sub(r"(\.gz|\.xz)$", "", url)
     endings = (".query", ".group", ".groups")
-    near = [*beside, *storage.children(url.rpartition("/")[0] or ".")]
-    sizes = next((each for each in near if any(each.endswith(stem + ending) for ending in endings)), None)
+    candidates = [*beside, *storage.children(url.rpartition("/")[0] or ".")]
+    sizes = next((each for each in candidates if any(each.endswith(stem + ending) for ending in endings)), None)
     if sizes is None:
         raise InputError(f"{url}: rows have no qid; put the sizes of the groups into {stem}.query, one a line")
     return sizes
@@ -154,11 +154,11 @@ def _laid_out(url: str) -> _Laid | None:
     return _Laid(pa.table(flat), names, wide)
 
 
-def _query_rows(file: str, url: str, laid: _Laid, given: Mapping[str, str | None]) -> Iterator[str]:
+def _query_rows(file: str, url: str, laid: _Laid, named: Mapping[str, str | None]) -> Iterator[str]:
     """A row for each query, whose roles are guessed as those of items."""
     ones = {name: one for one, name in laid.names.items()}
-    given = {use: ones.get(name, name) for use, name in given.items() if name is not None}
-    guessed = guess(columns_of(laid.items, laid.items.schema, Dialect()), of_table(laid.items), given, url)
+    named = {use: ones.get(name, name) for use, name in named.items() if name is not None}
+    guessed = guess(columns_of(laid.items, laid.items.schema, Dialect()), of_table(laid.items), named, url)
     yield f"  inputs: {plain_yaml(file)}"
     yield "  source:"
     yield "    kind: groups # a row for each query, with lists of its documents"
@@ -183,8 +183,13 @@ def _group_columns(guessed: Guess, lists: Mapping[str, str], wide: Mapping[str, 
         yield f"      time: {plain_yaml(guessed.time.name)} # {guessed.time.shown}"
         if guessed.time.formats[0] != ISO:
             yield f"      time_format: {json.dumps(guessed.time.formats[0])}"
-    named = {"docs": guessed.item, "labels": guessed.label, "positions": guessed.positions, "clicks": guessed.clicks}
-    for use, column in (named | {"gain": guessed.gain}).items():
+    by_use = {
+        "docs": guessed.item,
+        "labels": guessed.label,
+        "positions": guessed.positions,
+        "clicks": guessed.clicks,
+    }
+    for use, column in (by_use | {"gain": guessed.gain}).items():
         if column is not None and column.name in lists:
             doubt = guessed.choices[role].doubt if (role := use.rstrip("s")) in guessed.choices else ""
             mark = f"{CHECK}: {doubt}; " if doubt else "# "
@@ -245,12 +250,12 @@ class _Texts:
     def lines(self) -> Iterator[str]:
         query, item = plain_yaml(self.found.query.name), plain_yaml(self.found.item.name if self.found.item else "")
         split = next((name for name in self.queries.names if name in ("split", "fold", "set")), None)
-        taken = {"query": self.queries.texts[0]} | ({split: split} if split else {})
+        columns = {"query": self.queries.texts[0]} | ({split: split} if split else {})
         yield f"  inputs: {json.dumps(self.pairs)} # the candidates of each query"
         yield "  source:"
         yield "    kind: items"
         yield "    joins: # each takes columns of a table by a key"
-        yield f"      - {{path: {json.dumps(self.queries.url)}, key: {query}, columns: {json.dumps(taken)}}}"
+        yield f"      - {{path: {json.dumps(self.queries.url)}, key: {query}, columns: {json.dumps(columns)}}}"
         texts = {f"document_{name}": name for name in self.documents.texts}
         yield f"      - {{path: {json.dumps(self.documents.url)}, key: {item}, columns: {json.dumps(texts)}}}"
         if self.judged is not None:

@@ -63,18 +63,18 @@ def init(config: InitConfig) -> None:
         if storage.exists(path):  # it may have been edited
             raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
     urls = storage.list_files(config.file)
-    given = {"query": config.query, "item": config.item, "label": config.label, "time": config.time}
-    if lines := other_form(config.file, urls, out, given):
+    roles = {"query": config.query, "item": config.item, "label": config.label, "time": config.time}
+    if lines := other_form(config.file, urls, out, roles):
         _write(out, {"prepare": "\n".join([*lines, ""])})
         log.info("init: not a table with one item a row: see source.kind of prepare.yaml, and docs/guide.md for splits")
         log.info("next: python -m jobs.prepare --config %s", storage.join(out, "prepare.yaml"))
         return
     dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0])
     columns = first_columns(urls, dialect, config.rows)
-    _refuse_without_values(columns, given, urls[0])
-    names = {*structured(columns), *(name for name in given.values() if name is not None)} or {columns[0].name}
+    _refuse_without_values(columns, roles, urls[0])
+    names = {*structured(columns), *(name for name in roles.values() if name is not None)} or {columns[0].name}
     sample = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
-    guessed = guess(columns, sample, given, urls[0])
+    guessed = guess(columns, sample, roles, urls[0])
     in_roles = [
         each.name for each in (guessed.query, *guessed.within, guessed.item, guessed.label, guessed.time) if each
     ]
@@ -112,9 +112,9 @@ _WRITES: dict[str, type[Config]] = {
 }
 
 
-def _refuse_without_values(columns: Sequence[LogColumn], given: Mapping[str, str | None], where: str) -> None:
+def _refuse_without_values(columns: Sequence[LogColumn], roles: Mapping[str, str | None], where: str) -> None:
     """Refuse columns that are named for a role and cannot have it."""
-    for use, name in given.items():
+    for use, name in roles.items():
         for column in (column for column in columns if column.name == name):
             if pa.types.is_nested(column.type):
                 raise InputError(f"{where}: {use}: {name!r} has lists; name a column with a single value in each row")

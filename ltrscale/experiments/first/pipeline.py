@@ -149,8 +149,8 @@ def engine_score(features: Sequence[str]) -> str | None:
         'bm25'
     """
     for pattern in _ENGINE_SCORES:
-        if named := [name for name in features if pattern.fullmatch(name)]:
-            return min(named, key=len)  # that of one field has the field's name, too
+        if names := [name for name in features if pattern.fullmatch(name)]:
+            return min(names, key=len)  # that of one field has the field's name, too
     return None
 
 
@@ -210,8 +210,8 @@ def time_said(sizes: FirstSizes) -> str:
     trees, pretraining, epochs = STUDIED.values()
     return (
         f"{duration} With {trees} trees and the study's {epochs} epochs and {pretraining} of pretraining it takes "
-        f"about {sizes.in_full:.0f}; what that brings here is not known, and in the study four times the pretraining gave "
-        "+.0023 NDCG@5 at 1,000 labelled lists and nothing at 100."
+        f"about {sizes.in_full:.0f}; what that brings here is not known, and in the study four times the pretraining "
+        "gave +.0023 NDCG@5 at 1,000 labelled lists and nothing at 100."
     )
 
 

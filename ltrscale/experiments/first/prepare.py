@@ -173,9 +173,9 @@ def _column_lines(path: str, guessed: Guess, dialect: Dialect, plan: FirstPlan |
         yield from _role("positions", guessed.positions, guessed.choices.get("positions"))
     if guessed.clicks is not None and guessed.positions is not None:
         yield f"      clicks: {plain_yaml(guessed.clicks.name)} # jobs.clicks looks at them beside the positions"
-    usual = ColumnMapping(query="q", features=("*",), decimal=dialect.decimal).dialect(path)
+    default = ColumnMapping(query="q", features=("*",), decimal=dialect.decimal).dialect(path)
     for name, value in (("delimiter", dialect.delimiter), ("decimal", dialect.decimal), ("encoding", dialect.encoding)):
-        if value != {"delimiter": usual.delimiter, "decimal": ".", "encoding": UTF8}[name]:
+        if value != {"delimiter": default.delimiter, "decimal": ".", "encoding": UTF8}[name]:
             yield f"      {name}: {json.dumps(value)}"
     yield from _column_list("meta", guessed.meta, "of the user or session, kept beside the features")
     yield from _column_list("features", guessed.features, "numbers", guessed.asked)

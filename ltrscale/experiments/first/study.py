@@ -220,8 +220,8 @@ def weekly_text(out: str, unit: str) -> str:
         "config": "weekly.yaml",
         "production": f"models/seed-0/{_METHOD}/model",
     }
-    named = {key: plain_yaml(storage.join(out, place)) for key, place in places.items()}
-    return _WEEKLY.format(method=_METHOD, unit=unit, **named)
+    paths = {key: plain_yaml(storage.join(out, place)) for key, place in places.items()}
+    return _WEEKLY.format(method=_METHOD, unit=unit, **paths)
 
 
 _WEEKLY = """\

@@ -78,8 +78,8 @@ class ReportJob(Stage):
         """Content of what is named, of the bundles and of the data; what is not there counts as absent."""
         sources = Sources.open(self.evaluation, self.compare)
         study = None if self.study is None else storage.join(self.study, SUMMARY)
-        named = [self.evaluation, self.drift, self.gate, study, *self.embeddings.values()]
-        urls = [url for url in named if url is not None] + sources.evaluated.bundles
+        places = [self.evaluation, self.drift, self.gate, study, *self.embeddings.values()]
+        urls = [url for url in places if url is not None] + sources.evaluated.bundles
         urls += [url for split in sources.evaluated.splits.by_name.values() for url in split.data]
         contents = {url: _content_or_absent(url) for url in dict.fromkeys(urls)}
         if self.search is not None and storage.exists(trials := storage.join(self.search, TABLE)):
@@ -236,8 +236,8 @@ def _gate(evaluation: Evaluation, *, production: str, candidate: str) -> tuple[s
     if not {production, candidate} <= bundles.keys():
         return f"Next: {candidate} may go into production; jobs.export and jobs.predict take its bundle.", ""
     text = f"Next: the gate, before {candidate} goes into production, with your splits in place of the example's:"
-    named = {"production": production, "candidate": candidate}
-    settings = " ".join(f"--set {key}={shlex.quote(bundles[name])}" for key, name in named.items())
+    bundle_keys = {"production": production, "candidate": candidate}
+    settings = " ".join(f"--set {key}={shlex.quote(bundles[name])}" for key, name in bundle_keys.items())
     return text, f"python -m jobs.gate --config jobs/configs/start/gate.yaml --set out=gate {settings}"
 
 

@@ -337,8 +337,8 @@ def _missing_values(sources: Sources) -> Iterator[Block]:
         if not manifest.summaries:
             yield LeftOut(f"{url}: the manifest has no summaries of features; prepare the data again")
             continue
-        named = zip(manifest.features, manifest.summaries, strict=True)
-        shares = {feature.name: summary.missing / max(1, documents) for feature, summary in named}
+        summaries = zip(manifest.features, manifest.summaries, strict=True)
+        shares = {feature.name: summary.missing / max(1, documents) for feature, summary in summaries}
         some = sorted((name for name, share in shares.items() if share), key=lambda name: -shares[name])
         caption = f"{url}: {len(some)} of {len(shares)} features are missing in some of {documents:,} documents"
         if not some:

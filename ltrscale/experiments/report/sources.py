@@ -108,10 +108,10 @@ class Sources:
         if not by_feature or self.evaluated.scores:  # nobody knows what committed scores are made of
             return by_feature
         try:
-            leant_on = {name for _, url in self.bundles() for name in leaning(self.opened(url))}
+            used = {name for _, url in self.bundles() for name in leaning(self.opened(url))}
         except InputError:
             return by_feature
-        return {name: question for name, question in by_feature.items() if name in leant_on}
+        return {name: question for name, question in by_feature.items() if name in used}
 
     @cached_property
     def categories(self) -> Mapping[str, Mapping[int, str]]:
