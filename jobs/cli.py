@@ -48,7 +48,7 @@ class Command:
     keys: str = ""
     """The keys that people set, separated by white space, for `--help`; empty for all."""
     flags: str = ""
-    """The keys that have an option of their own, separated by white space."""
+    """The keys that have their own option, separated by white space."""
     package: str = "jobs"
     """Where the module of that name is."""
     argument: str = ""
@@ -311,7 +311,7 @@ def _modules() -> list[str]:
 
 
 def _of_module(name: str) -> Command | None:
-    """The job of a module or package; None if it is none, as this one."""
+    """The job of a module or package; None if it is not a job, like this one."""
     module = importlib.import_module(f"jobs.{name}")
     if hasattr(module, "__path__"):
         module = importlib.import_module(f"jobs.{name}.__main__")

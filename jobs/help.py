@@ -58,7 +58,7 @@ class Description(BaseModel):
 
 
 class Table(BaseModel):
-    """Jobs, and all configs below theirs."""
+    """Jobs, and all configs below those of the jobs."""
 
     jobs: dict[str, str]
     """The name of each job's config."""
@@ -276,7 +276,7 @@ def find(keys: Sequence[Key], given: str) -> list[Key]:
 
 
 def _of_kind(keys: Sequence[Key], given: str) -> list[Key]:
-    """A kind that is asked for by its name, or one of its keys, with all below it; empty where none has that name."""
+    """A kind asked for by its name, or one of its keys, with all keys below it; empty if no kind has that name."""
     for kind in keys:
         prefix = kind.asked
         if prefix != kind.name and (given == prefix or given.startswith(f"{prefix}.")):

@@ -146,7 +146,7 @@ def speed(folder: Path, groups: int, lists: Lists) -> list[Row]:
 
 
 def memory(folder: Path, sizes: tuple[int, int]) -> Row:
-    """Peak memory of an evaluation in a process of its own, imports included, by the number of groups."""
+    """Peak memory of an evaluation in its own process, imports included, by the number of groups."""
     small, large = (apart(_peak, made(folder, groups, TINY)) for groups in sizes)
     return Row(
         name=f"evaluating committed scores: peak memory, {sizes[1]:,} / {sizes[0]:,} groups",

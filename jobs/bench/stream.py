@@ -195,7 +195,7 @@ def _memory(url: str) -> Row:
 
 
 def _stream(url: str, times: int) -> tuple[int, int]:
-    """Peak private and shared bytes of a process that streams the row groups `times` times, with a cluster of its own.
+    """Peak private and shared bytes of a process that streams the row groups `times` times, with its own cluster.
 
     Ray resolves 127.0.0.1 to the address of a network interface, where our clusters do not listen: none can be joined.
     """

@@ -35,7 +35,7 @@ class NotFitted(InputError, NotFittedError):  # type: ignore[misc]  # noqa: N818
 def as_value_errors(method: Callable[P, T]) -> Callable[P, T]:
     """A method of a ranker whose errors of the input are ValueErrors, too.
 
-    Those with a class of their own stay as they are: storage that cannot be reached is no wrong value.
+    Those with their own class stay as they are: storage that cannot be reached is not a wrong value.
     """
 
     @functools.wraps(method)

@@ -252,7 +252,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
 
     @as_value_errors
     def score(self, X: Any, y: Any = None, *, group: Any = None, **columns: Any) -> float:
-        """The mean of `metric` over the labelled groups for which it is defined; NaN if there is none.
+        """The mean of `metric` over the labelled groups for which it is defined; NaN if there are none.
 
         The arguments are those of `fit`; uses of columns are named where they differ.
 

@@ -71,13 +71,13 @@ def to_raw_table(rows: Any, labels: Any = None, group: Any = None) -> pa.Table:
 
 
 def width(rows: Any) -> int | None:
-    """The columns of an array; None of a table, whose columns have names."""
+    """The columns of an array; None for a table, whose columns have names."""
     has_names = isinstance(rows, pa.Table) or _is_pandas(rows) or _exports_arrow(rows) or hasattr(rows, "to_arrow")
     return None if has_names else int(_matrix(rows).shape[1])
 
 
 def check_width(rows: Any, expected: int | None, name: str = "X") -> None:
-    """Refuse an array with other columns than the one that was fitted: their number alone identifies them."""
+    """Refuse an array whose columns differ from those of the fitted one: only their number identifies them."""
     given_n = width(rows)
     if given_n is not None and expected is not None and given_n != expected:
         raise InputError(
@@ -270,7 +270,7 @@ def prepare_tables(
     *,
     job: type[PrepareJob] = PrepareJob,
 ) -> None:
-    """Make a data set of tables, each a period of its own: `jobs.prepare` reads them as Parquet files.
+    """Make a data set of tables, each its own period: `jobs.prepare` reads them as Parquet files.
 
     Args:
         tables: by period.
@@ -307,7 +307,7 @@ def _is_apart(table: pa.Table, query: str | None) -> bool:
 def reading_of(columns: Mapping[str, Any], settings: Mapping[str, Any]) -> PrepareConfig:
     """How rows to score are read, by the uses of their columns and further keys of `prepare`."""
     source = {"kind": "items", "columns": {**columns, "item": None}}
-    settings = {**settings, "duplicates": "reject"}  # each row is a document of its own
+    settings = {**settings, "duplicates": "reject"}  # each row is its own document
     return validate(PrepareConfig, {**settings, "inputs": "X", "source": source}, "prepare")
 
 

@@ -176,7 +176,7 @@ class Traffic:
 
 
 class Pair(NamedTuple):
-    """Two rankers by number. With `flipped` the coins fall for the other one, so that exchanging them changes none."""
+    """Two rankers by number. With `flipped` the coins fall for the other one, so that swapping them changes nothing."""
 
     one: int
     other: int

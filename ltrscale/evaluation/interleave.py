@@ -161,7 +161,7 @@ class InterleavedPair(Config):
     lift: Difference
     """See `ltrscale.evaluation.impressions.lift`."""
     needed: float | None
-    """Impressions until the difference is found with the power that was asked for; None for no difference at all."""
+    """Impressions until the difference is found with the required power; None for no difference at all."""
 
 
 class RankerPair(Config):

@@ -71,7 +71,7 @@ class ListedRun:
 
 
 def runs_below(under: str) -> Iterator[ListedRun]:
-    """The runs of all directories below a path, in the order of their names; an `InputError` if there is none."""
+    """The runs of all directories below a path, in the order of their names; an `InputError` if there are none."""
     ends = tuple(f"/{name}/{CONFIG}" for name in (storage.RUN, storage.HIDDEN_RUN))
     names = {name.rpartition("/")[0].rpartition("/")[0] for name in storage.below(under) if f"/{name}".endswith(ends)}
     urls = sorted(storage.join(under, name) if name else under for name in names)

@@ -155,7 +155,7 @@ def _run(config: PipelineConfig) -> None:
 
 
 def _relabelled(data: str, relabel: RelabelConfig | None, out: str) -> str:
-    """The data set that has the labels: `out`, or the one that there was if nothing is to be relabelled."""
+    """The data set that has the labels: `out`, or the original one if nothing is to be relabelled."""
     if relabel is None:
         return data
     RelabelJob(data=data, out=out, relabel=relabel).run()
@@ -232,7 +232,7 @@ def _log_next(config: PipelineConfig, data: str, bundles: Mapping[str, str]) -> 
 
 
 def _validated(url: str) -> dict[str, float]:
-    """The validation metrics of a bundle, the one that chose its epoch or trees first."""
+    """The validation metrics of a bundle, first the one that chose its epoch or trees."""
     metrics = {name: v for name, v in bundle.load(url).metrics.items() if re.match(r"validation_(?!groups)", name)}
     return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
 
@@ -288,7 +288,7 @@ def predict_command(bundle: str, data: str, out: str) -> str:
 
 
 def rank_command(bundle: str, data: str, out: str) -> str | None:
-    """The command that ranks the items of the newest period of a data set; None if its periods are no times."""
+    """The command that ranks the items of the newest period of a data set; None if its periods are not times."""
     if not re.match(r"\d{4}-", open_dataset(data).manifest.periods[-1]):
         return None
     return command("score", bundle=bundle, data=data, out=out, layout="items", periods="last 1")

@@ -71,7 +71,7 @@ class StudyConfig(Config):
     Empty takes all labels of the validation split, as the papers do."""
     control: str | dict[str, str] | None = None
     """The method without pretraining whose settings are otherwise those of the pretrained ones: differences from it are
-    pretraining's own share. Where pretrained methods differ in more than that, each by name with a control of its own,
+    pretraining's own share. Where pretrained methods differ in more than that, each by name with its own control,
     `{simclr: scratch, heads: scratch_heads}`; only these are compared, as far as the grid has them."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Metrics, baseline and outliers. `resamples` and `seed` have no effect: intervals are Student's."""

@@ -77,7 +77,7 @@ class Cell(Config):
 
 
 def shared_encoders(methods: Mapping[str, AnyMethod]) -> dict[str, AnyMethod]:
-    """The methods, of which those with the same pretraining share the encoder of the first."""
+    """The methods; those with the same pretraining share the encoder of the first."""
     owners: dict[str, str] = {}
     shared: dict[str, AnyMethod] = {}
     for name, method in methods.items():
@@ -224,7 +224,7 @@ class StudyParts:
 
     out: str
     methods: Mapping[str, AnyMethod]
-    """The methods, of which those with the same pretraining share an encoder."""
+    """The methods; those with the same pretraining share an encoder."""
     splits: SplitsWithTest
     evaluate: EvaluateSettings
     threads: int

@@ -143,7 +143,7 @@ def unseen_periods(splits: SplitsWithTest, production: str) -> Split:
     test, origin = splits.test, validate(Provenance, load_bundle(production).made_by, production)
     named_periods = {period for split in splits.by_name.values() for period in split.periods or ()}
     learnt = {period for split in origin.config.splits for period in split.periods or ()} & named_periods
-    if not learnt:  # as of one that learnt from tables in memory
+    if not learnt:  # as for a model that learnt from tables in memory
         log.warning("weekly: %s names none of these periods as learnt from; it is taken to have seen none", production)
     last = max(learnt, default="")
     newer = [period for period in test.periods or () if period > last]

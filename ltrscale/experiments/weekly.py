@@ -145,7 +145,7 @@ class WeeklyJob(Config):
         )
 
     def named(self, periods: list[str]) -> SplitsWithTest:
-        """The splits with the periods that there are, by name."""
+        """The splits with the existing periods, by name."""
         splits = self.splits.on(self.data)
         by_name = {name: among(split, periods, f"splits.{name}") for name, split in splits.by_name.items()}
         return SplitsWithTest.of(splits.replace(**{name: split.model_dump() for name, split in by_name.items()}))
@@ -195,7 +195,7 @@ def _run(job: WeeklyJob) -> Week:
 
 
 def _arrived(job: WeeklyJob) -> Dataset:
-    """The new periods as a data set of their own, so that rows that are refused never reach the other one."""
+    """The new periods as a separate data set, so that refused rows never reach the main one."""
     if not job.inputs:
         return open_dataset(job.data)
     out = join(job.out, "new")
@@ -265,7 +265,7 @@ def _trained(job: WeeklyJob, splits: SplitsWithTest, folder: str) -> str:
 
 
 def _judged_week(job: WeeklyJob, new: Dataset, week: Week) -> Week:
-    """Do all steps of a week, of which those that are done do nothing; returns how it ended."""
+    """Do all steps of a week; those already done do nothing. Returns how it ended."""
     folder = folder_of(job.out, week.period)
     if reasons := _drifted(job, new, week, join(folder, "arrival")):
         return week.replace(outcome="refused", reasons=reasons)

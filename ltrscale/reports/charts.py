@@ -311,7 +311,7 @@ def chart_row(*specs: Spec) -> Spec:
 
 
 def above(*specs: Spec, alike: bool = True) -> Spec:
-    """Charts one above the other in one picture; without `alike` each has series of its own, and a legend."""
+    """Charts one above the other in one picture; without `alike` each has its own series and legend."""
     resolve = {} if alike else {"resolve": {"scale": {"color": "independent"}}}
     return {"$schema": _VEGA_LITE, "vconcat": [_part(spec) for spec in specs], **resolve}
 

@@ -1,4 +1,4 @@
-"""Independent tasks, some of which need others done: here one after the other, or in processes of a Ray cluster.
+"""Tasks, some of which need others to be done first: here one after the other, or in processes of a Ray cluster.
 
 A task that fails ends neither the others nor the run; only the tasks that need it are given up.
 """
@@ -76,7 +76,7 @@ Ended = Callable[[Task, str | None, float], None]
 
 
 def run_all(tasks: Sequence[Task], workers: TaskWorkersConfig, ended: Ended) -> None:
-    """Run all tasks, each of which comes after those that it needs; returns when each has ended.
+    """Run all tasks, each after those that it needs; returns when all have ended.
 
     Args:
         tasks: with different names.
@@ -98,7 +98,7 @@ def run_all(tasks: Sequence[Task], workers: TaskWorkersConfig, ended: Ended) -> 
 
 
 class Costs:
-    """The cost of the tasks that are done, which foretells that of the others."""
+    """The cost of the finished tasks, which predicts that of the others."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self._left = Counter((task.kind, task.size) for task in tasks)
@@ -109,7 +109,7 @@ class Costs:
         """Take note of a task that has ended; returns the share of this run's work that is done.
 
         A task that was up to date took next to no seconds in this run; its cost, the seconds that it took in all runs,
-        foretells that of tasks like it.
+        predicts that of similar tasks.
         """
         self._left[task.kind, task.size] -= 1
         self._costs.setdefault((task.kind, task.size), []).append(cost)
@@ -135,7 +135,7 @@ class _Queue:
         self._ended, self._failures, self._begun = ended, dict[str, str | None](), dict[str, float]()
 
     def next(self) -> Task | None:
-        """The first task that can begin, None if there is none now; gives up those that need a failed one."""
+        """The first task that can begin now, or None; gives up tasks that need a failed one."""
         for task in list(self._waiting.values()):
             failed_needs = [name for name in task.needs if self._failures.get(name) is not None]
             if failed_needs:

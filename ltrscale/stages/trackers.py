@@ -111,7 +111,7 @@ def numbers(record: Mapping[str, object]) -> dict[str, float]:
 
 
 def _place(record: Mapping[str, object], stage: str, counts: dict[str, int]) -> tuple[str, int]:
-    """The prefix of a record's metrics, such as `full/epoch`, and its step: that of its own, or the next number."""
+    """The prefix of a record's metrics, such as `full/epoch`, and its step: its own, or the next number."""
     unit = next((unit for unit in ("epoch", "step") if isinstance(record.get(unit), int)), None)
     prefix = "/".join(str(part) for part in (record.get("phase", stage), unit) if part is not None)
     counts[prefix] = counts.get(prefix, 0) + 1

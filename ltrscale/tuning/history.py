@@ -91,7 +91,7 @@ class History:
             )
 
     def identity(self) -> dict[str, Any] | None:
-        """The identity of the existing history; None if there is none."""
+        """The identity of the existing history; None if no history exists."""
         url = join(self.url, _SEARCH)
         if not storage.exists(url):
             return None

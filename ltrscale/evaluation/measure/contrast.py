@@ -264,7 +264,7 @@ _HOW_TO_READ = (
     "documents whose other view is the closest. masked is the rate at which the views hide the feature.",
     "A feature far above the others names the document. If it says nothing about relevance, as an id, leave it out or "
     "mask it with pretrain.mask.columns. If many features share the work, the contrast is sound.",
-    "SimSiam has no contrast of its own: its projections are judged by the loss of SimCLR-Rank.",
+    "SimSiam has no contrast: its projections are judged by the loss of SimCLR-Rank.",
 )
 
 

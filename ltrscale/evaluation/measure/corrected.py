@@ -83,7 +83,7 @@ class CorrectedSums:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """The groups of all parts, of which there is at least one, one after the other."""
+        """The groups of all parts (at least one), one after the other."""
         sums_QTM, mass_QM = (
             np.concatenate(arrays)
             for arrays in zip(*((p.blocks.sums_BTM, p.blocks.defined_BM) for p in parts), strict=True)
@@ -148,7 +148,7 @@ class Correction:
         return CorrectedSums(Blocks(sums_QTM, mass_QM, groups.n_groups), counts)
 
     def _inverse(self, positions_N: Tensor) -> Tensor:
-        """The inverse propensity of each position; NaN for none, or one that is not known."""
+        """The inverse propensity of each position; NaN if there is none or it is not known."""
         last = len(self.propensities_P)
         table = torch.from_numpy(np.append(1 / self.propensities_P, np.nan))
         whole_N = (positions_N >= 1) & (positions_N <= last) & (positions_N == positions_N.round())

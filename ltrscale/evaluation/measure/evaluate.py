@@ -233,7 +233,7 @@ class Tallies:
             self.corrected.add(blocks_Q, values.corrected)
 
     def calibration(self, t: int) -> Calibration | None:
-        """That of a trial; None if its scores are no logits, or the labels of some documents no clicks."""
+        """That of a trial; None if its scores are not logits, or the labels of some documents are not clicks."""
         if (tally_CB := self.clicks.get(t)) is None:
             return None
         calibrated = calibration(tally_CB)

@@ -15,7 +15,7 @@ from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.ranking.choices import metric_label
 
 FEW_GROUPS = 100
-"""Groups with the metric, fewer of which make no statement on a slice."""
+"""With fewer groups that have the metric, nothing is stated about a slice."""
 _SLICES_NAMED = 3
 _SURE = 0.05
 
@@ -80,7 +80,7 @@ def _ahead(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
         "the baseline": evaluation.baseline,
         "the next best": next((name for name in ahead if name != AS_SHOWN), None),
     }
-    leads: dict[str, str] = {}  # by the method: one that is both is named once
+    leads: dict[str, str] = {}  # by method: one that has both roles is named once
     for role, name in others.items():
         if name in evaluation.leads and name not in leads and evaluation.leads[name].difference:
             leads[name] = f"{_lead(evaluation, best, name)} {role}" + ("" if name in (AS_SHOWN, role) else f" ({name})")

@@ -84,7 +84,7 @@ class Measuring:
     logits: tuple[int, ...] = ()
     """Numbers of the trials whose scores are logits of clicks."""
     on_clicks: Callable[[Tensor, QueryGroups], Tensor] | None = None
-    """Metrics [C, Q] of some scores and the column `clicks` as labels, which follow `metrics`; None for none."""
+    """Metrics [C, Q] of some scores and the column `clicks` as labels, which follow `metrics`; None without any."""
     correction: Correction | None = None
     """Corrects metrics for positions; None to leave that out."""
     identity: str = field(default_factory=lambda: uuid.uuid4().hex)

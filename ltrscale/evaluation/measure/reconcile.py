@@ -302,7 +302,7 @@ class Reconciled(Config):
     """The metric as the program spells it."""
     policy: str
     figure: float | None
-    """The mean over groups by its rules; None if no group has a value, as those below."""
+    """The mean over groups by its rules; None if no group has a value, as for the fields below."""
     difference: float | None
     """Its figure minus ours, the sum of all parts."""
     steps: tuple[RuleSwitch, ...]

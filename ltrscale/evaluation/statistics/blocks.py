@@ -1,6 +1,6 @@
 """Sums of metrics over blocks of query groups: all that means, intervals and tests need of any number of groups.
 
-A block is resampled, and has its signs flipped, as one. Up to 16,384 groups each have a block of their own, so that the
+A block is resampled, and has its signs flipped, as one. Up to 16,384 groups each have their own block, so that the
 blocks are the groups. More are dealt to 4,096 blocks by a hash of their ids: memory then stays, while an interval is
 still known to about 1% of its width (`1 / sqrt(2 blocks)`), as well as 10,000 resamples know it.
 
@@ -126,7 +126,7 @@ class Tally:
 def block_numbers(gids_Q: Ints, *, first: int, groups: int) -> Ints:
     """The block of each of some consecutive groups, `first` of all `groups` before them.
 
-    It is the group's own number if all groups have a block of their own, else one by its id.
+    It is the group's own number if all groups have their own block, otherwise one by its id.
     """
     if groups <= OWN_BLOCK:
         return np.arange(first, first + len(gids_Q))

@@ -165,7 +165,7 @@ def crossed_means(values_QTM: Doubles, folds_Q: NDArray[np.int64] | None = None)
     With one draw only the groups vary: the mean and its error are those of Student's test of Q values.
 
     Means are over the groups where a column is defined; without two of these in each fold there is no error. If each
-    fold has draws of its own, `folds_Q` is the fold of each group: the mean squares are taken fold by fold, and the
+    fold has its own draws, `folds_Q` is the fold of each group: the mean squares are taken fold by fold, and the
     variances of the folds' means are added.
 
     Example:
@@ -335,7 +335,7 @@ class MeanEstimate(Config):
     skewed: bool = False
     """Whether the means of the draws look skewed, so that intervals may cover less than they say."""
     needs: DrawsNeeded | None = None
-    """What would decide a difference that is judged and open; None of one that is 0."""
+    """What would decide a difference that is judged and open; None if the difference is 0."""
 
     @property
     def verdict(self) -> Literal["above", "below", "open"]:

@@ -130,7 +130,7 @@ class Study(Findings):
         return [name for name in dict.fromkeys([self.baseline, *self.controls.values()]) if name is not None]
 
     def against(self, other: str, groups: ScopeName = "all") -> dict[str, Versus]:
-        """The comparisons with a method, by the name of the one that is compared."""
+        """The comparisons with a method, by the name of the method compared with it."""
         return {v.method: v for v in self.versus if v.against == other and v.groups == groups}
 
     def of_family(self, family: Family) -> list[str]:

@@ -75,7 +75,7 @@ def worse_with_more(study: Study) -> list[str]:
 
 
 def advice(study: Study, pairs: Mapping[str, str]) -> str:
-    """One sentence: at which numbers of labelled groups which method beats the one that it is compared with in `pairs`.
+    """One sentence: at which numbers of labelled groups which method beats the one it is compared with in `pairs`.
 
     At each number it speaks of the method with the highest validation metric, so that the test groups choose nothing.
     """

@@ -157,7 +157,7 @@ class Numbers:
             self._missing_F[f] += len(values_N) - len(known_N)
 
     def bins(self) -> list[BinCounts]:
-        """The first cell of each bin, by column; a value that is frequent has a bin of its own."""
+        """The first cell of each bin, by column; a frequent value has its own bin."""
         return [_bins(counts_C) for counts_C in self._counts_FC]
 
     def binned(self, bins_F: list[BinCounts]) -> list[BinCounts]:

@@ -200,7 +200,7 @@ class Verdict(Findings):
     drift_not_judged: tuple[str, ...] = ()
     """Periods with too few groups to judge a bound on drift, or compared with too few."""
     power: Power | None = None
-    """What the margin asks of the number of groups; None if nothing could be compared."""
+    """What the margin requires of the number of groups; None if nothing could be compared."""
 
     @property
     def reasons(self) -> list[str]:
@@ -328,7 +328,7 @@ def _feature_checks(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator
 
 
 def check_leaks(features: Sequence[Alone], candidate: Bundle, expected: Collection[str]) -> Iterator[Check]:
-    """One check for each suspicious feature that the candidate leans on, or one that holds.
+    """One check for each suspicious feature that the candidate leans on, or a single check that holds.
 
     `expected` are patterns of features that are known when the list is shown, however well they rank.
 

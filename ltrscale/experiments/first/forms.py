@@ -32,7 +32,7 @@ _GROUPS_LOOKED_AT = 20_000
 
 
 def other_form(file: str, urls: Sequence[str], out: str, given: Mapping[str, str | None]) -> list[str] | None:
-    """The lines of prepare.yaml of an input that has another form than one item a row; None where it has that one.
+    """The lines of prepare.yaml of an input that has another form than one item a row; None if it has one item a row.
 
     `given` is as for `guess`. An `InputError` where the form is known, and its files do not fit together.
     """
@@ -124,7 +124,7 @@ class _Laid(NamedTuple):
 
 
 def _laid_out(url: str) -> _Laid | None:
-    """The rows of a file with a row for each query; None of one whose rows are items, perhaps with lists of their own.
+    """The rows of a file with a row for each query; None for a file whose rows are items, perhaps with their own lists.
 
     The lists of a query are of one length, that of the query, while those of an item (tags, an embedding) are of any.
     """
@@ -224,7 +224,7 @@ class _Texts:
 
     @classmethod
     def of(cls, urls: Sequence[str]) -> "_Texts | None":
-        """The parts of a collection of texts; None where the files are none."""
+        """The parts of a collection of texts; None where the files are not one."""
         read = [_TextTable.of(url) for url in urls]
         texts = [table for table in read if len(table.ids) == 1 and table.texts]
         keys = {table.ids[0] for table in texts}

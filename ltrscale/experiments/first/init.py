@@ -101,7 +101,7 @@ def init(config: InitConfig) -> None:
 
 
 _LATER = ("study", "weekly")
-"""Configs that answer another question, or whose time comes after a pipeline, which says so."""
+"""Configs that answer another question, or are for after a pipeline, which says so."""
 
 _WRITES: dict[str, type[Config]] = {
     "prepare": PrepareJob,

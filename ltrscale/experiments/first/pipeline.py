@@ -142,7 +142,7 @@ class FirstPlan(NamedTuple):
 
 
 def engine_score(features: Sequence[str]) -> str | None:
-    """The feature that is a search engine's score of a document's whole text; None if none is named so.
+    """The feature that is a search engine's score of a document's whole text; None if no feature has such a name.
 
     Example:
         >>> engine_score(["price", "bm25_title", "bm25", "score"])
@@ -253,7 +253,7 @@ def plain_yaml(value: str) -> str:
 
 
 def period_range(names: Sequence[str]) -> str:
-    """Periods as a range of `splits`, or the one that there is; quoted where YAML would read a date."""
+    """Periods as a range of `splits`, or the only one; quoted where YAML would read a date."""
     text = "..".join(dict.fromkeys([names[0], names[-1]]))
     return text if yaml.safe_load(text) == text else json.dumps(text)
 

@@ -47,7 +47,7 @@ class LogCounts:
 
 
 def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
-    """Count the lists of all rows, of which `structure` has the columns that have roles."""
+    """Count the lists of all rows; `structure` holds their columns that have roles."""
     codes_N = structure.joined(guessed.query.name, [column.name for column in guessed.within])
     lengths_Q = np.bincount(codes_N[codes_N >= 0])
     lengths_Q = lengths_Q[lengths_Q > 0]
@@ -249,7 +249,7 @@ def summary(guessed: Guess) -> list[str]:
 
 
 def clicks_text(out: str, guessed: Guess) -> str | None:
-    """The clicks.yaml of a data set that has what `jobs.clicks` needs; None for another one."""
+    """The clicks.yaml of a data set that has what `jobs.clicks` needs; None for any other."""
     if guessed.positions is None or guessed.clicks is None or guessed.item is None:
         return None
     query_column = next((column.name for column in guessed.meta if is_asked(column)), None)

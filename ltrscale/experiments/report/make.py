@@ -27,7 +27,7 @@ from ltrscale.stages.stage import Origin, Stage, content_of
 from ltrscale.tuning.history import TABLE
 
 _FEATURES_ASKED = 2
-"""Features of which the opening asks."""
+"""Number of features that the opening asks about."""
 
 _HOPELESS = 20.0
 """Times the groups and draws, beyond which a difference is not worth its proof."""
@@ -183,7 +183,7 @@ def paragraphs(sources: Sources, *, gate: str | None = None, drift: str | None =
 
 
 def leaks(questions: Sequence[str]) -> Iterator[str]:
-    """The paragraph of these questions, of which it has the first."""
+    """The paragraph with the first of these questions."""
     sentences = [*questions[:_FEATURES_ASKED]]
     if (more := len(questions) - _FEATURES_ASKED) > 0:
         sentences.append(f"Section Features asks the same of {more} more.")
