@@ -89,8 +89,8 @@ def _explained(keys: list[Key]) -> str:
         return text
     hidden = [key for key in keys if key not in shown]
     deeper = next(key for key in shown[1:] if any(key in h.within or h.name.startswith(f"{key.name}.") for h in hidden))
-    more = f"{len(hidden):,} more keys are below these. `--help {deeper.asked}` shows those of one of them."
-    return f"{text}\n{_fill(more)}\n"
+    hint = f"{len(hidden):,} more keys are below these. `--help {deeper.asked}` shows those of one of them."
+    return f"{text}\n{_fill(hint)}\n"
 
 
 def _notes(usual: list[Key], keys: list[Key]) -> str:
@@ -138,12 +138,12 @@ def _parser(command: Command) -> argparse.ArgumentParser:
         help="show this help; with a key of the config, that key and all below it; with `all`, every key",
     )
     if command.argument:
-        several = fields[command.argument].place == "0"
+        multiple = fields[command.argument].place == "0"
         options.add_argument(
             "argument",
-            nargs="*" if several else "?",
+            nargs="*" if multiple else "?",
             metavar=command.argument.upper(),
-            help=f"short for --set {command.argument}=..." + ("; write -- before the first" if several else ""),
+            help=f"short for --set {command.argument}=..." + ("; write -- before the first" if multiple else ""),
         )
     options.add_argument(
         "--config",

@@ -281,9 +281,9 @@ def _of_kind(keys: Sequence[Key], given: str) -> list[Key]:
         prefix = kind.asked
         if prefix != kind.name and (given == prefix or given.startswith(f"{prefix}.")):
             inside = [key for key in keys if key == kind or kind in key.within]
-            rest = given[len(prefix) + 1 :].split(".")
-            place = kind.name.split(".")[:-1]
-            if chosen := [key for key in inside if rest == [""] or key.is_below([*place, *rest])]:
+            tail = given[len(prefix) + 1 :].split(".")
+            parents = kind.name.split(".")[:-1]
+            if chosen := [key for key in inside if tail == [""] or key.is_below([*parents, *tail])]:
                 return chosen
     return []
 

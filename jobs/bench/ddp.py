@@ -69,16 +69,16 @@ def _waiting(method: MethodConfig, data: str) -> Row:
 
 def _scaling(method: MethodConfig, data: str) -> Row:
     """The time of one worker divided by that of two, with equal work per worker and one core each."""
-    alone, of_two = (_spawn(method, data, world) for world in (1, 2))
-    (of_one,), slowest = alone, max(of_two)
-    busier = statistics.mean(times.processor for times in of_two) / of_one.processor - 1
+    single, of_two = (_spawn(method, data, world) for world in (1, 2))
+    (one,), slowest = single, max(of_two)
+    busier = statistics.mean(times.processor for times in of_two) / one.processor - 1
     idle = statistics.mean(1 - times.processor / times.wall for times in of_two)
     return Row(
         name=f"1 -> 2 workers, {method.kind}",
-        ratio=of_one.wall / slowest.wall,
+        ratio=one.wall / slowest.wall,
         goal=0.85,
         ours=f"{2 * _STEPS * _DOCS_A_WORKER / slowest.wall / 1e3:.1f} k docs/s",
-        peer=f"{_STEPS * _DOCS_A_WORKER / of_one.wall / 1e3:.1f} k docs/s",
+        peer=f"{_STEPS * _DOCS_A_WORKER / one.wall / 1e3:.1f} k docs/s",
         note=f"gloo, one core each; processor time {busier:+.0%}, idle {idle:.0%}",
     )
 

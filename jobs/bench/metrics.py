@@ -125,13 +125,13 @@ def bench_committed() -> list[Row]:
 
 def speed(folder: Path, groups: int, lists: Lists) -> list[Row]:
     """Evaluation of the scores of one model, against pyarrow's scan of all columns, and of those that it needs."""
-    place = made(folder, groups, lists)
-    files = [sorted(map(str, place.rglob(f"{part}/period={TEST}/*.parquet"))) for part in ("data", "scores")]
-    test_files = [file for file in open_dataset(str(place / "data")).manifest.files if file.period == TEST]
+    bench_folder = made(folder, groups, lists)
+    files = [sorted(map(str, bench_folder.rglob(f"{part}/period={TEST}/*.parquet"))) for part in ("data", "scores")]
+    test_files = [file for file in open_dataset(str(bench_folder / "data")).manifest.files if file.period == TEST]
     documents = sum(counts.documents for file in test_files for counts in file.row_groups)
     scans = {"all columns": (None, None), "the columns it reads": (["gid", "labels"], ["gid", "scores"])}
     works = [partial(_scan, files, columns) for columns in scans.values()]
-    seconds, *of_scans = cpu_seconds(partial(_evaluate, place), *works, repeats=3)
+    seconds, *of_scans = cpu_seconds(partial(_evaluate, bench_folder), *works, repeats=3)
     return [
         Row(
             name=f"evaluating committed scores / scan of the same files, {which_columns}",

@@ -96,8 +96,8 @@ def inner_values(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _inner(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        for key, below in value.items():
-            yield from _inner(f"{name}__{key}", below)
+        for key, inner in value.items():
+            yield from _inner(f"{name}__{key}", inner)
     else:
         yield name, value
 
@@ -134,5 +134,5 @@ def new_values(arguments: Mapping[str, Any], params: Mapping[str, Any]) -> dict[
 def _changed(settings: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
     """A copy of settings with another value at a path: several rankers may share the given ones."""
     values = settings if isinstance(settings, Mapping) else {}
-    key, *below = path
-    return {**values, key: _changed(values.get(key), below, value) if below else value}
+    key, *inner_path = path
+    return {**values, key: _changed(values.get(key), inner_path, value) if inner_path else value}

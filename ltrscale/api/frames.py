@@ -167,9 +167,9 @@ def rows_as_table(
         columns["query"] = QUERY
     for use, argument in (("query", "group"), *([("label", "y")] if labels_needed else [])):
         if columns.get(use) not in table.column_names:
-            of = f" {columns[use]!r}" if columns.get(use) and not columns[use].startswith("__") else ""
+            quoted = f" {columns[use]!r}" if columns.get(use) and not columns[use].startswith("__") else ""
             raise InputError(
-                f"X has no {use} column{of}; give {argument}, or name its column: {use}=... "
+                f"X has no {use} column{quoted}; give {argument}, or name its column: {use}=... "
                 f"(columns: {', '.join(table.column_names)[:300]})"
             )
     return table, with_features(columns, table)

@@ -210,7 +210,7 @@ def _trust(
 def _models(read: ClickLog, job: ClicksJob) -> tuple[ModelResult, ...]:
     """Click models that are fitted on the log without what is held out, and judged on that and on expert labels."""
     fitted = read.sessions.take(read.in_log_S & ~read.held_out_S)
-    later = read.sessions.take(read.held_out_S)
+    held_out = read.sessions.take(read.held_out_S)
     smoothing = job.smoothing
     fits: dict[str, Callable[[Sessions], ClickModel]] = {
         "ratio of the position": PositionRatio.fit,
@@ -232,14 +232,18 @@ def _models(read: ClickLog, job: ClicksJob) -> tuple[ModelResult, ...]:
         model = fit(fitted)
         order_D1 = model.relevance_D1
         ndcg = None if judge is None or order_D1 is None else judge.ndcg(order_D1[:-1])
-        before = perplexity(model.probabilities(later, conditional=False), later) if len(later) else None
-        conditional = perplexity(model.probabilities(later, conditional=True), later) if len(later) else None
+        unconditional = (
+            perplexity(model.probabilities(held_out, conditional=False), held_out) if len(held_out) else None
+        )
+        conditional = perplexity(model.probabilities(held_out, conditional=True), held_out) if len(held_out) else None
         results.append(
             ModelResult(
                 name=name,
-                perplexity=None if before is None else before.overall,
+                perplexity=None if unconditional is None else unconditional.overall,
                 conditional=None if conditional is None else conditional.overall,
-                positions=() if before is None else tuple(v if v == v else None for v in before.positions_P.tolist()),
+                positions=()
+                if unconditional is None
+                else tuple(v if v == v else None for v in unconditional.positions_P.tolist()),
                 ndcg=ndcg,
             )
         )

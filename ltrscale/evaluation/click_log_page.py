@@ -356,15 +356,15 @@ def _chart(findings: UnderstoodLog) -> charts.Spec:
         "groups whose last click it is": e.last,
     }
     position_rows = [
-        {"x": p, "y": of[p - 1] / max(e.groups - e.unusable, 1), "series": name}
-        for name, of in counts.items()
+        {"x": p, "y": values[p - 1] / max(e.groups - e.unusable, 1), "series": name}
+        for name, values in counts.items()
         for p in places
     ]
     propensities = [
-        {"x": p, "y": of[p - 1].mean, "low": of[p - 1].low, "high": of[p - 1].high, "series": name}
-        for name, of in _by_way(findings).items()
+        {"x": p, "y": values[p - 1].mean, "low": values[p - 1].low, "high": values[p - 1].high, "series": name}
+        for name, values in _by_way(findings).items()
         for p in places
-        if of[p - 1].mean is not None
+        if values[p - 1].mean is not None
     ]
     judged = [
         {"x": p, "y": model.positions[p - 1], "series": model.name}

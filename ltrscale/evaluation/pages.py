@@ -40,16 +40,16 @@ def definitions(
     """
     kinds = dict.fromkeys(str(Name.parsed(metric).uncut()) for metric in metrics)
     of_kinds = {str(Name.parsed(metric).uncut()): policy for metric, policy in (stated or {}).items()}
-    alike: dict[str, list[str]] = {}
+    labels_of_policy: dict[str, list[str]] = {}
     for kind in kinds:
         if kind not in of_kinds and "gains" in metric_class(kind).model_fields:
             continue  # results of several evaluations do not state their gains
         keys = Name.parsed(kind).keys
         policy = of_kinds.get(kind) or metric_class(kind).made(threshold=relevant_from, own=keys).policy
-        alike.setdefault(policy, []).append(metric_label(kind))
+        labels_of_policy.setdefault(policy, []).append(metric_label(kind))
     lines = [
         " ".join(cls.definition for cls in dict.fromkeys(map(metric_class, kinds)) if cls.definition),
-        *(f"{', '.join(labels)}: {policy}." for policy, labels in alike.items()),
+        *(f"{', '.join(labels)}: {policy}." for policy, labels in labels_of_policy.items()),
         "A group without a relevant document leaves a metric undefined: it is left out of the mean and counted.",
     ]
     if leave_out_constant:

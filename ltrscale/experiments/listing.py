@@ -65,8 +65,8 @@ class ListedRun:
         cutoff = next((value for key, value in self.settings.items() if key.endswith("primary_cutoff")), "")
         metrics = [name.rpartition(_OF_METHOD)[2] for name in names]
         metric = f"ndcg@{cutoff}" if f"ndcg@{cutoff}" in metrics else metrics[0]
-        alike = (name for name, each in zip(names, metrics, strict=True) if each == metric)
-        best = max(alike, key=lambda name: self.metrics[name])
+        equal = (name for name, each in zip(names, metrics, strict=True) if each == metric)
+        best = max(equal, key=lambda name: self.metrics[name])
         return f"{best} {self.metrics[best]:.4f}"
 
 

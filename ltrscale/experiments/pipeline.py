@@ -218,8 +218,8 @@ def _log_next(config: PipelineConfig, data: str, bundles: Mapping[str, str]) -> 
         log.info("next, to learn from the validation groups too: %s", refit)
         chosen = _final(config, best)
     if config.splits.test is not None:
-        place = join(config.out, evaluation_on(config.evaluate_on[0]))
-        page = command("report", evaluation=place, out=join(config.out, "page"))
+        evaluation = join(config.out, evaluation_on(config.evaluate_on[0]))
+        page = command("report", evaluation=evaluation, out=join(config.out, "page"))
         log.info("next, a page of HTML to look at: %s", page)
     if rank := rank_command(chosen, data, join(config.out, "ranked")):
         log.info("next, to rank the newest period: %s", rank)

@@ -113,8 +113,8 @@ class StudyConfig(Config):
         trained = self.trained
         for key, other in compared.items():
             if other not in (None, *trained):
-                among = ", ".join(trained)
-                raise ValueError(f"{key} {other!r} is not among the methods of the grid, {among}; or set null")
+                names = ", ".join(trained)
+                raise ValueError(f"{key} {other!r} is not among the methods of the grid, {names}; or set null")
         for name, control in self.controls.items():
             if self.methods[name].about(self.methods).family not in ("pretrained", "mixed"):
                 raise ValueError(f"control.{name}: {name!r} is not pretrained, so it has no control; leave it out")

@@ -175,19 +175,19 @@ def _run(job: WeeklyJob) -> Week:
     elif earlier.outcome != "under way":
         log.info("weekly: %s is done: %s; other rows or settings would be judged anew", earlier.period, earlier.outcome)
         return earlier
-    now = InService.read(job.out)
-    if now is not None and now.period > earlier.period:
+    in_service = InService.read(job.out)
+    if in_service is not None and in_service.period > earlier.period:
         raise InputError(
-            f"{earlier.period}: was stopped, and {now.bundle} of {now.period} is in service since, which an older "
-            "model must not replace; nothing is left to do"
+            f"{earlier.period}: was stopped, and {in_service.bundle} of {in_service.period} is in service since, "
+            "which an older model must not replace; nothing is left to do"
         )
     week = _judged_week(job, new, earlier)
     week.write(job.out)
     log.info(
         "weekly: %s: %s; %s names what serves: %s", week.period, week.outcome, join(job.out, SERVICE), _serving(job)
     )
-    if (now := InService.read(job.out)) is not None:
-        rank = predict_command(now.bundle, job.data, join(job.out, "predictions"))
+    if (in_service := InService.read(job.out)) is not None:
+        rank = predict_command(in_service.bundle, job.data, join(job.out, "predictions"))
         log.info("next, to rank new rows: %s", rank)
     if command := weekly_command(f"{job.out.rstrip('/')}.yaml"):
         log.info("next, when the next period is there: %s", command)
@@ -230,9 +230,11 @@ def _begin_week(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None
 
 def _in_service(job: WeeklyJob, earlier: Week | None, before: SplitsWithTest, splits: SplitsWithTest) -> str:
     """What the candidate of a week is compared with; trains the first model where nothing is in service yet."""
-    now = InService.read(job.out)
-    if now is not None:  # a week that is judged anew is compared with what it was compared with before
-        compared = earlier.production if earlier is not None and earlier.bundle == now.bundle else now.bundle
+    in_service = InService.read(job.out)
+    if in_service is not None:  # a week that is judged anew is compared with what it was compared with before
+        compared = (
+            earlier.production if earlier is not None and earlier.bundle == in_service.bundle else in_service.bundle
+        )
         unseen_periods(splits, compared)
         return compared
     first = storage.absolute(job.production or _first_model(job, before))
@@ -243,8 +245,8 @@ def _in_service(job: WeeklyJob, earlier: Week | None, before: SplitsWithTest, sp
 
 
 def _serving(job: WeeklyJob) -> str:
-    now = InService.read(job.out)
-    return "nothing" if now is None else now.bundle
+    in_service = InService.read(job.out)
+    return "nothing" if in_service is None else in_service.bundle
 
 
 def _first_model(job: WeeklyJob, before: SplitsWithTest) -> str:
@@ -315,9 +317,9 @@ def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
 
 def _steps(job: WeeklyJob) -> Iterator[str]:
     """What a run would do, a line each."""
-    periods, now = open_dataset(job.data).manifest.periods, InService.read(job.out)
+    periods, in_service = open_dataset(job.data).manifest.periods, InService.read(job.out)
     before, new = ([*periods], "NEW") if job.inputs else ([*periods[:-1]], periods[-1])
-    production = now.bundle if now is not None else job.production
+    production = in_service.bundle if in_service is not None else job.production
     splits, first = job.named([*before, new]), job.named(before)
     yield f"weekly: dry run, nothing is written; {job.data} has {in_few_words(periods)}"
     if job.inputs:

@@ -121,9 +121,9 @@ class Costs:
         """The mean of tasks of the same kind and size; else of the kind, in proportion to the size; else of all."""
         if same := self._costs.get((kind, size)):
             return statistics.fmean(same)
-        alike = [(other, cost) for (k, other), costs in self._costs.items() if k == kind for cost in costs]
-        if alike:
-            return size * sum(cost for _, cost in alike) / sum(other for other, _ in alike)
+        costs_alike = [(other, cost) for (k, other), costs in self._costs.items() if k == kind for cost in costs]
+        if costs_alike:
+            return size * sum(cost for _, cost in costs_alike) / sum(other for other, _ in costs_alike)
         return statistics.fmean(cost for costs in self._costs.values() for cost in costs)
 
 

@@ -207,8 +207,8 @@ class PretrainSearch(_SearchedJob):
 
     def jobs(self, out: str) -> dict[str, Stage]:
         # which keep no encoders along the way
-        alone = self.replace(pretrain=self.pretrain.replace(keep_every=None))
-        return super(PretrainSearch, alone).jobs(out)
+        without_checkpoints = self.replace(pretrain=self.pretrain.replace(keep_every=None))
+        return super(PretrainSearch, without_checkpoints).jobs(out)
 
 
 def _named(split: Split) -> dict[str, Any]:
@@ -278,9 +278,9 @@ def with_params(job: SearchedT, space: Space, params: Params) -> tuple[SearchedT
 
 def _lay(values: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key; a mapping is merged into an existing one."""
-    below, value = find(values, key), copy.deepcopy(value)  # a copy, for later keys may change parts of it
-    both_mappings = isinstance(below, Mapping) and isinstance(value, Mapping)
-    assign(values, key, configs.overlay({"_": below}, {"_": value})["_"] if both_mappings else value)
+    existing, value = find(values, key), copy.deepcopy(value)  # a copy, for later keys may change parts of it
+    both_mappings = isinstance(existing, Mapping) and isinstance(value, Mapping)
+    assign(values, key, configs.overlay({"_": existing}, {"_": value})["_"] if both_mappings else value)
 
 
 def given_params(job: Searched, space: Space) -> Params | None:

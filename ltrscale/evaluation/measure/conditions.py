@@ -369,8 +369,8 @@ class _Parser:
         negated = self._take("not")
         if negated or token.text == "in":
             self.expect("in")
-            among = Junction("or", tuple(Compared(left, "==", constant) for constant in self._constants()))
-            return Not(among) if negated else among
+            is_in = Junction("or", tuple(Compared(left, "==", constant) for constant in self._constants()))
+            return Not(is_in) if negated else is_in
         if isinstance(left, Constant):
             raise ValueError(f"column {token.at + 1}: a constant is no condition; compare it with a column")
         return Holds(left)

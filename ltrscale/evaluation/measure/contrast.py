@@ -108,9 +108,13 @@ class ContrastJob(Stage):
         rates = [0.0] * len(permuted) if net.rates_F is None else net.rates_F.tolist()
         features = [
             Permuted(
-                name=feature.name, kind=kind, masked=rate, loss=of[0] / n, accuracy=of[2] / of[3] if of[3] else None
+                name=feature.name,
+                kind=kind,
+                masked=rate,
+                loss=sums[0] / n,
+                accuracy=sums[2] / sums[3] if sums[3] else None,
             )
-            for feature, kind, rate, of in zip(opened.features, net.transform.kinds, rates, permuted, strict=True)
+            for feature, kind, rate, sums in zip(opened.features, net.transform.kinds, rates, permuted, strict=True)
         ]
         return Contrast(
             bundle=self.bundle,

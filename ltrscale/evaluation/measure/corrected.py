@@ -60,7 +60,7 @@ class WeightCounts(NamedTuple):
 
     def plus(self, other: "WeightCounts") -> "WeightCounts":
         """Both together."""
-        return WeightCounts._make(one + more for one, more in zip(self, other, strict=True))
+        return WeightCounts._make(a + b for a, b in zip(self, other, strict=True))
 
     @property
     def effective(self) -> float:

@@ -138,7 +138,7 @@ class Judged:
     def without_list(self) -> Iterator[tuple[str, QueryGroups]]:
         """Each period's judged queries without a list, as groups without a document."""
         for period in dict.fromkeys(period for _, period in self.unlisted):
-            ids_Q = torch.tensor([gid for gid, of in self.unlisted if of == period])
+            ids_Q = torch.tensor([gid for gid, in_period in self.unlisted if in_period == period])
             offsets_Q1 = torch.zeros(len(ids_Q) + 1, dtype=torch.int64)
             yield period, QueryGroups(torch.zeros(0, 0), offsets_Q1, labels_N=torch.zeros(0), ids_Q=ids_Q)
 

@@ -166,8 +166,8 @@ def _behind(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
 
 
 def _first_named(names: Sequence[str], judged: dict[str, tuple[float, Comparison]]) -> str:
-    more = [f"{len(names) - _SLICES_NAMED} more"] if len(names) > _SLICES_NAMED else []
-    return _listed([f"{name} ({judged[name][0]:+.4f})" for name in names[:_SLICES_NAMED]] + more)
+    unnamed = [f"{len(names) - _SLICES_NAMED} more"] if len(names) > _SLICES_NAMED else []
+    return _listed([f"{name} ({judged[name][0]:+.4f})" for name in names[:_SLICES_NAMED]] + unnamed)
 
 
 def _listed(texts: Sequence[str], last: str = "and") -> str:

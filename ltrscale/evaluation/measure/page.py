@@ -286,8 +286,8 @@ def _outliers(detector: OutlierDetector) -> Iterator[Block]:
         ]
         lines.append(f"{name}: {' or '.join(conditions)}")
     if lines:
-        more = len(detector.rules) > _RULES_SHOWN
-        yield Points(lines, caption=f"The first {_RULES_SHOWN} rules" if more else "The rules")
+        are_cut = len(detector.rules) > _RULES_SHOWN
+        yield Points(lines, caption=f"The first {_RULES_SHOWN} rules" if are_cut else "The rules")
 
 
 def _methods(methods: Sequence[MethodResult], out: str) -> Iterator[Block]:

@@ -111,9 +111,9 @@ class Tally:
         self._place_B[new_B] = np.arange(self._used, self._used + len(new_B))
         self._used += len(new_B)
         if self._used > len(self._columns_BC):  # twice as many, so that rows are seldom copied
-            more = np.zeros((max(self._used, 2 * len(self._columns_BC)), self._columns_BC.shape[1]))
-            more[: len(self._columns_BC)] = self._columns_BC
-            self._columns_BC = more
+            grown_BC = np.zeros((max(self._used, 2 * len(self._columns_BC)), self._columns_BC.shape[1]))
+            grown_BC[: len(self._columns_BC)] = self._columns_BC
+            self._columns_BC = grown_BC
         return np.asarray(self._place_B[blocks_Q])
 
     def blocks(self) -> Blocks:

@@ -92,14 +92,15 @@ class Spread:
     def of(cls, values_QT: Doubles) -> Self | None:
         """That of a difference, from the mean squares of `crossed_means`; None with fewer than two groups or draws.
 
-        Both parts are above the found ones, as in `Means.detectable`: few draws promise too much.
+        Both parts are above the estimated ones, as in `Means.detectable`: few draws promise too much.
         """
         n, n_draws = int((~np.isnan(values_QT[:, 0])).sum()), values_QT.shape[1]
         if n < 2 or n_draws < 2:
             return None
-        of_groups, of_draws, rest = _Squares.of(values_QT[..., None]).squares_3M[:, 0].tolist()
-        more = float(_inflation(crossed_means(values_QT[..., None]).df_M)[0])
-        return cls(more * max(of_draws, rest) / n, more * max(of_groups - rest, 0.0) / (n * n_draws), n)
+        of_groups, of_draws, of_cells = _Squares.of(values_QT[..., None]).squares_3M[:, 0].tolist()
+        inflation = float(_inflation(crossed_means(values_QT[..., None]).df_M)[0])
+        groups = max(of_groups - of_cells, 0.0) / (n * n_draws)
+        return cls(inflation * max(of_draws, of_cells) / n, inflation * groups, n)
 
     def detectable(self, draws: int) -> float:
         """The smallest difference that so many draws would see with a power of 80%, by a test at 5%."""
@@ -376,8 +377,8 @@ def estimate(drawn: Drawn) -> MeanEstimate | None:
     if not open_ or (spread := Spread.of(drawn.values_QT)) is None:
         return estimated
     size = abs(estimated.mean)
-    more = {unit: spread.times_for(size, n, more=unit) for unit in ("labels", "groups")}
-    return estimated.replace(needs=DrawsNeeded(draws=spread.draws_for(size), **more))
+    needed = {unit: spread.times_for(size, n, more=unit) for unit in ("labels", "groups")}
+    return estimated.replace(needs=DrawsNeeded(draws=spread.draws_for(size), **needed))
 
 
 class Crossover(Config):

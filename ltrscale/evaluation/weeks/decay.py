@@ -209,10 +209,10 @@ def drifted(drift: Drift) -> str:
     median = max(period.median_psi for period in drift.periods.values())
     much = [each for each in largest if each[2] > SOME][:_NAMED_FEATURES]
     features = ", ".join(f"{name} {value:.3f} in {period}" for name, period, value in much or largest[:1])
-    beside = f"the median of the {len(largest)} features is at most {median:.4f}"
+    context = f"the median of the {len(largest)} features is at most {median:.4f}"
     if not much:
-        return f"No feature has drifted: the largest PSI is that of {features}, and {beside}."
-    return f"Features that drifted most, by their PSI: {features}; {beside}."
+        return f"No feature has drifted: the largest PSI is that of {features}, and {context}."
+    return f"Features that drifted most, by their PSI: {features}; {context}."
 
 
 def metric_rows(result: Decay) -> TableCells:

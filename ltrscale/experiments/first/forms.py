@@ -70,8 +70,10 @@ def _letor(urls: Sequence[str], beside: Sequence[str]) -> Iterator[str]:
     if len(urls) > 1 and len({*names}) < len(urls):  # rank.train and rank.test
         names = [re.sub(r"(\.(txt|svm|letor|dat))?(\.gz|\.xz)?$", "", PurePosixPath(url).name) for url in urls]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        several = ", ".join(url for url, name in zip(urls, names, strict=True) if name == twice)
-        raise InputError(f"{several}: files with one name are the same rows in several folds; name the folder of one")
+        duplicates = ", ".join(url for url, name in zip(urls, names, strict=True) if name == twice)
+        raise InputError(
+            f"{duplicates}: files with one name are the same rows in several folds; name the folder of one"
+        )
     dense, highest = _width(urls)
     yield "  inputs: # each file is a period, by which splits divide the data"
     for url, name in zip(urls, names, strict=True):
@@ -244,8 +246,8 @@ class _Texts:
         if guessed.item is None or not {guessed.query.name, guessed.item.name} <= {*by_key}:
             return None
         of_query, of_item = by_key[guessed.query.name], by_key[guessed.item.name]
-        rest = tuple(table.url for table in read if table not in (base, of_query, of_item, judged))
-        return cls(base.url, guessed, of_query, of_item, judged, rest)
+        unused = tuple(table.url for table in read if table not in (base, of_query, of_item, judged))
+        return cls(base.url, guessed, of_query, of_item, judged, unused)
 
     def lines(self) -> Iterator[str]:
         query, item = plain_yaml(self.found.query.name), plain_yaml(self.found.item.name if self.found.item else "")
@@ -260,8 +262,8 @@ class _Texts:
         yield f"      - {{path: {json.dumps(self.documents.url)}, key: {item}, columns: {json.dumps(texts)}}}"
         if self.judged is not None:
             label = plain_yaml(self.judged.label or "")
-            rest = f"columns: {label}, rows: all, fill: {{{label}: 0}}"
-            yield f"      - {{path: {json.dumps(self.judged.url)}, key: [{query}, {item}], {rest}}}"
+            options = f"columns: {label}, rows: all, fill: {{{label}: 0}}"
+            yield f"      - {{path: {json.dumps(self.judged.url)}, key: [{query}, {item}], {options}}}"
         yield "    columns:"
         if ".tsv" in self.pairs:
             yield "      quotes: false # a quote is a part of the text"

@@ -202,8 +202,10 @@ def divided(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], tup
 
 def time_said(sizes: FirstSizes) -> str:
     """The minutes of a first pipeline, and what longer ones would bring."""
-    of = sizes.minutes
-    parts = f"trees {of['trees']:.1f}, pretraining {of['pretraining']:.1f}, networks {of['finetuning']:.1f}"
+    minutes = sizes.minutes
+    parts = (
+        f"trees {minutes['trees']:.1f}, pretraining {minutes['pretraining']:.1f}, networks {minutes['finetuning']:.1f}"
+    )
     duration = f"About {sizes.total:.0f} minute{'s' if round(sizes.total) > 1 else ''} on two cores ({parts})."
     if all(map(sizes.is_full, STUDIED)):
         return f"{duration} Nothing is cut short: the epochs are those of the study."

@@ -243,8 +243,8 @@ def summary(guessed: Guess) -> list[str]:
         mark = f"CHECK: {choice.doubt}; " if choice and choice.doubt else ""
         if column is not None:
             lines.append(f"{role:<9}  {column.name:<{width}}  {mark}{'; '.join(words)}".rstrip())
-    rest = {use: len(getattr(guessed, use)) for use in ("features", "categorical", "dates", "meta")}
-    lines.append(", ".join(f"{use}: {n}" for use, n in (rest | {"not used": len(guessed.others)}).items() if n))
+    counts = {use: len(getattr(guessed, use)) for use in ("features", "categorical", "dates", "meta")}
+    lines.append(", ".join(f"{use}: {n}" for use, n in (counts | {"not used": len(guessed.others)}).items() if n))
     return [*lines, *(f"CHECK: {question} Leave it out if not" for question in guessed.asked.values())]
 
 

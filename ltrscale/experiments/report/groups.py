@@ -256,10 +256,10 @@ def differing(sources: Sources, n: int) -> Iterator[Block]:
         for part in read_groups_scored(sources, selection, (first, second))
         for table in _list_tables(sources, part, (first, second), names, selection)
     ]
-    place = {q: i for i, q in enumerate(sorted(picked))}
+    position = {q: i for i, q in enumerate(sorted(picked))}
     for q in picked:
         figures = f"{label} {number(of_methods[second][q])} by {second}, {number(of_methods[first][q])} by {first}"
-        table = tables[place[q]]
+        table = tables[position[q]]
         yield replace(table, caption=f"{table.caption}: {figures}")
 
 
@@ -356,8 +356,8 @@ def outliers(sources: Sources, documents: int) -> Iterator[Block]:
             shown.append(Chart(spec, f"{name}: documents by value; outliers are red"))
     yield Charts(shown)
     of = f"{sample.n_documents:,} of {whole.n_documents:,} documents of the validation split"
-    more = f", the first {_HISTOGRAMS} features with a rule" if len(detector.rules) > len(shown) else ""
-    yield Text(f"Counts are of {of}{more}. Rules were fitted on all of them.")
+    limit = f", the first {_HISTOGRAMS} features with a rule" if len(detector.rules) > len(shown) else ""
+    yield Text(f"Counts are of {of}{limit}. Rules were fitted on all of them.")
 
 
 def quarantine(sources: Sources) -> Iterator[Block]:

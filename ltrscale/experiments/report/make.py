@@ -138,7 +138,7 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
         return Section(name, section_blocks, question)
 
     pictured = groups.embeddings(sources, job.embeddings, documents=job.documents, seed=job.seed)
-    alike = groups.orders_alike(sources, job.agreement_groups, seed=job.seed)
+    agreement = groups.orders_alike(sources, job.agreement_groups, seed=job.seed)
     lasting = "Does quality last after training, and how far has the data drifted?"
     needed = "How many labelled groups does each method need, and where do they cross?"
     return [
@@ -152,7 +152,7 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
         section("Features", "Which features matter to trees, and which are missing?", results.feature_blocks(sources)),
         section("Outliers", "Which values count as outliers?", groups.outliers(sources, job.histogram_documents)),
         section("Embeddings", "Do networks place documents of equal relevance together?", pictured),
-        section("Agreement", "Do the methods rank alike?", alike),
+        section("Agreement", "Do the methods rank alike?", agreement),
         section("Differences", "In which groups do two methods differ most?", groups.differing(sources, job.lists)),
         section("Quarantine", "What was left out of the data, and why?", groups.quarantine(sources)),
         section("Cost", "What has each model cost?", results.cost(sources, job.study)),
@@ -185,8 +185,8 @@ def paragraphs(sources: Sources, *, gate: str | None = None, drift: str | None =
 def leaks(questions: Sequence[str]) -> Iterator[str]:
     """The paragraph with the first of these questions."""
     sentences = [*questions[:_FEATURES_ASKED]]
-    if (more := len(questions) - _FEATURES_ASKED) > 0:
-        sentences.append(f"Section Features asks the same of {more} more.")
+    if (n_more := len(questions) - _FEATURES_ASKED) > 0:
+        sentences.append(f"Section Features asks the same of {n_more} more.")
     if sentences:
         yield f"Before this is believed: {' '.join(sentences)} If not, leave it out (leave_out of a method)."
 

@@ -250,21 +250,21 @@ def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, LinePoints]:
         if "step" in line and "loss" in line:
             # a phase that counts its steps from 1 continues where the one before has ended
             at = line["step"] + (before if line["step"] + before > at or line["step"] <= at - before else 0)
-        place = line.get("tree", at if "step" in line or "epoch" in line else None)
-        if place is None:
+        x_value = line.get("tree", at if "step" in line or "epoch" in line else None)
+        if x_value is None:
             continue
-        if place < last:
+        if x_value < last:
             curves = defaultdict(
-                dict, {name: {x: y for x, y in of.items() if x < place} for name, of in curves.items()}
+                dict, {name: {x: y for x, y in points.items() if x < x_value} for name, points in curves.items()}
             )
-            starts = {name: start for name, start in starts.items() if start < place}
-        last = place
+            starts = {name: start for name, start in starts.items() if start < x_value}
+        last = x_value
         if "step" in line and line.get("loss") is not None:  # none if no group has one, as where none is relevant
-            curves["loss"][place] = line["loss"]
+            curves["loss"][x_value] = line["loss"]
         for name, value in line.items():
             is_own = name.startswith("validation_") and not name.endswith(("_lightgbm", "_xgboost", "_catboost"))
             if is_own and isinstance(value, float):
-                curves[name][place] = value
+                curves[name][x_value] = value
     return {name: sorted(curve.items()) for name, curve in curves.items() if curve}
 
 
@@ -313,13 +313,20 @@ def _alone(sources: Sources, of_methods: Mapping[str, Mapping[str, float]]) -> I
     if not features or not features[0].lists:
         return
     for name, question in sources.questions.items():
-        shares = [f"{of[name]:.0%} of the importance to {method}" for method, of in of_methods.items() if name in of]
+        shares = [
+            f"{importances[name]:.0%} of the importance to {method}"
+            for method, importances in of_methods.items()
+            if name in importances
+        ]
         yield Text(f"{question} It has {' and '.join(shares)}." if shares else question)
     rows = [
         [
             feature.name,
             f"{feature.ndcg:.3f}",
-            *(f"{of[feature.name]:.1%}" if feature.name in of else "-" for of in of_methods.values()),
+            *(
+                f"{importances[feature.name]:.1%}" if feature.name in importances else "-"
+                for importances in of_methods.values()
+            ),
             "-" if feature.there is None else feature.there.stated,
         ]
         for feature in features[:_MOST_FEATURES]
@@ -345,8 +352,8 @@ def _missing_values(sources: Sources) -> Iterator[Block]:
             yield Text(f"{caption}.")
             continue
         rows = [{"name": name, "value": shares[name], "series": "missing"} for name in some[:_MOST_FEATURES]]
-        more = f"; the {_MOST_FEATURES} most often missing" if len(some) > _MOST_FEATURES else ""
-        yield Chart(charts.bars(rows, title="share of documents without it"), caption + more)
+        limit = f"; the {_MOST_FEATURES} most often missing" if len(some) > _MOST_FEATURES else ""
+        yield Chart(charts.bars(rows, title="share of documents without it"), caption + limit)
 
 
 def cost(sources: Sources, study: str | None) -> Iterator[Block]:
