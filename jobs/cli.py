@@ -48,7 +48,7 @@ class Command:
     keys: str = ""
     """The keys that people set, separated by white space, for `--help`; empty for all."""
     flags: str = ""
-    """The keys that have an option of their own, separated by white space."""
+    """The keys that have their own option, separated by white space."""
     package: str = "jobs"
     """Where the module of that name is."""
     argument: str = ""
@@ -71,13 +71,13 @@ class Command:
         Raises:
             InputError: there is no such key.
         """
-        every = list(keys_of(self.table(), self.name))
+        keys = list(keys_of(self.table(), self.name))
         if asked not in ("", "all"):
-            return _explained(find(every, asked))
-        by_name = {key.name: key for key in reversed(every)}  # if several kinds share a name, the first one wins
-        usual = every if asked or not self.keys else [by_name[name] for name in self.keys.split()]
+            return _explained(find(keys, asked))
+        by_name = {key.name: key for key in reversed(keys)}  # if several kinds share a name, the first one wins
+        usual = keys if asked or not self.keys else [by_name[name] for name in self.keys.split()]
         options = _parser(self)
-        options.epilog = f"keys, with their defaults:\n{show(usual, _width())}\n\n{_fill(_notes(usual, every))}"
+        options.epilog = f"keys, with their defaults:\n{show(usual, _width())}\n\n{_fill(_notes(usual, keys))}"
         return options.format_help()
 
 
@@ -89,18 +89,18 @@ def _explained(keys: list[Key]) -> str:
         return text
     hidden = [key for key in keys if key not in shown]
     deeper = next(key for key in shown[1:] if any(key in h.within or h.name.startswith(f"{key.name}.") for h in hidden))
-    more = f"{len(hidden):,} more keys are below these. `--help {deeper.asked}` shows those of one of them."
-    return f"{text}\n{_fill(more)}\n"
+    hint = f"{len(hidden):,} more keys are below these. `--help {deeper.asked}` shows those of one of them."
+    return f"{text}\n{_fill(hint)}\n"
 
 
-def _notes(usual: list[Key], every: list[Key]) -> str:
+def _notes(usual: list[Key], keys: list[Key]) -> str:
     """Notes below the keys: how to see more of them, and where else they are explained."""
     example = next((key.name for key in usual if key.choices), "out")
     some = (
-        f"These are the keys that people set, {len(usual)} of {len(every)}. `--help KEY` explains a key and all below "
+        f"These are the keys that people set, {len(usual)} of {len(keys)}. `--help KEY` explains a key and all below "
         f"it, such as `--help {example}`; `--help all` shows every key.\n\n"
     )
-    text = some if len(usual) < len(every) else ""
+    text = some if len(usual) < len(keys) else ""
     if any({"NAME", "0"} & set(key.name.split(".")) for key in usual):
         text += "In a key, NAME is a name of your choice, and 0 is the first index of a list. "
     return (
@@ -138,12 +138,12 @@ def _parser(command: Command) -> argparse.ArgumentParser:
         help="show this help; with a key of the config, that key and all below it; with `all`, every key",
     )
     if command.argument:
-        several = fields[command.argument].place == "0"
+        multiple = fields[command.argument].place == "0"
         options.add_argument(
             "argument",
-            nargs="*" if several else "?",
+            nargs="*" if multiple else "?",
             metavar=command.argument.upper(),
-            help=f"short for --set {command.argument}=..." + ("; write -- before the first" if several else ""),
+            help=f"short for --set {command.argument}=..." + ("; write -- before the first" if multiple else ""),
         )
     options.add_argument(
         "--config",
@@ -311,7 +311,7 @@ def _modules() -> list[str]:
 
 
 def _of_module(name: str) -> Command | None:
-    """The job of a module or package; None if it is none, as this one."""
+    """The job of a module or package; None if it is not a job, like this one."""
     module = importlib.import_module(f"jobs.{name}")
     if hasattr(module, "__path__"):
         module = importlib.import_module(f"jobs.{name}.__main__")

@@ -58,7 +58,7 @@ class Description(BaseModel):
 
 
 class Table(BaseModel):
-    """Jobs, and all configs below theirs."""
+    """Jobs, and all configs below those of the jobs."""
 
     jobs: dict[str, str]
     """The name of each job's config."""
@@ -123,8 +123,8 @@ def _plain(value: Any) -> Any:
         return to_jsonable_python(value)
     fields = type(value).model_fields
     defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
-    given = {name: getattr(value, name) for name in fields}
-    return {name: _plain(each) for name, each in given.items() if name == "kind" or each != defaults[name]}
+    values = {name: getattr(value, name) for name in fields}
+    return {name: _plain(each) for name, each in values.items() if name == "kind" or each != defaults[name]}
 
 
 def summary(cls: type[BaseModel]) -> str:
@@ -183,8 +183,8 @@ class Key:
     def is_below(self, given: Sequence[str]) -> bool:
         """Whether it is the key with the given parts, or a key below that one."""
         parts = self.name.split(".")
-        own = len(given) <= len(parts) and all(map(_fits, parts, given))
-        return own or any(kind.is_below(given) for kind in self.within)
+        fits = len(given) <= len(parts) and all(map(_fits, parts, given))
+        return fits or any(kind.is_below(given) for kind in self.within)
 
     def show(self, width: int) -> str:
         """One line with the key and its default, then the wrapped meaning."""
@@ -215,10 +215,10 @@ def _keys(
     table: Table, config: str, prefix: str, defaults: Mapping[str, Any], within: tuple[Key, ...]
 ) -> Iterator[Key]:
     """Every key of a config."""
-    own = table.configs[config]
-    for field in own.fields:
+    description = table.configs[config]
+    for field in description.fields:
         # the line of the kind itself already shows this key
-        if within and field.name == "kind" and within[-1].name == f"{prefix}kind={own.kind}":
+        if within and field.name == "kind" and within[-1].name == f"{prefix}kind={description.kind}":
             continue
         if field.name in defaults:
             field = field.model_copy(update={"required": False, "default": defaults[field.name]})
@@ -271,19 +271,19 @@ def find(keys: Sequence[Key], given: str) -> list[Key]:
         return chosen
     # a key given without its prefix, such as `epochs` for `finetune.epochs`, beats a similar spelling
     within = [name for name in names if f".{given.strip('.')}." in f".{name}."]
-    near = within[0] if within else nearest(given, names)
-    raise InputError(f"--help {given}: unknown key; did you mean {near!r}?")
+    suggestion = within[0] if within else nearest(given, names)
+    raise InputError(f"--help {given}: unknown key; did you mean {suggestion!r}?")
 
 
 def _of_kind(keys: Sequence[Key], given: str) -> list[Key]:
-    """A kind that is asked for by its name, or one of its keys, with all below it; empty where none has that name."""
+    """A kind asked for by its name, or one of its keys, with all keys below it; empty if no kind has that name."""
     for kind in keys:
-        asked = kind.asked
-        if asked != kind.name and (given == asked or given.startswith(f"{asked}.")):
+        prefix = kind.asked
+        if prefix != kind.name and (given == prefix or given.startswith(f"{prefix}.")):
             inside = [key for key in keys if key == kind or kind in key.within]
-            rest = given[len(asked) + 1 :].split(".")
-            place = kind.name.split(".")[:-1]
-            if chosen := [key for key in inside if rest == [""] or key.is_below([*place, *rest])]:
+            tail = given[len(prefix) + 1 :].split(".")
+            parents = kind.name.split(".")[:-1]
+            if chosen := [key for key in inside if tail == [""] or key.is_below([*parents, *tail])]:
                 return chosen
     return []
 

@@ -53,17 +53,21 @@ def table() -> Table:
 
 def reference(table: Table) -> str:
     """The page: every job, the tables of kinds, then every config below a job."""
-    every = commands()
-    text = [_ABOVE, *(f"- [jobs.{each.name}](#jobs{each.name}): {_first(each.description)}" for each in every), ""]
-    for each in every:
+    jobs = commands()
+    text = [
+        _ABOVE,
+        *(f"- [jobs.{each.name}](#jobs{each.name}): {_first(each.description)}" for each in jobs),
+        "",
+    ]
+    for each in jobs:
         rows = _rows(table, table.configs[table.jobs[each.name]])
         text += [f"## jobs.{each.name}", "", _first(each.description), "", *rows]
     for title, (how, union) in KINDS.items():
         text += [f"## {title}", "", f"{how} [methods.md](methods.md) explains the columns.", ""]
         text += ["| kind | description | source | proof |", "|---|---|---|---|", *map(_kind, members(union)), ""]
     text += ["## Configs", ""]
-    below = {name for config in table.configs.values() for field in config.fields for name in field.configs}
-    for name in sorted(below):
+    nested = {name for config in table.configs.values() for field in config.fields for name in field.configs}
+    for name in sorted(nested):
         text += [f"### {name}", "", table.configs[name].summary, "", *_rows(table, table.configs[name])]
     return "\n".join(text).rstrip() + "\n"
 
@@ -106,8 +110,8 @@ def _meaning(table: Table, field: Field) -> str:
     """The meaning of a key, with links to the configs that it may have."""
     kinds = len(field.configs) > 1
     links = [f"[{table.configs[name].kind if kinds else name}](#{name.lower()})" for name in field.configs]
-    more = f"Kinds: {', '.join(links)}." if kinds else f"See {links[0]}." if links else choices(table, field)
-    return f"{field.meaning} {more}".strip().replace("|", "\\|")
+    details = f"Kinds: {', '.join(links)}." if kinds else f"See {links[0]}." if links else choices(table, field)
+    return f"{field.meaning} {details}".strip().replace("|", "\\|")
 
 
 def _code(text: str) -> str:

@@ -26,8 +26,8 @@ _PORTS = range(20_000, 22_700)
 
 def seaweedfs() -> str | None:
     """Path of the server's program: beside this Python, or on the PATH; None if it is not installed."""
-    beside = Path(sys.executable).with_name("weed")
-    return str(beside) if beside.is_file() else shutil.which("weed")
+    local = Path(sys.executable).with_name("weed")
+    return str(local) if local.is_file() else shutil.which("weed")
 
 
 class SeaweedFS:

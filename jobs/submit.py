@@ -36,8 +36,8 @@ def run(config: "SubmitConfig") -> None:
     files: list[str] = []
     places: dict[str, str] = {}
     if config.command and config.check:
-        own, files = read(command(config.command[0]), config.command[1:])
-        settings, places = digest(own), relative_places(own)
+        job, files = read(command(config.command[0]), config.command[1:])
+        settings, places = digest(job), relative_places(job)
     sys.exit(submit(config, submission(config, digest(settings), files, places)))
 
 

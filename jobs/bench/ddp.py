@@ -69,10 +69,10 @@ def _waiting(method: MethodConfig, data: str) -> Row:
 
 def _scaling(method: MethodConfig, data: str) -> Row:
     """The time of one worker divided by that of two, with equal work per worker and one core each."""
-    alone, both = (_spawn(method, data, world) for world in (1, 2))
-    (one,), slowest = alone, max(both)
-    busier = statistics.mean(times.processor for times in both) / one.processor - 1
-    idle = statistics.mean(1 - times.processor / times.wall for times in both)
+    single, of_two = (_spawn(method, data, world) for world in (1, 2))
+    (one,), slowest = single, max(of_two)
+    busier = statistics.mean(times.processor for times in of_two) / one.processor - 1
+    idle = statistics.mean(1 - times.processor / times.wall for times in of_two)
     return Row(
         name=f"1 -> 2 workers, {method.kind}",
         ratio=one.wall / slowest.wall,

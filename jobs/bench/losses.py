@@ -81,7 +81,7 @@ def _time(kind: str, peer: _Peer | None, groups: int) -> Row:
             _assert_same(kind, peer)
         padded = [_work(_padded(kind, peer), *lists)]
         repeats = 7 if peer.linear else 1  # one run of a padded form with all pairs takes seconds
-    seconds, *padded_seconds = (found / len(lists[0]) for found in cpu_seconds(ragged, *padded, repeats=repeats))
+    seconds, *padded_seconds = (total_s / len(lists[0]) for total_s in cpu_seconds(ragged, *padded, repeats=repeats))
     speed = "speed, ragged / padded to the longest list" if padded_seconds else "time, ragged"
     return Row(
         name=f"{kind}, forward and backward: {speed}",

@@ -120,10 +120,10 @@ def tree_seconds(root: int) -> float:
         pid, parent = int(folder.name), int(fields[1])
         ticks[pid] = sum(map(int, fields[11:15]))  # utime, stime, and those of children that have ended
         children.setdefault(parent, []).append(pid)
-    below = [root]
-    for pid in below:  # the list grows during the loop: a breadth-first walk
-        below += children.get(pid, [])
-    return sum(ticks[pid] for pid in below) / os.sysconf("SC_CLK_TCK")
+    pids = [root]
+    for pid in pids:  # the list grows during the loop: a breadth-first walk
+        pids += children.get(pid, [])
+    return sum(ticks[pid] for pid in pids) / os.sysconf("SC_CLK_TCK")
 
 
 LONGEST = 1251

@@ -125,28 +125,28 @@ def bench_committed() -> list[Row]:
 
 def speed(folder: Path, groups: int, lists: Lists) -> list[Row]:
     """Evaluation of the scores of one model, against pyarrow's scan of all columns, and of those that it needs."""
-    place = made(folder, groups, lists)
-    files = [sorted(map(str, place.rglob(f"{part}/period={TEST}/*.parquet"))) for part in ("data", "scores")]
-    listed = [file for file in open_dataset(str(place / "data")).manifest.files if file.period == TEST]
-    documents = sum(counts.documents for file in listed for counts in file.row_groups)
+    bench_folder = made(folder, groups, lists)
+    files = [sorted(map(str, bench_folder.rglob(f"{part}/period={TEST}/*.parquet"))) for part in ("data", "scores")]
+    test_files = [file for file in open_dataset(str(bench_folder / "data")).manifest.files if file.period == TEST]
+    documents = sum(counts.documents for file in test_files for counts in file.row_groups)
     scans = {"all columns": (None, None), "the columns it reads": (["gid", "labels"], ["gid", "scores"])}
     works = [partial(_scan, files, columns) for columns in scans.values()]
-    seconds, *of_scans = cpu_seconds(partial(_evaluate, place), *works, repeats=3)
+    seconds, *of_scans = cpu_seconds(partial(_evaluate, bench_folder), *works, repeats=3)
     return [
         Row(
-            name=f"evaluating committed scores / scan of the same files, {what}",
+            name=f"evaluating committed scores / scan of the same files, {which_columns}",
             ratio=peer_seconds / seconds,
-            goal=0.5 if what == "all columns" else None,
+            goal=0.5 if which_columns == "all columns" else None,
             ours=f"{documents / seconds / 1e6:.2f} M docs/CPU-s",
             peer=f"{documents / peer_seconds / 1e6:.2f} M docs/CPU-s",
             note=f"{groups:,} lists of {documents / groups:.0f}, {lists.features} features, 1 model",
         )
-        for what, peer_seconds in zip(scans, of_scans, strict=True)
+        for which_columns, peer_seconds in zip(scans, of_scans, strict=True)
     ]
 
 
 def memory(folder: Path, sizes: tuple[int, int]) -> Row:
-    """Peak memory of an evaluation in a process of its own, imports included, by the number of groups."""
+    """Peak memory of an evaluation in its own process, imports included, by the number of groups."""
     small, large = (apart(_peak, made(folder, groups, TINY)) for groups in sizes)
     return Row(
         name=f"evaluating committed scores: peak memory, {sizes[1]:,} / {sizes[0]:,} groups",
@@ -218,15 +218,15 @@ def _write_data(url: str, groups: int, lists: Lists) -> None:
 def _block(first: int, groups: int, lists: Lists) -> pa.Table:
     """Groups with random content, which does not depend on the ids."""
     rng = np.random.default_rng(groups)
-    lengths_Q, every_Q = rng.integers(1, lists.longest + 1, groups), np.ones(groups, np.bool_)
+    lengths_Q, valid_Q = rng.integers(1, lists.longest + 1, groups), np.ones(groups, np.bool_)
     n = int(lengths_Q.sum())
     return pa.table(
         {
             "gid": pa.array(np.arange(first, first + groups)),
             "features": to_lists(
-                pa.array(rng.normal(size=n * lists.features).astype(np.float32)), lengths_Q * lists.features, every_Q
+                pa.array(rng.normal(size=n * lists.features).astype(np.float32)), lengths_Q * lists.features, valid_Q
             ),
-            "labels": to_lists(pa.array(rng.integers(0, 3, n).astype(np.float32)), lengths_Q, every_Q),
+            "labels": to_lists(pa.array(rng.integers(0, 3, n).astype(np.float32)), lengths_Q, valid_Q),
         }
     )
 

@@ -59,13 +59,13 @@ def _compare(selection: Selection, compression: str) -> Row:
 
     # the first round warms the file cache
     rates = [(_documents_per_second(ours), _documents_per_second(peer)) for _ in range(_ROUNDS + 1)][1:]
-    own, scan = (statistics.median(column) for column in zip(*rates, strict=True))
+    our_median, scan_median = (statistics.median(column) for column in zip(*rates, strict=True))
     return Row(
         name=f"ragged batches / pyarrow scan ({compression})",
-        ratio=statistics.median(mine / theirs for mine, theirs in rates),
+        ratio=statistics.median(our_rate / scan_rate for our_rate, scan_rate in rates),
         goal=GOAL,
-        ours=f"{own / 1e6:.2f} M docs/CPU-s",
-        peer=f"{scan / 1e6:.2f} M docs/CPU-s",
+        ours=f"{our_median / 1e6:.2f} M docs/CPU-s",
+        peer=f"{scan_median / 1e6:.2f} M docs/CPU-s",
         note=f"{N_FEATURES} features, lists of {selection.n_documents / selection.n_groups:.0f}, one thread",
     )
 
@@ -141,14 +141,14 @@ def _speed(selection: Selection, compression: str, server: int) -> list[Row]:
 
 
 def _compared(name: str, ours: Sequence[_Pass], scans: Sequence[_Pass], compression: str, goal: float | None) -> Row:
-    mine, theirs = (statistics.median(run.cpu_s for run in runs) for runs in (ours, scans))
+    our_cpu_s, scan_cpu_s = (statistics.median(run.cpu_s for run in runs) for runs in (ours, scans))
     return Row(
         name=f"{name} / pyarrow scan, S3 ({compression})",
-        ratio=statistics.median(scan.wall_s / own.wall_s for own, scan in zip(ours, scans, strict=True)),
+        ratio=statistics.median(scan.wall_s / pass_.wall_s for pass_, scan in zip(ours, scans, strict=True)),
         goal=goal,
         ours=_rate(ours),
         peer=_rate(scans),
-        note=f"{N_FEATURES} features; CPU seconds {mine:.1f} / {theirs:.1f} = {mine / theirs:.2f}",
+        note=f"{N_FEATURES} features; CPU seconds {our_cpu_s:.1f} / {scan_cpu_s:.1f} = {our_cpu_s / scan_cpu_s:.2f}",
     )
 
 
@@ -195,7 +195,7 @@ def _memory(url: str) -> Row:
 
 
 def _stream(url: str, times: int) -> tuple[int, int]:
-    """Peak private and shared bytes of a process that streams the row groups `times` times, with a cluster of its own.
+    """Peak private and shared bytes of a process that streams the row groups `times` times, with its own cluster.
 
     Ray resolves 127.0.0.1 to the address of a network interface, where our clusters do not listen: none can be joined.
     """
@@ -203,5 +203,5 @@ def _stream(url: str, times: int) -> tuple[int, int]:
     selection = replace(selection, row_groups=selection.row_groups * times)
     with ray_cluster(cpus=1):
         steps = GroupStream(selection, StreamConfig(docs_per_batch=16384), reader=read_with_ray).epoch(0)
-        own, shared = zip(*(resident_now() for _ in steps), strict=True)
-    return max(own), max(shared)
+        private, shared = zip(*(resident_now() for _ in steps), strict=True)
+    return max(private), max(shared)

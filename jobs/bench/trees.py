@@ -30,8 +30,8 @@ _CONFIG = LightGBMConfig(num_trees=_TREES, num_threads=1, early_stopping_rounds=
 def bench_trees() -> list[Row]:
     """Train on web search lists, from a data set and from the same matrix in memory, and score with the trees."""
     with storage.scratch.directory() as folder:
-        large, usual, few = (_write(f"{folder}/{groups}", groups) for groups in (_LARGE, _USUAL, _FEW))
-        return [_memory(large, few), _time(usual), _scoring(few, usual)]
+        large, medium, small = (_write(f"{folder}/{groups}", groups) for groups in (_LARGE, _USUAL, _FEW))
+        return [_memory(large, small), _time(medium), _scoring(small, medium)]
 
 
 def _write(folder: str, groups: int) -> str:
@@ -117,7 +117,7 @@ def _time(folder: str) -> Row:
         peer.append(time.process_time() - middle)
     return Row(
         name="trees: training time, from a data set / from a matrix",
-        ratio=median(mine / theirs for mine, theirs in zip(ours, peer, strict=True)),
+        ratio=median(our_s / peer_s for our_s, peer_s in zip(ours, peer, strict=True)),
         goal=1.1,
         at_least=False,
         ours=f"{median(ours):.1f} CPU-s",

@@ -35,7 +35,7 @@ class NotFitted(InputError, NotFittedError):  # type: ignore[misc]  # noqa: N818
 def as_value_errors(method: Callable[P, T]) -> Callable[P, T]:
     """A method of a ranker whose errors of the input are ValueErrors, too.
 
-    Those with a class of their own stay as they are: storage that cannot be reached is no wrong value.
+    Those with their own class stay as they are: storage that cannot be reached is not a wrong value.
     """
 
     @functools.wraps(method)
@@ -65,8 +65,8 @@ class Arguments(Config):
 
     def as_method(self) -> ReadingMethod:
         """The method as a pipeline has it."""
-        config, named = _config_of(self.method)
-        return validate(config, overlay(named, self.settings or {}), f"Ranker({self.method!r}).settings")
+        config, method_settings = _config_of(self.method)
+        return validate(config, overlay(method_settings, self.settings or {}), f"Ranker({self.method!r}).settings")
 
 
 def _config_of(method: str) -> tuple[type[ReadingMethod], dict[str, Any]]:
@@ -96,36 +96,36 @@ def inner_values(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _inner(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        for key, below in value.items():
-            yield from _inner(f"{name}__{key}", below)
+        for key, inner in value.items():
+            yield from _inner(f"{name}__{key}", inner)
     else:
         yield name, value
 
 
-def new_values(known: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+def new_values(arguments: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
     """What a ranker's arguments become; of the values inside them, keys are checked, for the others may still change.
 
     Args:
-        known: the arguments as they are.
+        arguments: the arguments as they are.
         params: those to change, by name, or `settings__gbdt__num_trees` and the like.
 
     Raises:
         InputError: there is no such argument, or no such key.
     """
-    new = {name: value for name, value in params.items() if name in known}
+    new = {name: value for name, value in params.items() if name in arguments}
     nested = set()
     for name, value in params.items():
         head, *path = name.split("__")
-        if name in known:
+        if name in arguments:
             continue
         if head not in _NESTED or not path or not all(path):
-            raise InputError(f"Ranker has no argument {name!r}; {suggestion(head, known, 'its arguments are')}")
-        new[head] = _changed(new.get(head, known[head]), path, value)
+            raise InputError(f"Ranker has no argument {name!r}; {suggestion(head, arguments, 'its arguments are')}")
+        new[head] = _changed(new.get(head, arguments[head]), path, value)
         nested.add(head)
     if "settings" in nested:
-        method = str(new.get("method", known["method"]))
-        config, named = _config_of(method)
-        check_keys(config, overlay(named, new["settings"]), f"Ranker({method!r}).settings")
+        method = str(new.get("method", arguments["method"]))
+        config, method_settings = _config_of(method)
+        check_keys(config, overlay(method_settings, new["settings"]), f"Ranker({method!r}).settings")
     if "prepare" in nested:
         check_keys(PrepareConfig, new["prepare"], "prepare")
     return new
@@ -133,6 +133,6 @@ def new_values(known: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str,
 
 def _changed(settings: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
     """A copy of settings with another value at a path: several rankers may share the given ones."""
-    given = settings if isinstance(settings, Mapping) else {}
-    key, *below = path
-    return {**given, key: _changed(given.get(key), below, value) if below else value}
+    values = settings if isinstance(settings, Mapping) else {}
+    key, *inner_path = path
+    return {**values, key: _changed(values.get(key), inner_path, value) if inner_path else value}

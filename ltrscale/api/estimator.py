@@ -252,7 +252,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
 
     @as_value_errors
     def score(self, X: Any, y: Any = None, *, group: Any = None, **columns: Any) -> float:
-        """The mean of `metric` over the labelled groups for which it is defined; NaN if there is none.
+        """The mean of `metric` over the labelled groups for which it is defined; NaN if there are none.
 
         The arguments are those of `fit`; uses of columns are named where they differ.
 
@@ -326,8 +326,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         """Arguments and, of a fitted ranker, the files of its bundle, for copies and other processes."""
-        kept = {*self.get_params(deep=False), "_metadata_request"}
-        state = {name: value for name, value in vars(self).items() if name in kept}
+        names = {*self.get_params(deep=False), "_metadata_request"}
+        state = {name: value for name, value in vars(self).items() if name in names}
         if "_bundle" in vars(self):
             state |= {"_files": _bundle_files(self.bundle_), "_opened": (self.columns_, self._array_width)}
         return state
@@ -354,12 +354,12 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
 
     def _reading(self, uses: dict[str, Any], named: dict[str, Any]) -> tuple[dict[str, Any], PrepareConfig]:
         """The uses of columns in scoring, and how rows are read; kept for the next call, which may have the same."""
-        key, kept = repr((uses, named, self.prepare)), self._kept.get("reading")
-        if kept is None or kept[0] != key:
+        key, cached = repr((uses, named, self.prepare)), self._kept.get("reading")
+        if cached is None or cached[0] != key:
             of_scoring = uses_in_scoring(uses, self._fitted(), named=named)
             # key and value as one: another thread may ask with other uses
-            kept = self._kept["reading"] = key, (of_scoring, frames.reading_of(of_scoring, self.prepare or {}))
-        reading: tuple[dict[str, Any], PrepareConfig] = kept[1]
+            cached = self._kept["reading"] = key, (of_scoring, frames.reading_of(of_scoring, self.prepare or {}))
+        reading: tuple[dict[str, Any], PrepareConfig] = cached[1]
         return reading
 
     def _scorer(self) -> bundles.Scorer:

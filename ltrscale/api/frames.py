@@ -71,17 +71,17 @@ def to_raw_table(rows: Any, labels: Any = None, group: Any = None) -> pa.Table:
 
 
 def width(rows: Any) -> int | None:
-    """The columns of an array; None of a table, whose columns have names."""
+    """The columns of an array; None for a table, whose columns have names."""
     has_names = isinstance(rows, pa.Table) or _is_pandas(rows) or _exports_arrow(rows) or hasattr(rows, "to_arrow")
     return None if has_names else int(_matrix(rows).shape[1])
 
 
 def check_width(rows: Any, expected: int | None, name: str = "X") -> None:
-    """Refuse an array with other columns than the one that was fitted: their number alone identifies them."""
-    given = width(rows)
-    if given is not None and expected is not None and given != expected:
+    """Refuse an array whose columns differ from those of the fitted one: only their number identifies them."""
+    given_n = width(rows)
+    if given_n is not None and expected is not None and given_n != expected:
         raise InputError(
-            f"{name} has {given} features, but Ranker is expecting {expected} features as input; give the columns of "
+            f"{name} has {given_n} features, but Ranker is expecting {expected} features as input; give the columns of "
             "fit, in its order"
         )
 
@@ -167,9 +167,9 @@ def rows_as_table(
         columns["query"] = QUERY
     for use, argument in (("query", "group"), *([("label", "y")] if labels_needed else [])):
         if columns.get(use) not in table.column_names:
-            of = f" {columns[use]!r}" if columns.get(use) and not columns[use].startswith("__") else ""
+            quoted = f" {columns[use]!r}" if columns.get(use) and not columns[use].startswith("__") else ""
             raise InputError(
-                f"X has no {use} column{of}; give {argument}, or name its column: {use}=... "
+                f"X has no {use} column{quoted}; give {argument}, or name its column: {use}=... "
                 f"(columns: {', '.join(table.column_names)[:300]})"
             )
     return table, with_features(columns, table)
@@ -207,16 +207,18 @@ def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]
 
 def _warn_of_doubtful(table: pa.Table, columns: Mapping[str, Any], features: Collection[str]) -> None:
     """Warn of features that `jobs.init` would not take, such as a second label."""
-    given = {use: columns.get(use) for use in ("query", "item", "label", "time")}
-    given = {use: name for use, name in given.items() if name in table.column_names}
-    if not len(table) or "query" not in given:
+    roles = {use: columns.get(use) for use in ("query", "item", "label", "time")}
+    roles = {use: name for use, name in roles.items() if name in table.column_names}
+    if not len(table) or "query" not in roles:
         return
     first = table.slice(0, _FIRST_ROWS)
-    looked_at = columns_of(first, table.schema, Dialect())
-    if doubts := {name: why for name, why in doubtful(looked_at, of_table(first), given).items() if name in features}:
+    log_columns = columns_of(first, table.schema, Dialect())
+    if reasons := {
+        name: why for name, why in doubtful(log_columns, of_table(first), roles).items() if name in features
+    }:
         log.warning(
             "taken as features: %s; leave out what is not known before the ranking: exclude=%s",
-            *(", ".join(f"{name} ({why})" for name, why in doubts.items()), [*doubts]),
+            *(", ".join(f"{name} ({why})" for name, why in reasons.items()), [*reasons]),
         )
 
 
@@ -268,7 +270,7 @@ def prepare_tables(
     *,
     job: type[PrepareJob] = PrepareJob,
 ) -> None:
-    """Make a data set of tables, each a period of its own: `jobs.prepare` reads them as Parquet files.
+    """Make a data set of tables, each its own period: `jobs.prepare` reads them as Parquet files.
 
     Args:
         tables: by period.
@@ -305,7 +307,7 @@ def _is_apart(table: pa.Table, query: str | None) -> bool:
 def reading_of(columns: Mapping[str, Any], settings: Mapping[str, Any]) -> PrepareConfig:
     """How rows to score are read, by the uses of their columns and further keys of `prepare`."""
     source = {"kind": "items", "columns": {**columns, "item": None}}
-    settings = {**settings, "duplicates": "reject"}  # each row is a document of its own
+    settings = {**settings, "duplicates": "reject"}  # each row is its own document
     return validate(PrepareConfig, {**settings, "inputs": "X", "source": source}, "prepare")
 
 

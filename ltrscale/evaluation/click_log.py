@@ -87,11 +87,11 @@ class ClicksJob(LogSettings, Stage):
 
     def work(self, origin: Origin, report: Report) -> None:
         """Look at the log, and commit the report."""
-        look = understand(self)
+        findings = understand(self)
         with storage.Commit(self.out) as commit:
-            write_report(commit, look, document(look))
+            write_report(commit, findings, document(findings))
             commit.finish({"made_by": origin})
-        for model in look.models:
+        for model in findings.models:
             report({"model": model.name, "perplexity": model.perplexity, "conditional": model.conditional})
 
 
@@ -104,17 +104,17 @@ def understand(job: ClicksJob) -> UnderstoodLog:
         InputError: as `read_log`.
     """
     read = read_log(job)
-    own = read.sessions.take(read.in_log_S)
-    queries = len(np.unique(own.queries_S))
-    half_S = random_bits(("half of the sessions",), np.arange(len(own))) < np.uint64(1 << 63)
-    halves = count(own.take(half_S)), count(own.take(~half_S))
-    cells, folds_D = count(own), own.folds_D(_FOLDS)
-    shared = overlap(cells, own.positions, pairs_per_link=job.pairs_per_link)
-    log.info("clicks: %s sessions of %s queries", f"{len(own):,}", f"{queries:,}")
+    sessions = read.sessions.take(read.in_log_S)
+    queries = len(np.unique(sessions.queries_S))
+    half_S = random_bits(("half of the sessions",), np.arange(len(sessions))) < np.uint64(1 << 63)
+    halves = count(sessions.take(half_S)), count(sessions.take(~half_S))
+    cells, folds_D = count(sessions), sessions.folds_D(_FOLDS)
+    shared = overlap(cells, sessions.positions, pairs_per_link=job.pairs_per_link)
+    log.info("clicks: %s sessions of %s queries", f"{len(sessions):,}", f"{queries:,}")
     return UnderstoodLog(
         data=job.log.data,
         held_out=len(read.sessions.take(read.held_out_S)),
-        sessions=len(own),
+        sessions=len(sessions),
         queries=queries,
         share=read.share,
         labels=read.labels,
@@ -131,7 +131,7 @@ def understand(job: ClicksJob) -> UnderstoodLog:
             parts=tuple(map(tuple, shared.parts)),
         ),
         propensities=_propensities(cells, halves, folds_D, shared, job),
-        trust=_trust(read, own, half_S, cells, folds_D, shared, job),
+        trust=_trust(read, sessions, half_S, cells, folds_D, shared, job),
         models=_models(read, job),
     )
 
@@ -171,8 +171,8 @@ def _propensities(
         return _figures(jackknife(lambda fold: curve(without(cells, folds_D, fold), positions), _FOLDS))
 
     def by_em(fold: int | None) -> Doubles:
-        kept = without(halves[0], folds_D, fold), without(halves[1], folds_D, fold)
-        return expectation_maximisation(kept, positions, impressions=job.impressions_per_pair)
+        other_folds = without(halves[0], folds_D, fold), without(halves[1], folds_D, fold)
+        return expectation_maximisation(other_folds, positions, impressions=job.impressions_per_pair)
 
     ratio = estimated(click_ratios)
     if not shared.connected:
@@ -186,18 +186,18 @@ def _propensities(
 
 
 def _trust(
-    read: ClickLog, own: Sessions, half_S: Bools, cells: Cells, folds_D: Ints, shared: Overlap, job: ClicksJob
+    read: ClickLog, sessions: Sessions, half_S: Bools, cells: Cells, folds_D: Ints, shared: Overlap, job: ClicksJob
 ) -> Trust | None:
     """Whether clicks on poor documents fall faster than clicks on good ones; None without labels and overlap."""
     if read.labels is not None:
         good_D, poor_D = read.labels_D >= job.relevant_from, read.labels_D < job.relevant_from
     elif shared.connected:
-        good_D, poor_D = judged_by_clicks(own.take(half_S))
-        cells = count(own.take(~half_S))
+        good_D, poor_D = judged_by_clicks(sessions.take(half_S))
+        cells = count(sessions.take(~half_S))
     else:
         return None
     curve = harvest if shared.connected else click_ratios
-    estimate = slope_of(cells, good_D, poor_D, own.positions, folds_D, curve)
+    estimate = slope_of(cells, good_D, poor_D, sessions.positions, folds_D, curve)
     return Trust(
         judged_by=read.labels or "clicks",
         harvested=shared.connected,
@@ -210,7 +210,7 @@ def _trust(
 def _models(read: ClickLog, job: ClicksJob) -> tuple[ModelResult, ...]:
     """Click models that are fitted on the log without what is held out, and judged on that and on expert labels."""
     fitted = read.sessions.take(read.in_log_S & ~read.held_out_S)
-    later = read.sessions.take(read.held_out_S)
+    held_out = read.sessions.take(read.held_out_S)
     smoothing = job.smoothing
     fits: dict[str, Callable[[Sessions], ClickModel]] = {
         "ratio of the position": PositionRatio.fit,
@@ -232,14 +232,18 @@ def _models(read: ClickLog, job: ClicksJob) -> tuple[ModelResult, ...]:
         model = fit(fitted)
         order_D1 = model.relevance_D1
         ndcg = None if judge is None or order_D1 is None else judge.ndcg(order_D1[:-1])
-        before = perplexity(model.probabilities(later, conditional=False), later) if len(later) else None
-        given = perplexity(model.probabilities(later, conditional=True), later) if len(later) else None
+        unconditional = (
+            perplexity(model.probabilities(held_out, conditional=False), held_out) if len(held_out) else None
+        )
+        conditional = perplexity(model.probabilities(held_out, conditional=True), held_out) if len(held_out) else None
         results.append(
             ModelResult(
                 name=name,
-                perplexity=None if before is None else before.overall,
-                conditional=None if given is None else given.overall,
-                positions=() if before is None else tuple(v if v == v else None for v in before.positions_P.tolist()),
+                perplexity=None if unconditional is None else unconditional.overall,
+                conditional=None if conditional is None else conditional.overall,
+                positions=()
+                if unconditional is None
+                else tuple(v if v == v else None for v in unconditional.positions_P.tolist()),
                 ndcg=ndcg,
             )
         )

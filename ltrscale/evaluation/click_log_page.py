@@ -169,9 +169,9 @@ def _range(part: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-def _exposure_table(look: UnderstoodLog) -> Table:
+def _exposure_table(findings: UnderstoodLog) -> Table:
     """A row for each position: shown, clicked, ratio, last clicks."""
-    e = look.exposure
+    e = findings.exposure
     last = max(sum(e.last), 1)
     rows = [
         [f"{p + 1}", f"{shown:,}", f"{clicked:,}", f"{clicked / shown:.2%}", f"{e.last[p] / last:.1%}"]
@@ -181,74 +181,74 @@ def _exposure_table(look: UnderstoodLog) -> Table:
     return Table(["position", "shown", "clicked", "click ratio", "last click"], rows, "Clicks and exposure")
 
 
-def _by_way(look: UnderstoodLog) -> dict[str, tuple[Figure, ...]]:
-    p = look.propensities
-    every = {"click ratio": p.ratio, "harvested": p.harvested, "EM of a PBM": p.em}
-    return {name: figures for name, figures in every.items() if figures is not None}
+def _by_way(findings: UnderstoodLog) -> dict[str, tuple[Figure, ...]]:
+    p = findings.propensities
+    series = {"click ratio": p.ratio, "harvested": p.harvested, "EM of a PBM": p.em}
+    return {name: figures for name, figures in series.items() if figures is not None}
 
 
-def _propensity_table(look: UnderstoodLog) -> Table:
+def _propensity_table(findings: UnderstoodLog) -> Table:
     """A row for each position, a column for each way."""
-    series = _by_way(look)
+    series = _by_way(findings)
     rows = [
         [f"{p + 1}", *(estimated(figures[p], ".3f") for figures in series.values())]
-        for p, shown in enumerate(look.exposure.shown)
+        for p, shown in enumerate(findings.exposure.shown)
         if shown
     ]
     return Table(["position", *(f"{name} [95%]" for name in series)], rows, "Propensities")
 
 
-def _model_table(look: UnderstoodLog) -> Table:
+def _model_table(findings: UnderstoodLog) -> Table:
     """A row for each click model: perplexities beside the NDCG of expert labels."""
     header = ["click model", "perplexity", "given clicks above"]
-    if look.labels:
-        header.append(f"NDCG@{look.ndcg_at} of {look.labels} [95%]")
+    if findings.labels:
+        header.append(f"NDCG@{findings.ndcg_at} of {findings.labels} [95%]")
     rows = []
-    for model in look.models:
+    for model in findings.models:
         row = [model.name, number(model.perplexity), number(model.conditional)]
-        rows.append([*row, *(["-" if model.ndcg is None else estimated(model.ndcg, ".3f")] if look.labels else [])])
+        rows.append([*row, *(["-" if model.ndcg is None else estimated(model.ndcg, ".3f")] if findings.labels else [])])
     return Table(header, rows, "Click models")
 
 
-def document(look: UnderstoodLog) -> Document:
+def document(findings: UnderstoodLog) -> Document:
     """The report: what is shown and clicked by position, propensities, and click models."""
     shows = "by position: clicks and exposure, propensities, perplexity of each click model"
     opening: tuple[Block, ...] = (
-        Text(_about_log(look)),
-        _exposure_table(look),
-        *([] if look.refusal is None else [Text(look.refusal)]),
-        _propensity_table(look),
-        *_trust_text(look),
-        _model_table(look),
-        Chart(_chart(look), shows, "clicks"),
+        Text(_about_log(findings)),
+        _exposure_table(findings),
+        *([] if findings.refusal is None else [Text(findings.refusal)]),
+        _propensity_table(findings),
+        *_trust_text(findings),
+        _model_table(findings),
+        Chart(_chart(findings), shows, "clicks"),
     )
     sections = [
-        Section("How to read clicks and exposure", [Points(list(_habits(look)))]),
-        Section("Do positions overlap?", list(_overlap(look))),
-        Section("How to read propensities", [Points(list(_about_propensities(look)))]),
-        *([Section("How to read trust", [Text(_ABOUT_TRUST)])] if look.trust else []),
-        Section("How to read click models", [Points(list(_about_models(look)))]),
+        Section("How to read clicks and exposure", [Points(list(_habits(findings)))]),
+        Section("Do positions overlap?", list(_overlap(findings))),
+        Section("How to read propensities", [Points(list(_about_propensities(findings)))]),
+        *([Section("How to read trust", [Text(_ABOUT_TRUST)])] if findings.trust else []),
+        Section("How to read click models", [Points(list(_about_models(findings)))]),
     ]
-    if look.held_out:
-        models = [model for model in look.models if model.positions]
-        places = [p for p, shown in enumerate(look.exposure.shown) if shown]
+    if findings.held_out:
+        models = [model for model in findings.models if model.positions]
+        places = [p for p, shown in enumerate(findings.exposure.shown) if shown]
         rows = [[f"{p + 1}", *(number(model.positions[p]) for model in models)] for p in places]
         header = ["position", *(model.name for model in models)]
         sections.append(Section("Perplexity by position", [Table(header, rows)]))
     return Document("Click log", opening, sections)
 
 
-def _about_log(look: UnderstoodLog) -> str:
-    every = "all of their queries" if look.share >= 1 else f"a sample of {look.share:.1%} of their queries"
+def _about_log(findings: UnderstoodLog) -> str:
+    sampled = "all of their queries" if findings.share >= 1 else f"a sample of {findings.share:.1%} of their queries"
     return (
-        f"Log: {', '.join(look.data)}; {look.exposure.groups:,} groups. Counts by position are over all "
-        f"of them, everything else over {look.sessions:,} groups of {look.queries:,} queries, {every}. Click models "
-        f"are judged on {look.held_out:,} groups that they were not fitted on."
+        f"Log: {', '.join(findings.data)}; {findings.exposure.groups:,} groups. Counts by position are over all "
+        f"of them, everything else over {findings.sessions:,} groups of {findings.queries:,} queries, {sampled}. "
+        f"Click models are judged on {findings.held_out:,} groups that they were not fitted on."
     )
 
 
-def _habits(look: UnderstoodLog) -> Iterator[str]:
-    e = look.exposure
+def _habits(findings: UnderstoodLog) -> Iterator[str]:
+    e = findings.exposure
     usable = max(e.groups - e.unusable, 1)
     none, one, *more = e.clicks
     yield f"{none / usable:.1%} of the groups have no click, {one / usable:.1%} one, {sum(more) / usable:.1%} several."
@@ -263,38 +263,41 @@ def _habits(look: UnderstoodLog) -> Iterator[str]:
         yield f"{e.doubled:,} groups have two documents at one position, and are in these counts only."
 
 
-def _overlap(look: UnderstoodLog) -> Iterator[Block]:
-    links = look.links
-    seen = [p for p, shown in enumerate(look.exposure.shown) if shown]
-    rows = [[f"{p + 1}", *(f"{links.links[p][other]:,}" if other != p else "-" for other in seen)] for p in seen]
+def _overlap(findings: UnderstoodLog) -> Iterator[Block]:
+    links = findings.links
+    positions = [p for p, shown in enumerate(findings.exposure.shown) if shown]
+    rows = [
+        [f"{p + 1}", *(f"{links.links[p][other]:,}" if other != p else "-" for other in positions)] for p in positions
+    ]
     connected = "connected: propensities can be told from relevance" if links.connected else "not connected"
     yield Text(
         f"Of {links.pairs:,} documents of a query, {links.several:,} ({links.several / max(links.pairs, 1):.1%}) were "
         f"shown at several positions; they have {links.impressions:.1%} of the impressions. Positions are {connected}. "
         f"The table has the documents shown at both of two positions; {links.pairs_per_link} link them."
     )
-    yield Table(["position", *(f"{p + 1}" for p in seen)], rows)
+    yield Table(["position", *(f"{p + 1}" for p in positions)], rows)
 
 
-def _about_propensities(look: UnderstoodLog) -> Iterator[str]:
+def _about_propensities(findings: UnderstoodLog) -> Iterator[str]:
     yield "Propensities are relative to the first position, their intervals those of a jackknife over folds of queries."
     yield (
         "The click ratio takes relevance for examination: where a ranker puts good documents on top, it falls faster "
         "than examination does."
     )
-    if look.propensities.harvested:
+    if findings.propensities.harvested:
         yield (
             "Harvested propensities compare each document with itself at another position (AllPairs, Agarwal et al. "
             "2019). They hold if documents moved for reasons that have nothing to do with clicks of that moment."
         )
-    if look.propensities.em:
+    if findings.propensities.em:
         yield (
-            f"EM uses documents shown at least {look.impressions_per_pair} times, and is corrected for the bias that "
-            "few impressions of a document leave (half-panel jackknife). Where it differs from harvesting, trust that."
+            f"EM uses documents shown at least {findings.impressions_per_pair} times, and is corrected for the bias "
+            "that few impressions of a document leave (half-panel jackknife). Where it differs from harvesting, "
+            "trust that."
         )
-    elif look.propensities.harvested:
+    elif findings.propensities.harvested:
         yield (
-            f"There are none by EM: too few documents that link positions were shown {look.impressions_per_pair} "
+            f"There are none by EM: too few documents that link positions were shown {findings.impressions_per_pair} "
             "times, and with few impressions EM is biased."
         )
 
@@ -306,11 +309,11 @@ _ABOUT_TRUST = (
 )
 
 
-def _trust_text(look: UnderstoodLog) -> Iterator[Text]:
-    if (trust := look.trust) is None:
+def _trust_text(findings: UnderstoodLog) -> Iterator[Text]:
+    if (trust := findings.trust) is None:
         return
     judged = (
-        f"{trust.judged_by} from {look.relevant_from:g} on" if trust.judged_by != "clicks" else "half of the clicks"
+        f"{trust.judged_by} from {findings.relevant_from:g} on" if trust.judged_by != "clicks" else "half of the clicks"
     )
     curves = "harvested curves" if trust.harvested else "click ratios, which mix order and examination"
     yield Text(
@@ -319,8 +322,8 @@ def _trust_text(look: UnderstoodLog) -> Iterator[Text]:
     )
 
 
-def _about_models(look: UnderstoodLog) -> Iterator[str]:
-    if not look.held_out:
+def _about_models(findings: UnderstoodLog) -> Iterator[str]:
+    if not findings.held_out:
         yield "Nothing is held out, for the log has one period: name later groups under held_out."
     else:
         yield (
@@ -335,42 +338,42 @@ def _about_models(look: UnderstoodLog) -> Iterator[str]:
             "The second perplexity is given the clicks above. UBM, DBN and SDBN use them; to predict a list that "
             "nobody has seen yet, the first counts."
         )
-    if look.labels:
+    if findings.labels:
         yield (
-            f"NDCG is that of the expert labels in {look.labels} over the documents of a query that were shown, in "
+            f"NDCG is that of the expert labels in {findings.labels} over the documents of a query that were shown, in "
             "the order of each model; as shown is that of their mean position. Clicks well predicted are not "
             "relevance well found: the two part ways on real logs (Hager et al. 2024), so choose by what you need."
         )
 
 
-def _chart(look: UnderstoodLog) -> charts.Spec:
+def _chart(findings: UnderstoodLog) -> charts.Spec:
     """By position: clicks and exposure, propensities with intervals, and the perplexity of each click model."""
-    e = look.exposure
+    e = findings.exposure
     places = [p + 1 for p, shown in enumerate(e.shown) if shown]
     counts = {
         "groups that show it": e.shown,
         "groups that click it": e.clicked,
         "groups whose last click it is": e.last,
     }
-    seen = [
-        {"x": p, "y": of[p - 1] / max(e.groups - e.unusable, 1), "series": name}
-        for name, of in counts.items()
+    position_rows = [
+        {"x": p, "y": values[p - 1] / max(e.groups - e.unusable, 1), "series": name}
+        for name, values in counts.items()
         for p in places
     ]
     propensities = [
-        {"x": p, "y": of[p - 1].mean, "low": of[p - 1].low, "high": of[p - 1].high, "series": name}
-        for name, of in _by_way(look).items()
+        {"x": p, "y": values[p - 1].mean, "low": values[p - 1].low, "high": values[p - 1].high, "series": name}
+        for name, values in _by_way(findings).items()
         for p in places
-        if of[p - 1].mean is not None
+        if values[p - 1].mean is not None
     ]
     judged = [
         {"x": p, "y": model.positions[p - 1], "series": model.name}
-        for model in look.models
+        for model in findings.models
         for p in places
         if model.positions and model.positions[p - 1] is not None
     ]
     parts = [
-        charts.lines(seen, x="position", y="share of groups", ticks=places, zero=True),
+        charts.lines(position_rows, x="position", y="share of groups", ticks=places, zero=True),
         charts.lines(propensities, x="position", y="propensity", ticks=places, zero=True),
         *([charts.lines(judged, x="position", y="perplexity", ticks=places)] if judged else []),
     ]

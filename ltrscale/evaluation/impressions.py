@@ -176,7 +176,7 @@ class Traffic:
 
 
 class Pair(NamedTuple):
-    """Two rankers by number. With `flipped` the coins fall for the other one, so that exchanging them changes none."""
+    """Two rankers by number. With `flipped` the coins fall for the other one, so that swapping them changes nothing."""
 
     one: int
     other: int
@@ -216,9 +216,9 @@ def simulate(lists: RankedGroups, pairs: Sequence[Pair], traffic: Traffic) -> Cr
     sums_QPM3 = np.zeros((len(n_Q), len(pairs), len(METHODS), 3))
     for groups in _fitting(n_Q * np.diff(lists.offsets_Q1)):
         if n_Q[groups].any():
-            seen = _Seen(lists, ranks_RN, places_N, groups, n_Q[groups], traffic)
+            impressions = _Seen(lists, ranks_RN, places_N, groups, n_Q[groups], traffic)
             for p, pair in enumerate(pairs):
-                sums_QPM3[groups, p] = seen.sums(pair)
+                sums_QPM3[groups, p] = impressions.sums(pair)
     return Credits(n_Q, sums_QPM3)
 
 
@@ -359,17 +359,18 @@ def measure_agreement(one_P: list[Difference], other_P: list[Difference]) -> Mea
         >>> measure_agreement([better, better], [better, worse]).model_dump()["same"]
         1
     """
-    both = [(x, y) for x, y in zip(one_P, other_P, strict=True) if x.mean and y.mean]
-    sure = [(x, y) for x, y in both if x.significant and y.significant]
-    values_2P = np.array([(x.mean, y.mean) for x, y in both]).T
+    means = [(x, y) for x, y in zip(one_P, other_P, strict=True) if x.mean and y.mean]
+    significant = [(x, y) for x, y in means if x.significant and y.significant]
+    values_2P = np.array([(x.mean, y.mean) for x, y in means]).T
+    correlation = float(values_2P[0] @ values_2P[1] / math.sqrt((values_2P**2).sum(axis=1).prod())) if means else None
 
     def same(pairs: list[tuple[Difference, Difference]]) -> int:
         return sum((x.mean or 0) * (y.mean or 0) > 0 for x, y in pairs)
 
     return MeasureAgreement(
-        pairs=len(both),
-        same=same(both),
-        significant=len(sure),
-        significant_same=same(sure),
-        correlation=float(values_2P[0] @ values_2P[1] / math.sqrt((values_2P**2).sum(axis=1).prod())) if both else None,
+        pairs=len(means),
+        same=same(means),
+        significant=len(significant),
+        significant_same=same(significant),
+        correlation=correlation,
     )

@@ -86,8 +86,8 @@ class InterleaveJob(Stage):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if both := self.scores.keys() & self.models.keys():
-            raise ValueError(f"models and scores both have a ranker {min(both)!r}; give them different names")
+        if shared := self.scores.keys() & self.models.keys():
+            raise ValueError(f"models and scores both have a ranker {min(shared)!r}; give them different names")
         if len(self.rankers) < 2:
             raise ValueError("models and scores name fewer than two rankers; interleaving compares pairs")
         if self.test.scores is not None:
@@ -161,7 +161,7 @@ class InterleavedPair(Config):
     lift: Difference
     """See `ltrscale.evaluation.impressions.lift`."""
     needed: float | None
-    """Impressions until the difference is found with the power that was asked for; None for no difference at all."""
+    """Impressions until the difference is found with the required power; None for no difference at all."""
 
 
 class RankerPair(Config):

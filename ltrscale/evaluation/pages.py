@@ -40,16 +40,16 @@ def definitions(
     """
     kinds = dict.fromkeys(str(Name.parsed(metric).uncut()) for metric in metrics)
     of_kinds = {str(Name.parsed(metric).uncut()): policy for metric, policy in (stated or {}).items()}
-    alike: dict[str, list[str]] = {}
+    labels_of_policy: dict[str, list[str]] = {}
     for kind in kinds:
         if kind not in of_kinds and "gains" in metric_class(kind).model_fields:
             continue  # results of several evaluations do not state their gains
-        own = Name.parsed(kind).keys
-        policy = of_kinds.get(kind) or metric_class(kind).made(threshold=relevant_from, own=own).policy
-        alike.setdefault(policy, []).append(metric_label(kind))
+        keys = Name.parsed(kind).keys
+        policy = of_kinds.get(kind) or metric_class(kind).made(threshold=relevant_from, own=keys).policy
+        labels_of_policy.setdefault(policy, []).append(metric_label(kind))
     lines = [
         " ".join(cls.definition for cls in dict.fromkeys(map(metric_class, kinds)) if cls.definition),
-        *(f"{', '.join(labels)}: {policy}." for policy, labels in alike.items()),
+        *(f"{', '.join(labels)}: {policy}." for policy, labels in labels_of_policy.items()),
         "A group without a relevant document leaves a metric undefined: it is left out of the mean and counted.",
     ]
     if leave_out_constant:
@@ -153,7 +153,7 @@ def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[
     compared = {name: c for name, c in comparisons.items() if c is not None}
     skewed = {name: c.skewed for name, c in compared.items() if c.draws >= FEWEST_DRAWS}
     few = [f"{name} {c.draws}" for name, c in compared.items() if c.draws != 1 and c.draws < FEWEST_DRAWS]
-    seen = [
+    detectable = [
         f"{name} {number(c.detectable)} ({c.draws} draw{'s' if c.draws > 1 else ''})"
         for name, c in compared.items()
         if c.detectable is not None
@@ -161,9 +161,9 @@ def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[
     lines = []
     if few:
         lines.append(f"Cannot judge: fewer than {FEWEST_DRAWS} shared draws of labels ({', '.join(few)}); add seeds.")
-    if seen:
-        what = f"Smallest detectable difference in {metric_label(metric)} (two-sided 5%, power 80%)"
-        lines.append(f"{what}: {', '.join(seen)}.")
+    if detectable:
+        caption = f"Smallest detectable difference in {metric_label(metric)} (two-sided 5%, power 80%)"
+        lines.append(f"{caption}: {', '.join(detectable)}.")
     return [*lines, *skewed_draws(skewed)]
 
 
@@ -179,8 +179,8 @@ def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:
     count = sum(skewed.values())
     if not count or bdtrc(count - 1, len(skewed), 0.05) > 0.05 + 1e-9:
         return []
-    named = [name for name, is_skewed in skewed.items() if is_skewed]
-    shown = ", ".join(named[:_SKEWED]) + (", ..." if count > _SKEWED else "")
+    names = [name for name, is_skewed in skewed.items() if is_skewed]
+    shown = ", ".join(names[:_SKEWED]) + (", ..." if count > _SKEWED else "")
     return [
         f"Draws of labels look skewed in {count} of {len(skewed)} differences ({shown}). If they are, intervals cover "
         "less than 95%: about 88% with five exponential draws, 90% with ten and 92% with twenty. Add draws."

@@ -138,8 +138,8 @@ class DistillJob(Config):
             raise ValueError("name a teacher, or the scores that jobs.score made with it; not both")
         if self.evaluate.baseline is not None:
             raise ValueError("evaluate.baseline: leave it out; students are compared with direct, or with the teacher")
-        if taken := {TEACHER, DIRECT} & self.students.keys():
-            raise ValueError(f"students.{min(taken)}: the report uses this name for another method; choose another")
+        if reserved := {TEACHER, DIRECT} & self.students.keys():
+            raise ValueError(f"students.{min(reserved)}: the report uses this name for another method; choose another")
         if self.splits.train.data not in ((), (self.data,)) or self.splits.test.data not in ((), (self.data,)):
             raise ValueError("splits: train and test read the data set that data names; leave their data out")
         if self.splits.train.scores or self.splits.test.scores:
@@ -165,8 +165,8 @@ class DistillJob(Config):
             for name in (name for name, student in self.students.items() if student.exported):
                 out = join(self.out, "export", name)
                 ExportJob(out=out, bundle=models[name], data=self.data, periods=periods, **parity).run()
-            made = self._report(models)
-        print_report(self.out, document(made, self._links()))
+            report = self._report(models)
+        print_report(self.out, document(report, self._links()))
 
     @cached_property
     def _splits(self) -> SplitsWithTest:

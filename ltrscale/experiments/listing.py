@@ -65,13 +65,13 @@ class ListedRun:
         cutoff = next((value for key, value in self.settings.items() if key.endswith("primary_cutoff")), "")
         metrics = [name.rpartition(_OF_METHOD)[2] for name in names]
         metric = f"ndcg@{cutoff}" if f"ndcg@{cutoff}" in metrics else metrics[0]
-        alike = (name for name, each in zip(names, metrics, strict=True) if each == metric)
-        best = max(alike, key=lambda name: self.metrics[name])
+        equal = (name for name, each in zip(names, metrics, strict=True) if each == metric)
+        best = max(equal, key=lambda name: self.metrics[name])
         return f"{best} {self.metrics[best]:.4f}"
 
 
 def runs_below(under: str) -> Iterator[ListedRun]:
-    """The runs of all directories below a path, in the order of their names; an `InputError` if there is none."""
+    """The runs of all directories below a path, in the order of their names; an `InputError` if there are none."""
     ends = tuple(f"/{name}/{CONFIG}" for name in (storage.RUN, storage.HIDDEN_RUN))
     names = {name.rpartition("/")[0].rpartition("/")[0] for name in storage.below(under) if f"/{name}".endswith(ends)}
     urls = sorted(storage.join(under, name) if name else under for name in names)
@@ -90,17 +90,17 @@ def read_run(out: str) -> ListedRun:
     records = [json.loads(line) for line in (record_file(out, METRICS) or "").splitlines() if line.startswith("{")]
     command = environment.get("command", [])
     verb = command[0].rpartition("/")[2].removesuffix(".py") if command else ""
-    stated = storage.read_if_there(storage.join(out, "config.json"))  # by a bundle
+    settings = storage.read_if_there(storage.join(out, "config.json"))  # by a bundle
     # a pipeline commits what it makes below it, scores and predictions are committed period by period
-    made = manifest is not None or "ended" in environment
+    is_done = manifest is not None or "ended" in environment
     return ListedRun(
         out=out,
         stage=(manifest or {}).get("made_by", {}).get("stage") or verb,
         started=environment.get("time", ""),
-        state="done" if made else "failed" if " ERROR failed: " in (record_file(out, LOG) or "") else "not done",
+        state="done" if is_done else "failed" if " ERROR failed: " in (record_file(out, LOG) or "") else "not done",
         seconds=_since(environment.get("time", ""), records),
         settings=flat(yaml.safe_load(config)),
-        metrics=_last(records) | numbers(json.loads(stated or b"{}").get("metrics", {})),
+        metrics=_last(records) | numbers(json.loads(settings or b"{}").get("metrics", {})),
     )
 
 

@@ -102,10 +102,10 @@ class PipelineConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        also = (AS_SHOWN,) if self.evaluate.as_shown else ()
-        if also and AS_SHOWN in self.methods:
+        as_shown = (AS_SHOWN,) if self.evaluate.as_shown else ()
+        if as_shown and AS_SHOWN in self.methods:
             raise ValueError(f"methods: {AS_SHOWN} is the order that was shown; rename it, or unset evaluate.as_shown")
-        if self.splits.test is not None and self.evaluate.baseline not in (None, *self.methods, *also):
+        if self.splits.test is not None and self.evaluate.baseline not in (None, *self.methods, *as_shown):
             names = ", ".join(self.methods)
             raise ValueError(
                 f"evaluate.baseline {self.evaluate.baseline!r} is not among the methods {names}; or set null"
@@ -155,7 +155,7 @@ def _run(config: PipelineConfig) -> None:
 
 
 def _relabelled(data: str, relabel: RelabelConfig | None, out: str) -> str:
-    """The data set that has the labels: `out`, or the one that there was if nothing is to be relabelled."""
+    """The data set that has the labels: `out`, or the original one if nothing is to be relabelled."""
     if relabel is None:
         return data
     RelabelJob(data=data, out=out, relabel=relabel).run()
@@ -191,9 +191,9 @@ def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]
             evaluation = EvaluateConfig(**config.evaluate.model_dump(), models=models, splits=tested)
             EvaluateJob(out=join(config.out, evaluation_on(column)), evaluate=evaluation).run()
     if config.refit is not None:
-        also = splits.test if config.refit.test else None
+        test_too = splits.test if config.refit.test else None
         for name in config.refit.methods:
-            RefitJob(out=_final(config, name), bundle=models[name][0], also=also, workers=config.workers).run()
+            RefitJob(out=_final(config, name), bundle=models[name][0], also=test_too, workers=config.workers).run()
     _log_next(config, data, {name: urls[0] for name, urls in models.items()})
 
 
@@ -218,8 +218,8 @@ def _log_next(config: PipelineConfig, data: str, bundles: Mapping[str, str]) -> 
         log.info("next, to learn from the validation groups too: %s", refit)
         chosen = _final(config, best)
     if config.splits.test is not None:
-        place = join(config.out, evaluation_on(config.evaluate_on[0]))
-        page = command("report", evaluation=place, out=join(config.out, "page"))
+        evaluation = join(config.out, evaluation_on(config.evaluate_on[0]))
+        page = command("report", evaluation=evaluation, out=join(config.out, "page"))
         log.info("next, a page of HTML to look at: %s", page)
     if rank := rank_command(chosen, data, join(config.out, "ranked")):
         log.info("next, to rank the newest period: %s", rank)
@@ -232,7 +232,7 @@ def _log_next(config: PipelineConfig, data: str, bundles: Mapping[str, str]) -> 
 
 
 def _validated(url: str) -> dict[str, float]:
-    """The validation metrics of a bundle, the one that chose its epoch or trees first."""
+    """The validation metrics of a bundle, first the one that chose its epoch or trees."""
     metrics = {name: v for name, v in bundle.load(url).metrics.items() if re.match(r"validation_(?!groups)", name)}
     return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
 
@@ -278,8 +278,8 @@ def predict_command(bundle: str, data: str, out: str) -> str:
 
     It allows as many bad rows as the data set.
     """
-    made = open_dataset(data).manifest.made_by
-    latest = (made.get("added") or [made])[-1].get("config", {})
+    made_by = open_dataset(data).manifest.made_by
+    latest = (made_by.get("added") or [made_by])[-1].get("config", {})
     inputs = latest.get("inputs") or [{"path": "NEW_ROWS"}]
     allowed = latest.get("max_rejected", default := PrepareConfig.model_fields["max_rejected"].default)
     words = (("bundle", bundle), ("inputs", inputs[-1]["path"]), ("out", out))
@@ -288,7 +288,7 @@ def predict_command(bundle: str, data: str, out: str) -> str:
 
 
 def rank_command(bundle: str, data: str, out: str) -> str | None:
-    """The command that ranks the items of the newest period of a data set; None if its periods are no times."""
+    """The command that ranks the items of the newest period of a data set; None if its periods are not times."""
     if not re.match(r"\d{4}-", open_dataset(data).manifest.periods[-1]):
         return None
     return command("score", bundle=bundle, data=data, out=out, layout="items", periods="last 1")

@@ -71,7 +71,7 @@ class StudyConfig(Config):
     Empty takes all labels of the validation split, as the papers do."""
     control: str | dict[str, str] | None = None
     """The method without pretraining whose settings are otherwise those of the pretrained ones: differences from it are
-    pretraining's own share. Where pretrained methods differ in more than that, each by name with a control of its own,
+    pretraining's own share. Where pretrained methods differ in more than that, each by name with its own control,
     `{simclr: scratch, heads: scratch_heads}`; only these are compared, as far as the grid has them."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Metrics, baseline and outliers. `resamples` and `seed` have no effect: intervals are Student's."""
@@ -103,23 +103,25 @@ class StudyConfig(Config):
 
     def _check_compared(self) -> None:
         """Check that the methods that others are compared with are trained, and that controls are not pretrained."""
-        named = {"evaluate.baseline": self.evaluate.baseline}
+        compared = {"evaluate.baseline": self.evaluate.baseline}
         if isinstance(self.control, dict):
             if unknown := self.control.keys() - self.methods.keys():
                 raise ValueError(f"control: {min(unknown)!r} is not among the methods {', '.join(self.methods)}")
-            named |= {f"control.{name}": own for name, own in self.controls.items()}
+            compared |= {f"control.{name}": control for name, control in self.controls.items()}
         else:
-            named["control"] = self.control
+            compared["control"] = self.control
         trained = self.trained
-        for key, other in named.items():
+        for key, other in compared.items():
             if other not in (None, *trained):
-                among = ", ".join(trained)
-                raise ValueError(f"{key} {other!r} is not among the methods of the grid, {among}; or set null")
-        for name, own in self.controls.items():
+                names = ", ".join(trained)
+                raise ValueError(f"{key} {other!r} is not among the methods of the grid, {names}; or set null")
+        for name, control in self.controls.items():
             if self.methods[name].about(self.methods).family not in ("pretrained", "mixed"):
                 raise ValueError(f"control.{name}: {name!r} is not pretrained, so it has no control; leave it out")
-            if own == name or self.methods[own].about(self.methods).family == "pretrained":
-                raise ValueError(f"control {own!r} of {name!r} is pretrained; name a method that is not, or set null")
+            if control == name or self.methods[control].about(self.methods).family == "pretrained":
+                raise ValueError(
+                    f"control {control!r} of {name!r} is pretrained; name a method that is not, or set null"
+                )
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -133,7 +135,7 @@ class StudyConfig(Config):
             return {}
         trained = self.trained
         if isinstance(self.control, dict):
-            return {name: own for name, own in self.control.items() if name in trained}
+            return {name: control for name, control in self.control.items() if name in trained}
         pretrained = (name for name in trained if self.methods[name].about(self.methods).family == "pretrained")
         return dict.fromkeys(pretrained, self.control)
 
@@ -242,8 +244,8 @@ def _run(study: StudyConfig, parts: StudyParts) -> dict[str, str]:
             else:
                 failed[task.name] = failure
                 log.warning("study: %s failed: %s", task.name, failure)
-            spent = Spent.read(task.folder) if task.folder else None
-            before, share = share, costs.done(task, seconds, max(seconds, spent.seconds if spent else 0.0))
+            task_cost = Spent.read(task.folder) if task.folder else None
+            before, share = share, costs.done(task, seconds, max(seconds, task_cost.seconds if task_cost else 0.0))
             advance(1, share - before)
             log.info("study: %d of %d, %s", len(done) + len(failed), len(tasks), task.name)
             if time.monotonic() - reported >= _REPORT_S:
@@ -299,11 +301,11 @@ def _pretraining_cost(study: StudyConfig, parts: StudyParts, name: str) -> Cost:
     """Mean time of pretraining over seeds."""
     seeds = {cell.seed for cell in study.cells}
     folders = [parts.encoder(name, seed) for seed in seeds]
-    spent = [record for folder in folders if (record := Spent.read(folder)) is not None and record.done]
-    seconds = sum(each.seconds for each in spent)
+    records = [record for folder in folders if (record := Spent.read(folder)) is not None and record.done]
+    seconds = sum(each.seconds for each in records)
     if not seconds:
         return Cost()
     return Cost(
-        pretraining_minutes=seconds / len(spent) / 60,
-        pretraining_documents_per_s=sum(each.documents for each in spent) / seconds,
+        pretraining_minutes=seconds / len(records) / 60,
+        pretraining_documents_per_s=sum(each.documents for each in records) / seconds,
     )

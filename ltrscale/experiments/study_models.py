@@ -77,7 +77,7 @@ class Cell(Config):
 
 
 def shared_encoders(methods: Mapping[str, AnyMethod]) -> dict[str, AnyMethod]:
-    """The methods, of which those with the same pretraining share the encoder of the first."""
+    """The methods; those with the same pretraining share the encoder of the first."""
     owners: dict[str, str] = {}
     shared: dict[str, AnyMethod] = {}
     for name, method in methods.items():
@@ -224,7 +224,7 @@ class StudyParts:
 
     out: str
     methods: Mapping[str, AnyMethod]
-    """The methods, of which those with the same pretraining share an encoder."""
+    """The methods; those with the same pretraining share an encoder."""
     splits: SplitsWithTest
     evaluate: EvaluateSettings
     threads: int
@@ -258,8 +258,8 @@ class StudyParts:
         """Pretrain the encoder of a method."""
         run = self.encoders(seed)
         with one_view(self.view):
-            of = [run.methods[name].model_dump(mode="json"), seed, dataset_hashes([run.splits.train])]
-            with timed(self.encoder(name, seed), of):
+            identity = [run.methods[name].model_dump(mode="json"), seed, dataset_hashes([run.splits.train])]
+            with timed(self.encoder(name, seed), identity):
                 run.pretrained(name)
 
     def train(self, cell: Cell, sized: SplitsWithTest) -> None:
@@ -268,8 +268,8 @@ class StudyParts:
         with one_view(self.view):
             splits = (run.splits.train, run.splits.validation)
             settings = [run.methods[cell.method], *splits]
-            of = [*(c.model_dump(mode="json") for c in settings), run.seed, dataset_hashes(splits)]
-            with timed(folder, of):
+            identity = [*(c.model_dump(mode="json") for c in settings), run.seed, dataset_hashes(splits)]
+            with timed(folder, identity):
                 bundle = run.model(cell.method)
             Measurement(
                 out=join(folder, "measured"),

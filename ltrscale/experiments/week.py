@@ -119,17 +119,19 @@ def check_new(
     Raises:
         InputError: the data set has later periods, or other rows of these; or the newest has no labels.
     """
-    before, taken = ([p for p in all_periods if (p in periods) == is_taken] for is_taken in (False, True))
-    if before and before[-1] > periods[0]:
+    others, present = ([p for p in all_periods if (p in periods) == is_taken] for is_taken in (False, True))
+    if others and others[-1] > periods[0]:
         raise InputError(
-            f"{new.url}: the rows are of {in_few_words(periods)}, and {data} has {before[-1]!r} already; add "
+            f"{new.url}: the rows are of {in_few_words(periods)}, and {data} has {others[-1]!r} already; add "
             "earlier periods with jobs.prepare (prepare.add), which judges nothing"
         )
-    if joins and taken and not is_begun:
+    if joins and present and not is_begun:
         remedy = "leave inputs out to judge the newest period as it is there"
-        if taken != periods:
+        if present != periods:
             remedy = "leave its rows out of the inputs"
-        raise InputError(f"{new.url}: {data} has {in_few_words(taken)} already, and a period is not replaced; {remedy}")
+        raise InputError(
+            f"{new.url}: {data} has {in_few_words(present)} already, and a period is not replaced; {remedy}"
+        )
     if not any(cell.labelled for f in new.manifest.files if f.period == periods[-1] for cell in f.row_groups):
         raise InputError(
             f"{new.url}: {periods[-1]} has no labels, by which models are judged; run this again once it has some"
@@ -141,13 +143,13 @@ def unseen_periods(splits: SplitsWithTest, production: str) -> Split:
     test, origin = splits.test, validate(Provenance, load_bundle(production).made_by, production)
     named_periods = {period for split in splits.by_name.values() for period in split.periods or ()}
     learnt = {period for split in origin.config.splits for period in split.periods or ()} & named_periods
-    if not learnt:  # as of one that learnt from tables in memory
+    if not learnt:  # as for a model that learnt from tables in memory
         log.warning("weekly: %s names none of these periods as learnt from; it is taken to have seen none", production)
-    until = max(learnt, default="")
-    newer = [period for period in test.periods or () if period > until]
+    last = max(learnt, default="")
+    newer = [period for period in test.periods or () if period > last]
     if not newer:
         raise InputError(
-            f"splits.test: {production} has learnt from {until!r}, so that no test period is left to judge it on; give "
+            f"splits.test: {production} has learnt from {last!r}, so that no test period is left to judge it on; give "
             "the rows of a newer period"
         )
     return test.replace(periods=newer)
@@ -163,10 +165,10 @@ def published(
         places["export"] = storage.absolute(export.out)
     if registry is not None:
         # a run that was stopped after this must not register it again
-        done = join(folder, f"registered-{content_hash(bundle)[:12]}.txt")
-        version = storage.read_if_there(done)
+        marker = join(folder, f"registered-{content_hash(bundle)[:12]}.txt")
+        version = storage.read_if_there(marker)
         if version is None:
             version = RegisterJob(bundle=bundle, **registry.model_dump()).run().encode()
-            storage.write_bytes(done, version)
+            storage.write_bytes(marker, version)
         places["version"] = version.decode()
     return places

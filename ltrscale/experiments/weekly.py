@@ -101,8 +101,8 @@ class WeeklyJob(Config):
         """The pipeline; an `InputError` if it has no such method, or changes the data set before it trains."""
         config = load(PipelineConfig, self.pipeline)
         if self.method not in config.methods:
-            near = suggestion(self.method, config.methods, "its methods are")
-            raise InputError(f"method: {self.pipeline} has no method {self.method!r}; {near}")
+            hint = suggestion(self.method, config.methods, "its methods are")
+            raise InputError(f"method: {self.pipeline} has no method {self.method!r}; {hint}")
         changed = {"match": config.match, "relabel": config.relabel, "learn_from": config.learn_from or None}
         if keys := [key for key, value in changed.items() if value is not None]:
             raise InputError(f"{self.pipeline}: {keys[0]}: new periods join a data set of jobs.prepare; leave it out")
@@ -136,17 +136,19 @@ class WeeklyJob(Config):
             raise InputError(
                 f"{self.data}: made by {made_by.get('stage')}; periods join a data set of jobs.prepare only"
             )
-        given = {} if self.max_rejected is None else {"max_rejected": self.max_rejected}
-        own = {"inputs": self.inputs, "add": add, "expect": {}}
+        limit = {} if self.max_rejected is None else {"max_rejected": self.max_rejected}
+        overrides = {"inputs": self.inputs, "add": add, "expect": {}}
         return validate(
-            PrepareConfig, {**made_by["config"], **prepare_settings_of(read_as(before)), **given, **own}, self.data
+            PrepareConfig,
+            {**made_by["config"], **prepare_settings_of(read_as(before)), **limit, **overrides},
+            self.data,
         )
 
     def named(self, periods: list[str]) -> SplitsWithTest:
-        """The splits with the periods that there are, by name."""
+        """The splits with the existing periods, by name."""
         splits = self.splits.on(self.data)
-        named = {name: among(split, periods, f"splits.{name}") for name, split in splits.by_name.items()}
-        return SplitsWithTest.of(splits.replace(**{name: split.model_dump() for name, split in named.items()}))
+        by_name = {name: among(split, periods, f"splits.{name}") for name, split in splits.by_name.items()}
+        return SplitsWithTest.of(splits.replace(**{name: split.model_dump() for name, split in by_name.items()}))
 
     def run(self) -> None:
         """Do what remains to be done of a week; with `dry_run` print it.
@@ -173,19 +175,19 @@ def _run(job: WeeklyJob) -> Week:
     elif earlier.outcome != "under way":
         log.info("weekly: %s is done: %s; other rows or settings would be judged anew", earlier.period, earlier.outcome)
         return earlier
-    now = InService.read(job.out)
-    if now is not None and now.period > earlier.period:
+    in_service = InService.read(job.out)
+    if in_service is not None and in_service.period > earlier.period:
         raise InputError(
-            f"{earlier.period}: was stopped, and {now.bundle} of {now.period} is in service since, which an older "
-            "model must not replace; nothing is left to do"
+            f"{earlier.period}: was stopped, and {in_service.bundle} of {in_service.period} is in service since, "
+            "which an older model must not replace; nothing is left to do"
         )
     week = _judged_week(job, new, earlier)
     week.write(job.out)
     log.info(
         "weekly: %s: %s; %s names what serves: %s", week.period, week.outcome, join(job.out, SERVICE), _serving(job)
     )
-    if (now := InService.read(job.out)) is not None:
-        rank = predict_command(now.bundle, job.data, join(job.out, "predictions"))
+    if (in_service := InService.read(job.out)) is not None:
+        rank = predict_command(in_service.bundle, job.data, join(job.out, "predictions"))
         log.info("next, to rank new rows: %s", rank)
     if command := weekly_command(f"{job.out.rstrip('/')}.yaml"):
         log.info("next, when the next period is there: %s", command)
@@ -193,7 +195,7 @@ def _run(job: WeeklyJob) -> Week:
 
 
 def _arrived(job: WeeklyJob) -> Dataset:
-    """The new periods as a data set of their own, so that rows that are refused never reach the other one."""
+    """The new periods as a separate data set, so that refused rows never reach the main one."""
     if not job.inputs:
         return open_dataset(job.data)
     out = join(job.out, "new")
@@ -228,9 +230,11 @@ def _begin_week(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None
 
 def _in_service(job: WeeklyJob, earlier: Week | None, before: SplitsWithTest, splits: SplitsWithTest) -> str:
     """What the candidate of a week is compared with; trains the first model where nothing is in service yet."""
-    now = InService.read(job.out)
-    if now is not None:  # a week that is judged anew is compared with what it was compared with before
-        compared = earlier.production if earlier is not None and earlier.bundle == now.bundle else now.bundle
+    in_service = InService.read(job.out)
+    if in_service is not None:  # a week that is judged anew is compared with what it was compared with before
+        compared = (
+            earlier.production if earlier is not None and earlier.bundle == in_service.bundle else in_service.bundle
+        )
         unseen_periods(splits, compared)
         return compared
     first = storage.absolute(job.production or _first_model(job, before))
@@ -241,8 +245,8 @@ def _in_service(job: WeeklyJob, earlier: Week | None, before: SplitsWithTest, sp
 
 
 def _serving(job: WeeklyJob) -> str:
-    now = InService.read(job.out)
-    return "nothing" if now is None else now.bundle
+    in_service = InService.read(job.out)
+    return "nothing" if in_service is None else in_service.bundle
 
 
 def _first_model(job: WeeklyJob, before: SplitsWithTest) -> str:
@@ -263,7 +267,7 @@ def _trained(job: WeeklyJob, splits: SplitsWithTest, folder: str) -> str:
 
 
 def _judged_week(job: WeeklyJob, new: Dataset, week: Week) -> Week:
-    """Do all steps of a week, of which those that are done do nothing; returns how it ended."""
+    """Do all steps of a week; those already done do nothing. Returns how it ended."""
     folder = folder_of(job.out, week.period)
     if reasons := _drifted(job, new, week, join(folder, "arrival")):
         return week.replace(outcome="refused", reasons=reasons)
@@ -293,8 +297,8 @@ def _judged_week(job: WeeklyJob, new: Dataset, week: Week) -> Week:
     if job.export is not None:
         periods = week.splits.test.periods
         export = ExportJob(out=join(folder, "export"), bundle=bundle, to=job.export, data=job.data, periods=periods)
-    also = published(bundle, folder, export=export, registry=job.registry)
-    service = InService.now(storage.absolute(bundle), week.period, before=week.production, **also)
+    places = published(bundle, folder, export=export, registry=job.registry)
+    service = InService.now(storage.absolute(bundle), week.period, before=week.production, **places)
     service.write(job.out)
     return week.replace(outcome="in service", bundle=service.bundle)
 
@@ -313,9 +317,9 @@ def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
 
 def _steps(job: WeeklyJob) -> Iterator[str]:
     """What a run would do, a line each."""
-    periods, now = open_dataset(job.data).manifest.periods, InService.read(job.out)
+    periods, in_service = open_dataset(job.data).manifest.periods, InService.read(job.out)
     before, new = ([*periods], "NEW") if job.inputs else ([*periods[:-1]], periods[-1])
-    production = now.bundle if now is not None else job.production
+    production = in_service.bundle if in_service is not None else job.production
     splits, first = job.named([*before, new]), job.named(before)
     yield f"weekly: dry run, nothing is written; {job.data} has {in_few_words(periods)}"
     if job.inputs:

@@ -188,8 +188,8 @@ def lines(
         layers.insert(0, {"mark": {"type": "rule"}, "encoding": {"y": {"datum": level}}})
     if marks:
         cross = {"type": "point", "shape": "cross", "angle": 45, "size": 90, "filled": True}
-        place = {"x": across["x"], "y": {"datum": level or 0}, "color": _series(rows, order)}
-        layers.append({"data": {"values": list(marks)}, "mark": cross, "encoding": place})
+        encoding = {"x": across["x"], "y": {"datum": level or 0}, "color": _series(rows, order)}
+        layers.append({"data": {"values": list(marks)}, "mark": cross, "encoding": encoding})
     return _chart_of(rows, height=260, layer=layers)
 
 
@@ -311,7 +311,7 @@ def chart_row(*specs: Spec) -> Spec:
 
 
 def above(*specs: Spec, alike: bool = True) -> Spec:
-    """Charts one above the other in one picture; without `alike` each has series of its own, and a legend."""
+    """Charts one above the other in one picture; without `alike` each has its own series and legend."""
     resolve = {} if alike else {"resolve": {"scale": {"color": "independent"}}}
     return {"$schema": _VEGA_LITE, "vconcat": [_part(spec) for spec in specs], **resolve}
 

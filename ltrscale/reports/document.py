@@ -123,11 +123,11 @@ class Document:
     @property
     def charts(self) -> dict[str, Chart]:
         """All charts in order, by the file name of their picture."""
-        every = [
+        charts = [
             *_charts_in(self.opening),
             *(chart for section in self.sections for chart in _charts_in(section.blocks)),
         ]
-        return {f"{chart.name or f'chart-{number:02d}'}.png": chart for number, chart in enumerate(every)}
+        return {f"{chart.name or f'chart-{number:02d}'}.png": chart for number, chart in enumerate(charts)}
 
 
 def _charts_in(blocks: Sequence[Block]) -> Iterator[Chart]:

@@ -30,13 +30,13 @@ class Findings(Config):
         """Read the results that are committed in a directory; an `InputError` if there are none, or they do not fit."""
         manifest = storage.read_manifest(url)
         if manifest is None:
-            what = cls.called.partition(" ")[2]
-            raise InputError(f"{url}: no {what} is committed there; make it with {cls.made_by_job}")
+            kind = cls.called.partition(" ")[2]
+            raise InputError(f"{url}: no {kind} is committed there; make it with {cls.made_by_job}")
         try:
             return cls.model_validate_json(storage.read_verified(url, cls.file, manifest))
         except ValueError as error:
-            where = storage.join(url, cls.file)
-            raise InputError(f"{where}: not {cls.called} ({error}); make it again with {cls.made_by_job}") from error
+            file_url = storage.join(url, cls.file)
+            raise InputError(f"{file_url}: not {cls.called} ({error}); make it again with {cls.made_by_job}") from error
 
     def to_json(self) -> str:
         """The text of the file."""
@@ -44,10 +44,10 @@ class Findings(Config):
 
 
 def write_report(
-    commit: storage.Commit, found: Findings, document: Document, *, also: Mapping[str, str] | None = None
+    commit: storage.Commit, findings: Findings, document: Document, *, also: Mapping[str, str] | None = None
 ) -> None:
     """Write results, the document that shows them, and the texts of other files by name, to a commit."""
-    texts = {name: text.encode() for name, text in {**(also or {}), found.file: found.to_json()}.items()}
+    texts = {name: text.encode() for name, text in {**(also or {}), findings.file: findings.to_json()}.items()}
     write_files(commit, texts | files(document))
 
 
@@ -159,12 +159,12 @@ def html(document: Document) -> str:
     environment.tests |= {
         cls.__name__.lower(): lambda block, cls=cls: isinstance(block, cls) for cls in get_args(Block)
     }
-    every = document.charts.values()
-    numbers = {id(chart): number for number, chart in enumerate(every)}
+    all_charts = document.charts.values()
+    numbers = {id(chart): number for number, chart in enumerate(all_charts)}
     return environment.get_template("page.html.jinja").render(
         document=document,
         number=lambda chart: numbers[id(chart)],
-        specifications=[chart.spec for chart in every],
+        specifications=[chart.spec for chart in all_charts],
         themes={"light": charts.theme(dark=False), "dark": charts.theme(dark=True)},
         javascript=_javascript(),
     )

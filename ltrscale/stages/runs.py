@@ -60,10 +60,10 @@ def _git(*arguments: str) -> str | None:
     """Output of a git command in the source tree of this package; None outside a repository."""
     folder = Path(__file__).resolve().parent
     try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+        result = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
+    return result.stdout.strip()
 
 
 @contextmanager
@@ -223,9 +223,9 @@ def _copy_at_last(folder: Path, target: str) -> None:
     try:
         _copy(folder, target)
     except (InputError, OSError) as error:
-        kept = Path(tempfile.mkdtemp(prefix="ltrscale-run-"))
-        shutil.copytree(folder, kept, dirs_exist_ok=True)
-        log.warning("%s; the log and the metrics of this run are in %s", error, kept)
+        copy = Path(tempfile.mkdtemp(prefix="ltrscale-run-"))
+        shutil.copytree(folder, copy, dirs_exist_ok=True)
+        log.warning("%s; the log and the metrics of this run are in %s", error, copy)
 
 
 def _copy_until(over: threading.Event, folder: Path, target: str) -> None:

@@ -49,8 +49,8 @@ Settings = dict[str, Any]
 
 def with_splits(config: Config | Settings, *splits: Split) -> Settings:
     """The settings, and splits that name all their periods: periods added later do not belong to them."""
-    named = [with_periods_named(split).model_dump(mode="json") for split in splits]
-    return {"config": settings_of(config), "splits": named}
+    with_periods = [with_periods_named(split).model_dump(mode="json") for split in splits]
+    return {"config": settings_of(config), "splits": with_periods}
 
 
 def dataset_hashes(splits: Iterable[Split]) -> dict[str, str]:
@@ -79,28 +79,28 @@ def check_unseen(url: str, test: Split) -> None:
     Raises:
         InputError: one of them has; the message names the period.
     """
-    waiting, looked_at = [url], set()
+    waiting, checked = [url], set()
     while waiting:
-        if (one := waiting.pop()) not in looked_at:
-            looked_at.add(one)
-            waiting += _check_unseen_by(one, test)
+        if (bundle := waiting.pop()) not in checked:
+            checked.add(bundle)
+            waiting += _check_unseen_by(bundle, test)
 
 
 def _check_unseen_by(url: str, test: Split) -> list[str]:
     """Check the splits of one bundle; returns the URLs of its inputs and teachers."""
     origin = validate(Provenance, (storage.read_manifest(url) or {}).get("made_by", {}), url)
-    seen = origin.config.splits
-    made_from = list(origin.inputs) if seen else []
-    if len(seen) != 2 or not all(map(_is_there, seen)):  # pretraining records one split: it reads no labels
+    splits = origin.config.splits
+    made_from = list(origin.inputs) if splits else []
+    if len(splits) != 2 or not all(map(_is_there, splits)):  # pretraining records one split: it reads no labels
         return made_from
-    seen = tuple(split.replace(periods=_still_there(split) or None) for split in seen)
+    splits = tuple(split.replace(periods=_still_there(split) or None) for split in splits)
     try:
-        check_disjoint(SplitsWithTest(train=seen[0], validation=seen[1], test=test))
+        check_disjoint(SplitsWithTest(train=splits[0], validation=splits[1], test=test))
     except UnavailableError:  # storage does not answer, which is no verdict on the bundle
         raise
     except InputError as error:
         raise InputError(f"{url} was made from other splits than it is evaluated on: {error}") from error
-    return made_from + [teacher for split in seen if split.scores for teacher in scored_by(split)]
+    return made_from + [teacher for split in splits if split.scores for teacher in scored_by(split)]
 
 
 def _is_there(split: Split) -> bool:
@@ -121,8 +121,8 @@ def scored_by(split: Split) -> list[str]:
     periods = sorted({file.period for _, files in chosen_files(split) for file in files})
     scored = [read_period(split.scores, period) for period in periods]
     try:
-        named = [scores.made_by["config"]["bundle"] for scores in scored if scores]
-        return sorted({str(url) for bundle in named for url in ([bundle] if isinstance(bundle, str) else bundle)})
+        bundles = [scores.made_by["config"]["bundle"] for scores in scored if scores]
+        return sorted({str(url) for bundle in bundles for url in ([bundle] if isinstance(bundle, str) else bundle)})
     except (LookupError, TypeError) as error:
         raise InputError(f"{split.scores}: does not record which bundle made the scores; score again") from error
 
@@ -196,15 +196,15 @@ def is_input(field: FieldInfo) -> bool:
     return any(isinstance(mark, _InputPlace) for mark in field.metadata) or _is_input(field.annotation)
 
 
-def _is_input(declared: Any) -> bool:
-    if declared in (None, type(None), Ellipsis, str):
-        return declared is not str
-    if inspect.isclass(declared) and issubclass(declared, Split | Splits):
+def _is_input(annotation: Any) -> bool:
+    if annotation in (None, type(None), Ellipsis, str):
+        return annotation is not str
+    if inspect.isclass(annotation) and issubclass(annotation, Split | Splits):
         return True
-    inner = typing.get_args(declared)
-    if typing.get_origin(declared) is Annotated:
+    inner = typing.get_args(annotation)
+    if typing.get_origin(annotation) is Annotated:
         return any(isinstance(mark, _InputPlace) for mark in inner[1:])
-    if typing.get_origin(declared) is dict:
+    if typing.get_origin(annotation) is dict:
         inner = inner[1:]  # the keys are names
     return bool(inner) and all(map(_is_input, inner))
 
@@ -235,15 +235,15 @@ def _inputs_in(field: FieldInfo, value: Any) -> Iterator[Input]:
             marks = [mark for mark in field.metadata if isinstance(mark, _InputPlace)]
             yield from (Input(value, mark) for mark in (*marks, *_marks(field.annotation)))
         case tuple():
-            yield from (found for item in value for found in _inputs_in(field, item))
+            yield from (entry for item in value for entry in _inputs_in(field, item))
         case dict():
-            yield from (found for item in value.values() for found in _inputs_in(field, item))
+            yield from (entry for item in value.values() for entry in _inputs_in(field, item))
 
 
-def _marks(declared: Any) -> Iterator[_InputPlace]:
+def _marks(annotation: Any) -> Iterator[_InputPlace]:
     """The marks that a type mentions, at any depth."""
-    yield from (mark for mark in getattr(declared, "__metadata__", ()) if isinstance(mark, _InputPlace))
-    for inner in typing.get_args(declared):
+    yield from (mark for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, _InputPlace))
+    for inner in typing.get_args(annotation):
         yield from _marks(inner)
 
 
@@ -251,7 +251,7 @@ def hashes_of(config: Config, *further: Split) -> dict[str, str]:
     """The content hash of each input of a config, by its place, and of further splits that it reads."""
     inputs = list(inputs_in(config))
     hashes = dataset_hashes([*(each.what for each in inputs if isinstance(each.what, Split)), *further])
-    return hashes | {what: place.content(what) for what, place in inputs if isinstance(what, str) and place}
+    return hashes | {url: mark.content(url) for url, mark in inputs if isinstance(url, str) and mark}
 
 
 Origin = Mapping[str, Any]
@@ -279,8 +279,8 @@ class Stage(Config):
         They are those of the only other field, where it is a config, such as `finetune` of `FinetuneJob`; else all.
         """
         fields = type(self).model_fields.items()
-        own = [getattr(self, name) for name, field in fields if not (is_operational(field) or is_input(field))]
-        match own:
+        own_fields = [getattr(self, name) for name, field in fields if not (is_operational(field) or is_input(field))]
+        match own_fields:
             case []:
                 return Config()
             case [Config() as settings]:
@@ -310,10 +310,10 @@ class Stage(Config):
 
     def is_done(self, origin: Origin) -> bool:
         """Whether the complete output of this origin is committed; logs it if so."""
-        done = is_current(self.out, origin)
-        if done:
+        up_to_date = is_current(self.out, origin)
+        if up_to_date:
             log.info("%s: %s is up to date", self.stage, self.out)
-        return done
+        return up_to_date
 
     def recorded_as(self) -> Config:
         """The config that repeats the run; the run directory keeps it."""

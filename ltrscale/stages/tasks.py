@@ -1,4 +1,4 @@
-"""Independent tasks, some of which need others done: here one after the other, or in processes of a Ray cluster.
+"""Tasks, some of which need others to be done first: here one after the other, or in processes of a Ray cluster.
 
 A task that fails ends neither the others nor the run; only the tasks that need it are given up.
 """
@@ -76,7 +76,7 @@ Ended = Callable[[Task, str | None, float], None]
 
 
 def run_all(tasks: Sequence[Task], workers: TaskWorkersConfig, ended: Ended) -> None:
-    """Run all tasks, each of which comes after those that it needs; returns when each has ended.
+    """Run all tasks, each after those that it needs; returns when all have ended.
 
     Args:
         tasks: with different names.
@@ -98,7 +98,7 @@ def run_all(tasks: Sequence[Task], workers: TaskWorkersConfig, ended: Ended) -> 
 
 
 class Costs:
-    """The cost of the tasks that are done, which foretells that of the others."""
+    """The cost of the finished tasks, which predicts that of the others."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self._left = Counter((task.kind, task.size) for task in tasks)
@@ -109,21 +109,21 @@ class Costs:
         """Take note of a task that has ended; returns the share of this run's work that is done.
 
         A task that was up to date took next to no seconds in this run; its cost, the seconds that it took in all runs,
-        foretells that of tasks like it.
+        predicts that of similar tasks.
         """
         self._left[task.kind, task.size] -= 1
         self._costs.setdefault((task.kind, task.size), []).append(cost)
         self._spent += seconds
-        left = sum(number * self._foretold(*like) for like, number in self._left.items() if number)
-        return self._spent / (self._spent + left) if left else 1.0
+        remaining = sum(number * self._foretold(*like) for like, number in self._left.items() if number)
+        return self._spent / (self._spent + remaining) if remaining else 1.0
 
     def _foretold(self, kind: str, size: float) -> float:
         """The mean of tasks of the same kind and size; else of the kind, in proportion to the size; else of all."""
         if same := self._costs.get((kind, size)):
             return statistics.fmean(same)
-        alike = [(other, cost) for (of, other), costs in self._costs.items() if of == kind for cost in costs]
-        if alike:
-            return size * sum(cost for _, cost in alike) / sum(other for other, _ in alike)
+        costs_alike = [(other, cost) for (k, other), costs in self._costs.items() if k == kind for cost in costs]
+        if costs_alike:
+            return size * sum(cost for _, cost in costs_alike) / sum(other for other, _ in costs_alike)
         return statistics.fmean(cost for costs in self._costs.values() for cost in costs)
 
 
@@ -135,12 +135,12 @@ class _Queue:
         self._ended, self._failures, self._begun = ended, dict[str, str | None](), dict[str, float]()
 
     def next(self) -> Task | None:
-        """The first task that can begin, None if there is none now; gives up those that need a failed one."""
+        """The first task that can begin now, or None; gives up tasks that need a failed one."""
         for task in list(self._waiting.values()):
-            lost = [name for name in task.needs if self._failures.get(name) is not None]
-            if lost:
+            failed_needs = [name for name in task.needs if self._failures.get(name) is not None]
+            if failed_needs:
                 del self._waiting[task.name]
-                self.end(task, f"needs {lost[0]}, which failed")
+                self.end(task, f"needs {failed_needs[0]}, which failed")
             elif all(name in self._failures for name in task.needs):
                 self._begun[task.name] = time.monotonic()
                 return self._waiting.pop(task.name)
@@ -167,18 +167,18 @@ def _run_with_ray(queue: _Queue, workers: TaskWorkersConfig, stopping: Callable[
                 running[remote.remote(task.call, workers.threads, leases, mailbox)] = task
             if not running:
                 return
-            done, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_S)
+            ready, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_S)
             if stopping():
                 ray.get(mailbox.ask_to_stop.remote())
                 ray.wait(list(running), num_returns=len(running), timeout=_STOP_S)
                 raise Stopped("asked to stop; the same command goes on")
-            if not done:
+            if not ready:
                 continue
-            task = running.pop(done[0])
+            task = running.pop(ready[0])
             failure: str | None
             try:
                 with plain_errors(f"{task.name}: its process", "lower workers.number"):
-                    failure = ray.get(done[0])
+                    failure = ray.get(ready[0])
             except InputError as error:
                 failure = str(error)
             queue.end(task, failure)

@@ -62,8 +62,8 @@ def tracked(out: str, config: Config, stage: str, folder: Path) -> Iterator[Repo
     """
     trackers: list[Tracker] = []
     environment = {} if _off.get() else os.environ
-    if place := environment.get(TENSORBOARD):
-        trackers.append(_TensorBoard(place, out, config))
+    if tensorboard_url := environment.get(TENSORBOARD):
+        trackers.append(_TensorBoard(tensorboard_url, out, config))
     token = None
     if uri := environment.get(MLFLOW):
         in_mlflow = _MLflow(uri, out, config, stage)
@@ -111,7 +111,7 @@ def numbers(record: Mapping[str, object]) -> dict[str, float]:
 
 
 def _place(record: Mapping[str, object], stage: str, counts: dict[str, int]) -> tuple[str, int]:
-    """The prefix of a record's metrics, such as `full/epoch`, and its step: that of its own, or the next number."""
+    """The prefix of a record's metrics, such as `full/epoch`, and its step: its own, or the next number."""
     unit = next((unit for unit in ("epoch", "step") if isinstance(record.get(unit), int)), None)
     prefix = "/".join(str(part) for part in (record.get("phase", stage), unit) if part is not None)
     counts[prefix] = counts.get(prefix, 0) + 1
@@ -138,14 +138,14 @@ def flat(settings: Mapping[str, Any]) -> dict[str, str]:
 class _TensorBoard:
     """Event files of one run."""
 
-    def __init__(self, place: str, out: str, config: Config) -> None:
+    def __init__(self, folder: str, out: str, config: Config) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise InputError(
                 f"{TENSORBOARD}: TensorBoard is not installed; pip install 'ltrscale[tensorboard]'"
             ) from error
-        self._writer: Any = SummaryWriter(storage.join(place, _run_name(out)))
+        self._writer: Any = SummaryWriter(storage.join(folder, _run_name(out)))
         rows = "\n".join(f"| {key} | {value} |" for key, value in flat(config.model_dump(mode="json")).items())
         self._writer.add_text("config", f"| key | value |\n|---|---|\n{rows}")
 

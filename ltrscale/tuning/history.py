@@ -83,15 +83,15 @@ class History:
         `InputError` names the first difference from that of another search.
         """
         url = join(self.url, _SEARCH)
-        wanted = json.loads(json.dumps(identity))  # tuples become lists, as in the file
-        if not storage.create_exclusively(url, _json_lines(wanted)) and not _is_same(before := _read(url), wanted):
+        stored = json.loads(json.dumps(identity))  # tuples become lists, as in the file
+        if not storage.create_exclusively(url, _json_lines(stored)) and not _is_same(before := _read(url), stored):
             raise InputError(
                 f"{self.url}: holds the history of another search, which differs in "
-                f"{_first_difference(before, wanted)}; choose another out, or remove that history with --fresh"
+                f"{_first_difference(before, stored)}; choose another out, or remove that history with --fresh"
             )
 
     def identity(self) -> dict[str, Any] | None:
-        """The identity of the existing history; None if there is none."""
+        """The identity of the existing history; None if no history exists."""
         url = join(self.url, _SEARCH)
         if not storage.exists(url):
             return None
@@ -234,8 +234,8 @@ def _journal(out: str, outcome: SearchOutcome) -> bytes:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     states = {"complete": TrialState.COMPLETE, "stopped": TrialState.PRUNED, "failed": TrialState.FAIL}
     with storage.scratch.directory() as folder:
-        place = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
-        study = optuna.create_study(storage=place, study_name=out.rstrip("/"), direction="maximize")
+        journal = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+        study = optuna.create_study(storage=journal, study_name=out.rstrip("/"), direction="maximize")
         study.set_user_attr("metric", outcome.metric)
         for trial in ended(outcome.trials):
             assert trial.result is not None
@@ -315,8 +315,8 @@ def _rows(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> Table:
     for trial in sorted(trials, key=order):
         assert trial.result is not None
         value = "-" if trial.result.value is None else f"{trial.result.value:.4f}"
-        given = trial.number == 0 and not trial.begun.params
-        params = ["as given" if given else outcome.shown(trial, key) or "-" for key in outcome.space]
+        is_as_given = trial.number == 0 and not trial.begun.params
+        params = ["as given" if is_as_given else outcome.shown(trial, key) or "-" for key in outcome.space]
         rows.append([f"{trial.number}", value, trial.result.state, f"{trial.result.seconds:.0f}", *params])
     return Table(["trial", outcome.metric, "state", "seconds", *outcome.keys.values()], rows)
 
@@ -355,14 +355,14 @@ def _parallel(outcome: SearchOutcome, trials: Sequence[TrialRecord]) -> charts.S
     rows: list[dict[str, object]] = []
     ends: list[dict[str, object]] = []
     for key, dimension in outcome.space.items():
-        place = _scale(dimension)
+        scaled = _scale(dimension)
         for trial in trials:
             value = trial.begun.params[key]
-            row = {"line": trial.number, "axis": outcome.keys[key], "place": place(value), "value": _value(trial)}
+            row = {"line": trial.number, "axis": outcome.keys[key], "place": scaled(value), "value": _value(trial)}
             rows.append({**row, "shown": outcome.shown(trial, key) or label(value)})
         for value in dimension.choices or dimension.bounds:
             text = label(value)[:_LONGEST_LABEL] if dimension.choices else f"{value:g}"
-            ends.append({"axis": outcome.keys[key], "place": place(value), "shown": text})
+            ends.append({"axis": outcome.keys[key], "place": scaled(value), "shown": text})
     return charts.parallel(rows, ends, title=outcome.metric)
 
 

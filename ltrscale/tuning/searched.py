@@ -207,8 +207,8 @@ class PretrainSearch(_SearchedJob):
 
     def jobs(self, out: str) -> dict[str, Stage]:
         # which keep no encoders along the way
-        alone = self.replace(pretrain=self.pretrain.replace(keep_every=None))
-        return super(PretrainSearch, alone).jobs(out)
+        without_checkpoints = self.replace(pretrain=self.pretrain.replace(keep_every=None))
+        return super(PretrainSearch, without_checkpoints).jobs(out)
 
 
 def _named(split: Split) -> dict[str, Any]:
@@ -266,30 +266,30 @@ def with_params(job: SearchedT, space: Space, params: Params) -> tuple[SearchedT
     keys = [key for key in space if key in params and not space[key].when]
     for key in keys:
         _lay(values, key, params[key])
-    made, used = configs.validate(type(job), values, "space"), set(keys)
+    filled, used = configs.validate(type(job), values, "space"), set(keys)
     for key in (key for key in space if key in params and space[key].when):
-        settings = made.model_dump(mode="json")
-        if all(find(settings, name) == wanted for name, wanted in space[key].when.items()):
+        settings = filled.model_dump(mode="json")
+        if all(find(settings, name) == required for name, required in space[key].when.items()):
             _lay(values, key, params[key])
-            made = configs.validate(type(job), values, "space")
+            filled = configs.validate(type(job), values, "space")
             used.add(key)
-    return made, used
+    return filled, used
 
 
 def _lay(values: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key; a mapping is merged into an existing one."""
-    below, value = find(values, key), copy.deepcopy(value)  # a copy, for later keys may change parts of it
-    both = isinstance(below, Mapping) and isinstance(value, Mapping)
-    assign(values, key, configs.overlay({"_": below}, {"_": value})["_"] if both else value)
+    existing, value = find(values, key), copy.deepcopy(value)  # a copy, for later keys may change parts of it
+    both_mappings = isinstance(existing, Mapping) and isinstance(value, Mapping)
+    assign(values, key, configs.overlay({"_": existing}, {"_": value})["_"] if both_mappings else value)
 
 
 def given_params(job: Searched, space: Space) -> Params | None:
     """Parameters that leave the job unchanged; None if the space does not contain its settings."""
     params: Params = {}
     for key, dimension in space.items():
-        given = find(job.model_dump(mode="json"), key)
-        in_range = dimension.choices is None and dimension.contains(given)
-        candidates = [given] if in_range else dimension.probes()
+        value = find(job.model_dump(mode="json"), key)
+        in_range = dimension.choices is None and dimension.contains(value)
+        candidates = [value] if in_range else dimension.probes()
         same = [candidate for candidate in candidates if _is_unchanged(job, {**params, key: candidate}, space)]
         if not same:
             return None
@@ -307,17 +307,17 @@ def _is_unchanged(job: Searched, params: Params, space: Space) -> bool:
 def check_space(job: Searched, space: Space) -> None:
     """Raise an `InputError` unless the job has every key, takes its values, and trials stay comparable."""
     for key, dimension in space.items():
-        where = _enabling(job, space, key)
-        for place, probe in enumerate(dimension.probes()):
+        enabling = _enabling(job, space, key)
+        for i, probe in enumerate(dimension.probes()):
             try:
-                made, used = with_params(job, space, {**where, key: probe})
+                filled, used = with_params(job, space, {**enabling, key: probe})
             except InputError as error:
                 # the ends of a range may be whole numbers where the third probe, between them, is not
-                if place == 2 and dimension.choices is None and "integer" in str(error):
+                if i == 2 and dimension.choices is None and "integer" in str(error):
                     raise InputError(f"space.{key}: takes whole numbers only; add integer: true") from error
                 raise InputError(f"space.{key}: {label(probe)} does not fit: {error}") from error
             assert key in used
-            if made.metric != job.metric or made.splits.validation != job.splits.validation:
+            if filled.metric != job.metric or filled.splits.validation != job.splits.validation:
                 raise InputError(f"space.{key}: changes what trials are compared by; leave it out of the space")
     _check_together(job, space)
 
@@ -327,20 +327,20 @@ def _enabling(job: Searched, space: Space, key: str) -> Params:
     others = {name: dimension for name, dimension in space.items() if name != key}
     params: Params = {}
 
-    def holds(tried: Params, name: str, wanted: Any) -> bool:
-        return bool(find(with_params(job, others, tried)[0].model_dump(mode="json"), name) == wanted)
+    def holds(tried: Params, name: str, required: Any) -> bool:
+        return bool(find(with_params(job, others, tried)[0].model_dump(mode="json"), name) == required)
 
-    for name, wanted in space[key].when.items():
-        if holds(params, name, wanted):
+    for name, required in space[key].when.items():
+        if holds(params, name, required):
             continue
         tries = (
             {**params, **_enabling(job, others, other), other: choice}
             for other, dimension in others.items()
             for choice in dimension.choices or ()
         )
-        enabled = next((tried for tried in tries if holds(tried, name, wanted)), None)
+        enabled = next((tried for tried in tries if holds(tried, name, required)), None)
         if enabled is None:
-            raise InputError(f"space.{key}.when: {name} is never {label(wanted)}; check the key and its values")
+            raise InputError(f"space.{key}.when: {name} is never {label(required)}; check the key and its values")
         params = enabled
     return params
 

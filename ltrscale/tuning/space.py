@@ -87,7 +87,7 @@ class Dimension(Config):
         if step is None:
             return None
         number = int if self.integer else float
-        return [number(low + place * step) for place in range(round((high - low) / step) + 1)]
+        return [number(low + i * step) for i in range(round((high - low) / step) + 1)]
 
     def contains(self, value: Any) -> bool:
         """Whether the search can draw this value."""
@@ -196,7 +196,7 @@ def cells(space: Space) -> Iterator[Params]:
         >>> list(cells({"a": Dimension(choices=("x", "y")), "b": Dimension(low=1, high=2, integer=True)}))
         [{'a': 'x', 'b': 1}, {'a': 'x', 'b': 2}, {'a': 'y', 'b': 1}, {'a': 'y', 'b': 2}]
     """
-    values = [listed for dimension in space.values() if (listed := dimension.values()) is not None]
+    values = [choices for dimension in space.values() if (choices := dimension.values()) is not None]
     if len(values) == len(space):
         yield from (dict(zip(space, cell, strict=True)) for cell in itertools.product(*values))
 

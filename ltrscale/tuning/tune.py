@@ -117,8 +117,8 @@ class TuneJob(SearchConfig, Stage):
         """
         history, identity = History(self.out), history_of(self)
         before = history.identity()
-        if before is not None and "data" in before and (what := difference(before["data"], identity["data"])):
-            raise InputError(f"{history.url}: the search there {what}, or remove its history with --fresh")
+        if before is not None and "data" in before and (changed := difference(before["data"], identity["data"])):
+            raise InputError(f"{history.url}: the search there {changed}, or remove its history with --fresh")
         history.open(identity)
         config, cpus, workers = self, self.cpus, self.job.workers
         if workers.most > 1 or workers.gpus > 0:  # a trial's process only waits for them; they need CPUs to read, too
@@ -259,9 +259,9 @@ def search_here(
     _set_up_tune()
     from ltrscale.tuning.under_tune import Proposals
 
-    past = history.trials()
-    proposals = Proposals(config, history, past, given=given, same=same)
-    for name in map(str, range(config.trials - len(ended(past)))):
+    past_trials = history.trials()
+    proposals = Proposals(config, history, past_trials, given=given, same=same)
+    for name in map(str, range(config.trials - len(ended(past_trials)))):
         proposal = proposals.suggest(name)
         if proposals.exhausted:
             break
@@ -300,16 +300,16 @@ def _run(
 
     from ltrscale.tuning.under_tune import Asha, EndsOnRequest, Proposals, Scribe
 
-    past = history.trials()
-    left = config.trials - len(ended(past))
-    proposals = Proposals(config, history, past, given=given, same=same)
-    with storage.scratch.directory() as scratch, progress("tune", left, "trials") as advance:
+    past_trials = history.trials()
+    remaining = config.trials - len(ended(past_trials))
+    proposals = Proposals(config, history, past_trials, given=given, same=same)
+    with storage.scratch.directory() as scratch, progress("tune", remaining, "trials") as advance:
         tuner = tune.Tuner(
             tune.with_resources(_trainable(config, trial, history), {"CPU": config.cpus, "GPU": config.gpus}),
             tune_config=tune.TuneConfig(
                 search_alg=proposals,
-                scheduler=Asha(config.asha, past) if config.asha else None,
-                num_samples=left,
+                scheduler=Asha(config.asha, past_trials) if config.asha else None,
+                num_samples=remaining,
                 max_concurrent_trials=config.concurrent,
                 reuse_actors=True,  # starting a process takes longer than a short trial
             ),
@@ -318,7 +318,7 @@ def _run(
                 storage_path=str(scratch),
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=config.max_failures),
-                callbacks=[Scribe(history, config, past, report=report, advance=advance, stopping=stopping)],
+                callbacks=[Scribe(history, config, past_trials, report=report, advance=advance, stopping=stopping)],
                 stop=EndsOnRequest(stopping),
             ),
         )

@@ -105,12 +105,12 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
             seed = mix("proposal", self._config.search.seed, self._next, redraw) % 2**31
             # a new sampler for each draw: its state would depend on the trials that this process happened to run
             self._study.sampler = _sampler(self._config.search, seed)
-            asked = self._study.ask(self._distributions)
-            params = from_optuna(self._config.space, asked.params)
+            proposed = self._study.ask(self._distributions)
+            params = from_optuna(self._config.space, proposed.params)
             if self._same(params) not in self._seen:
-                self._asked[trial_id] = asked
+                self._asked[trial_id] = proposed
                 return params
-            self._study.tell(asked, state=TrialState.FAIL)
+            self._study.tell(proposed, state=TrialState.FAIL)
         for cell in itertools.islice(cells(self._config.space), _MOST_CELLS):  # few are left, and draws miss them
             if self._same(cell) not in self._seen:
                 self._take_up(trial_id, cell)
@@ -119,12 +119,12 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Report the value of a trial, or its failure, to the sampler."""
-        asked = self._asked.pop(trial_id, None)
-        if asked is None:
+        proposed = self._asked.pop(trial_id, None)
+        if proposed is None:
             return
         recorded = self._history.result(self._numbers[trial_id])
         value = recorded.value if recorded is not None else None if error else (result or {}).get(VALUE)
-        self._study.tell(asked, value, state=_state(value))
+        self._study.tell(proposed, value, state=_state(value))
 
     def save(self, checkpoint_path: str) -> None:
         """Save nothing: the history is enough."""

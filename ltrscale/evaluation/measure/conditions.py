@@ -148,8 +148,8 @@ def check(condition: Condition, groups: Mapping[str, ValueKind], documents: Mapp
         if name not in groups and not (document and name in documents):
             if name in documents:
                 raise ValueError(f"{name!r} is a column of documents; put any(...) or all(...) around its test")
-            near = nearest(name, [*groups, *documents])
-            raise ValueError(f"no column {name!r}; did you mean {near!r}?")
+            suggestion = nearest(name, [*groups, *documents])
+            raise ValueError(f"no column {name!r}; did you mean {suggestion!r}?")
     _check_kinds(condition, groups, {**groups, **documents})
 
 
@@ -179,21 +179,21 @@ def with_codes(
     return condition
 
 
-def _check_kinds(condition: Condition, here: Mapping[str, ValueKind], inside: Mapping[str, ValueKind]) -> None:
+def _check_kinds(condition: Condition, kinds_here: Mapping[str, ValueKind], inside: Mapping[str, ValueKind]) -> None:
     match condition:
         case Junction(_, parts):
             for part in parts:
-                _check_kinds(part, here, inside)
+                _check_kinds(part, kinds_here, inside)
         case Not(inner):
-            _check_kinds(inner, here, inside)
+            _check_kinds(inner, kinds_here, inside)
         case Over(_, inner):
-            if here is inside:
+            if kinds_here is inside:
                 raise ValueError("any(...) or all(...) inside another; a document has no documents")
             _check_kinds(inner, inside, inside)
-        case Holds(ColumnName(name)) if here[name] != "truth":
-            raise ValueError(f"{name!r} is a {here[name]}, which is no condition; compare it with something")
+        case Holds(ColumnName(name)) if kinds_here[name] != "truth":
+            raise ValueError(f"{name!r} is a {kinds_here[name]}, which is no condition; compare it with something")
         case Compared(left, sign, right):
-            kinds = [_kind(value, here) for value in (left, right)]
+            kinds = [_kind(value, kinds_here) for value in (left, right)]
             if isinstance(left, Constant) and isinstance(right, Constant):
                 raise ValueError(f"{left.value!r} {sign} {right.value!r} compares two constants; name a column")
             if kinds[0] != kinds[1]:
@@ -202,10 +202,10 @@ def _check_kinds(condition: Condition, here: Mapping[str, ValueKind], inside: Ma
                 raise ValueError(f"true and false have no order; write == in place of {sign}")
 
 
-def _kind(value: Value, here: Mapping[str, ValueKind]) -> ValueKind:
+def _kind(value: Value, kinds: Mapping[str, ValueKind]) -> ValueKind:
     match value:
         case ColumnName(name):
-            return here[name]
+            return kinds[name]
         case Constant(bool()):
             return "truth"
         case Constant(str()):
@@ -261,16 +261,16 @@ def _scalar(constant: Constant) -> pa.Scalar:
     return pa.scalar(constant.value, _WHOLE if whole else None)
 
 
-def _of_one_type(one: pa.Array | pa.Scalar, other: pa.Array | pa.Scalar) -> tuple[Any, Any]:
+def _of_one_type(left: pa.Array | pa.Scalar, right: pa.Array | pa.Scalar) -> tuple[Any, Any]:
     """Both sides of a comparison as numbers of one type: the narrowest floating one of the two, else `_WHOLE`."""
-    kinds = (one.type, other.type)
+    kinds = (left.type, right.type)
     if floating := [kind for kind in kinds if pa.types.is_floating(kind)]:
         nearest_to = min(floating, key=lambda kind: kind.bit_width)
     elif all(pa.types.is_integer(kind) or pa.types.is_decimal(kind) for kind in kinds):
         nearest_to = _WHOLE
     else:
-        return one, other  # texts or truths
-    return pc.cast(one, nearest_to, safe=False), pc.cast(other, nearest_to, safe=False)
+        return left, right  # texts or truths
+    return pc.cast(left, nearest_to, safe=False), pc.cast(right, nearest_to, safe=False)
 
 
 def _truths(column: pa.Array) -> Truths:
@@ -369,8 +369,8 @@ class _Parser:
         negated = self._take("not")
         if negated or token.text == "in":
             self.expect("in")
-            among = Junction("or", tuple(Compared(left, "==", constant) for constant in self._constants()))
-            return Not(among) if negated else among
+            is_in = Junction("or", tuple(Compared(left, "==", constant) for constant in self._constants()))
+            return Not(is_in) if negated else is_in
         if isinstance(left, Constant):
             raise ValueError(f"column {token.at + 1}: a constant is no condition; compare it with a column")
         return Holds(left)
@@ -411,10 +411,10 @@ class _Parser:
         self._next += matches
         return matches
 
-    def expect(self, what: str) -> None:
+    def expect(self, expected: str) -> None:
         """Step over this word or sign, or check that the text ends."""
-        if not (self._tokens[self._next].kind == "end" if what == "end" else self._take(what)):
-            self._fail("and, or, or the end" if what == "end" else repr(what))
+        if not (self._tokens[self._next].kind == "end" if expected == "end" else self._take(expected)):
+            self._fail("and, or, or the end" if expected == "end" else repr(expected))
 
     def _fail(self, expected: str) -> None:
         token = self._tokens[self._next]

@@ -108,9 +108,13 @@ class ContrastJob(Stage):
         rates = [0.0] * len(permuted) if net.rates_F is None else net.rates_F.tolist()
         features = [
             Permuted(
-                name=feature.name, kind=kind, masked=rate, loss=of[0] / n, accuracy=of[2] / of[3] if of[3] else None
+                name=feature.name,
+                kind=kind,
+                masked=rate,
+                loss=sums[0] / n,
+                accuracy=sums[2] / sums[3] if sums[3] else None,
             )
-            for feature, kind, rate, of in zip(opened.features, net.transform.kinds, rates, permuted, strict=True)
+            for feature, kind, rate, sums in zip(opened.features, net.transform.kinds, rates, permuted, strict=True)
         ]
         return Contrast(
             bundle=self.bundle,
@@ -167,8 +171,8 @@ class _Settings(Config, extra="ignore"):
 
 def _pretrained(opened: bundle.PretrainedBundle, settings: _Settings, sample: Selection) -> Pretrainer:
     """The pretrained network in inference mode; the marginals that corrupt views are those of the first documents."""
-    made, transform = opened.architecture, opened.transform()
-    network = NetworkConfig(transform=made.transform, encoder=made.encoder)
+    architecture, transform = opened.architecture, opened.transform()
+    network = NetworkConfig(transform=architecture.transform, encoder=architecture.encoder)
     marginals_SF = None
     if settings.method.needs_marginals(settings.augment):
         first = next(iter(iterate(sample)))
@@ -264,7 +268,7 @@ _HOW_TO_READ = (
     "documents whose other view is the closest. masked is the rate at which the views hide the feature.",
     "A feature far above the others names the document. If it says nothing about relevance, as an id, leave it out or "
     "mask it with pretrain.mask.columns. If many features share the work, the contrast is sound.",
-    "SimSiam has no contrast of its own: its projections are judged by the loss of SimCLR-Rank.",
+    "SimSiam has no contrast: its projections are judged by the loss of SimCLR-Rank.",
 )
 
 

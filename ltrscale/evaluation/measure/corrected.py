@@ -60,7 +60,7 @@ class WeightCounts(NamedTuple):
 
     def plus(self, other: "WeightCounts") -> "WeightCounts":
         """Both together."""
-        return WeightCounts._make(one + more for one, more in zip(self, other, strict=True))
+        return WeightCounts._make(a + b for a, b in zip(self, other, strict=True))
 
     @property
     def effective(self) -> float:
@@ -83,7 +83,7 @@ class CorrectedSums:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """The groups of all parts, of which there is at least one, one after the other."""
+        """The groups of all parts (at least one), one after the other."""
         sums_QTM, mass_QM = (
             np.concatenate(arrays)
             for arrays in zip(*((p.blocks.sums_BTM, p.blocks.defined_BM) for p in parts), strict=True)
@@ -148,7 +148,7 @@ class Correction:
         return CorrectedSums(Blocks(sums_QTM, mass_QM, groups.n_groups), counts)
 
     def _inverse(self, positions_N: Tensor) -> Tensor:
-        """The inverse propensity of each position; NaN for none, or one that is not known."""
+        """The inverse propensity of each position; NaN if there is none or it is not known."""
         last = len(self.propensities_P)
         table = torch.from_numpy(np.append(1 / self.propensities_P, np.nan))
         whole_N = (positions_N >= 1) & (positions_N <= last) & (positions_N == positions_N.round())
@@ -214,8 +214,8 @@ def summarised(
         return None
     counts, blocks = gathered.counts, gathered.tally.blocks()
 
-    def figures(scope: Scope, which: str) -> dict[int, Figure]:
-        of_cutoffs = {k: scope.summaries[f"{which} {k}"] for k in ks}
+    def figures(scope: Scope, kind: str) -> dict[int, Figure]:
+        of_cutoffs = {k: scope.summaries[f"{kind} {k}"] for k in ks}
         return {k: Figure(mean=s.mean, low=s.low, high=s.high) for k, s in of_cutoffs.items()}
 
     names, ks = [name for name, _ in methods], correction.cutoffs
@@ -261,8 +261,8 @@ def section(corrected: Corrected, k: int, raw: Mapping[str, str], baseline: str 
 
 
 def _what_corrects(corrected: Corrected, k: int) -> list[str]:
-    source, known = corrected.source, len(corrected.propensities) - corrected.propensities.count(None)
-    left = corrected.relevant - corrected.unknown
+    source, n_known = corrected.source, len(corrected.propensities) - corrected.propensities.count(None)
+    weighted = corrected.relevant - corrected.unknown
     curve = ", ".join("-" if value is None else f"{value:.2f}" for value in corrected.propensities)
     lines = [
         f"share@{k} is the part of the gain (2^y - 1) of all relevant documents that stands in the first {k} ranks, "
@@ -270,8 +270,8 @@ def _what_corrects(corrected: Corrected, k: int) -> list[str]:
         "propensity of the position at which it was shown (Joachims et al. 2017), self-normalised (Swaminathan and "
         "Joachims 2015): what was seldom looked at and got its label all the same stands for others.",
         f"Propensities are those of {source.clicks} ({source.way}), relative to the first position: {curve}. "
-        f"Weights above {source.clip:g} are cut: {corrected.clipped:,} of {left:,}.",
-        f"The effective sample is {corrected.effective:,.0f} documents of {left:,} with a label above 0: uneven "
+        f"Weights above {source.clip:g} are cut: {corrected.clipped:,} of {weighted:,}.",
+        f"The effective sample is {corrected.effective:,.0f} documents of {weighted:,} with a label above 0: uneven "
         "weights make figures less sure, and the intervals wider.",
         "Intervals take the propensities as known. They are wrong where labels do not come from this order, or where "
         "users trust the top (its report has a sign of that).",
@@ -279,6 +279,6 @@ def _what_corrects(corrected: Corrected, k: int) -> list[str]:
     if corrected.unknown:
         lines.append(
             f"{corrected.unknown:,} of {corrected.relevant:,} relevant documents are left out: they have no position, "
-            f"or one whose propensity is not known (known are {known}); jobs.clicks looks deeper with a larger depth."
+            f"or one whose propensity is not known (known are {n_known}); jobs.clicks looks deeper with a larger depth."
         )
     return lines

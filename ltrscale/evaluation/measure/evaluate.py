@@ -233,7 +233,7 @@ class Tallies:
             self.corrected.add(blocks_Q, values.corrected)
 
     def calibration(self, t: int) -> Calibration | None:
-        """That of a trial; None if its scores are no logits, or the labels of some documents no clicks."""
+        """That of a trial; None if its scores are not logits, or the labels of some documents are not clicks."""
         if (tally_CB := self.clicks.get(t)) is None:
             return None
         calibrated = calibration(tally_CB)
@@ -265,7 +265,7 @@ def _computed(
     correction: Correction | None,
 ) -> Evaluation:
     """Compute all figures of the report."""
-    methods = {name: list(of) for name, of in itertools.groupby(trials, key=lambda trial: trial.method)}
+    methods = {name: list(group) for name, group in itertools.groupby(trials, key=lambda trial: trial.method)}
     labels = [(name, [trial.labels for trial in of_method]) for name, of_method in methods.items()]
     policies = {name: metric.policy for name, metric in clicks_metrics(config).items()}
     for name, metric in metrics_of(config).items():

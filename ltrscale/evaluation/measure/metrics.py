@@ -87,10 +87,10 @@ class Judged:
         for place, gid in enumerate(groups.ids_Q.tolist()):
             if places.setdefault(query := queries[gid][0], place) != place:
                 raise InputError(f"judged: {url} has query {query!r} twice in the periods of the test split; keep one")
-        listed = _query_of_groups(select(Split(data=test.data, periods=test.periods), labelled=False))
-        place_of = {gid: places.get(query, len(places)) for query, gid, _ in listed}
+        query_groups = _query_of_groups(select(Split(data=test.data, periods=test.periods), labelled=False))
+        place_of = {gid: places.get(query, len(places)) for query, gid, _ in query_groups}
         periods = dict(queries.values())
-        without_list = sorted(places.keys() - {query for query, _, _ in listed})
+        without_list = sorted(places.keys() - {query for query, _, _ in query_groups})
         unlisted = tuple((-number, periods[query]) for number, query in enumerate(without_list, start=1))
         place_of |= {-number: places[query] for number, query in enumerate(without_list, start=1)}
         ids_Q = torch.tensor(sorted(place_of))
@@ -138,7 +138,7 @@ class Judged:
     def without_list(self) -> Iterator[tuple[str, QueryGroups]]:
         """Each period's judged queries without a list, as groups without a document."""
         for period in dict.fromkeys(period for _, period in self.unlisted):
-            ids_Q = torch.tensor([gid for gid, of in self.unlisted if of == period])
+            ids_Q = torch.tensor([gid for gid, in_period in self.unlisted if in_period == period])
             offsets_Q1 = torch.zeros(len(ids_Q) + 1, dtype=torch.int64)
             yield period, QueryGroups(torch.zeros(0, 0), offsets_Q1, labels_N=torch.zeros(0), ids_Q=ids_Q)
 

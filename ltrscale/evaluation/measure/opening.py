@@ -15,7 +15,7 @@ from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.ranking.choices import metric_label
 
 FEW_GROUPS = 100
-"""Groups with the metric, fewer of which make no statement on a slice."""
+"""With fewer groups that have the metric, nothing is stated about a slice."""
 _SLICES_NAMED = 3
 _SURE = 0.05
 
@@ -58,8 +58,8 @@ def is_shown(comparison: Comparison) -> bool:
 def _on_the_best(evaluation: Evaluation, best: MethodResult) -> str:
     summary, test = overall(evaluation, best), evaluation.test
     periods = " to ".join(dict.fromkeys([test.periods[0], test.periods[-1]]))
-    where = f"over {summary.groups:,} query groups of {periods}"
-    figure = f"{metric_label(evaluation.primary)} {estimated(summary, '.4f')} {where}"
+    basis = f"over {summary.groups:,} query groups of {periods}"
+    figure = f"{metric_label(evaluation.primary)} {estimated(summary, '.4f')} {basis}"
     if len(evaluation.methods) == 1:
         return f"{best.name} is the only method: {figure}. Alone it is neither good nor bad."
     equal = [name for name, lead in evaluation.leads.items() if lead.difference == 0]
@@ -80,12 +80,12 @@ def _ahead(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
         "the baseline": evaluation.baseline,
         "the next best": next((name for name in ahead if name != AS_SHOWN), None),
     }
-    said: dict[str, str] = {}  # by the method: one that is both is named once
-    for what, name in others.items():
-        if name in evaluation.leads and name not in said and evaluation.leads[name].difference:
-            said[name] = f"{_lead(evaluation, best, name)} {what}" + ("" if name in (AS_SHOWN, what) else f" ({name})")
-    if said:
-        yield f"It is ahead by {_listed(list(said.values()), 'and by')}."
+    leads: dict[str, str] = {}  # by method: one that has both roles is named once
+    for role, name in others.items():
+        if name in evaluation.leads and name not in leads and evaluation.leads[name].difference:
+            leads[name] = f"{_lead(evaluation, best, name)} {role}" + ("" if name in (AS_SHOWN, role) else f" ({name})")
+    if leads:
+        yield f"It is ahead by {_listed(list(leads.values()), 'and by')}."
 
 
 def _lead(evaluation: Evaluation, best: MethodResult, name: str) -> str:
@@ -124,8 +124,8 @@ def _sure(evaluation: Evaluation) -> Iterator[str]:
     if open_ := [f"{name} (p {number(judged[name].p_holm)})" for name in judged if name not in shown]:
         yield f"It cannot be told from {_listed(open_)}: their order may be chance."
     if few:
-        named = _listed([f"{name}, {draws}" for name, draws in few.items()], "; ")
-        yield f"Fewer than {FEWEST_DRAWS} shared draws of labels judge nothing ({named})."
+        draws_by_name = _listed([f"{name}, {draws}" for name, draws in few.items()], "; ")
+        yield f"Fewer than {FEWEST_DRAWS} shared draws of labels judge nothing ({draws_by_name})."
     if 1 in [lead.draws for lead in judged.values()]:
         yield (
             "There is one draw of labels: this holds for other queries, not for models trained on other labels or from "
@@ -156,18 +156,18 @@ def _behind(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
         return
     behind = sorted((name for name, (lead, _) in judged.items() if lead < 0), key=lambda name: judged[name][0])
     shown = [name for name in behind if is_shown(judged[name][1])]
-    of = f"Of {len(judged)} slice{'s' if len(judged) > 1 else ''} with at least {FEW_GROUPS} groups it is"
+    of_slices = f"Of {len(judged)} slice{'s' if len(judged) > 1 else ''} with at least {FEW_GROUPS} groups it is"
     if not behind:
-        yield f"{of} behind {rival} on none."
+        yield f"{of_slices} behind {rival} on none."
     if shown:
-        yield f"{of} worse than {rival} beyond chance on {_first_named(shown, judged)}."
+        yield f"{of_slices} worse than {rival} beyond chance on {_first_named(shown, judged)}."
     if chance := [name for name in behind if name not in shown]:
-        yield f"{of} behind {rival}, perhaps by chance, on {len(chance)}: {_first_named(chance, judged)}."
+        yield f"{of_slices} behind {rival}, perhaps by chance, on {len(chance)}: {_first_named(chance, judged)}."
 
 
 def _first_named(names: Sequence[str], judged: dict[str, tuple[float, Comparison]]) -> str:
-    more = [f"{len(names) - _SLICES_NAMED} more"] if len(names) > _SLICES_NAMED else []
-    return _listed([f"{name} ({judged[name][0]:+.4f})" for name in names[:_SLICES_NAMED]] + more)
+    unnamed = [f"{len(names) - _SLICES_NAMED} more"] if len(names) > _SLICES_NAMED else []
+    return _listed([f"{name} ({judged[name][0]:+.4f})" for name in names[:_SLICES_NAMED]] + unnamed)
 
 
 def _listed(texts: Sequence[str], last: str = "and") -> str:

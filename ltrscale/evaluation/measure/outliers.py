@@ -131,8 +131,8 @@ def fit_outliers(
     names = tuple(feature.name for feature in features)
     for name in config.known:
         if name not in names:
-            near = nearest(name, names, alike=0.6)
-            hint = f"did you mean {near!r}?" if near else "name a feature of the data set"
+            similar = nearest(name, names, alike=0.6)
+            hint = f"did you mean {similar!r}?" if similar else "name a feature of the data set"
             raise InputError(f"outliers.known.{name}: no such feature; {hint}")
     columns = [i for i, f in enumerate(features) if f.kind == "numeric" and f.name not in config.known]
     candidates: Sequence[int | None]

@@ -61,8 +61,9 @@ def document(evaluation: Evaluation, out: str) -> Document:
         Section("Outliers", list(_outliers(evaluation.detector))),
         Section("Methods", list(_methods(evaluation.methods, out))),
     ]
-    found = [*_results(evaluation), Chart(_chart(evaluation), shows, "ndcg")]
-    return Document("Evaluation", [Text(" ".join(opening(evaluation))), Text(_test_data(evaluation)), *found], sections)
+    blocks = [*_results(evaluation), Chart(_chart(evaluation), shows, "ndcg")]
+    texts = [Text(" ".join(opening(evaluation))), Text(_test_data(evaluation))]
+    return Document("Evaluation", [*texts, *blocks], sections)
 
 
 _CALIBRATION = (
@@ -146,16 +147,19 @@ def _results(evaluation: Evaluation) -> Iterator[Block]:
     compared = {method.name: method.slices[ALL].comparisons.get(primary) for method in evaluation.methods}
     yield Table(*leaderboard(evaluation))
     if has_letor(_metric_names(evaluation)):
-        yield policies({name: {metric: _mean(s) for metric, s in of.items()} for name, of in summaries.items()})
+        yield policies(
+            {name: {metric: _mean(s) for metric, s in of_method.items()} for name, of_method in summaries.items()}
+        )
     if lines := verdicts(compared, primary):
         yield Points(lines)
     if AS_SHOWN in summaries:
         test = evaluation.test
         last = f" {test.unshown:,} of {test.documents:,} documents have no position; they come last, in random order."
         yield Text(_FAVOURED + (last if test.unshown else ""))
-    figures = {name: {metric_label(primary): of[primary].mean} for name, of in summaries.items()}
+    figures = {name: {metric_label(primary): of_method[primary].mean} for name, of_method in summaries.items()}
     if evaluation.corrected is not None:
-        k, raw = int(primary.rpartition("@")[2]), {name: _mean(of[primary]) for name, of in summaries.items()}
+        k = int(primary.rpartition("@")[2])
+        raw = {name: _mean(of_method[primary]) for name, of_method in summaries.items()}
         yield from section(evaluation.corrected, k, raw, evaluation.baseline)
         for method in evaluation.corrected.methods:
             figures[method.name][f"share@{k} corrected"] = method.corrected[k].mean
@@ -176,14 +180,14 @@ def debiasing(
             said.
     """
     how = {method.name: " and ".join(dict.fromkeys(each for each in method.debiased if each)) for method in methods}
-    did, without = [m for m in methods if how[m.name]], [m for m in methods if not how[m.name]]
-    if not did:
+    corrected, uncorrected = [m for m in methods if how[m.name]], [m for m in methods if not how[m.name]]
+    if not corrected:
         line = "No training corrected for positions: networks do with debias (dla or weights), trees with unbiased."
         return [line] if shown and methods else []
-    named = ", ".join(f"{method.name} ({how[method.name]})" for method in did)
-    others = ", ".join(method.name for method in without) or "none"
-    lines = [f"Trained with a correction for positions: {named}; without: {others}."]
-    for one, other in itertools.product(did, without):
+    names = ", ".join(f"{method.name} ({how[method.name]})" for method in corrected)
+    others = ", ".join(method.name for method in uncorrected) or "none"
+    lines = [f"Trained with a correction for positions: {names}; without: {others}."]
+    for one, other in itertools.product(corrected, uncorrected):
         if one.otherwise == other.otherwise and all(one.debiased):
             pairs = ((name, mean, figures[other.name][name]) for name, mean in figures[one.name].items())
             changes = ", ".join(f"{name} {a - b:+.4f}" for name, a, b in pairs if a is not None and b is not None)
@@ -220,16 +224,16 @@ def _how_to_read(evaluation: Evaluation) -> list[str]:
 
 def _selected_on(evaluation: Evaluation) -> list[str]:
     """On how many labelled groups of the validation split the models were selected, as far as they state it."""
-    everything = evaluation.validation_groups
+    n_groups = evaluation.validation_groups
     counts = sorted({n for method in evaluation.methods for n in method.validation_groups if n is not None})
     if not counts:
         return []
-    if counts == [everything]:
-        return [f"Models were selected on all {everything:,} labelled groups of the validation split: fully labelled."]
+    if counts == [n_groups]:
+        return [f"Models were selected on all {n_groups:,} labelled groups of the validation split: fully labelled."]
     used = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
-    share = f"{counts[0] / everything:.1%}" if len(counts) == 1 else f"{counts[0] / everything:.1%} and more"
+    share = f"{counts[0] / n_groups:.1%}" if len(counts) == 1 else f"{counts[0] / n_groups:.1%} and more"
     return [
-        f"Models were selected on {used} of the {everything:,} labelled groups of the validation split ({share}): a "
+        f"Models were selected on {used} of the {n_groups:,} labelled groups of the validation split ({share}): a "
         "sample, as the training labels are."
     ]
 
@@ -282,8 +286,8 @@ def _outliers(detector: OutlierDetector) -> Iterator[Block]:
         ]
         lines.append(f"{name}: {' or '.join(conditions)}")
     if lines:
-        more = len(detector.rules) > _RULES_SHOWN
-        yield Points(lines, caption=f"The first {_RULES_SHOWN} rules" if more else "The rules")
+        are_cut = len(detector.rules) > _RULES_SHOWN
+        yield Points(lines, caption=f"The first {_RULES_SHOWN} rules" if are_cut else "The rules")
 
 
 def _methods(methods: Sequence[MethodResult], out: str) -> Iterator[Block]:

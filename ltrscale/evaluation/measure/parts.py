@@ -84,7 +84,7 @@ class Measuring:
     logits: tuple[int, ...] = ()
     """Numbers of the trials whose scores are logits of clicks."""
     on_clicks: Callable[[Tensor, QueryGroups], Tensor] | None = None
-    """Metrics [C, Q] of some scores and the column `clicks` as labels, which follow `metrics`; None for none."""
+    """Metrics [C, Q] of some scores and the column `clicks` as labels, which follow `metrics`; None without any."""
     correction: Correction | None = None
     """Corrects metrics for positions; None to leave that out."""
     identity: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -130,8 +130,8 @@ class Measuring:
         values = []
         for row_group, table in zip(row_groups, tables, strict=True):
             if lacking := next((name for name in stored if name not in table.column_names), None):
-                who = "evaluate.clicks" if lacking == CLICKS else "a slice"
-                raise InputError(f"{row_group.url}: no column {lacking!r}, which {who} names; leave it out")
+                asker = "evaluate.clicks" if lacking == CLICKS else "a slice"
+                raise InputError(f"{row_group.url}: no column {lacking!r}, which {asker} names; leave it out")
             rows_Q = decoder.served_rows([row_group], [table])
             window = decoder.decode([row_group], [table], rows_Q)
             rows = table.select(stored).take(pa.array(rows_Q))
@@ -180,7 +180,7 @@ class Measuring:
             if self.on_clicks:
                 clicked = replace(groups, labels_N=_clicks_of(rows.slice(first, last - first), groups))
                 clicked_TCQ = [self.on_clicks(scores_N, clicked).numpy() for scores_N in scores_T]
-                values_TMQ = [np.concatenate(both) for both in zip(values_TMQ, clicked_TCQ, strict=True)]
+                values_TMQ = [np.concatenate(parts) for parts in zip(values_TMQ, clicked_TCQ, strict=True)]
             if self.correction:
                 corrected.append(self.correction.of(scores_T, groups))
             scores.append([scores_T[t] for t in self.logits])
@@ -243,7 +243,7 @@ def _open_bundles(
     threads: int,
 ) -> _Opened:
     opened = [load(url) for url in bundles]
-    return _Opened(opened, {one.url: one.scorer(features=features, threads=threads) for one in opened})
+    return _Opened(opened, {bundle.url: bundle.scorer(features=features, threads=threads) for bundle in opened})
 
 
 def look_up(url: str, scores: scored.DocumentScores) -> Scorer:

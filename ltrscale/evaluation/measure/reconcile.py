@@ -145,8 +145,8 @@ class TableSource(Config):
         except (pa.ArrowInvalid, OSError) as error:
             raise InputError(f"{self.path}: neither Parquet nor CSV as its name says ({error})") from error
         if missing := [name for name in columns if name not in names]:
-            near = nearest(missing[0], names)
-            raise InputError(f"{self.path}: no column {missing[0]!r}; did you mean {near!r}? Set it in source")
+            suggestion = nearest(missing[0], names)
+            raise InputError(f"{self.path}: no column {missing[0]!r}; did you mean {suggestion!r}? Set it in source")
         if not len(table):
             raise InputError(f"{self.path}: has no rows; name another file")
         for name in columns[:2]:
@@ -302,7 +302,7 @@ class Reconciled(Config):
     """The metric as the program spells it."""
     policy: str
     figure: float | None
-    """The mean over groups by its rules; None if no group has a value, as those below."""
+    """The mean over groups by its rules; None if no group has a value, as for the fields below."""
     difference: float | None
     """Its figure minus ours, the sum of all parts."""
     steps: tuple[RuleSwitch, ...]
@@ -333,8 +333,8 @@ class Reconciliation(Findings):
 
 def _mean(values_Q: Tensor) -> float | None:
     """The mean over the groups that are not left out; None if there are none."""
-    known_Q = values_Q[~values_Q.isnan()]
-    return float(known_Q.mean()) if len(known_Q) else None
+    defined_Q = values_Q[~values_Q.isnan()]
+    return float(defined_Q.mean()) if len(defined_Q) else None
 
 
 def _of_metric(metric: Metric, lists: ScoredLists, job: ReconcileJob, columns: dict[str, Tensor]) -> OfMetric:
@@ -361,20 +361,20 @@ def _reconciled(
 ) -> tuple[Reconciled, Tensor]:
     """Switch the rules of a program one after the other; returns the values of all groups too."""
     rules, before_Q, steps = Rules(), ours_Q, []
-    for name, theirs in policy.rules:
-        if name not in metric.affected_by() or theirs == (mine := getattr(rules, name)):
+    for name, their_rule in policy.rules:
+        if name not in metric.affected_by() or their_rule == (our_rule := getattr(rules, name)):
             continue
-        rules = rules.replace(**{name: theirs})
+        rules = rules.replace(**{name: their_rule})
         after_Q = lists.under(rules, metric)
-        steps.append(_step(name, (mine, theirs), before_Q, after_Q, lists.queries, shown))
+        steps.append(_step(name, (our_rule, their_rule), before_Q, after_Q, lists.queries, shown))
         before_Q = after_Q
-    figure, own = _mean(before_Q), _mean(ours_Q)
+    figure, our_figure = _mean(before_Q), _mean(ours_Q)
     return Reconciled(
         program=policy.program,
         spelled=policy.spelled.format(k=metric.model_dump().get("k")),
         policy=policy.rules.text(metric.affected_by()),
         figure=figure,
-        difference=None if figure is None or own is None else figure - own,
+        difference=None if figure is None or our_figure is None else figure - our_figure,
         steps=tuple(steps),
     ), before_Q
 

@@ -61,7 +61,7 @@ class EvaluateSettings(Config):
     query without a candidate counts, too, as a list that misses everything. Empty takes the list alone. A study, whose
     models are measured one by one, does not read it."""
     outliers: OutlierConfig = OutlierConfig()
-    """How outlier groups are found, which are a slice of their own."""
+    """How outlier groups are found; they form their own slice."""
     slices: dict[SliceName, ConditionText] = Field(default_factory=dict)
     """Query groups to judge by themselves too, by name: a condition such as `n_documents > 50`, `meta_device in ['ios',
     'android']`, `max_label >= 4` (BUYL23's purchase lists), `min_label == max_label`, `missing`, `drifted`,
@@ -124,8 +124,8 @@ class EvaluateConfig(EvaluateSettings):
             raise ValueError(
                 f"baseline {self.baseline!r} is not among the models {', '.join(self.trials)}; or set null"
             )
-        if both := self.scores.keys() & self.models.keys():
-            raise ValueError(f"models and scores both have a method {min(both)!r}; give them different names")
+        if shared := self.scores.keys() & self.models.keys():
+            raise ValueError(f"models and scores both have a method {min(shared)!r}; give them different names")
         if empty := [name for name, urls in self.models.items() if not urls]:
             raise ValueError(f"models.{empty[0]} has no bundle; name one")
         return self

@@ -184,7 +184,7 @@ class Slicer:
         }
         features = {f.name for f in selection.features}
         reading = {name for name, column in _OF_GROUPS.items() if column.reads_features}
-        seen = training() if training is not None and ("drifted", False) in used else None
+        training_drift = training() if training is not None and ("drifted", False) in used else None
         return cls(
             parsed,
             tuple(by),
@@ -193,7 +193,7 @@ class Slicer:
             {name: groups[name] for name, _ in sorted(used) if name in groups},
             tuple(sorted({name for name, _ in used} & in_data.keys() - _OF_GROUPS.keys())),
             bool(detector.rules) or any((inside and name in features) or name in reading for name, inside in used),
-            seen,
+            training_drift,
         )
 
     @property
@@ -215,12 +215,14 @@ class Slicer:
         outlier_Q = np.zeros(groups.n_groups, np.bool_)
         if self.detector.rules:
             outlier_Q = self.detector.outlier_groups(groups).numpy()
-        given = _Given(groups, period, outlier_Q, self.relevant_from, self.seen)
+        inputs = _Given(groups, period, outlier_Q, self.relevant_from, self.seen)
         of_groups = {
-            name: own.values(given) if (own := _OF_GROUPS.get(name)) else _undictionaried(stored.column(name), kind)
+            name: column.values(inputs)
+            if (column := _OF_GROUPS.get(name))
+            else _undictionaried(stored.column(name), kind)
             for name, kind in self.kinds.items()
         }
-        columns = GroupColumns(of_groups, dict(self._of_documents(given)), groups.offsets_Q1.numpy())
+        columns = GroupColumns(of_groups, dict(self._of_documents(inputs)), groups.offsets_Q1.numpy())
         members = {OUTLIERS: outlier_Q}
         members |= {name: columns.where(condition) for name, condition in self.conditions.items()}
         for name in self.by:
@@ -228,14 +230,14 @@ class Slicer:
             members |= dict(_by_value(name, values))
         return members
 
-    def _of_documents(self, given: _Given) -> Iterator[tuple[str, pa.Array]]:
+    def _of_documents(self, inputs: _Given) -> Iterator[tuple[str, pa.Array]]:
         """The columns of documents that a condition names."""
         names = {name for condition in self.conditions.values() for name, inside in columns_in(condition) if inside}
         for i, name in enumerate(self.detector.features):
             if name in names - {"label"}:
-                yield name, pa.array(given.groups.features_NF[:, i].numpy(), from_pandas=True)
+                yield name, pa.array(inputs.groups.features_NF[:, i].numpy(), from_pandas=True)
         if "label" in names:
-            yield "label", pa.array(given.labels_N.numpy())
+            yield "label", pa.array(inputs.labels_N.numpy())
 
 
 def in_order(names: Sequence[str]) -> list[str]:
@@ -267,14 +269,14 @@ def _stored_kinds(selection: Selection) -> dict[str, ValueKind]:
     }
 
 
-def _kind_of(of: pa.DataType) -> ValueKind | None:
-    if pa.types.is_dictionary(of):
-        of = of.value_type
-    if pa.types.is_boolean(of):
+def _kind_of(type_: pa.DataType) -> ValueKind | None:
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    if pa.types.is_boolean(type_):
         return "truth"
-    if pa.types.is_string(of) or pa.types.is_large_string(of):
+    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
         return "text"
-    return "number" if pa.types.is_integer(of) or pa.types.is_floating(of) else None
+    return "number" if pa.types.is_integer(type_) or pa.types.is_floating(type_) else None
 
 
 def _undictionaried(stored: pa.ChunkedArray, kind: ValueKind) -> pa.Array:
@@ -328,5 +330,5 @@ def check_few(names: Sequence[str], by: Sequence[str]) -> None:
 
 
 def _too_many(column: str) -> InputError:
-    what = f"slice_by: {column} has more than {MOST_VALUES} values"
-    return InputError(f"{what}; write conditions under slices for those that matter")
+    problem = f"slice_by: {column} has more than {MOST_VALUES} values"
+    return InputError(f"{problem}; write conditions under slices for those that matter")

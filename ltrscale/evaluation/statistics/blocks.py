@@ -1,6 +1,6 @@
 """Sums of metrics over blocks of query groups: all that means, intervals and tests need of any number of groups.
 
-A block is resampled, and has its signs flipped, as one. Up to 16,384 groups each have a block of their own, so that the
+A block is resampled, and has its signs flipped, as one. Up to 16,384 groups each have their own block, so that the
 blocks are the groups. More are dealt to 4,096 blocks by a hash of their ids: memory then stays, while an interval is
 still known to about 1% of its width (`1 / sqrt(2 blocks)`), as well as 10,000 resamples know it.
 
@@ -111,9 +111,9 @@ class Tally:
         self._place_B[new_B] = np.arange(self._used, self._used + len(new_B))
         self._used += len(new_B)
         if self._used > len(self._columns_BC):  # twice as many, so that rows are seldom copied
-            more = np.zeros((max(self._used, 2 * len(self._columns_BC)), self._columns_BC.shape[1]))
-            more[: len(self._columns_BC)] = self._columns_BC
-            self._columns_BC = more
+            grown_BC = np.zeros((max(self._used, 2 * len(self._columns_BC)), self._columns_BC.shape[1]))
+            grown_BC[: len(self._columns_BC)] = self._columns_BC
+            self._columns_BC = grown_BC
         return np.asarray(self._place_B[blocks_Q])
 
     def blocks(self) -> Blocks:
@@ -126,7 +126,7 @@ class Tally:
 def block_numbers(gids_Q: Ints, *, first: int, groups: int) -> Ints:
     """The block of each of some consecutive groups, `first` of all `groups` before them.
 
-    It is the group's own number if all groups have a block of their own, else one by its id.
+    It is the group's own number if all groups have their own block, otherwise one by its id.
     """
     if groups <= OWN_BLOCK:
         return np.arange(first, first + len(gids_Q))

@@ -92,14 +92,15 @@ class Spread:
     def of(cls, values_QT: Doubles) -> Self | None:
         """That of a difference, from the mean squares of `crossed_means`; None with fewer than two groups or draws.
 
-        Both parts are above the found ones, as in `Means.detectable`: few draws promise too much.
+        Both parts are above the estimated ones, as in `Means.detectable`: few draws promise too much.
         """
         n, n_draws = int((~np.isnan(values_QT[:, 0])).sum()), values_QT.shape[1]
         if n < 2 or n_draws < 2:
             return None
-        of_groups, of_draws, rest = _Squares.of(values_QT[..., None]).squares_3M[:, 0].tolist()
-        more = float(_inflation(crossed_means(values_QT[..., None]).df_M)[0])
-        return cls(more * max(of_draws, rest) / n, more * max(of_groups - rest, 0.0) / (n * n_draws), n)
+        of_groups, of_draws, of_cells = _Squares.of(values_QT[..., None]).squares_3M[:, 0].tolist()
+        inflation = float(_inflation(crossed_means(values_QT[..., None]).df_M)[0])
+        groups = max(of_groups - of_cells, 0.0) / (n * n_draws)
+        return cls(inflation * max(of_draws, of_cells) / n, inflation * groups, n)
 
     def detectable(self, draws: int) -> float:
         """The smallest difference that so many draws would see with a power of 80%, by a test at 5%."""
@@ -165,7 +166,7 @@ def crossed_means(values_QTM: Doubles, folds_Q: NDArray[np.int64] | None = None)
     With one draw only the groups vary: the mean and its error are those of Student's test of Q values.
 
     Means are over the groups where a column is defined; without two of these in each fold there is no error. If each
-    fold has draws of its own, `folds_Q` is the fold of each group: the mean squares are taken fold by fold, and the
+    fold has its own draws, `folds_Q` is the fold of each group: the mean squares are taken fold by fold, and the
     variances of the folds' means are added.
 
     Example:
@@ -335,7 +336,7 @@ class MeanEstimate(Config):
     skewed: bool = False
     """Whether the means of the draws look skewed, so that intervals may cover less than they say."""
     needs: DrawsNeeded | None = None
-    """What would decide a difference that is judged and open; None of one that is 0."""
+    """What would decide a difference that is judged and open; None if the difference is 0."""
 
     @property
     def verdict(self) -> Literal["above", "below", "open"]:
@@ -376,8 +377,8 @@ def estimate(drawn: Drawn) -> MeanEstimate | None:
     if not open_ or (spread := Spread.of(drawn.values_QT)) is None:
         return estimated
     size = abs(estimated.mean)
-    more = {what: spread.times_for(size, n, more=what) for what in ("labels", "groups")}
-    return estimated.replace(needs=DrawsNeeded(draws=spread.draws_for(size), **more))
+    needed = {unit: spread.times_for(size, n, more=unit) for unit in ("labels", "groups")}
+    return estimated.replace(needs=DrawsNeeded(draws=spread.draws_for(size), **needed))
 
 
 class Crossover(Config):
@@ -431,13 +432,13 @@ def crossovers(differences: Sequence[tuple[float, Drawn]]) -> tuple[Crossover, .
 
 def _segment(left: tuple[float, Drawn], right: tuple[float, Drawn]) -> tuple[Doubles, Doubles, np.ndarray]:
     """Log n, the mean difference, and whether it may be 0, at points from one number of labelled groups to the next."""
-    (n1, one), (n2, two) = left, right
-    common = sorted(set(one.draws) & set(two.draws))
+    (n1, left_drawn), (n2, right_drawn) = left, right
+    common = sorted(set(left_drawn.draws) & set(right_drawn.draws))
     log_n_G = np.linspace(math.log(n1), math.log(n2), _STEPS + 1)
     if not common:
         return log_n_G, np.full(_STEPS + 1, math.nan), np.ones(_STEPS + 1, np.bool_)
     share_G = np.linspace(0.0, 1.0, _STEPS + 1)
-    values_QT1, values_QT2 = (drawn.of(common).values_QT[:, :, None] for drawn in (one, two))
+    values_QT1, values_QT2 = (drawn.of(common).values_QT[:, :, None] for drawn in (left_drawn, right_drawn))
     means = crossed_means(values_QT1 * (1 - share_G) + values_QT2 * share_G)
     low_G, high_G = means.interval()
     rejected_G = (low_G > 0) | (high_G < 0)

@@ -190,7 +190,7 @@ def document(distillation: Distillation, links: Mapping[str, str]) -> Document:
     sections = (
         Section("Findings", [Points(list(findings(distillation)))]),
         Section("How to read the table", [Points(_how_to_read(distillation))]),
-        Section("More", [Points([f"{what}: {where}" for what, where in links.items()])]),
+        Section("More", [Points([f"{page}: {link}" for page, link in links.items()])]),
     )
     return Document("Distillation", opening, sections)
 

@@ -87,8 +87,10 @@ def describe_test(
     )
     names = ["gid", "period", "documents", "outlier"]
     rows = [
-        pa.table([of.gids_Q, pa.repeat(of.period, len(of.gids_Q)), of.documents_Q, of.slices[OUTLIERS]], names)
-        for of in measuring.on(test)
+        pa.table(
+            [part.gids_Q, pa.repeat(part.period, len(part.gids_Q)), part.documents_Q, part.slices[OUTLIERS]], names
+        )
+        for part in measuring.on(test)
     ]
     table = pa.concat_tables(rows)
     about = EvaluatedData(

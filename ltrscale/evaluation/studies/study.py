@@ -130,7 +130,7 @@ class Study(Findings):
         return [name for name in dict.fromkeys([self.baseline, *self.controls.values()]) if name is not None]
 
     def against(self, other: str, groups: ScopeName = "all") -> dict[str, Versus]:
-        """The comparisons with a method, by the name of the one that is compared."""
+        """The comparisons with a method, by the name of the method compared with it."""
         return {v.method: v for v in self.versus if v.against == other and v.groups == groups}
 
     def of_family(self, family: Family) -> list[str]:
@@ -286,15 +286,15 @@ class _Models:
 
     def cost(self, method: str, pretraining: Cost) -> Cost:
         of_method = {n: models for (n, name), models in self.models.items() if name == method}
-        every = [pair for models in of_method.values() for pair in models]
-        seconds = sum(model.seconds or 0.0 for model, _ in every)
-        documents = sum(model.documents for model, _ in every)
-        scoring = sum(measured.seconds for _, measured in every)
+        pairs = [pair for models in of_method.values() for pair in models]
+        seconds = sum(model.seconds or 0.0 for model, _ in pairs)
+        documents = sum(model.documents for model, _ in pairs)
+        scoring = sum(measured.seconds for _, measured in pairs)
         times = {
             n: [model.seconds for model, _ in models if model.seconds is not None] for n, models in of_method.items()
         }
         return pretraining.replace(
             minutes={n: float(np.mean(seconds)) / 60 for n, seconds in times.items() if seconds},
             documents_per_s=documents / seconds if documents and seconds else None,
-            scored_documents_per_s=sum(m.documents for _, m in every) / scoring if scoring else None,
+            scored_documents_per_s=sum(m.documents for _, m in pairs) / scoring if scoring else None,
         )

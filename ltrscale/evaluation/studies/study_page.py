@@ -75,11 +75,11 @@ def worse_with_more(study: Study) -> list[str]:
 
 
 def advice(study: Study, pairs: Mapping[str, str]) -> str:
-    """One sentence: at which numbers of labelled groups which method beats the one that it is compared with in `pairs`.
+    """One sentence: at which numbers of labelled groups which method beats the one it is compared with in `pairs`.
 
     At each number it speaks of the method with the highest validation metric, so that the test groups choose nothing.
     """
-    said: list[tuple[str, str, str]] = []  # number, verdict, words
+    verdicts: list[tuple[str, str, str]] = []  # number, verdict, words
     for n in study.labelled:
         if (best := study.best(pairs, n)) is None:
             continue
@@ -89,18 +89,18 @@ def advice(study: Study, pairs: Mapping[str, str]) -> str:
             continue
         match difference.verdict:
             case "above":
-                said.append((n, f"{best} beats {against}", _signed(difference)))
+                verdicts.append((n, f"{best} beats {against}", _signed(difference)))
             case "below":
-                said.append((n, f"{against} beats {best}", _signed(difference)))
+                verdicts.append((n, f"{against} beats {best}", _signed(difference)))
             case "open" if difference.draws < FEWEST_DRAWS:
-                said.append((n, f"fewer than {FEWEST_DRAWS} draws cannot judge {best} against {against}", ""))
+                verdicts.append((n, f"fewer than {FEWEST_DRAWS} draws cannot judge {best} against {against}", ""))
             case "open":
-                said.append((n, f"the data cannot tell {best} from {against}", _signed(difference)))
-    if not said:
+                verdicts.append((n, f"the data cannot tell {best} from {against}", _signed(difference)))
+    if not verdicts:
         others = " or ".join(dict.fromkeys(pairs.values()))
         return f"No method can be judged against {others} yet." if others else "No method can be judged yet."
     parts = []
-    for words, run in itertools.groupby(said, key=lambda each: each[1]):
+    for words, run in itertools.groupby(verdicts, key=lambda each: each[1]):
         each = list(run)
         span = f"at {each[0][0]}" if len(each) == 1 else f"from {each[0][0]} to {each[-1][0]}"
         figures = ", ".join(figure for _, _, figure in each if figure)
@@ -123,8 +123,8 @@ def document(study: Study) -> Document:
     )
     sections = []
     for other in study.opponents:
-        which = "" if other == study.baseline else ", which is not pretrained"
-        sections.append(Section(f"Against {other}{which}", list(_against(study, other))))
+        clause = "" if other == study.baseline else ", which is not pretrained"
+        sections.append(Section(f"Against {other}{clause}", list(_against(study, other))))
     sections += [
         *_tables_of_hou24(study),
         Section("Time", [Table(*cost_rows(study)), Text(_ABOUT_TIME)]),
@@ -145,7 +145,7 @@ def _about_data(study: Study) -> str:
     test = study.test
     draws = sorted({e.draws for p in study.points for e in p.estimates["all"].values()})
     counts = ", ".join(f"{name}{_in_all(study, name)}" for name in study.labelled)
-    what = "Training groups with a relevant document" if study.counts == "relevant" else "Labelled training groups"
+    counted = "Training groups with a relevant document" if study.counts == "relevant" else "Labelled training groups"
     if study.validation_share is not None:
         validation = f"validation labels are {study.validation_share:g} of the training labels, drawn with them"
     elif study.validation_size:
@@ -157,8 +157,8 @@ def _about_data(study: Study) -> str:
     periods = " to ".join(dict.fromkeys([test.periods[0], test.periods[-1]]))
     defined = max(e.groups for p in study.points for e in p.estimates["all"].values())
     return (
-        f"{what}: {counts}; draws of each number: {drawn}; seeds of each draw: {study.seeds}; {validation}. Test data: "
-        f"{', '.join(test.data)}, {periods}, {test.groups:,} labelled groups, {defined:,} of them with a "
+        f"{counted}: {counts}; draws of each number: {drawn}; seeds of each draw: {study.seeds}; {validation}. "
+        f"Test data: {', '.join(test.data)}, {periods}, {test.groups:,} labelled groups, {defined:,} of them with a "
         f"relevant document; {test.slices[OUTLIERS]:,} are outlier groups (selection {test.hash[:12]})."
     )
 
@@ -176,7 +176,7 @@ def _in_all(study: Study, name: str) -> str:
 
 def _grid(study: Study, rows: Mapping[str, Callable[[str], str | None]], caption: str, header: str = "method") -> Table:
     """A table with a column for each number of labelled groups; a dash where a row has nothing to show."""
-    cells = [[name, *(of(n) or "-" for n in study.labelled)] for name, of in rows.items()]
+    cells = [[name, *(text_of(n) or "-" for n in study.labelled)] for name, text_of in rows.items()]
     return Table([header, *study.labelled], cells, caption)
 
 
@@ -188,8 +188,8 @@ def _estimate(study: Study, method: str, n: str, groups: ScopeName) -> MeanEstim
 def _reported_scopes(study: Study) -> dict[ScopeName, str]:
     """The groups that are reported, with the name of the metric there."""
     label = metric_label(study.primary)
-    both: dict[ScopeName, str] = {"all": label, "outliers": f"Outlier-{label}"}
-    return both if any(p.estimates["outliers"] for p in study.points) else {"all": label}
+    labels: dict[ScopeName, str] = {"all": label, "outliers": f"Outlier-{label}"}
+    return labels if any(p.estimates["outliers"] for p in study.points) else {"all": label}
 
 
 def _on_both_scopes(
@@ -218,8 +218,8 @@ def _against(study: Study, other: str) -> Iterator[Block]:
             continue
         yield _grid(study, _versus_cells(versus, _signed), f"{label}: difference [95% interval]")
         if groups == "all":
-            seen = _versus_cells(versus, lambda e: number(e.detectable))
-            yield _grid(study, seen, "Smallest difference that this design would see with a power of 80%")
+            cells = _versus_cells(versus, lambda e: number(e.detectable))
+            yield _grid(study, cells, "Smallest difference that this design would see with a power of 80%")
         yield Points([_crossing(study, v) for v in versus.values()], f"{label}: crossovers")
     if other == study.opponents[0]:
         differences = _on_each_scope(study, functools.partial(differences_chart, study, other))
@@ -247,7 +247,7 @@ def _versus_cells(
     versus: Mapping[str, Versus], shown: Callable[[MeanEstimate], str]
 ) -> dict[str, Callable[[str], str | None]]:
     """The rows of a table of comparisons."""
-    texts = {name: {n: shown(estimate) for n, estimate in of.estimates.items()} for name, of in versus.items()}
+    texts = {name: {n: shown(estimate) for n, estimate in v.estimates.items()} for name, v in versus.items()}
     return {name: of_numbers.get for name, of_numbers in texts.items()}
 
 
@@ -263,10 +263,10 @@ def _crossing(study: Study, versus: Versus) -> str:
     if len(counts) < 2:
         return f"{name}: measured at {counts[0]:,.0f} labelled groups only"
     if not versus.crossovers:
-        where = "ahead of" if next(iter(versus.estimates.values())).mean > 0 else "behind"
-        return f"{name}: no crossover {span}, its mean is {where} {other} throughout"
-    said = [f"{'falls behind' if x.falls else 'overtakes'} at {_around(x, counts)}" for x in versus.crossovers]
-    return f"{name}: {', '.join(said)}"
+        side = "ahead of" if next(iter(versus.estimates.values())).mean > 0 else "behind"
+        return f"{name}: no crossover {span}, its mean is {side} {other} throughout"
+    crossings = [f"{'falls behind' if x.falls else 'overtakes'} at {_around(x, counts)}" for x in versus.crossovers]
+    return f"{name}: {', '.join(crossings)}"
 
 
 def _around(crossover: Crossover, counts: Sequence[float]) -> str:
@@ -318,7 +318,7 @@ def _percent_of(study: Study, baseline: str) -> Iterator[Table]:
         return f"{100 * difference.mean / base.mean:+.2f}%{'' if half is None else f' ± {half:.2f}%'}"
 
     for groups, label in _reported_scopes(study).items():
-        rows = {name: functools.partial(cell, of, groups) for name, of in study.against(baseline, groups).items()}
+        rows = {name: functools.partial(cell, v, groups) for name, v in study.against(baseline, groups).items()}
         yield _grid(study, {baseline: lambda n: "+0.00%" if study.find(baseline, n) else None, **rows}, label)
 
 
@@ -420,7 +420,7 @@ def differences_chart(study: Study, against: str, groups: ScopeName = "all") -> 
     return charts.lines(rows, x=_ACROSS, y=label, log=True, ticks=ticks, marks=marks, level=0.0, order=order)
 
 
-def _on_each_scope(study: Study, of: Callable[[ScopeName], charts.Spec]) -> charts.Spec:
+def _on_each_scope(study: Study, chart_of: Callable[[ScopeName], charts.Spec]) -> charts.Spec:
     """A chart of all groups and, if there are any, one of outlier groups."""
     titles = {"all": "all groups", "outliers": "outlier groups"}
-    return charts.chart_row(*(charts.titled(of(groups), titles[groups]) for groups in _reported_scopes(study)))
+    return charts.chart_row(*(charts.titled(chart_of(groups), titles[groups]) for groups in _reported_scopes(study)))

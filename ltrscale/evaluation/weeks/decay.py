@@ -156,8 +156,8 @@ def trained_until(url: str, config: EvaluateConfig) -> str:
     """The last period that a bundle learnt from; that of the training split where the bundle does not state it."""
     made_by = {} if url in (*config.scores.values(), POSITIONS) else read_bundle_manifest(url).get("made_by", {})
     splits = validate(Provenance, made_by, url).config.splits
-    named = (splits[0].periods if splits else None) or with_periods_named(config.splits.train).periods or ()
-    return max(item.rpartition("..")[2] for item in named)
+    names = (splits[0].periods if splits else None) or with_periods_named(config.splits.train).periods or ()
+    return max(item.rpartition("..")[2] for item in names)
 
 
 def _foretold(curves: Mapping[str, PeriodCurve], drift: Drift, primary: str) -> Iterator[DriftCorrelation]:
@@ -208,11 +208,11 @@ def drifted(drift: Drift) -> str:
     largest = drift.largest()
     median = max(period.median_psi for period in drift.periods.values())
     much = [each for each in largest if each[2] > SOME][:_NAMED_FEATURES]
-    named = ", ".join(f"{name} {value:.3f} in {period}" for name, period, value in much or largest[:1])
-    beside = f"the median of the {len(largest)} features is at most {median:.4f}"
+    features = ", ".join(f"{name} {value:.3f} in {period}" for name, period, value in much or largest[:1])
+    context = f"the median of the {len(largest)} features is at most {median:.4f}"
     if not much:
-        return f"No feature has drifted: the largest PSI is that of {named}, and {beside}."
-    return f"Features that drifted most, by their PSI: {named}; {beside}."
+        return f"No feature has drifted: the largest PSI is that of {features}, and {context}."
+    return f"Features that drifted most, by their PSI: {features}; {context}."
 
 
 def metric_rows(result: Decay) -> TableCells:
@@ -236,8 +236,8 @@ def drift_rows(result: Decay) -> TableCells:
         "most drifted", "missing", "groups with labels", "relevant documents", "groups with one",
         *(f"PSI of scores: {method}" for method in methods),
     ]  # fmt: skip
-    every = {"training": result.drift.train, **result.drift.periods}
-    return header, [_drift_row(name, period, methods) for name, period in every.items()]
+    periods = {"training": result.drift.train, **result.drift.periods}
+    return header, [_drift_row(name, period, methods) for name, period in periods.items()]
 
 
 def _drift_row(name: str, period: PeriodDrift, methods: Sequence[str]) -> list[str]:
@@ -301,7 +301,7 @@ def _most_drifted(result: Decay) -> Iterator[Block]:
 
 
 def _foretelling(result: Decay) -> Iterator[Block]:
-    n = max(one.periods for one in result.foretold)
+    n = max(correlation.periods for correlation in result.foretold)
     if n < FEWEST_PERIODS:
         yield Text(
             f"Cannot judge: {n} {'period' if n == 1 else 'periods'}, where fewer than {FEWEST_PERIODS} cannot tell "
@@ -323,9 +323,9 @@ def _foretelling(result: Decay) -> Iterator[Block]:
 
 def curves(result: Decay) -> tuple[Chart, Chart]:
     """The metric of each method by periods since training, and the drift of features."""
-    said = f"{metric_label(result.primary)} by periods since the end of training, with 95% intervals"
+    caption = f"{metric_label(result.primary)} by periods since the end of training, with 95% intervals"
     return (
-        Chart(_decay_chart(result), f"{said}; dots side by side belong to one period", "decay"),
+        Chart(_decay_chart(result), f"{caption}; dots side by side belong to one period", "decay"),
         Chart(
             _drift_chart(result),
             "Drift: the population stability index of the features that drifted most, and the median of all; below "
@@ -354,7 +354,7 @@ def _drift_chart(result: Decay) -> charts.Spec:
     median = f"median of {len(result.drift.train.features)}"
     rows = [
         {"x": period, "y": psi, "series": name}
-        for period, of in result.drift.periods.items()
-        for name, psi in [*((name, of.features[name].psi) for name in most), (median, of.median_psi)]
+        for period, drift in result.drift.periods.items()
+        for name, psi in [*((name, drift.features[name].psi) for name in most), (median, drift.median_psi)]
     ]
     return charts.lines(rows, x="period", y="PSI", ordinal=True, zero=True, order=[*most, median])

@@ -127,7 +127,7 @@ class Drift(Config):
         """Each feature with the period of its largest index beyond chance, and that index; the largest first."""
         rows = []
         for name in self.train.features:
-            beyond = {p: of.features[name].psi - of.features[name].chance for p, of in self.periods.items()}
+            beyond = {p: drift.features[name].psi - drift.features[name].chance for p, drift in self.periods.items()}
             period = max(beyond, key=lambda p: beyond[p])
             rows.append((beyond[period], name, period, self.periods[period].features[name].psi))
         return [each[1:] for each in sorted(rows, key=lambda each: -each[0])]
@@ -157,7 +157,7 @@ class Numbers:
             self._missing_F[f] += len(values_N) - len(known_N)
 
     def bins(self) -> list[BinCounts]:
-        """The first cell of each bin, by column; a value that is frequent has a bin of its own."""
+        """The first cell of each bin, by column; a frequent value has its own bin."""
         return [_bins(counts_C) for counts_C in self._counts_FC]
 
     def binned(self, bins_F: list[BinCounts]) -> list[BinCounts]:
@@ -241,13 +241,13 @@ def _cells(values_N: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def _bins(counts_C: BinCounts) -> BinCounts:
-    seen = np.flatnonzero(counts_C)
-    if not len(seen):
+    cells = np.flatnonzero(counts_C)
+    if not len(cells):
         return np.zeros(1, np.int64)
     before_C = counts_C.cumsum() - counts_C
-    tenths = BINS * before_C[seen] // counts_C.sum()
-    starts = seen[np.diff(tenths, prepend=-1) > 0]
-    return np.unique([0, *starts, seen[-1] + 1])
+    tenths = BINS * before_C[cells] // counts_C.sum()
+    starts = cells[np.diff(tenths, prepend=-1) > 0]
+    return np.unique([0, *starts, cells[-1] + 1])
 
 
 def measure_drift(config: EvaluateConfig, settings: DriftSettings) -> Drift:
@@ -264,8 +264,8 @@ def measure_drift(config: EvaluateConfig, settings: DriftSettings) -> Drift:
     bundles = {name: load(urls[0]) for name, urls in config.models.items()}
     opened = [*bundles.values()]
     read = {feature.name for bundle in opened for feature in bundle.features}
-    every = select(_all_of(splits.train), labelled=False).features
-    features = tuple(feature for feature in every if feature.name in read or not read)
+    all_features = select(_all_of(splits.train), labelled=False).features
+    features = tuple(feature for feature in all_features if feature.name in read or not read)
     train = _counted(_all_of(splits.train), features, [], settings)
     bins = _Bins(train, _counted(_all_of(splits.validation), features, opened, settings))
     drifts = {}
@@ -352,12 +352,12 @@ class _Bins:
     def __init__(self, train: _Counts, validation: _Counts) -> None:
         self.train, self.validation = train, validation
         self.numbers, self.lengths, self.spreads_K = (
-            of.bins() for of in (train.numbers, train.lengths, validation.spreads)
+            counts.bins() for counts in (train.numbers, train.lengths, validation.spreads)
         )
 
     def drift(self, counted: _Counts, methods: Sequence[str], labels: LabelRates | None) -> PeriodDrift:
         """The drift of some groups."""
-        (before_B,), (now_B,) = (of.lengths.binned(self.lengths) for of in (self.train, counted))
+        (before_B,), (now_B,) = (counts.lengths.binned(self.lengths) for counts in (self.train, counted))
         return PeriodDrift(
             groups=counted.groups,
             documents=counted.documents,
@@ -372,7 +372,7 @@ class _Bins:
         """The spread of each method's scores."""
         if not methods:
             return {}
-        before_K, now_K = (of.spreads.binned(self.spreads_K) for of in (self.validation, counted))
+        before_K, now_K = (counts.spreads.binned(self.spreads_K) for counts in (self.validation, counted))
         if not counted.lists or not self.validation.lists:
             return {name: SpreadDrift(psi=0.0, mean=None, lists=0) for name in methods}
         lists = self.validation.lists, counted.lists
@@ -387,13 +387,13 @@ class _Bins:
         }
 
     def _features(self, counted: _Counts) -> dict[str, FeatureDrift]:
-        before_F, now_F = (of.numbers.binned(self.numbers) for of in (self.train, counted))
+        before_F, now_F = (counts.numbers.binned(self.numbers) for counts in (self.train, counted))
         drifts = {
             name: self._feature(before_B, now_B, counted)
             for name, before_B, now_B in zip(counted.names, before_F, now_F, strict=True)
         }
         for name, codes in counted.codes.items():
-            before_B, now_B = (of.binned(self.train.codes[name]) for of in (self.train.codes[name], codes))
+            before_B, now_B = (counts.binned(self.train.codes[name]) for counts in (self.train.codes[name], codes))
             drifts[name] = self._feature(before_B, now_B, counted).replace(unknown=now_B[-2] / counted.documents)
         return drifts
 

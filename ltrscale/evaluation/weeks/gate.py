@@ -128,10 +128,10 @@ class GateJob(Config):
             verdict = judge(Evaluation.read(places["evaluation"]), Decay.read(places["drift"]), self.bounds, leaks)
             title = f"Gate: {'passed' if verdict.passed else 'refused'}"
             bundles = f"{PRODUCTION} {self.production} and {CANDIDATE} {self.candidate}"
-            links = " and ".join(join(place, REPORT) for place in places.values())
+            links = " and ".join(join(url, REPORT) for url in places.values())
             made_from = [f"Compared: {bundles}. The figures are those of {links}."]
             report = Document(title, list(verdict_blocks(verdict)), made_from=made_from)
-            inputs = {name: content_of(place) for name, place in places.items()}
+            inputs = {name: content_of(url) for name, url in places.items()}
             with storage.Commit(self.out) as commit:
                 write_report(commit, verdict, report)
                 commit.finish({"made_by": made_by("gate", self.bounds, inputs)})
@@ -141,12 +141,12 @@ class GateJob(Config):
 
     def _print_plan(self) -> None:
         """Print how many groups the margin needs, by an existing evaluation or by production alone."""
-        place = self.plan_from or join(self.out, "plan")
+        url = self.plan_from or join(self.out, "plan")
         if self.plan_from is None:
-            EvaluateJob(out=place, evaluate=self.alone, ray=self.ray).run(show=False)
-        evaluation = Evaluation.read(place)
+            EvaluateJob(out=url, evaluate=self.alone, ray=self.ray).run(show=False)
+        evaluation = Evaluation.read(url)
         powers = foreseen(evaluation, self.bounds.margin, self.bounds.refuse)
-        print_report(place, plan_page(powers, evaluation.primary))
+        print_report(url, plan_page(powers, evaluation.primary))
 
 
 def foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven") -> dict[str, Power]:

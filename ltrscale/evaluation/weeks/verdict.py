@@ -36,9 +36,9 @@ def importances_of(bundle: Bundle) -> dict[str, float] | None:
     """The importance of each column that trees see, the highest first; None for a network."""
     if (forest := bundle.forest) is None:
         return None
-    every = tuple(feature.name for feature in bundle.features)
-    seen = every if forest.sees is None else forest.sees  # a stack may see none
-    names = [*seen, *(f"component {i}" for i in range(forest.projection)), *forest.members]
+    feature_names = tuple(feature.name for feature in bundle.features)
+    features_seen = feature_names if forest.sees is None else forest.sees  # a stack may see none
+    names = [*features_seen, *(f"component {i}" for i in range(forest.projection)), *forest.members]
     models = {join(bundle.url, name): content for name, content in bundle.contents.items()}
     shares = boosters.importances(forest.library, models, len(names))
     return dict(sorted(zip(names, shares.tolist(), strict=True), key=lambda pair: -pair[1]))
@@ -49,9 +49,9 @@ def leaning(bundle: Bundle) -> Mapping[str, float | None]:
 
     A network, or trees that see components or other rankers' scores, lean on every feature that they read.
     """
-    every: dict[str, float | None] = dict.fromkeys(feature.name for feature in bundle.features)
+    shares: dict[str, float | None] = dict.fromkeys(feature.name for feature in bundle.features)
     if bundle.forest is None or bundle.forest.projection or bundle.forest.members:
-        return every
+        return shares
     return {name: share for name, share in (importances_of(bundle) or {}).items() if share > 0}
 
 
@@ -152,7 +152,7 @@ class Power(Config):
     @property
     def stated(self) -> str:
         """In a sentence."""
-        what = {
+        meaning = {
             "unproven": f"A candidate as good as production passes bounds.margin {self.margin:g}",
             "worse": f"A candidate worse than production by bounds.margin {self.margin:g} is refused",
         }
@@ -161,7 +161,7 @@ class Power(Config):
             lacking = f"needs {self.more:,} more groups" if self.more else "needs no more groups"
             enough = f"{POWER_ASKED} takes {self.needed:,}: the gate {lacking}"
         return (
-            f"{what[self.refuse]} with a probability of {self.passes:.2f} at {self.groups:,} groups; {enough} "
+            f"{meaning[self.refuse]} with a probability of {self.passes:.2f} at {self.groups:,} groups; {enough} "
             f"(the difference of a group deviates by {self.deviation:.3f})"
         )
 
@@ -200,7 +200,7 @@ class Verdict(Findings):
     drift_not_judged: tuple[str, ...] = ()
     """Periods with too few groups to judge a bound on drift, or compared with too few."""
     power: Power | None = None
-    """What the margin asks of the number of groups; None if nothing could be compared."""
+    """What the margin requires of the number of groups; None if nothing could be compared."""
 
     @property
     def reasons(self) -> list[str]:
@@ -241,18 +241,18 @@ def judge(evaluation: Evaluation, decay: Decay, bounds: Bounds, leaks: Iterable[
 def _overall(
     compared: Comparison | None, groups: int, primary: str, bounds: Bounds, power: Power | None
 ) -> Iterator[Check]:
-    asked = f"bounds.groups asks for {bounds.groups:,}"
+    demand = f"bounds.groups asks for {bounds.groups:,}"
     enough = compared is not None and groups >= bounds.groups
-    yield Check(bound="groups", where=ALL, holds=enough, reason=f"{groups:,} groups define {primary}; {asked}")
+    yield Check(bound="groups", where=ALL, holds=enough, reason=f"{groups:,} groups define {primary}; {demand}")
     if compared is not None:
-        asked = f"bounds.margin asks for a lower end above {-bounds.margin:g}"
+        demand = f"bounds.margin asks for a lower end above {-bounds.margin:g}"
         not_worse = bounds.refuse == "worse" and _high(compared) >= 0
         holds = not_worse or _low(compared) > -bounds.margin
         if bounds.refuse == "worse":
-            asked += ", or for an upper end of at least 0 (bounds.refuse: worse)"
+            demand += ", or for an upper end of at least 0 (bounds.refuse: worse)"
         elif not holds and power is not None and power.more:
-            asked += f"; needs {power.more:,} more groups to let an equal candidate pass four times in five"
-        reason = f"all groups: {_in_words(compared, primary)}; {asked}"
+            demand += f"; needs {power.more:,} more groups to let an equal candidate pass four times in five"
+        reason = f"all groups: {_in_words(compared, primary)}; {demand}"
         yield Check(bound="margin", where=ALL, holds=holds, reason=reason)
 
 
@@ -261,19 +261,19 @@ def _of_slices(
 ) -> Iterator[Check]:
     p_M = np.array([_worse_p(c, groups[name], bounds.slice_margin) for name, c in judged.items()])
     for (name, compared), p in zip(judged.items(), holm(p_M).tolist(), strict=True):
-        stated = f"slice {name}: {_in_words(compared, primary)}"
+        finding = f"slice {name}: {_in_words(compared, primary)}"
         if bounds.slices_by == "shown":
             holds = p >= TAIL
-            asked = (
+            demand = (
                 f"worse by more than bounds.slice_margin {bounds.slice_margin:g} has p {number(p)} (Holm, "
                 f"slices: {len(judged)}), and is shown below {TAIL}"
             )
         else:
             ends = {"mean": ("difference", compared.difference), "excluded": ("lower end", _low(compared))}
-            what, value = ends[bounds.slices_by]
+            name_of_end, value = ends[bounds.slices_by]
             holds = value >= -bounds.slice_margin
-            asked = f"bounds.slice_margin asks for its {what} to be at least {-bounds.slice_margin:g}"
-        yield Check(bound="slice_margin", where=name, holds=holds, reason=f"{stated}; {asked}")
+            demand = f"bounds.slice_margin asks for its {name_of_end} to be at least {-bounds.slice_margin:g}"
+        yield Check(bound="slice_margin", where=name, holds=holds, reason=f"{finding}; {demand}")
 
 
 def _worse_p(compared: Comparison, groups: int, margin: float) -> float:
@@ -297,59 +297,61 @@ def of_drift(drift: Drift, bounds: Bounds, method: str = CANDIDATE) -> Iterator[
         scores, before = later.spreads[method], train.spreads[method]
         lists = min(scores.lists, before.lists)
         if bounds.score_psi is not None and lists >= bounds.drift_groups:
-            stated = f"the spread of the {method}'s scores has a PSI of {scores.psi:.3f}, {scores.chance:.3f} by chance"
-            asked = f"bounds.score_psi asks for at most {bounds.score_psi:g} beyond chance"
+            finding = (
+                f"the spread of the {method}'s scores has a PSI of {scores.psi:.3f}, {scores.chance:.3f} by chance"
+            )
+            demand = f"bounds.score_psi asks for at most {bounds.score_psi:g} beyond chance"
             holds = scores.psi - scores.chance <= bounds.score_psi
-            yield Check(bound="score_psi", where=period, holds=holds, reason=f"period {period}: {stated}; {asked}")
+            yield Check(bound="score_psi", where=period, holds=holds, reason=f"period {period}: {finding}; {demand}")
 
 
 def _feature_checks(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator[Check]:
-    kinds = {name: "numeric" if of.unknown is None else "categorical" for name, of in drift.features.items()}
-    every = [Feature.model_validate({"name": name, "kind": kind}) for name, kind in kinds.items()]
-    moving = {feature.name for pattern in bounds.moving for feature in matching(pattern, every, key="bounds.moving")}
-    judged = {name: of for name, of in drift.features.items() if name not in moving}
+    kinds = {name: "numeric" if d.unknown is None else "categorical" for name, d in drift.features.items()}
+    features = [Feature.model_validate({"name": name, "kind": kind}) for name, kind in kinds.items()]
+    moving = {feature.name for pattern in bounds.moving for feature in matching(pattern, features, key="bounds.moving")}
+    judged = {name: d for name, d in drift.features.items() if name not in moving}
     drifted = [name for name in drift.drifted if name in judged]
     if bounds.drifted is not None:
         most = ", ".join(f"{name} {judged[name].psi:.2f}" for name in drifted[:_MOST_NAMED])
         count = f"{len(drifted)} of {len(judged)} features have a PSI above {MUCH:g} beyond chance"
-        asked = f"bounds.drifted asks for at most {bounds.drifted:.0%}"
+        demand = f"bounds.drifted asks for at most {bounds.drifted:.0%}"
         holds = len(drifted) <= bounds.drifted * len(judged)
-        reason = f"period {period}: {count}{f' ({most})' if most else ''}; {asked}"
+        reason = f"period {period}: {count}{f' ({most})' if most else ''}; {demand}"
         yield Check(bound="drifted", where=period, holds=holds, reason=reason)
     if bounds.feature_psi is not None:
-        beyond = {name: of.psi - of.chance for name, of in judged.items()}
+        beyond = {name: d.psi - d.chance for name, d in judged.items()}
         broken = [name for name in drifted if beyond[name] > bounds.feature_psi]
         worst = broken[:_MOST_NAMED] or sorted(beyond, key=lambda name: -beyond[name])[:1]
-        stated = ", ".join(f"{name} has a PSI of {judged[name].psi:.2f}" for name in worst) or "no feature is judged"
-        asked = f"bounds.feature_psi asks for at most {bounds.feature_psi:g} beyond chance (a fault, or bounds.moving)"
-        yield Check(bound="feature_psi", where=period, holds=not broken, reason=f"period {period}: {stated}; {asked}")
+        finding = ", ".join(f"{name} has a PSI of {judged[name].psi:.2f}" for name in worst) or "no feature is judged"
+        demand = f"bounds.feature_psi asks for at most {bounds.feature_psi:g} beyond chance (a fault, or bounds.moving)"
+        yield Check(bound="feature_psi", where=period, holds=not broken, reason=f"period {period}: {finding}; {demand}")
 
 
 def check_leaks(features: Sequence[Alone], candidate: Bundle, expected: Collection[str]) -> Iterator[Check]:
-    """One check for each suspicious feature that the candidate leans on, or one that holds.
+    """One check for each suspicious feature that the candidate leans on, or a single check that holds.
 
     `expected` are patterns of features that are known when the list is shown, however well they rank.
 
     Raises:
         InputError: a pattern matches no feature of the data.
     """
-    every = [Feature(name=feature.name) for feature in features]
-    allowed = {f.name for pattern in expected for f in matching(pattern, every, key="bounds.expected")}
-    leant_on, asked = leaning(candidate), questions(features)
-    for name in [name for name in asked if name in leant_on]:
-        share = leant_on[name]
+    renamed = [Feature(name=feature.name) for feature in features]
+    allowed = {f.name for pattern in expected for f in matching(pattern, renamed, key="bounds.expected")}
+    used, questions_by_name = leaning(candidate), questions(features)
+    for name in [name for name in questions_by_name if name in used]:
+        share = used[name]
         gain = "" if share is None else f", and has {share:.0%} of the candidate's gain"
-        stated = asked[name].removesuffix(f": {ASK}") + gain
+        finding = questions_by_name[name].removesuffix(f": {ASK}") + gain
         if name in allowed:
-            yield Check(bound="expected", where=name, holds=True, reason=f"{stated}; bounds.expected names it")
+            yield Check(bound="expected", where=name, holds=True, reason=f"{finding}; bounds.expected names it")
         else:
             remedy = f"{ASK} If so, name it in bounds.expected; else train without it (leave_out)"
-            yield Check(bound="expected", where=name, holds=False, reason=f"{stated}: {remedy}")
-    if not any(name in leant_on for name in asked):
-        first = next((feature for feature in features if feature.name in leant_on), None)
+            yield Check(bound="expected", where=name, holds=False, reason=f"{finding}: {remedy}")
+    if not any(name in used for name in questions_by_name):
+        first = next((feature for feature in features if feature.name in used), None)
         best = "" if first is None else f"; the best, {first.name}, reaches NDCG@{first.k} {first.ndcg:.3f}"
-        stated = "no feature of the candidate ranks as the labels do by itself, or is there for relevant ones only"
-        yield Check(bound="expected", where=ALL, holds=True, reason=f"{stated}{best}")
+        finding = "no feature of the candidate ranks as the labels do by itself, or is there for relevant ones only"
+        yield Check(bound="expected", where=ALL, holds=True, reason=f"{finding}{best}")
 
 
 def _low(compared: Comparison) -> float:

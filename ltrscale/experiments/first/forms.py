@@ -32,7 +32,7 @@ _GROUPS_LOOKED_AT = 20_000
 
 
 def other_form(file: str, urls: Sequence[str], out: str, given: Mapping[str, str | None]) -> list[str] | None:
-    """The lines of prepare.yaml of an input that has another form than one item a row; None where it has that one.
+    """The lines of prepare.yaml of an input that has another form than one item a row; None if it has one item a row.
 
     `given` is as for `guess`. An `InputError` where the form is known, and its files do not fit together.
     """
@@ -70,8 +70,10 @@ def _letor(urls: Sequence[str], beside: Sequence[str]) -> Iterator[str]:
     if len(urls) > 1 and len({*names}) < len(urls):  # rank.train and rank.test
         names = [re.sub(r"(\.(txt|svm|letor|dat))?(\.gz|\.xz)?$", "", PurePosixPath(url).name) for url in urls]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        several = ", ".join(url for url, name in zip(urls, names, strict=True) if name == twice)
-        raise InputError(f"{several}: files with one name are the same rows in several folds; name the folder of one")
+        duplicates = ", ".join(url for url, name in zip(urls, names, strict=True) if name == twice)
+        raise InputError(
+            f"{duplicates}: files with one name are the same rows in several folds; name the folder of one"
+        )
     dense, highest = _width(urls)
     yield "  inputs: # each file is a period, by which splits divide the data"
     for url, name in zip(urls, names, strict=True):
@@ -103,8 +105,8 @@ def _sizes_of(url: str, beside: Sequence[str]) -> str:
     """The file with the sizes of a file's groups, which lies beside it."""
     stem = re.sub(r"(\.gz|\.xz)$", "", url)
     endings = (".query", ".group", ".groups")
-    near = [*beside, *storage.children(url.rpartition("/")[0] or ".")]
-    sizes = next((each for each in near if any(each.endswith(stem + ending) for ending in endings)), None)
+    candidates = [*beside, *storage.children(url.rpartition("/")[0] or ".")]
+    sizes = next((each for each in candidates if any(each.endswith(stem + ending) for ending in endings)), None)
     if sizes is None:
         raise InputError(f"{url}: rows have no qid; put the sizes of the groups into {stem}.query, one a line")
     return sizes
@@ -124,7 +126,7 @@ class _Laid(NamedTuple):
 
 
 def _laid_out(url: str) -> _Laid | None:
-    """The rows of a file with a row for each query; None of one whose rows are items, perhaps with lists of their own.
+    """The rows of a file with a row for each query; None for a file whose rows are items, perhaps with their own lists.
 
     The lists of a query are of one length, that of the query, while those of an item (tags, an embedding) are of any.
     """
@@ -154,11 +156,11 @@ def _laid_out(url: str) -> _Laid | None:
     return _Laid(pa.table(flat), names, wide)
 
 
-def _query_rows(file: str, url: str, laid: _Laid, given: Mapping[str, str | None]) -> Iterator[str]:
+def _query_rows(file: str, url: str, laid: _Laid, named: Mapping[str, str | None]) -> Iterator[str]:
     """A row for each query, whose roles are guessed as those of items."""
     ones = {name: one for one, name in laid.names.items()}
-    given = {use: ones.get(name, name) for use, name in given.items() if name is not None}
-    guessed = guess(columns_of(laid.items, laid.items.schema, Dialect()), of_table(laid.items), given, url)
+    named = {use: ones.get(name, name) for use, name in named.items() if name is not None}
+    guessed = guess(columns_of(laid.items, laid.items.schema, Dialect()), of_table(laid.items), named, url)
     yield f"  inputs: {plain_yaml(file)}"
     yield "  source:"
     yield "    kind: groups # a row for each query, with lists of its documents"
@@ -176,29 +178,34 @@ def _one(name: str) -> str:
     return re.sub(r"(?<!s)s$", "", name)
 
 
-def _group_columns(found: Guess, lists: Mapping[str, str], wide: Mapping[str, int]) -> Iterator[str]:
+def _group_columns(guessed: Guess, lists: Mapping[str, str], wide: Mapping[str, int]) -> Iterator[str]:
     """The uses of the columns of groups; `lists` has the name of each list by that of its single value."""
-    yield f"      query: {plain_yaml(found.query.name)} # {found.query.shown}"
-    if found.time is not None:
-        yield f"      time: {plain_yaml(found.time.name)} # {found.time.shown}"
-        if found.time.formats[0] != ISO:
-            yield f"      time_format: {json.dumps(found.time.formats[0])}"
-    named = {"docs": found.item, "labels": found.label, "positions": found.positions, "clicks": found.clicks}
-    for use, column in (named | {"gain": found.gain}).items():
+    yield f"      query: {plain_yaml(guessed.query.name)} # {guessed.query.shown}"
+    if guessed.time is not None:
+        yield f"      time: {plain_yaml(guessed.time.name)} # {guessed.time.shown}"
+        if guessed.time.formats[0] != ISO:
+            yield f"      time_format: {json.dumps(guessed.time.formats[0])}"
+    by_use = {
+        "docs": guessed.item,
+        "labels": guessed.label,
+        "positions": guessed.positions,
+        "clicks": guessed.clicks,
+    }
+    for use, column in (by_use | {"gain": guessed.gain}).items():
         if column is not None and column.name in lists:
-            doubt = found.choices[role].doubt if (role := use.rstrip("s")) in found.choices else ""
+            doubt = guessed.choices[role].doubt if (role := use.rstrip("s")) in guessed.choices else ""
             mark = f"{CHECK}: {doubt}; " if doubt else "# "
             yield f"      {use}: {plain_yaml(lists[column.name])} {mark}{column.shown}"
-    single = [each.name for each in (*found.meta, *found.categorical, *found.features) if each.name not in lists]
+    single = [each.name for each in (*guessed.meta, *guessed.categorical, *guessed.features) if each.name not in lists]
     if single:
         yield f"      meta: {json.dumps(single, ensure_ascii=False)} # of the whole list"
     for name in [*wide][:1]:
         yield f"      features: {json.dumps([name])} # all features of all documents"
         yield f"      n_features: {wide[name]}"
-    for use, columns in () if wide else (("features", found.features), ("categorical", found.categorical)):
+    for use, columns in () if wide else (("features", guessed.features), ("categorical", guessed.categorical)):
         if names := [lists[each.name] for each in columns if each.name in lists]:
             yield f"      {use}: {json.dumps(names, ensure_ascii=False)}"
-    unused = dict(found.others) | dict.fromkeys([*wide][1:], "further features")
+    unused = dict(guessed.others) | dict.fromkeys([*wide][1:], "further features")
     for name, reason in unused.items():
         yield f"      # not used: {lists.get(name, name)}, {reason}"
 
@@ -219,7 +226,7 @@ class _Texts:
 
     @classmethod
     def of(cls, urls: Sequence[str]) -> "_Texts | None":
-        """The parts of a collection of texts; None where the files are none."""
+        """The parts of a collection of texts; None where the files are not one."""
         read = [_TextTable.of(url) for url in urls]
         texts = [table for table in read if len(table.ids) == 1 and table.texts]
         keys = {table.ids[0] for table in texts}
@@ -234,29 +241,29 @@ class _Texts:
                 "beside it, such as the best by BM25 with their score"
             )
         base = max(scored, key=lambda table: table.rows.num_rows)
-        found = guess(columns_of(base.rows, base.schema, Dialect()), of_table(base.rows), {}, base.url)
+        guessed = guess(columns_of(base.rows, base.schema, Dialect()), of_table(base.rows), {}, base.url)
         by_key = {table.ids[0]: table for table in texts}
-        if found.item is None or not {found.query.name, found.item.name} <= {*by_key}:
+        if guessed.item is None or not {guessed.query.name, guessed.item.name} <= {*by_key}:
             return None
-        of_query, of_item = by_key[found.query.name], by_key[found.item.name]
-        rest = tuple(table.url for table in read if table not in (base, of_query, of_item, judged))
-        return cls(base.url, found, of_query, of_item, judged, rest)
+        of_query, of_item = by_key[guessed.query.name], by_key[guessed.item.name]
+        unused = tuple(table.url for table in read if table not in (base, of_query, of_item, judged))
+        return cls(base.url, guessed, of_query, of_item, judged, unused)
 
     def lines(self) -> Iterator[str]:
         query, item = plain_yaml(self.found.query.name), plain_yaml(self.found.item.name if self.found.item else "")
         split = next((name for name in self.queries.names if name in ("split", "fold", "set")), None)
-        taken = {"query": self.queries.texts[0]} | ({split: split} if split else {})
+        columns = {"query": self.queries.texts[0]} | ({split: split} if split else {})
         yield f"  inputs: {json.dumps(self.pairs)} # the candidates of each query"
         yield "  source:"
         yield "    kind: items"
         yield "    joins: # each takes columns of a table by a key"
-        yield f"      - {{path: {json.dumps(self.queries.url)}, key: {query}, columns: {json.dumps(taken)}}}"
+        yield f"      - {{path: {json.dumps(self.queries.url)}, key: {query}, columns: {json.dumps(columns)}}}"
         texts = {f"document_{name}": name for name in self.documents.texts}
         yield f"      - {{path: {json.dumps(self.documents.url)}, key: {item}, columns: {json.dumps(texts)}}}"
         if self.judged is not None:
             label = plain_yaml(self.judged.label or "")
-            rest = f"columns: {label}, rows: all, fill: {{{label}: 0}}"
-            yield f"      - {{path: {json.dumps(self.judged.url)}, key: [{query}, {item}], {rest}}}"
+            options = f"columns: {label}, rows: all, fill: {{{label}: 0}}"
+            yield f"      - {{path: {json.dumps(self.judged.url)}, key: [{query}, {item}], {options}}}"
         yield "    columns:"
         if ".tsv" in self.pairs:
             yield "      quotes: false # a quote is a part of the text"

@@ -63,30 +63,30 @@ def init(config: InitConfig) -> None:
         if storage.exists(path):  # it may have been edited
             raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
     urls = storage.list_files(config.file)
-    given = {"query": config.query, "item": config.item, "label": config.label, "time": config.time}
-    if lines := other_form(config.file, urls, out, given):
+    roles = {"query": config.query, "item": config.item, "label": config.label, "time": config.time}
+    if lines := other_form(config.file, urls, out, roles):
         _write(out, {"prepare": "\n".join([*lines, ""])})
         log.info("init: not a table with one item a row: see source.kind of prepare.yaml, and docs/guide.md for splits")
         log.info("next: python -m jobs.prepare --config %s", storage.join(out, "prepare.yaml"))
         return
     dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0])
     columns = first_columns(urls, dialect, config.rows)
-    _refuse_without_values(columns, given, urls[0])
-    names = {*structured(columns), *(name for name in given.values() if name is not None)} or {columns[0].name}
-    seen = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
-    guessed = guess(columns, seen, given, urls[0])
+    _refuse_without_values(columns, roles, urls[0])
+    names = {*structured(columns), *(name for name in roles.values() if name is not None)} or {columns[0].name}
+    sample = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
+    guessed = guess(columns, sample, roles, urls[0])
     in_roles = [
         each.name for each in (guessed.query, *guessed.within, guessed.item, guessed.label, guessed.time) if each
     ]
-    every = seen if seen.whole else read_structure(urls, in_roles, dialect, rows=None)
-    counted = count_lists(guessed, every)
-    guessed = replace(guessed, asked=asked_of(guessed, every, urls, dialect))
-    said: tuple[str, ...] = ()
+    complete = sample if sample.whole else read_structure(urls, in_roles, dialect, rows=None)
+    counted = count_lists(guessed, complete)
+    guessed = replace(guessed, asked=asked_of(guessed, complete, urls, dialect))
+    notes: tuple[str, ...] = ()
     texts = {"prepare": "\n".join([*prepare_lines(config.file, out, dialect, guessed, counted), ""])}
     if guessed.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST_LISTS:
         size = LogSize(counted.rows, counted.told_apart, len([*guessed.features, *guessed.categorical, *guessed.dates]))
         score = engine_score([each.name for each in guessed.features])
-        runs, said = first_runs(out, counted.plan, score, size, counted.queries_told_apart)
+        runs, notes = first_runs(out, counted.plan, score, size, counted.queries_told_apart)
         texts |= runs
         texts["weekly"] = weekly_text(out, counted.plan.unit)
     if clicks := clicks_text(out, guessed):
@@ -94,14 +94,14 @@ def init(config: InitConfig) -> None:
     _write(out, texts)
     for line in summary(guessed):
         log.info("init: %s", line)
-    for reason in (*said, *_why_less(guessed, counted.plan)):
+    for reason in (*notes, *_why_less(guessed, counted.plan)):
         log.info("init: %s", reason)
     for name in (each for each in _WRITES if each in texts and each not in _LATER):
         log.info("next: python -m jobs.%s --config %s", name, storage.join(out, f"{name}.yaml"))
 
 
 _LATER = ("study", "weekly")
-"""Configs that answer another question, or whose time comes after a pipeline, which says so."""
+"""Configs that answer another question, or are for after a pipeline, which says so."""
 
 _WRITES: dict[str, type[Config]] = {
     "prepare": PrepareJob,
@@ -112,9 +112,9 @@ _WRITES: dict[str, type[Config]] = {
 }
 
 
-def _refuse_without_values(columns: Sequence[LogColumn], given: Mapping[str, str | None], where: str) -> None:
+def _refuse_without_values(columns: Sequence[LogColumn], roles: Mapping[str, str | None], where: str) -> None:
     """Refuse columns that are named for a role and cannot have it."""
-    for use, name in given.items():
+    for use, name in roles.items():
         for column in (column for column in columns if column.name == name):
             if pa.types.is_nested(column.type):
                 raise InputError(f"{where}: {use}: {name!r} has lists; name a column with a single value in each row")
@@ -131,41 +131,41 @@ def _write(out: str, texts: Mapping[str, str]) -> None:
         storage.write_bytes(path, text.encode())
 
 
-def _why_less(found: Guess, plan: FirstPlan | None) -> Iterator[str]:
-    if found.label is None:
+def _why_less(guessed: Guess, plan: FirstPlan | None) -> Iterator[str]:
+    if guessed.label is None:
         yield "no column looks like a label; name it with --set label=COLUMN for a pipeline.yaml"
     if plan is None or len(plan.names) < FEWEST_LISTS:
         yield f"no column with times over {FEWEST_LISTS} periods, by which a pipeline.yaml would divide the log"
-    if found.label is not None and (found.clicks is not None or not found.label.numeric):
+    if guessed.label is not None and (guessed.clicks is not None or not guessed.label.numeric):
         needed = {
-            "the position at which an item was shown": found.positions,
-            "a column of 0 and 1 with clicks": found.clicks,
-            "the item's id": found.item,
+            "the position at which an item was shown": guessed.positions,
+            "a column of 0 and 1 with clicks": guessed.clicks,
+            "the item's id": guessed.item,
         }
-        if lacking := [what for what, column in needed.items() if column is None]:
+        if lacking := [description for description, column in needed.items() if column is None]:
             yield f"jobs.clicks would tell clicks from places, and needs {', and '.join(lacking)}"
 
 
-def asked_of(found: Guess, log: Structure, urls: Sequence[str], dialect: Dialect) -> dict[str, str]:
+def asked_of(guessed: Guess, log: Structure, urls: Sequence[str], dialect: Dialect) -> dict[str, str]:
     """What to ask of the features that were guessed, by their names; empty without a label.
 
     Whole lists are looked at, a sample of all rows, whose query's columns are in `log`: fragments of lists, such as the
     first rows of a shuffled log have, are short, and any order of a short list is near the best one.
     """
-    features = [*found.features, *found.categorical]
-    if found.label is None or not features:
+    features = [*guessed.features, *guessed.categorical]
+    if guessed.label is None or not features:
         return {}
-    key = [column.name for column in (found.query, *found.within)]
-    names = dict.fromkeys([*key, found.label.name, *(column.name for column in features)])
+    key = [column.name for column in (guessed.query, *guessed.within)]
+    names = dict.fromkeys([*key, guessed.label.name, *(column.name for column in features)])
     lists_N = log.joined(key[0], key[1:])
     kept_N = np.zeros(len(lists_N), np.bool_)
     kept_N[KeyLists.of(lists_N).rows_L] = True
-    seen = read_structure(urls, [*names], dialect, kept_N=kept_N)
-    query_N, labels_N = seen.joined(key[0], key[1:]), _labels(found, seen)
+    structure = read_structure(urls, [*names], dialect, kept_N=kept_N)
+    query_N, labels_N = structure.joined(key[0], key[1:]), _labels(guessed, structure)
     rows_L = np.flatnonzero((query_N >= 0) & np.isfinite(labels_N) & (labels_N >= 0))
     rows_L = rows_L[np.argsort(query_N[rows_L], kind="stable")]
-    x_LF = [seen.numbers(column.name)[rows_L] for column in found.features]
-    codes_LF = (seen.codes[column.name][rows_L] for column in found.categorical)
+    x_LF = [structure.numbers(column.name)[rows_L] for column in guessed.features]
+    codes_LF = (structure.codes[column.name][rows_L] for column in guessed.categorical)
     x_LF += [np.where(codes_L < 0, np.nan, codes_L) for codes_L in codes_LF]
     lengths_Q = np.unique(query_N[rows_L], return_counts=True)[1]
     return questions(
@@ -174,19 +174,19 @@ def asked_of(found: Guess, log: Structure, urls: Sequence[str], dialect: Dialect
             torch.from_numpy(labels_N[rows_L].astype(np.float32)),
             torch.from_numpy(np.append(0, np.cumsum(lengths_Q))),
             names=[column.name for column in features],
-            categorical=[False] * len(found.features) + [True] * len(found.categorical),
+            categorical=[False] * len(guessed.features) + [True] * len(guessed.categorical),
         )
     )
 
 
-def _labels(found: Guess, seen: Structure) -> NDArray[np.float64]:
+def _labels(guessed: Guess, structure: Structure) -> NDArray[np.float64]:
     """The label of each row as prepare would read it, NaN for none."""
-    assert found.label is not None
-    grades, name = grades_of(found.label), found.label.name
+    assert guessed.label is not None
+    grades, name = grades_of(guessed.label), guessed.label.name
     if isinstance(grades, dict):
-        by_code = [grades.get(text, np.nan) for text in map(str, seen.values[name].to_pylist())]
-        return np.append(by_code, np.nan)[seen.codes[name]]
-    labels_N = seen.numbers(name)
+        by_code = [grades.get(text, np.nan) for text in map(str, structure.values[name].to_pylist())]
+        return np.append(by_code, np.nan)[structure.codes[name]]
+    labels_N = structure.numbers(name)
     if grades is None:
         return labels_N
     return np.where(np.isnan(labels_N), np.nan, np.searchsorted(grades, labels_N, side="right").astype(np.float64))

@@ -142,15 +142,15 @@ class FirstPlan(NamedTuple):
 
 
 def engine_score(features: Sequence[str]) -> str | None:
-    """The feature that is a search engine's score of a document's whole text; None if none is named so.
+    """The feature that is a search engine's score of a document's whole text; None if no feature has such a name.
 
     Example:
         >>> engine_score(["price", "bm25_title", "bm25", "score"])
         'bm25'
     """
     for pattern in _ENGINE_SCORES:
-        if named := [name for name in features if pattern.fullmatch(name)]:
-            return min(named, key=len)  # that of one field has the field's name, too
+        if names := [name for name in features if pattern.fullmatch(name)]:
+            return min(names, key=len)  # that of one field has the field's name, too
     return None
 
 
@@ -164,15 +164,15 @@ def pipeline_text(out: str, plan: FirstPlan, score: str | None, size: LogSize) -
         size: what all periods hold; it decides the settings, and how many periods train where they are very large.
     """
     train, validation, test = divided(plan.names)
-    models, every = (2 if score is None else 6), train  # a stack trains its members for each of five folds, too
+    models, all_periods = (2 if score is None else 6), train  # a stack trains its members for each of five folds, too
     sizes = first_sizes(size.part(len(train) / len(plan.names)), models=models)
     if sizes.share < 1:
         train = train[-max(1, int(sizes.share * len(train))) :]
         sizes = first_sizes(size.part(len(train) / len(plan.names)), models=models)
-    left_out = "" if train == every else f" # of {period_range(every)}, so that it ends in time"
-    said = time_said(sizes)
+    left_out = "" if train == all_periods else f" # of {period_range(all_periods)}, so that it ends in time"
+    duration = time_said(sizes)
     text = _PIPELINE.format(
-        said="\n".join(textwrap.wrap(said, 118, initial_indent="# ", subsequent_indent="# ")),
+        said="\n".join(textwrap.wrap(duration, 118, initial_indent="# ", subsequent_indent="# ")),
         out=plain_yaml(storage.join(out, "models")),
         data=plain_yaml(storage.join(out, "data")),
         clicks=plain_yaml(storage.join(out, "clicks")),
@@ -186,7 +186,7 @@ def pipeline_text(out: str, plan: FirstPlan, score: str | None, size: LogSize) -
         ),
         baseline="trees" if score is None else "engine",
     )
-    return text, said
+    return text, duration
 
 
 def divided(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
@@ -202,16 +202,18 @@ def divided(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], tup
 
 def time_said(sizes: FirstSizes) -> str:
     """The minutes of a first pipeline, and what longer ones would bring."""
-    of = sizes.minutes
-    parts = f"trees {of['trees']:.1f}, pretraining {of['pretraining']:.1f}, networks {of['finetuning']:.1f}"
-    said = f"About {sizes.total:.0f} minute{'s' if round(sizes.total) > 1 else ''} on two cores ({parts})."
+    minutes = sizes.minutes
+    parts = (
+        f"trees {minutes['trees']:.1f}, pretraining {minutes['pretraining']:.1f}, networks {minutes['finetuning']:.1f}"
+    )
+    duration = f"About {sizes.total:.0f} minute{'s' if round(sizes.total) > 1 else ''} on two cores ({parts})."
     if all(map(sizes.is_full, STUDIED)):
-        return f"{said} Nothing is cut short: the epochs are those of the study."
+        return f"{duration} Nothing is cut short: the epochs are those of the study."
     trees, pretraining, epochs = STUDIED.values()
     return (
-        f"{said} With {trees} trees and the study's {epochs} epochs and {pretraining} of pretraining it takes about "
-        f"{sizes.in_full:.0f}; what that brings here is not known, and in the study four times the pretraining gave "
-        "+.0023 NDCG@5 at 1,000 labelled lists and nothing at 100."
+        f"{duration} With {trees} trees and the study's {epochs} epochs and {pretraining} of pretraining it takes "
+        f"about {sizes.in_full:.0f}; what that brings here is not known, and in the study four times the pretraining "
+        "gave +.0023 NDCG@5 at 1,000 labelled lists and nothing at 100."
     )
 
 
@@ -225,17 +227,17 @@ def methods_text(sizes: FirstSizes, others: str = "") -> str:
     if sizes.pretraining_docs_per_batch > 1024:
         large = f"1024 for a log of less than {SMALL:,} documents, which needs the steps"
     longer = {stage: f"the study had {n}, here {sizes.full[stage]:.0f} minutes" for stage, n in STUDIED.items()}
-    said = {stage: "as in the study" if sizes.is_full(stage) else text for stage, text in longer.items()}
+    notes = {stage: "as in the study" if sizes.is_full(stage) else text for stage, text in longer.items()}
     return _METHODS.format(
         others=others,
         trees=_trees(sizes, 31),
         epochs=sizes.epochs,
-        epochs_why=said["finetuning"],
+        epochs_why=notes["finetuning"],
         patience=sizes.patience,
         batch=sizes.docs_per_batch,
         batch_why=batch,
         pretraining=sizes.pretraining_epochs,
-        longer=said["pretraining"],
+        longer=notes["pretraining"],
         large=sizes.pretraining_docs_per_batch,
         large_why=large,
     )
@@ -253,7 +255,7 @@ def plain_yaml(value: str) -> str:
 
 
 def period_range(names: Sequence[str]) -> str:
-    """Periods as a range of `splits`, or the one that there is; quoted where YAML would read a date."""
+    """Periods as a range of `splits`, or the only one; quoted where YAML would read a date."""
     text = "..".join(dict.fromkeys([names[0], names[-1]]))
     return text if yaml.safe_load(text) == text else json.dumps(text)
 

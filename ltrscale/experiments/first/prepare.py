@@ -46,28 +46,29 @@ class LogCounts:
     """The periods with labels; None without a time."""
 
 
-def count_lists(found: Guess, seen: Structure) -> LogCounts:
-    """Count the lists of all rows, of which `seen` has the columns that have roles."""
-    codes_N = seen.joined(found.query.name, [column.name for column in found.within])
+def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
+    """Count the lists of all rows; `structure` holds their columns that have roles."""
+    codes_N = structure.joined(guessed.query.name, [column.name for column in guessed.within])
     lengths_Q = np.bincount(codes_N[codes_N >= 0])
     lengths_Q = lengths_Q[lengths_Q > 0]
     repeated = 0
-    if found.item is not None:
-        items_N = seen.codes[found.item.name]
+    if guessed.item is not None:
+        items_N = structure.codes[guessed.item.name]
         known_N = (items_N >= 0) & (codes_N >= 0)
         pairs = (codes_N * (items_N.max() + 1) + items_N)[known_N]
         repeated = len(pairs) - len(np.unique(pairs))
-    apart_Q = np.zeros(0, np.bool_) if found.label is None else told_apart(codes_N, seen.codes[found.label.name])
+    label = guessed.label
+    apart_Q = np.zeros(0, np.bool_) if label is None else told_apart(codes_N, structure.codes[label.name])
     return LogCounts(
         rows=len(codes_N),
         queries=len(lengths_Q),
-        together=_together(codes_N, seen.files),
+        together=_together(codes_N, structure.files),
         repeated=repeated,
         median=int(np.median(lengths_Q)),
         longest=int(lengths_Q.max()),
         told_apart=int(apart_Q[codes_N[codes_N >= 0]].sum()) if len(apart_Q) else 0,
         queries_told_apart=int(apart_Q.sum()),
-        plan=_plan(found, seen, codes_N >= 0),
+        plan=_plan(guessed, structure, codes_N >= 0),
     )
 
 
@@ -95,14 +96,15 @@ def told_apart(lists_N: NDArray[np.int64], labels_N: NDArray[np.int64]) -> NDArr
     return apart_Q
 
 
-def _plan(found: Guess, seen: Structure, usable_N: NDArray[np.bool_]) -> FirstPlan | None:
+def _plan(guessed: Guess, structure: Structure, usable_N: NDArray[np.bool_]) -> FirstPlan | None:
     """The longest unit that gives enough periods; None without a time."""
-    if found.time is None:
+    if guessed.time is None:
         return None
-    if found.label is not None:
-        usable_N = usable_N & (seen.codes[found.label.name] >= 0)
-    formats = found.time.formats[:1] or (ISO,)
-    times_V = seen.values[found.time.name].take(pa.array(np.unique(seen.codes[found.time.name][usable_N].clip(0))))
+    if guessed.label is not None:
+        usable_N = usable_N & (structure.codes[guessed.label.name] >= 0)
+    formats = guessed.time.formats[:1] or (ISO,)
+    codes_N = structure.codes[guessed.time.name][usable_N].clip(0)
+    times_V = structure.values[guessed.time.name].take(pa.array(np.unique(codes_N)))
     for unit in _PERIODS:
         names_V, _ = periods(times_V, unit, Clock(formats=formats))
         names = tuple(sorted({*names_V.to_pylist()} - {None}))
@@ -111,7 +113,7 @@ def _plan(found: Guess, seen: Structure, usable_N: NDArray[np.bool_]) -> FirstPl
     return FirstPlan("week", names, formats)
 
 
-def prepare_lines(file: str, out: str, dialect: Dialect, found: Guess, counted: LogCounts) -> Iterator[str]:
+def prepare_lines(file: str, out: str, dialect: Dialect, guessed: Guess, counted: LogCounts) -> Iterator[str]:
     """The lines of the prepare.yaml of a log with one item a row."""
     yield f"# Made by jobs.init from {file}. Correct what was guessed wrong."
     yield "# Lines with CHECK are close calls: jobs.prepare names them until the word is gone."
@@ -124,23 +126,23 @@ def prepare_lines(file: str, out: str, dialect: Dialect, found: Guess, counted: 
     if not counted.together:
         yield "  sort: true # the rows of a query do not stand together in one file"
     if counted.repeated:
-        policy = "max_label" if found.label is not None else "keep_first"
+        policy = "max_label" if guessed.label is not None else "keep_first"
         yield f"  duplicates: {policy} # {counted.repeated:,} rows repeat an item of their query: which of them stays"
-    yield from _rejected(found)
+    yield from _rejected(guessed)
     yield "  source:"
     yield "    kind: items"
     yield "    columns:"
-    yield from _column_lines(file, found, dialect, counted.plan)
+    yield from _column_lines(file, guessed, dialect, counted.plan)
     if counted.longest > 10_000:
         yield f"  max_group: {counted.longest} # of the longest query"
 
 
-def _rejected(found: Guess) -> Iterator[str]:
+def _rejected(guessed: Guess) -> Iterator[str]:
     """The share of rows that prepare will reject, where it is above its limit."""
-    one_each = [found.time, found.label, found.positions, found.gain, found.clicks, *found.features, *found.dates]
-    one_each += [*found.categorical, *found.meta]
+    one_each = [guessed.time, guessed.label, guessed.positions, guessed.gain, guessed.clicks]
+    one_each += [*guessed.features, *guessed.dates, *guessed.categorical, *guessed.meta]
     shares = {f"{column.name} cannot be read": column.bad for column in one_each if column is not None}
-    needed = [found.query, *found.within, *([found.time] if found.time else [])]
+    needed = [guessed.query, *guessed.within, *([guessed.time] if guessed.time else [])]
     shares |= {f"{column.name} is missing": column.missing for column in needed}
     total = sum(shares.values())
     limit = PrepareConfig.model_fields["max_rejected"].default
@@ -152,37 +154,38 @@ def _rejected(found: Guess) -> Iterator[str]:
         yield f"  max_rejected: {share:g} {CHECK}: about {total:.2%} of the rows cannot be used: {worst}"
 
 
-def _column_lines(path: str, found: Guess, dialect: Dialect, plan: FirstPlan | None) -> Iterator[str]:
-    for role, column in (("query", found.query), ("item", found.item)):
+def _column_lines(path: str, guessed: Guess, dialect: Dialect, plan: FirstPlan | None) -> Iterator[str]:
+    for role, column in (("query", guessed.query), ("item", guessed.item)):
         if column is not None:
-            yield from _role(role, column, found.choices.get(role))
-        if role == "query" and found.within:
-            days = ", ".join(column.name for column in found.within)
-            yield f"      within: {_flow([column.name for column in found.within])} # a list for each {days}"
-    if found.label is not None:
-        yield from _role("label", found.label, found.choices.get("label"))
-        if grades := grades_of(found.label):
+            yield from _role(role, column, guessed.choices.get(role))
+        if role == "query" and guessed.within:
+            days = ", ".join(column.name for column in guessed.within)
+            yield f"      within: {_flow([column.name for column in guessed.within])} # a list for each {days}"
+    if guessed.label is not None:
+        yield from _role("label", guessed.label, guessed.choices.get("label"))
+        if grades := grades_of(guessed.label):
             yield f"      grades: {_flow(grades)} {CHECK}: higher is better"
-    if found.gain is not None:
-        yield f"      gain: {plain_yaml(found.gain.name)} # what a document brings: evaluate.gains: column, no feature"
-    yield from _times(found, plan)
-    if found.positions is not None:
-        yield from _role("positions", found.positions, found.choices.get("positions"))
-    if found.clicks is not None and found.positions is not None:
-        yield f"      clicks: {plain_yaml(found.clicks.name)} # jobs.clicks looks at them beside the positions"
-    usual = ColumnMapping(query="q", features=("*",), decimal=dialect.decimal).dialect(path)
+    if guessed.gain is not None:
+        gain = plain_yaml(guessed.gain.name)
+        yield f"      gain: {gain} # what a document brings: evaluate.gains: column, no feature"
+    yield from _times(guessed, plan)
+    if guessed.positions is not None:
+        yield from _role("positions", guessed.positions, guessed.choices.get("positions"))
+    if guessed.clicks is not None and guessed.positions is not None:
+        yield f"      clicks: {plain_yaml(guessed.clicks.name)} # jobs.clicks looks at them beside the positions"
+    default = ColumnMapping(query="q", features=("*",), decimal=dialect.decimal).dialect(path)
     for name, value in (("delimiter", dialect.delimiter), ("decimal", dialect.decimal), ("encoding", dialect.encoding)):
-        if value != {"delimiter": usual.delimiter, "decimal": ".", "encoding": UTF8}[name]:
+        if value != {"delimiter": default.delimiter, "decimal": ".", "encoding": UTF8}[name]:
             yield f"      {name}: {json.dumps(value)}"
-    yield from _column_list("meta", found.meta, "of the user or session, kept beside the features")
-    yield from _column_list("features", found.features, "numbers", found.asked)
-    what = "categories, and ids that come often enough to learn from"
-    yield from _column_list("categorical", found.categorical, what, found.asked)
-    if found.dates:
+    yield from _column_list("meta", guessed.meta, "of the user or session, kept beside the features")
+    yield from _column_list("features", guessed.features, "numbers", guessed.asked)
+    note = "categories, and ids that come often enough to learn from"
+    yield from _column_list("categorical", guessed.categorical, note, guessed.asked)
+    if guessed.dates:
         yield "      dates: # days up to the row's time"
-        for column in found.dates:
+        for column in guessed.dates:
             yield f"        {plain_yaml(column.name)}: [days_before] # {column.shown}"
-    for name, reason in found.others.items():
+    for name, reason in guessed.others.items():
         yield f"      # not used: {name}, {reason}"
 
 
@@ -198,14 +201,14 @@ def _role(role: str, column: LogColumn, choice: Choice | None) -> Iterator[str]:
         yield f"      #   or {rival.name}: {'; '.join(rival.reasons)}"
 
 
-def _times(found: Guess, plan: FirstPlan | None) -> Iterator[str]:
-    if found.time is None or plan is None:
+def _times(guessed: Guess, plan: FirstPlan | None) -> Iterator[str]:
+    if guessed.time is None or plan is None:
         return
-    yield from _role("time", found.time, found.choices.get("time"))
+    yield from _role("time", guessed.time, guessed.choices.get("time"))
     span = " to ".join(dict.fromkeys([plan.names[0], plan.names[-1]])) if plan.names else "no period with labels"
-    formats = dict.fromkeys(form for each in (found.time, *found.dates) for form in each.formats[:1] or (ISO,))
+    formats = dict.fromkeys(form for each in (guessed.time, *guessed.dates) for form in each.formats[:1] or (ISO,))
     if list(formats) != [ISO]:
-        others = found.time.formats[1:2]
+        others = guessed.time.formats[1:2]
         doubt = f" {CHECK}: {others[0]} fits all of them, too" if others else ""
         yield f"      time_format: {_flow(tuple(formats))}{doubt}"
     yield "      time_zone: UTC # of times that do not state one, and of the midnight at which days begin"
@@ -213,12 +216,12 @@ def _times(found: Guess, plan: FirstPlan | None) -> Iterator[str]:
 
 
 def _column_list(
-    key: str, columns: Sequence[LogColumn], what: str, asked: Mapping[str, str] = MappingProxyType({})
+    key: str, columns: Sequence[LogColumn], note: str, questions: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[str]:
     if columns:
-        yield f"      {key}: # {what}"
+        yield f"      {key}: # {note}"
         for column in columns:
-            doubt = f"{CHECK}: {asked[column.name]} Leave it out if not; " if column.name in asked else "# "
+            doubt = f"{CHECK}: {questions[column.name]} Leave it out if not; " if column.name in questions else "# "
             yield f"        - {plain_yaml(column.name)} {doubt}{column.shown}"
 
 
@@ -227,35 +230,35 @@ def _flow(value: Mapping[str, float] | Sequence[object]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def summary(found: Guess) -> list[str]:
+def summary(guessed: Guess) -> list[str]:
     """Who plays which role, with the reasons, in aligned lines."""
-    roles = {role: getattr(found, role) for role in ("query", "item", "label", "gain", "time", "positions")}
+    roles = {role: getattr(guessed, role) for role in ("query", "item", "label", "gain", "time", "positions")}
     width = max(len(column.name) for column in roles.values() if column is not None)
     lines = []
     for role, column in roles.items():
-        choice = found.choices.get(role)
+        choice = guessed.choices.get(role)
         words = [*(choice.best.reasons[:2] if choice else ())]
         if choice and choice.rivals:
             words.append(f"not {', '.join(rival.name for rival in choice.rivals)}")
         mark = f"CHECK: {choice.doubt}; " if choice and choice.doubt else ""
         if column is not None:
             lines.append(f"{role:<9}  {column.name:<{width}}  {mark}{'; '.join(words)}".rstrip())
-    rest = {use: len(getattr(found, use)) for use in ("features", "categorical", "dates", "meta")}
-    lines.append(", ".join(f"{use}: {n}" for use, n in (rest | {"not used": len(found.others)}).items() if n))
-    return [*lines, *(f"CHECK: {question} Leave it out if not" for question in found.asked.values())]
+    counts = {use: len(getattr(guessed, use)) for use in ("features", "categorical", "dates", "meta")}
+    lines.append(", ".join(f"{use}: {n}" for use, n in (counts | {"not used": len(guessed.others)}).items() if n))
+    return [*lines, *(f"CHECK: {question} Leave it out if not" for question in guessed.asked.values())]
 
 
-def clicks_text(out: str, found: Guess) -> str | None:
-    """The clicks.yaml of a data set that has what `jobs.clicks` needs; None for another one."""
-    if found.positions is None or found.clicks is None or found.item is None:
+def clicks_text(out: str, guessed: Guess) -> str | None:
+    """The clicks.yaml of a data set that has what `jobs.clicks` needs; None for any other."""
+    if guessed.positions is None or guessed.clicks is None or guessed.item is None:
         return None
-    asked = next((column.name for column in found.meta if is_asked(column)), None)
-    if asked is None:
+    query_column = next((column.name for column in guessed.meta if is_asked(column)), None)
+    if query_column is None:
         query = (
             "# query: meta_NAME # each list is a query of its own: name the text that was searched for, kept under meta"
         )
     else:
-        name = plain_yaml(f"meta_{asked}")
+        name = plain_yaml(f"meta_{query_column}")
         query = f"query: {name} # what several lists were shown for, so that documents are seen to move"
     return f"""\
 # Made by jobs.init: what clicks tell apart from places, before anything is trained on them.

@@ -80,16 +80,16 @@ def first_runs(
     `size` is what all periods hold, and `lists` are those of all periods whose labels differ.
     """
     pipeline, takes = pipeline_text(out, plan, score, size)
-    said = f"pipeline.yaml: {takes}"
+    note = f"pipeline.yaml: {takes}"
     if (study := study_size(size, lists, plan)) is None:
         return {"pipeline": pipeline}, (
-            said,
+            note,
             f"no study.yaml: {lists:,} queries whose labels differ are too few to draw",
         )
     text, sees = study_text(out, plan, size, study)
     command = f"python -m jobs.study --config {storage.join(out, 'study.yaml')} --workers {_WORKERS}"
     takes = f"{command} takes at most about {study.minutes:.0f} minutes on two cores"
-    return {"pipeline": pipeline, "study": text}, (said, f"study.yaml: {sees} {takes}")
+    return {"pipeline": pipeline, "study": text}, (note, f"study.yaml: {sees} {takes}")
 
 
 def study_size(size: LogSize, lists: int, plan: FirstPlan) -> StudySize | None:
@@ -122,10 +122,10 @@ def study_text(out: str, plan: FirstPlan, size: LogSize, study: StudySize) -> tu
         epochs=STUDIED["finetuning"],
         minutes={**sizes.full, "pretraining": sizes.minutes["pretraining"]},
     )
-    said = seen_before(study)
+    sensitivity = seen_before(study)
     first, rest = methods_text(few).split("  scratch:", 1)
     text = _STUDY.format(
-        said="\n".join(textwrap.wrap(said, 118, initial_indent="# ", subsequent_indent="# ")),
+        said="\n".join(textwrap.wrap(sensitivity, 118, initial_indent="# ", subsequent_indent="# ")),
         minutes=f"{study.minutes:.0f}",
         over_draws=f"{OVER_DRAWS:g}",
         over_lists=f"{OVER_LISTS:g}",
@@ -141,7 +141,7 @@ def study_text(out: str, plan: FirstPlan, size: LogSize, study: StudySize) -> tu
         draws=study.draws,
         methods=f"{first}{_TUNED.format(trials=_TRIALS)}  scratch:{rest}",
     )
-    return text, said
+    return text, sensitivity
 
 
 def seen_before(study: StudySize) -> str:
@@ -152,11 +152,11 @@ def seen_before(study: StudySize) -> str:
         '5 draws see .023 at 100 labelled lists, .008 at 1,000; .010 takes 21 draws of 100, or 5 of 554.'
     """
     spreads = {n: study.spread(n) for n in study.numbers}
-    seen = ", ".join(
+    differences = ", ".join(
         f"{_short(spread.detectable(study.draws))} at {n:,}{' labelled lists' if n == study.numbers[0] else ''}"
         for n, spread in spreads.items()
     )
-    return f"{study.draws} draws see {seen}; {_short(_LOOKED_FOR)} takes {_takes(study, spreads)}."
+    return f"{study.draws} draws see {differences}; {_short(_LOOKED_FOR)} takes {_takes(study, spreads)}."
 
 
 def _takes(study: StudySize, spreads: Mapping[int, Spread]) -> str:
@@ -220,8 +220,8 @@ def weekly_text(out: str, unit: str) -> str:
         "config": "weekly.yaml",
         "production": f"models/seed-0/{_METHOD}/model",
     }
-    named = {key: plain_yaml(storage.join(out, place)) for key, place in places.items()}
-    return _WEEKLY.format(method=_METHOD, unit=unit, **named)
+    paths = {key: plain_yaml(storage.join(out, place)) for key, place in places.items()}
+    return _WEEKLY.format(method=_METHOD, unit=unit, **paths)
 
 
 _WEEKLY = """\

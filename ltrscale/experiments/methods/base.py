@@ -192,8 +192,8 @@ class ReadingMethod(AnyMethod):
         """The method's settings override those of its preset."""
         if not isinstance(values, Mapping) or values.get("preset") not in typing.get_args(Preset):
             return values  # no preset, or an unknown one, which the validation of the field refuses
-        named = {"kind": cls.model_fields["kind"].default, **values}
-        return overlay(cls.of_preset(values["preset"], values), named)
+        settings = {"kind": cls.model_fields["kind"].default, **values}
+        return overlay(cls.of_preset(values["preset"], values), settings)
 
     @classmethod
     def of_preset(cls, preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:

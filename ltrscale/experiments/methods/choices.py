@@ -30,8 +30,8 @@ def with_preset(preset: Preset, methods: Mapping[str, Any]) -> dict[str, Any]:
     """The methods of a comparison, as in a config, with this preset where they name none and their kind has presets."""
     kinds = by_kind(Method)
 
-    def of(given: Any) -> Any:
-        kind = kinds.get(str(given.get("kind"))) if isinstance(given, Mapping) else None
-        return given if kind is None else kind.with_preset(preset, given, methods)
+    def of(settings: Any) -> Any:
+        kind = kinds.get(str(settings.get("kind"))) if isinstance(settings, Mapping) else None
+        return settings if kind is None else kind.with_preset(preset, settings, methods)
 
     return {name: of(given) for name, given in methods.items()}

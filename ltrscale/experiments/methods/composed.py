@@ -86,8 +86,8 @@ class EnsembleMethod(AnyMethod):
         methods[self.of].check_differs(f"{where}.runs")
 
     def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
-        of = methods[self.of].about(methods)
-        return MethodTraits(family=of.family, tuned=of.tuned)
+        traits = methods[self.of].about(methods)
+        return MethodTraits(family=traits.family, tuned=traits.tuned)
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
         run.methods[self.of].average(run, run.repeated(self.of, self.runs), out)
@@ -170,11 +170,11 @@ class SelfTrainedMethod(AnyMethod):
         return MethodTraits(family="pretrained" if "pretrained" in (teacher, student) else student)
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
-        alike = run.methods[self._alike]
-        labels = alike.splits_in(run)
+        method = run.methods[self._alike]
+        labels = method.splits_in(run)
         scored = self._scored(run, name, labels.train)
         scores = labels.replace(train={**scored.model_dump(), "leave_out": labels.train.leave_out})
-        alike.train_student(self.student, run, self._alike, scores, run.place(name, "student"), out)
+        method.train_student(self.student, run, self._alike, scores, run.place(name, "student"), out)
 
     def _scored(self, run: SeedRun, name: str, split: Split) -> Split:
         """The groups of a training split, or a sample of them, with the mean scores of the runs as labels."""
@@ -183,9 +183,9 @@ class SelfTrainedMethod(AnyMethod):
             raise InputError(f"{name} learns scores of one data set, train has {', '.join(train.data)}; name one")
         bundles = tuple(run.repeated(self.of, self.runs))
         ScoreJob(out=scores, bundle=bundles, data=train.data[0], periods=train.periods, layout="scores").run()
-        everything = Split(data=train.data, periods=train.periods, scores=scores, labelled_seed=train.labelled_seed)
-        share = 1.0 if self.groups is None else self.groups / select(everything, labelled=True).n_groups
-        return everything.replace(labelled_fraction=min(1.0, share))
+        scored = Split(data=train.data, periods=train.periods, scores=scores, labelled_seed=train.labelled_seed)
+        share = 1.0 if self.groups is None else self.groups / select(scored, labelled=True).n_groups
+        return scored.replace(labelled_fraction=min(1.0, share))
 
     @property
     def _alike(self) -> str:

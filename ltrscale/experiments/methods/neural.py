@@ -68,12 +68,12 @@ class NeuralMethod(ReadingMethod):
 
     @classmethod
     def with_preset(cls, preset: Preset, given: Mapping[str, Any], methods: Mapping[str, Any]) -> Mapping[str, Any]:
-        named = super().with_preset(preset, given, methods)
+        settings = super().with_preset(preset, given, methods)
         other = methods.get(str(given.get("pretrained_as")))
-        if named["preset"] == preset and isinstance(other, Mapping):
-            kept = finetuning(preset, _pretext(other.get("pretrain")))["projector_layers"]
-            return overlay({"finetune": {"projector_layers": kept}}, named)
-        return named
+        if settings["preset"] == preset and isinstance(other, Mapping):
+            projector_layers = finetuning(preset, _pretext(other.get("pretrain")))["projector_layers"]
+            return overlay({"finetune": {"projector_layers": projector_layers}}, settings)
+        return settings
 
     @property
     def is_one_model(self) -> bool:

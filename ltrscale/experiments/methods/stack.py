@@ -103,8 +103,8 @@ class StackJob(Config):
     def _check(self) -> Self:
         if not self.members and not self.bundles:
             raise ValueError("members and bundles are both empty; name at least one")
-        if both := self.members.keys() & self.bundles.keys():
-            raise ValueError(f"bundles.{min(both)} has the name of a member; choose another")
+        if shared := self.members.keys() & self.bundles.keys():
+            raise ValueError(f"bundles.{min(shared)} has the name of a member; choose another")
         check_methods(self.members, self.workers, where="members")
         return self
 

@@ -63,8 +63,8 @@ class Read:
 def chosen_groups(test: Selection, numbers_M: NDArray[np.int64]) -> Selection:
     """The groups with these numbers, counted in the order in which an evaluation reads them."""
     kept = np.zeros(test.n_labelled, np.bool_)
-    served = np.arange(len(kept)) if test.kept_labelled is None else np.flatnonzero(test.kept_labelled)
-    kept[served[numbers_M]] = True
+    labelled = np.arange(len(kept)) if test.kept_labelled is None else np.flatnonzero(test.kept_labelled)
+    kept[labelled[numbers_M]] = True
     some = replace(test, kept_labelled=kept)
     return replace(some, row_groups=tuple(r for r in test.row_groups if some.served_groups(r)))
 
@@ -105,8 +105,8 @@ def values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.flo
             # queries without a list have negative ids, and nothing to show
             first = (batch.column("trial").to_numpy() == 0) & (batch.column("gid").to_numpy() >= 0)
             for name in methods:
-                mine = first & (np.asarray(batch.column("method")) == name)
-                parts[name].append(batch.column(sources.primary).to_numpy(zero_copy_only=False)[mine])
+                rows = first & (np.asarray(batch.column("method")) == name)
+                parts[name].append(batch.column(sources.primary).to_numpy(zero_copy_only=False)[rows])
     return {name: np.concatenate(of_method).astype(np.float64) for name, of_method in parts.items()}
 
 
@@ -214,19 +214,19 @@ def orders_alike(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
     shared: dict[tuple[str, str], list[Tensor]] = {pair: [] for pair in pairs}
     for part in read_groups_scored(sources, chosen_groups(sources.test, numbers_M), names):
         offsets_Q1 = part.groups.offsets_Q1
-        for one, other in pairs:
-            both = part.scores[one], part.scores[other]
-            taus[one, other].append(kendall_tau(*both, offsets_Q1))
-            shared[one, other].append(top_overlap(*both, offsets_Q1, k=_OVERLAP_AT))
-    means = {pair: float(torch.cat(found).nanmean()) for pair, found in taus.items()}
-    square = [(one, other) for one in names for other in names]
-    cells = {(one, other): means.get((one, other), means.get((other, one), 1.0)) for one, other in square}
-    rows = [{"one": one, "other": other, "value": cells[one, other]} for one, other in square]
-    said = f"Kendall's tau-b between methods, the mean over {size:,} of {groups:,} test groups"
-    yield Chart(charts.heatmap(rows, title="tau"), said)
+        for first, second in pairs:
+            scores = part.scores[first], part.scores[second]
+            taus[first, second].append(kendall_tau(*scores, offsets_Q1))
+            shared[first, second].append(top_overlap(*scores, offsets_Q1, k=_OVERLAP_AT))
+    means = {pair: float(torch.cat(taus_of_pair).nanmean()) for pair, taus_of_pair in taus.items()}
+    square = [(first, second) for first in names for second in names]
+    cells = {(first, second): means.get((first, second), means.get((second, first), 1.0)) for first, second in square}
+    rows = [{"one": first, "other": second, "value": cells[first, second]} for first, second in square]
+    caption = f"Kendall's tau-b between methods, the mean over {size:,} of {groups:,} test groups"
+    yield Chart(charts.heatmap(rows, title="tau"), caption)
     table = [
-        [one, other, f"{means[one, other]:.3f}", f"{float(torch.cat(shared[one, other]).nanmean()):.1%}"]
-        for one, other in pairs
+        [first, second, f"{means[first, second]:.3f}", f"{float(torch.cat(shared[first, second]).nanmean()):.1%}"]
+        for first, second in pairs
     ]
     yield Table(["method", "other", "tau", f"first {_OVERLAP_AT} in common"], table)
     yield Text(
@@ -236,30 +236,30 @@ def orders_alike(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
 
 def differing(sources: Sources, n: int) -> Iterator[Block]:
     """The groups where the metrics of two methods differ most, as lists, n where each of them is ahead."""
-    one, other = sources.compared()
-    of_methods = values(sources, [one, other])
-    lead_Q = of_methods[other] - of_methods[one]
+    first, second = sources.compared()
+    of_methods = values(sources, [first, second])
+    lead_Q = of_methods[second] - of_methods[first]
     order = np.argsort(np.nan_to_num(lead_Q), kind="stable")
     picked = [q for q in [*order[::-1][:n], *order[:n]] if lead_Q[q] != 0 and not np.isnan(lead_Q[q])]
     if not picked:
-        raise InputError(f"{one} and {other} differ in no group; set compare to two other methods, or lists above 0")
+        raise InputError(f"{first} and {second} differ in no group; set compare to two other methods, or lists above 0")
     label = metric_label(sources.primary)
     yield Text(
-        f"{other} against {one}: groups where {other} is ahead most, then where {one} is, by {label}. Lists are in the "
-        f"order of {other}; documents with a label above 0 are marked. Of longer lists the first {_DOCUMENTS_SHOWN} of "
-        f"both methods and the relevant documents are shown."
+        f"{second} against {first}: groups where {second} is ahead most, then where {first} is, by {label}. Lists are "
+        f"in the order of {second}; documents with a label above 0 are marked. Of longer lists the first "
+        f"{_DOCUMENTS_SHOWN} of both methods and the relevant documents are shown."
     )
     names = _most_important(sources)
     selection = chosen_groups(sources.test, np.array(sorted(picked)))
     tables = [
         table
-        for part in read_groups_scored(sources, selection, (one, other))
-        for table in _list_tables(sources, part, (one, other), names, selection)
+        for part in read_groups_scored(sources, selection, (first, second))
+        for table in _list_tables(sources, part, (first, second), names, selection)
     ]
-    place = {q: i for i, q in enumerate(sorted(picked))}
+    position = {q: i for i, q in enumerate(sorted(picked))}
     for q in picked:
-        figures = f"{label} {number(of_methods[other][q])} by {other}, {number(of_methods[one][q])} by {one}"
-        table = tables[place[q]]
+        figures = f"{label} {number(of_methods[second][q])} by {second}, {number(of_methods[first][q])} by {first}"
+        table = tables[position[q]]
         yield replace(table, caption=f"{table.caption}: {figures}")
 
 
@@ -356,8 +356,8 @@ def outliers(sources: Sources, documents: int) -> Iterator[Block]:
             shown.append(Chart(spec, f"{name}: documents by value; outliers are red"))
     yield Charts(shown)
     of = f"{sample.n_documents:,} of {whole.n_documents:,} documents of the validation split"
-    more = f", the first {_HISTOGRAMS} features with a rule" if len(detector.rules) > len(shown) else ""
-    yield Text(f"Counts are of {of}{more}. Rules were fitted on all of them.")
+    limit = f", the first {_HISTOGRAMS} features with a rule" if len(detector.rules) > len(shown) else ""
+    yield Text(f"Counts are of {of}{limit}. Rules were fitted on all of them.")
 
 
 def quarantine(sources: Sources) -> Iterator[Block]:
@@ -370,8 +370,9 @@ def quarantine(sources: Sources) -> Iterator[Block]:
         counts = (a.rows_in, a.rows_kept, a.rows_rejected, a.rows_merged, a.groups_in, a.groups_kept, a.groups_rejected)
         rows.append([url, *(f"{n:,}" for n in counts), f"{len(manifest.quarantine)}"])
         rules += [[url, rule, f"{n:,}"] for rule, n in a.rules.items()]
-        for column, found in manifest.token_summaries.items():
-            of_texts = (found.lists, found.empty, found.tokens, found.longest, found.cut_lists, found.cut_tokens)
+        for column, summary in manifest.token_summaries.items():
+            of_texts = [summary.lists, summary.empty, summary.tokens, summary.longest]
+            of_texts += [summary.cut_lists, summary.cut_tokens]
             texts.append([url, column, *(f"{n:,}" for n in of_texts)])
     header = ["data set", "rows", "kept", "rejected", "merged", "groups", "kept groups", "rejected groups", "files"]
     yield Table(header, rows, caption="Rows are kept, rejected, or merged with another row of their document")

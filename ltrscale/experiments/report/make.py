@@ -27,7 +27,7 @@ from ltrscale.stages.stage import Origin, Stage, content_of
 from ltrscale.tuning.history import TABLE
 
 _FEATURES_ASKED = 2
-"""Features of which the opening asks."""
+"""Number of features that the opening asks about."""
 
 _HOPELESS = 20.0
 """Times the groups and draws, beyond which a difference is not worth its proof."""
@@ -78,8 +78,8 @@ class ReportJob(Stage):
         """Content of what is named, of the bundles and of the data; what is not there counts as absent."""
         sources = Sources.open(self.evaluation, self.compare)
         study = None if self.study is None else storage.join(self.study, SUMMARY)
-        named = [self.evaluation, self.drift, self.gate, study, *self.embeddings.values()]
-        urls = [url for url in named if url is not None] + sources.evaluated.bundles
+        places = [self.evaluation, self.drift, self.gate, study, *self.embeddings.values()]
+        urls = [url for url in places if url is not None] + sources.evaluated.bundles
         urls += [url for split in sources.evaluated.splits.by_name.values() for url in split.data]
         contents = {url: _content_or_absent(url) for url in dict.fromkeys(urls)}
         if self.search is not None and storage.exists(trials := storage.join(self.search, TABLE)):
@@ -107,15 +107,15 @@ def make_document(job: ReportJob) -> Document:
         f"{test.documents:,} documents (selection {test.hash[:12]}).",
         f"Made from the evaluation {job.evaluation}.",
     )
-    every = _sections(job, sources)
+    all_sections = _sections(job, sources)
     lines = [
         f"{section.name}: {block.why}"
-        for section in every
+        for section in all_sections
         if not section.shows
         for block in section.blocks
         if isinstance(block, LeftOut)
     ]
-    sections = [section for section in every if section.shows]
+    sections = [section for section in all_sections if section.shows]
     if lines:
         sections.append(Section("Not shown", [Points(lines)], "What else could stand here, and what would bring it?"))
     names = ", ".join(method.name for method in sources.evaluation.methods)
@@ -129,16 +129,16 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
 
     def section(name: str, question: str, blocks: Iterator[Block]) -> Section:
         log.info("report: %s", name)
-        made: list[Block] = []
+        section_blocks: list[Block] = []
         try:
-            made.extend(blocks)
+            section_blocks.extend(blocks)
         except InputError as error:
             log.info("report: left out of %s: %s", name, error)
-            made.append(LeftOut(str(error)))
-        return Section(name, made, question)
+            section_blocks.append(LeftOut(str(error)))
+        return Section(name, section_blocks, question)
 
     pictured = groups.embeddings(sources, job.embeddings, documents=job.documents, seed=job.seed)
-    alike = groups.orders_alike(sources, job.agreement_groups, seed=job.seed)
+    agreement = groups.orders_alike(sources, job.agreement_groups, seed=job.seed)
     lasting = "Does quality last after training, and how far has the data drifted?"
     needed = "How many labelled groups does each method need, and where do they cross?"
     return [
@@ -152,7 +152,7 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
         section("Features", "Which features matter to trees, and which are missing?", results.feature_blocks(sources)),
         section("Outliers", "Which values count as outliers?", groups.outliers(sources, job.histogram_documents)),
         section("Embeddings", "Do networks place documents of equal relevance together?", pictured),
-        section("Agreement", "Do the methods rank alike?", alike),
+        section("Agreement", "Do the methods rank alike?", agreement),
         section("Differences", "In which groups do two methods differ most?", groups.differing(sources, job.lists)),
         section("Quarantine", "What was left out of the data, and why?", groups.quarantine(sources)),
         section("Cost", "What has each model cost?", results.cost(sources, job.study)),
@@ -168,31 +168,31 @@ def _content_or_absent(url: str) -> str:
 
 def paragraphs(sources: Sources, *, gate: str | None = None, drift: str | None = None) -> list[Text | Command]:
     """What the report opens with; sections say what cannot be read."""
-    texts, asked, verdict = [" ".join(opening(sources.evaluation))], dict[str, str](), None
+    texts, open_questions, verdict = [" ".join(opening(sources.evaluation))], dict[str, str](), None
     with suppress(InputError):
         verdict = None if gate is None else Verdict.read(gate)
     with suppress(InputError):
         checks = verdict.checks if verdict else ()
         expected = {check.where for check in checks if check.bound == "expected" and check.holds}
-        asked = {name: question for name, question in sources.questions.items() if name not in expected}
+        open_questions = {name: question for name, question in sources.questions.items() if name not in expected}
     with suppress(InputError):
         texts += [] if drift is None else [drifted(Decay.read(drift).drift)]
-    step, command = next_step(sources.evaluation, verdict, [*asked])
-    texts += [*leaks([*asked.values()]), step]
+    step, command = next_step(sources.evaluation, verdict, [*open_questions])
+    texts += [*leaks([*open_questions.values()]), step]
     return [*(Text(text) for text in texts if text), *([Command(command)] if command else [])]
 
 
 def leaks(questions: Sequence[str]) -> Iterator[str]:
-    """The paragraph of these questions, of which it has the first."""
-    asked = [*questions[:_FEATURES_ASKED]]
-    if (more := len(questions) - _FEATURES_ASKED) > 0:
-        asked.append(f"Section Features asks the same of {more} more.")
-    if asked:
-        yield f"Before this is believed: {' '.join(asked)} If not, leave it out (leave_out of a method)."
+    """The paragraph with the first of these questions."""
+    sentences = [*questions[:_FEATURES_ASKED]]
+    if (n_more := len(questions) - _FEATURES_ASKED) > 0:
+        sentences.append(f"Section Features asks the same of {n_more} more.")
+    if sentences:
+        yield f"Before this is believed: {' '.join(sentences)} If not, leave it out (leave_out of a method)."
 
 
-def next_step(evaluation: Evaluation, verdict: Verdict | None, asked: Sequence[str] = ()) -> tuple[str, str]:
-    """What to do next: a sentence, and its command where there is one; `asked` are the features in question."""
+def next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequence[str] = ()) -> tuple[str, str]:
+    """What to do next: a sentence, and its command where there is one; `features` are the features in question."""
     best, rival = best_of(evaluation), rival_of(evaluation)
     if verdict is not None:
         if verdict.passed:
@@ -200,8 +200,8 @@ def next_step(evaluation: Evaluation, verdict: Verdict | None, asked: Sequence[s
         return f"Next: the gate refuses the candidate, {verdict.reasons[0]}; its section has every bound.", ""
     if best is None:
         return "", ""
-    if asked:
-        return _answer(asked)
+    if features:
+        return _answer(features)
     if rival is None:
         return "Next: evaluate another method beside it, such as trees (methods of jobs.pipeline has several).", ""
     if best.name == AS_SHOWN:
@@ -220,13 +220,13 @@ def next_step(evaluation: Evaluation, verdict: Verdict | None, asked: Sequence[s
     return _gate(evaluation, production=rival, candidate=best.name)
 
 
-def _answer(asked: Sequence[str]) -> tuple[str, str]:
+def _answer(features: Sequence[str]) -> tuple[str, str]:
     """What either answer to the question leads to, and the command of a no."""
     text = (
-        f"Next: that answer. If yes, name {', '.join(asked)} in bounds.expected of jobs.gate, which otherwise refuses "
-        "what leans on it. If no, train without it, with the config of the pipeline:"
+        f"Next: that answer. If yes, name {', '.join(features)} in bounds.expected of jobs.gate, which otherwise "
+        "refuses what leans on it. If no, train without it, with the config of the pipeline:"
     )
-    left_out = shlex.quote(f"splits.train.leave_out={json.dumps([*asked], ensure_ascii=False)}")
+    left_out = shlex.quote(f"splits.train.leave_out={json.dumps([*features], ensure_ascii=False)}")
     return text, f"python -m jobs.pipeline --config pipeline.yaml --set {left_out}"
 
 
@@ -236,8 +236,8 @@ def _gate(evaluation: Evaluation, *, production: str, candidate: str) -> tuple[s
     if not {production, candidate} <= bundles.keys():
         return f"Next: {candidate} may go into production; jobs.export and jobs.predict take its bundle.", ""
     text = f"Next: the gate, before {candidate} goes into production, with your splits in place of the example's:"
-    named = {"production": production, "candidate": candidate}
-    settings = " ".join(f"--set {key}={shlex.quote(bundles[name])}" for key, name in named.items())
+    bundle_keys = {"production": production, "candidate": candidate}
+    settings = " ".join(f"--set {key}={shlex.quote(bundles[name])}" for key, name in bundle_keys.items())
     return text, f"python -m jobs.gate --config jobs/configs/start/gate.yaml --set out=gate {settings}"
 
 

@@ -41,8 +41,8 @@ def leaders(sources: Sources) -> Iterator[Block]:
     evaluation, primary = sources.evaluation, sources.primary
     defined = evaluation.methods[0].slices[ALL].summaries[primary].groups
     of_all = f"{defined:,} of {evaluation.test.groups:,} test groups, which have a relevant document,"
-    said = f"{metric_label(primary)}: means over {of_all} and their 95% intervals"
-    yield Chart(leaders_chart(evaluation, ALL), said)
+    caption = f"{metric_label(primary)}: means over {of_all} and their 95% intervals"
+    yield Chart(leaders_chart(evaluation, ALL), caption)
     yield Table(*leaderboard(evaluation))
     compared = {method.name: method.slices[ALL].comparisons.get(primary) for method in evaluation.methods}
     lines = verdicts(compared, primary)
@@ -68,15 +68,15 @@ def slices(sources: Sources) -> Iterator[Block]:
                 row |= dict(zip(("mean", "low", "high"), ends, strict=True))
             if row["mean"] is not None:
                 rows.append(row)
-    what = metric_label(primary)
+    title = metric_label(primary)
     if evaluation.baseline is not None:
-        what = f"{what} - {evaluation.baseline}"
+        title = f"{title} - {evaluation.baseline}"
     if rows:
-        said = (
-            f"{what} by slice, with 95% intervals; slices of fewer than {FEW_GROUPS} groups with the metric are faded"
+        caption = (
+            f"{title} by slice, with 95% intervals; slices of fewer than {FEW_GROUPS} groups with the metric are faded"
         )
         at = None if evaluation.baseline is None else 0.0
-        yield Chart(charts.interval_chart(rows, title=what, at=at, order=sources.methods), said)
+        yield Chart(charts.interval_chart(rows, title=title, at=at, order=sources.methods), caption)
     yield Table(*slice_rows(evaluation), caption="All slices and methods", folded=True)
     if evaluation.conditions:
         yield Points([f"{name}: {condition}" for name, condition in evaluation.conditions.items()])
@@ -92,13 +92,13 @@ def weeks(sources: Sources, drift: str | None) -> Iterator[Block]:
         yield from _decay(Decay.read(drift))
         return
     evaluation, primary = sources.evaluation, sources.primary
-    what = metric_label(primary)
+    metric = metric_label(primary)
     periods = [name for name in evaluation.test.slices if name.startswith("period=")]
     if not periods:
         raise InputError("the evaluation is not sliced by period; run jobs.evaluate with evaluate.slice_by=[period]")
     if len(periods) == 1:
         header, table = slice_rows(evaluation)  # a curve has at least two periods
-        caption = f"{what} in the only period, {periods[0].removeprefix('period=')}"
+        caption = f"{metric} in the only period, {periods[0].removeprefix('period=')}"
         yield Table(header[1:], [row[1:] for row in table if row[0] == periods[0]], caption=caption)
         yield LeftOut(_NO_DRIFT)
         return
@@ -108,23 +108,23 @@ def weeks(sources: Sources, drift: str | None) -> Iterator[Block]:
             summary = method.slices[name].summaries[primary]
             ends = {"y": summary.mean, "low": summary.low, "high": summary.high}
             rows.append({"x": name.removeprefix("period="), "series": method.name, **ends})
-    spec = charts.lines(rows, x="period", y=what, ordinal=True, order=sources.methods)
-    yield Chart(spec, f"{what} by period, with 95% intervals")
+    spec = charts.lines(rows, x="period", y=metric, ordinal=True, order=sources.methods)
+    yield Chart(spec, f"{metric} by period, with 95% intervals")
     yield LeftOut(_NO_DRIFT)
 
 
 _NO_DRIFT = "drift needs the directory of a drift report; run jobs.drift on the evaluation and set drift=DIR"
 
 
-def _decay(found: Decay) -> Iterator[Block]:
-    yield Text(drifted(found.drift))
-    if len(found.drift.periods) == 1:  # a curve has at least two
-        yield Table(*metric_rows(found), caption="By method, in the only period")
-        yield Table(*drift_rows(found), caption="Drift of features, lists, labels and scores, in the only period")
+def _decay(decay: Decay) -> Iterator[Block]:
+    yield Text(drifted(decay.drift))
+    if len(decay.drift.periods) == 1:  # a curve has at least two
+        yield Table(*metric_rows(decay), caption="By method, in the only period")
+        yield Table(*drift_rows(decay), caption="Drift of features, lists, labels and scores, in the only period")
         return
-    yield from curves(found)
-    yield Table(*metric_rows(found), caption="By method and period", folded=True)
-    yield Table(*drift_rows(found), caption="Drift of features, lists, labels and scores", folded=True)
+    yield from curves(decay)
+    yield Table(*metric_rows(decay), caption="By method and period", folded=True)
+    yield Table(*drift_rows(decay), caption="Drift of features, lists, labels and scores", folded=True)
 
 
 def gate(url: str | None) -> Iterator[Block]:
@@ -140,21 +140,21 @@ def gate(url: str | None) -> Iterator[Block]:
 def study(url: str | None) -> Iterator[Block]:
     """The curves of a study by the number of labelled groups, with crossovers."""
     results = _study(url)
-    what = metric_label(results.primary)
+    metric = metric_label(results.primary)
     yield from map(Text, sentences(results))
     yield Chart(
-        curves_chart(results), f"{what} by the number of labelled groups; dots side by side belong to one number"
+        curves_chart(results), f"{metric} by the number of labelled groups; dots side by side belong to one number"
     )
     if results.opponents:
         against = results.opponents[0]
-        said = f"Differences from {against}; a cross marks where a method falls behind or overtakes it"
-        yield Chart(differences_chart(results, against), said)
+        caption = f"Differences from {against}; a cross marks where a method falls behind or overtakes it"
+        yield Chart(differences_chart(results, against), caption)
     means = [
         [name, *(number(p.estimates["all"][results.primary].mean) if p else "-" for p in points)]
         for name in results.methods
         if any(points := [results.find(name, n) for n in results.labelled])
     ]
-    yield Table(["method", *results.labelled], means, caption=f"{what} by the number of labelled groups")
+    yield Table(["method", *results.labelled], means, caption=f"{metric} by the number of labelled groups")
 
 
 def _study(url: str | None) -> Study:
@@ -204,8 +204,8 @@ def learning_curves(sources: Sources) -> Iterator[Block]:
         try:
             bundle = sources.opened(url)
             kind = "networks" if bundle.parts else "trees"
-            for what, curve in curves_of(records(url)).items():
-                curves[f"{kind}: {what}"][name] = curve
+            for curve_name, curve in curves_of(records(url)).items():
+                curves[f"{kind}: {curve_name}"][name] = curve
             if bundle.parts and (before := pretrained_for(bundle)) is not None:
                 loss = curves_of(records(before)).get("loss")
                 curves["pretraining: loss"] |= {name: loss} if loss else {}
@@ -241,30 +241,30 @@ def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, LinePoints]:
     """
     curves: dict[str, dict[float, float]] = defaultdict(dict)
     phase, before, at, last = None, 0, 0, 0.0
-    begun: dict[str | None, int] = {}  # phases, and the step after which each began
+    starts: dict[str | None, int] = {}  # phases, and the step after which each began
     for line in lines:
         if line.get("phase", phase) != phase:
             phase = line.get("phase")
-            before = begun.setdefault(phase, at)
+            before = starts.setdefault(phase, at)
             at = before
         if "step" in line and "loss" in line:
             # a phase that counts its steps from 1 continues where the one before has ended
             at = line["step"] + (before if line["step"] + before > at or line["step"] <= at - before else 0)
-        place = line.get("tree", at if "step" in line or "epoch" in line else None)
-        if place is None:
+        x_value = line.get("tree", at if "step" in line or "epoch" in line else None)
+        if x_value is None:
             continue
-        if place < last:
+        if x_value < last:
             curves = defaultdict(
-                dict, {name: {x: y for x, y in of.items() if x < place} for name, of in curves.items()}
+                dict, {name: {x: y for x, y in points.items() if x < x_value} for name, points in curves.items()}
             )
-            begun = {name: start for name, start in begun.items() if start < place}
-        last = place
+            starts = {name: start for name, start in starts.items() if start < x_value}
+        last = x_value
         if "step" in line and line.get("loss") is not None:  # none if no group has one, as where none is relevant
-            curves["loss"][place] = line["loss"]
+            curves["loss"][x_value] = line["loss"]
         for name, value in line.items():
-            ours = name.startswith("validation_") and not name.endswith(("_lightgbm", "_xgboost", "_catboost"))
-            if ours and isinstance(value, float):
-                curves[name][place] = value
+            is_own = name.startswith("validation_") and not name.endswith(("_lightgbm", "_xgboost", "_catboost"))
+            if is_own and isinstance(value, float):
+                curves[name][x_value] = value
     return {name: sorted(curve.items()) for name, curve in curves.items() if curve}
 
 
@@ -299,8 +299,8 @@ def feature_blocks(sources: Sources) -> Iterator[Block]:
             for name in top
             for method, of in of_methods.items()
         ]
-        said = f"The {len(top)} most important of {len(most)} columns to trees: shares of the gain of all splits"
-        yield Chart(charts.bars(rows, title="share of the gain", order=sources.methods), said)
+        caption = f"The {len(top)} most important of {len(most)} columns to trees: shares of the gain of all splits"
+        yield Chart(charts.bars(rows, title="share of the gain", order=sources.methods), caption)
     else:
         yield LeftOut("no method of the evaluation has trees, which alone have importances; evaluate one of trees too")
     yield from _alone(sources, of_methods)
@@ -313,20 +313,27 @@ def _alone(sources: Sources, of_methods: Mapping[str, Mapping[str, float]]) -> I
     if not features or not features[0].lists:
         return
     for name, question in sources.questions.items():
-        shares = [f"{of[name]:.0%} of the importance to {method}" for method, of in of_methods.items() if name in of]
+        shares = [
+            f"{importances[name]:.0%} of the importance to {method}"
+            for method, importances in of_methods.items()
+            if name in importances
+        ]
         yield Text(f"{question} It has {' and '.join(shares)}." if shares else question)
     rows = [
         [
             feature.name,
             f"{feature.ndcg:.3f}",
-            *(f"{of[feature.name]:.1%}" if feature.name in of else "-" for of in of_methods.values()),
+            *(
+                f"{importances[feature.name]:.1%}" if feature.name in importances else "-"
+                for importances in of_methods.values()
+            ),
             "-" if feature.there is None else feature.there.stated,
         ]
         for feature in features[:_MOST_FEATURES]
     ]
     header = ["feature", f"NDCG@{features[0].k} alone", *(f"importance to {method}" for method in of_methods), "there"]
-    said = f"Features that rank best alone, in the better direction; a random order has {features[0].random:.3f}"
-    yield Table(header, rows, caption=f"{said}, on {features[0].lists:,} test lists with a relevant document")
+    caption = f"Features that rank best alone, in the better direction; a random order has {features[0].random:.3f}"
+    yield Table(header, rows, caption=f"{caption}, on {features[0].lists:,} test lists with a relevant document")
 
 
 def _missing_values(sources: Sources) -> Iterator[Block]:
@@ -337,16 +344,16 @@ def _missing_values(sources: Sources) -> Iterator[Block]:
         if not manifest.summaries:
             yield LeftOut(f"{url}: the manifest has no summaries of features; prepare the data again")
             continue
-        named = zip(manifest.features, manifest.summaries, strict=True)
-        shares = {feature.name: summary.missing / max(1, documents) for feature, summary in named}
+        summaries = zip(manifest.features, manifest.summaries, strict=True)
+        shares = {feature.name: summary.missing / max(1, documents) for feature, summary in summaries}
         some = sorted((name for name, share in shares.items() if share), key=lambda name: -shares[name])
-        said = f"{url}: {len(some)} of {len(shares)} features are missing in some of {documents:,} documents"
+        caption = f"{url}: {len(some)} of {len(shares)} features are missing in some of {documents:,} documents"
         if not some:
-            yield Text(f"{said}.")
+            yield Text(f"{caption}.")
             continue
         rows = [{"name": name, "value": shares[name], "series": "missing"} for name in some[:_MOST_FEATURES]]
-        more = f"; the {_MOST_FEATURES} most often missing" if len(some) > _MOST_FEATURES else ""
-        yield Chart(charts.bars(rows, title="share of documents without it"), said + more)
+        limit = f"; the {_MOST_FEATURES} most often missing" if len(some) > _MOST_FEATURES else ""
+        yield Chart(charts.bars(rows, title="share of documents without it"), caption + limit)
 
 
 def cost(sources: Sources, study: str | None) -> Iterator[Block]:

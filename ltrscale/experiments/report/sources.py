@@ -104,14 +104,14 @@ class Sources:
     @cached_property
     def questions(self) -> Mapping[str, str]:
         """What to ask of each feature that ranks too well alone, the best first, unless no method can lean on it."""
-        asked = questions(self.alone)
-        if not asked or self.evaluated.scores:  # nobody knows what committed scores are made of
-            return asked
+        by_feature = questions(self.alone)
+        if not by_feature or self.evaluated.scores:  # nobody knows what committed scores are made of
+            return by_feature
         try:
-            leant_on = {name for _, url in self.bundles() for name in leaning(self.opened(url))}
+            used = {name for _, url in self.bundles() for name in leaning(self.opened(url))}
         except InputError:
-            return asked
-        return {name: question for name, question in asked.items() if name in leant_on}
+            return by_feature
+        return {name: question for name, question in by_feature.items() if name in used}
 
     @cached_property
     def categories(self) -> Mapping[str, Mapping[int, str]]:
