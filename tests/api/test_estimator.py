@@ -157,6 +157,7 @@ def clone_fitted(ranker: Ranker) -> Ranker:
     return copy.deepcopy(ranker)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")

@@ -76,6 +76,7 @@ def test_a_taken_port_is_named(tmp_path: Path, port: int) -> None:
     assert "--port" in line
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.s3
 def test_without_a_port_it_takes_free_ones(tmp_path: Path) -> None:

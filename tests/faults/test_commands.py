@@ -231,6 +231,7 @@ def test_a_signal_under_torchrun(
     job.check_finished(expected(2))
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 def test_ctrl_c_in_the_terminal_of_a_run_with_ray(make_job: MakeJob, expected: Callable[[int], bytes]) -> None:
     job = make_job(options="--workers 2")

@@ -78,6 +78,7 @@ def test_an_input_error_ends_the_run_with_one_line(synthetic_dataset: str, tmp_p
     assert len(attempts(str(tmp_path / "steps"))) == 1
 
 
+@pytest.mark.nightly
 def test_storage_that_cannot_be_reached_counts_as_a_failure_of_workers(
     synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

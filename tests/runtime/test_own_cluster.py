@@ -97,6 +97,7 @@ except Stopped:
 """
 
 
+@pytest.mark.nightly
 def test_a_request_to_stop_that_comes_in_a_fork_of_ray_is_heard() -> None:
     """In fork hooks, Python drops exceptions of signal handlers, and with them the release of logging's lock."""
     done = _run(_STOPPED_IN_A_FORK)

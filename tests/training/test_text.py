@@ -320,6 +320,7 @@ def test_a_resumed_run_is_bit_equal(clicked_texts: str, tmp_path: Path, objectiv
         assert torch.equal(value, second.model.state_dict()[name]), name
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 @pytest.mark.slow
 def test_two_workers_under_ray_train_on_text(texts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

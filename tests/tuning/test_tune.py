@@ -384,6 +384,7 @@ def test_a_killed_driver_loses_no_ended_trial_and_repeats_none(synthetic_dataset
     assert bundle.load(best.out).metrics["validation_ndcg@5"] == max(values)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")

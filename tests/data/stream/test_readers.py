@@ -19,6 +19,7 @@ from ltrscale.data.stream import readers
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.data.stream.readers import RowGroupReader, read_direct
 from ltrscale.errors import InputError
+from ltrscale.runtime import on_ray
 from ltrscale.runtime.on_ray import read_with_ray
 
 Make = Callable[..., Any]
@@ -95,7 +96,7 @@ def gids(tables: Any) -> list[list[int]]:
 def test_blocks_are_cut_back_into_row_groups(
     make_dataset: Make, monkeypatch: pytest.MonkeyPatch, row_groups: list[list[int]]
 ) -> None:
-    monkeypatch.setattr(readers, "_BLOCK_BYTES", 16 << 10)  # a large row group has 200 kB here
+    monkeypatch.setattr(on_ray, "_BLOCK_BYTES", 16 << 10)  # a large row group has 200 kB here
     plan = list(choose(make_dataset({"a": row_groups, "b": row_groups})).row_groups)
     plan = [plan[i] for i in np.random.default_rng(0).permutation(len(plan))]
     for table, expected in zip(read_with_ray(plan, COLUMNS), read_direct(plan, COLUMNS), strict=True):
