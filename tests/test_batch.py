@@ -116,6 +116,7 @@ def test_select_takes_these_groups_in_this_order(lengths_Q: list[int], data: st.
     assert split(selected) == [records[q] for q in chosen]
 
 
+@pytest.mark.slow
 @given(st.lists(lengths, min_size=1, max_size=4), st.sets(st.sampled_from(FIELDS)))
 def test_concat_is_the_list_of_all_groups(parts: list[list[int]], fields: set[str]) -> None:
     batches = [make(part, fields=tuple(fields), first=100 * i) for i, part in enumerate(parts)]

@@ -239,6 +239,7 @@ def test_a_small_text_that_aliases_make_huge_is_refused(tmp_path: Path, form: st
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

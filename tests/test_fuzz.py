@@ -181,6 +181,7 @@ def test_the_manifest_of_a_data_set(home: Path, data: Path, scores: Path, drawn:
         find_scores(str(scores), open_dataset(str(data)), ["p1"])
 
 
+@pytest.mark.slow
 @fuzzed
 @given(drawn=st.data())
 def test_the_manifest_of_scores(home: Path, data: Path, scores: Path, ranker: Path, drawn: st.DataObject) -> None:

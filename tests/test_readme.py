@@ -25,6 +25,7 @@ JOBS = [(page, words) for page in PAGES for words in commands(page) if words[:2]
 PYTHON = [block for page in PAGES for block in blocks(page, "python")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: f"{block.page.name}:{block.line}")
 def test_python_blocks_run(block: Block) -> None:
     exec(compile("\n" * (block.line - 1) + block.text, str(block.page), "exec"), {"__name__": "__main__"})
@@ -57,6 +58,7 @@ def workplaces(tmp_path: Path, shop: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "words"), JOBS, ids=lambda value: getattr(value, "stem", None) or " ".join(value[2:5])
 )
@@ -119,6 +121,7 @@ def anchors(page: Path) -> set[str]:
     return {f"{name}-{names[:i].count(name)}".removesuffix("-0") for i, name in enumerate(names)}
 
 
+@pytest.mark.slow
 def test_links_and_their_anchors_lead_somewhere() -> None:
     known: dict[Path, set[str]] = {}
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:

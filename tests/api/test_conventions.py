@@ -56,6 +56,7 @@ def fives(X: Any) -> NDArray[np.int64]:
     return np.arange(X.shape[0]) // 5
 
 
+@pytest.mark.slow
 @parametrize_with_checks([FivesOfRows("lightgbm", settings=TREES)], expected_failed_checks=lambda _: EXPECTED_FAILURES)
 def test_scikit_learns_own_checks_pass(estimator: Any, check: Any) -> None:
     check(estimator)
@@ -232,6 +233,7 @@ SPLITTERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("routing")
 @pytest.mark.parametrize("splitter", SPLITTERS)
 def test_cross_validation_of_arrays_is_that_by_hand(splitter: str) -> None:
@@ -247,6 +249,7 @@ def test_cross_validation_of_arrays_is_that_by_hand(splitter: str) -> None:
     assert len({*by_hand}) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("routing")
 def test_a_grid_of_inner_values_is_searched_on_arrays() -> None:
     grid = {"settings__gbdt__num_trees": [1, 20], "settings__gbdt__num_leaves": [4]}
@@ -262,6 +265,7 @@ def test_a_grid_of_inner_values_is_searched_on_arrays() -> None:
     assert search.score(X, Y, group=QUERY) == best.score(X, Y, group=QUERY)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("routing")
 def test_one_array_can_be_the_folds_groups_and_the_queries() -> None:
     asked = ranker().set_fit_request(group="groups").set_score_request(group="groups")
@@ -280,6 +284,7 @@ def test_lengths_of_groups_are_no_ids_of_rows_and_the_error_says_so() -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("routing")
 def test_routing_takes_the_names_of_columns_too() -> None:
     frame = pd.DataFrame(X, columns=["1", "2", "3"]).assign(search=QUERY, bought=Y)

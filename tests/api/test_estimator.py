@@ -95,6 +95,7 @@ def scores_of_jobs(jobs: Path, model: str, out: str) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", TREES)
 def test_trees_score_as_those_of_the_jobs(library: str, jobs: Path, tmp_path: Path) -> None:
     if library == "catboost":
@@ -277,6 +278,7 @@ TABLES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TABLES)
 def test_every_kind_of_table_gives_the_same_trees(kind: str, fitted: Ranker) -> None:
     ranker = trees().fit(TABLES[kind](), validation=VALIDATION, **COLUMNS)
@@ -304,6 +306,7 @@ def test_arrays_are_tables_without_names() -> None:
         array.predict(X)
 
 
+@pytest.mark.slow
 def test_the_held_out_groups_are_labelled_and_whole() -> None:
     ranker = trees(validation_fraction=0.25).fit(TRAIN, **COLUMNS)
     train, validation = (
@@ -373,6 +376,7 @@ def test_a_bundle_of_a_job_reads_raw_rows_as_those_that_it_learnt_from(tmp_path:
     assert ranker.score(new) == ranker.score(new.drop(columns="event"), grades) > 0.5
 
 
+@pytest.mark.slow
 def test_a_copy_outlives_the_original_and_its_scratch() -> None:
     ranker = trees().fit(TRAIN, validation=VALIDATION, **COLUMNS)
     scores_N, place = ranker.predict(NEW), Path(ranker.bundle_)
@@ -443,6 +447,7 @@ def test_scikit_learn_searches_and_cross_validates() -> None:
     assert values.mean() == pytest.approx(search.best_score_, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", TREES)
 def test_importances_are_shares_of_the_gain(library: str) -> None:
     if library == "catboost":
@@ -506,6 +511,7 @@ def reference_gains(library: str, model: bytes, n_features: int) -> Any:
     return gains_F
 
 
+@pytest.mark.slow
 def test_a_network_has_no_importances() -> None:
     ranker = Ranker("neural", settings={"finetune": {**FINETUNE, "network": SMALL}}).fit(TRAIN, **COLUMNS)
     assert not hasattr(ranker, "feature_importances_")

@@ -274,6 +274,7 @@ def mutated(draw: st.DrawFn, model: bytes) -> bytes:
     return model
 
 
+@pytest.mark.slow
 @settings(max_examples=150, derandomize=True, deadline=None)
 @given(mutated(LIGHTGBM))
 def test_a_mutated_text_of_lightgbm_scores_or_is_refused(model: bytes) -> None:

@@ -138,6 +138,7 @@ def drawn(model: ClickModel, seed: int, sessions: int) -> Sessions:
     return found
 
 
+@pytest.mark.slow
 def test_the_dynamic_model_is_recovered() -> None:
     rng = np.random.default_rng(5)
     truth = DynamicBayesian(rng.uniform(0.1, 0.7, 13), rng.uniform(0.1, 0.9, 13), 0.75)

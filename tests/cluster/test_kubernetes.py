@@ -71,6 +71,7 @@ def test_is_valid(validator: jsonschema.protocols.Validator) -> None:
     validator.validate(RAY_JOB)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "wrong"),
     [

@@ -157,6 +157,7 @@ def test_features_ids_and_relevance_move_together(
                 assert row["relevance"][i] == relevance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [ALL_STEPS, ALL_STEPS[4:]], ids=["all", "keeping groups"])
 def test_the_layout_of_files_changes_nothing(
     write: Write, apply: Apply, rows_of: Rows, monkeypatch: pytest.MonkeyPatch, steps: list[dict[str, Any]]

@@ -227,6 +227,7 @@ def job(
     return InterleaveJob.model_validate({"out": str(out), **values, **settings})
 
 
+@pytest.mark.slow
 def test_the_job_reports_all_pairs_and_is_skipped_when_it_is_up_to_date(
     rankers: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -420,6 +421,7 @@ def test_clicks_that_depend_on_the_position_alone_prefer_nobody(eta: float, dept
     assert (biased > 0) == (depth not in (1, 2))  # two positions are fair
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("depth", [None, 1, 2, 3, 4])
 def test_debiased_credit_is_the_clicks_on_the_first_of_each_ranking(eta: float, depth: int | None) -> None:

@@ -88,6 +88,7 @@ def evaluation_of(trees: str, data: Dataset, **settings: Any) -> EvaluateConfig:
     return EvaluateConfig.model_validate({**about, "gains": "column", **settings})
 
 
+@pytest.mark.slow
 def test_revenue_from_the_log_is_the_gain_of_the_metric(
     log: pd.DataFrame, datasets: dict[str, Dataset], trees: str, tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_revenue_from_the_log_is_the_gain_of_the_metric(
     assert "gain of the column \\`gains\\`, 0 where it has none" in (tmp_path / "out" / "report.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", TREES, ids=lambda config: config.kind)
 def test_no_trees_learn_from_a_gain(config: GBDTConfig, datasets: dict[str, Dataset], tmp_path: Path) -> None:
     models = {}
@@ -125,7 +127,7 @@ def test_weights_of_0_are_a_warning_before_training_with_the_remedy(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(weighing, "_known", {})
+    monkeypatch.setattr(weighing, "_warnings", {})
     train = {name: select(splits_of(data).train, labelled=True) for name, data in datasets.items()}
     assert [warn_of_weights(train[name]) for name in ("plain", "gain")] == ["", ""]
     with caplog.at_level("WARNING", logger="ltrscale"):
@@ -141,7 +143,7 @@ def test_weights_of_0_are_a_warning_before_training_with_the_remedy(
 def test_networks_are_warned_of_weights_that_they_train_on_and_of_no_others(
     datasets: dict[str, Dataset], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weighing, "_known", {})
+    monkeypatch.setattr(weighing, "_warnings", {})
     splits = splits_of(datasets["weights"])
     for name, debias in (("plain", None), ("weighed", {"kind": "weights"})):
         settings = {"loss": {"kind": "softmax"}, "debias": debias, "epochs": 1, "head_epochs": 1, "network": SMALL}

@@ -52,6 +52,7 @@ def run(stage: type[Stage], out: Path, **settings: Any) -> str:
     return str(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "settings"),
     [
@@ -79,6 +80,7 @@ def test_leaving_features_out_equals_a_data_set_without_them(
     assert len(scores_N.unique()) > 10
 
 
+@pytest.mark.slow
 def test_a_pretrained_encoder_reads_what_is_left_and_its_finetuning_too(
     synthetic_dataset: str, without: str, tmp_path: Path
 ) -> None:

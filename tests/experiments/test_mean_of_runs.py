@@ -47,6 +47,7 @@ def seed_run(data: str, out: Path, of: str) -> SeedRun:
     return SeedRun(methods, validate(Splits, splits, "test"), 3, ONE, str(out))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["gbdt", "xgboost", "tuned", "tuned_network"])
 def test_the_scores_are_the_mean_of_those_of_different_runs(synthetic_dataset: str, tmp_path: Path, of: str) -> None:
     made = seed_run(synthetic_dataset, tmp_path, of)
@@ -64,6 +65,7 @@ def test_the_scores_are_the_mean_of_those_of_different_runs(synthetic_dataset: s
     assert mean.metrics["validation_ndcg@5"] == pytest.approx(ndcg_Q.double().nanmean().item(), abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["tuned", "tuned_network"])
 def test_runs_of_a_tuned_method_have_the_settings_of_one_search(
     synthetic_dataset: str, tmp_path: Path, of: str
@@ -77,6 +79,7 @@ def test_runs_of_a_tuned_method_have_the_settings_of_one_search(
     assert settings[0] == settings[1] == settings[2]
 
 
+@pytest.mark.slow
 def test_a_mean_is_up_to_date_until_a_run_changes(synthetic_dataset: str, tmp_path: Path) -> None:
     made = seed_run(synthetic_dataset, tmp_path, "gbdt")
     url = Path(made.model("mean"))

@@ -44,6 +44,7 @@ def run(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> See
     return SeedRun(methods, splits, 1, ONE, str(tmp_path_factory.mktemp("methods")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_method_commits_a_model_that_scores_and_is_trained_once(kind: str, run: SeedRun) -> None:
     model = bundle.load(run.model(kind))

@@ -130,6 +130,7 @@ def test_a_network_is_that_of_all_groups_at_once(
     assert "validation" not in (tmp_path / "final" / "run" / "metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_stopped_refit_goes_on(synthetic_dataset: str, tmp_path: Path) -> None:
     finetune = {"network": NETWORK, "epochs": 4, "stream": STREAM}
     first = job(

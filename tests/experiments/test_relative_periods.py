@@ -121,6 +121,7 @@ def test_a_stage_under_way_ends_on_what_it_began_with(
     assert not job(data, str(tmp_path / "trees"), before).run()
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_of_the_weeks_that_were_the_last_then(data: str, tmp_path: Path) -> None:
     trees, out = job(data, str(tmp_path / "trees")), str(tmp_path / "evaluation")
     trees.run()

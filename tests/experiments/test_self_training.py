@@ -199,6 +199,7 @@ def test_trees_go_on_from_their_student(url: str, tmp_path: Path) -> None:
     assert out.contents["model.txt"] != out.contents["start.txt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("groups", "learnt"), [(17, 17), (120, 120), (500, 120)])
 def test_a_student_may_learn_some_groups_only(url: str, tmp_path: Path, groups: int, learnt: int) -> None:
     seed_run(url, tmp_path, method("trees", groups=groups)).model("new")

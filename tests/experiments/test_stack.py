@@ -132,6 +132,7 @@ def test_a_pipeline_compares_a_stack_with_its_members(synthetic_dataset: str, tm
     assert [method["kinds"] for method in metrics["methods"]] == [["trees"]] * 5
 
 
+@pytest.mark.slow
 def test_a_ready_bundle_that_has_seen_the_labels_is_refused_with_a_remedy(
     synthetic_dataset: str, tmp_path: Path
 ) -> None:

@@ -225,6 +225,7 @@ def test_the_time_of_a_search_adds_up_over_stops(synthetic_dataset: str, tmp_pat
     assert spent.seconds > seconds
 
 
+@pytest.mark.slow
 def test_a_failing_method_is_named_and_the_others_are_reported(synthetic_dataset: str, tmp_path: Path) -> None:
     wild = {**FINETUNE, "optimizer": {"kind": "sgd", "learning_rate": 1e30}}
     methods = {

@@ -46,6 +46,7 @@ def history(out: Path) -> list[TrialRecord]:
     return History(str(out / "tuned" / "search")).trials()
 
 
+@pytest.mark.slow
 def test_the_model_is_that_of_the_best_trial_and_trial_0_is_the_method(synthetic_dataset: str, tmp_path: Path) -> None:
     made = seed_run(synthetic_dataset, tmp_path)
     model = bundle.load(made.model("tuned"))
@@ -61,6 +62,7 @@ def test_the_model_is_that_of_the_best_trial_and_trial_0_is_the_method(synthetic
     assert first.contents == bundle.load(made.model("gbdt")).contents
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["one", "three"])
 def test_validation_chooses_between_a_linear_and_a_deep_head(synthetic_dataset: str, tmp_path: Path, of: str) -> None:
     """Whichever the method itself has, which is trial 0, the model is that of the better head, byte by byte."""

@@ -118,6 +118,7 @@ def judged_on(place: Path, week: str) -> tuple[str, ...]:
     return Evaluation.read(f"{place}/weekly/weeks/{week}/gate/evaluation").test.periods
 
 
+@pytest.mark.slow
 def test_week_12_goes_into_service_and_week_13_does_not(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +205,7 @@ def test_the_same_command_goes_on_from_wherever_it_was_stopped(place: Path, monk
     assert judged_on(place, "2026-W12") == ("2026-W12",)
 
 
+@pytest.mark.slow
 def test_a_week_that_was_stopped_does_not_replace_the_model_of_a_later_one(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +323,7 @@ def test_a_mean_of_trees_can_be_trained_each_week(place: Path) -> None:
         job(place, None, method="three", refit=True).run()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_done_is_said_with_the_remedy(place: Path) -> None:
     with pytest.raises(InputError, match=r"method: .*pipeline.yaml has no method 'tree'; did you mean 'trees'"):
         job(place, method="tree").run()
@@ -350,6 +353,7 @@ def test_what_cannot_be_done_is_said_with_the_remedy(place: Path) -> None:
     assert not (place / "weekly" / "service.json").exists()
 
 
+@pytest.mark.slow
 def test_a_bundle_of_other_periods_is_taken_to_have_seen_none(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As one that learnt from tables in memory, whose periods are `train` and `validation`."""
     job(place, None).run()
@@ -369,6 +373,7 @@ def test_routine_is_the_default(place: Path) -> None:
     assert job(place, bounds={"margin": 0.01}).bounds == Bounds(refuse="worse", feature_psi=5.0, margin=0.01)
 
 
+@pytest.mark.slow
 def test_the_pointer_is_plain_json(place: Path) -> None:
     job(place, None).run()
     pointer = json.loads((place / "weekly" / "service.json").read_text())

@@ -166,6 +166,7 @@ def test_rejected_lines_name_line_column_and_text(tmp_path: Path) -> None:
 PIECES = st.sampled_from(["a", "1", "2.5", ",", ",", ",", '"', '""', "\r", " ", "é", "\0", "NULL", "x" * 50])
 
 
+@pytest.mark.slow
 @given(
     lines=st.lists(st.lists(PIECES, max_size=9).map("".join), max_size=12),
     end=st.sampled_from(["", "\n"]),

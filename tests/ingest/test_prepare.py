@@ -100,6 +100,7 @@ def test_summaries_and_label_counts_are_those_of_the_rows_kept(tmp_path: Path) -
     assert manifest.accounting.rules == {"infinite": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_bytes", [50, 1000, 10_000, 1 << 24])
 def test_the_size_of_blocks_does_not_matter(
     log_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
@@ -209,6 +210,7 @@ def test_sort_brings_the_rows_of_a_query_together(tmp_path: Path) -> None:
         assert sorted(row["doc_ids"]) == [f"{row['query_id']}-{i}" for i in range(5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["1MB", "2 MB"])
 def test_too_little_memory_to_sort_names_the_key(tmp_path: Path, memory: str) -> None:
     write_log(tmp_path / "log.txt", {f"q{i}": 100 for i in range(300)})
@@ -239,6 +241,7 @@ def copies(folder: Path) -> dict[str, dict[str, Any]]:
     return {"txt": LETOR, "txt.gz": LETOR, "csv.xz": items, "parquet": items}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sort", [False, True])
 @pytest.mark.parametrize("form", ["txt", "txt.gz", "csv.xz", "parquet"])
 def test_progress_is_the_share_of_all_bytes(
@@ -397,6 +400,7 @@ class Published:
     missing: int | None = 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -563,6 +567,7 @@ rows = st.tuples(st.integers(1, 9), st.integers(0, 30), st.booleans())
 places = st.lists(st.lists(rows, min_size=3, max_size=9, unique_by=lambda row: row[0]), min_size=8, max_size=12)
 
 
+@pytest.mark.slow
 @given(places, st.booleans(), st.booleans())
 def test_a_feature_is_found_where_every_pair_of_every_list_agrees(
     drawn: list[list[tuple[int, int, bool]]], ordered: bool, falls: bool

@@ -138,6 +138,7 @@ def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(items, "_ROWS", max(1, request.param // 20))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 def test_letor_rows_are_shown_as_they_were_written(tmp_path: Path) -> None:
     lines = ["# a comment", ""]
@@ -149,6 +150,7 @@ def test_letor_rows_are_shown_as_they_were_written(tmp_path: Path) -> None:
         assert row["text"] == lines[row["line"] - 1], row
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 def test_rows_with_group_sizes_are_shown_as_they_were_written(tmp_path: Path) -> None:
     rows = dirty_rows()[:-1]
@@ -186,6 +188,7 @@ def table_of(rows: list[Row]) -> pa.Table:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 def test_parquet_rows_are_shown_as_json(tmp_path: Path) -> None:
     table = table_of(dirty_rows())

@@ -229,6 +229,7 @@ HEAVY = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_help_imports_neither_the_room_of_a_job_nor_its_libraries() -> None:
     asked = [f"{command.name}{key}" for command in commands() for key in ("", " all", f" {usual_key(command)}")]
     done = subprocess.run([sys.executable, "-c", HELPS, *asked], cwd=ROOT, capture_output=True, text=True, check=True)

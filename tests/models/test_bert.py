@@ -53,6 +53,7 @@ def theirs(pooler: bool = False) -> Any:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooler", ["cls", "tanh"])
 def test_equals_transformers(pooler: Any) -> None:
     model = theirs(pooler == "tanh")

@@ -119,6 +119,7 @@ matrices = st.integers(1, 4).flatmap(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numeric", METHODS)
 @settings(deadline=None)
 @given(seen=matrices, new=matrices)
@@ -269,6 +270,7 @@ def test_small_differences_on_a_large_mean_count() -> None:
     assert torch.equal(double_N1, copy_N1.double())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numeric", METHODS)
 @settings(deadline=None)
 @given(seen=matrices, new=matrices, cut=st.integers(0, 6))

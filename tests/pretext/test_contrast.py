@@ -86,6 +86,7 @@ def test_gradcheck(with_positive: bool) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("similarities", [1, 300, 5000])
 @with_and_without_the_positive
 def test_neither_the_batch_nor_the_size_of_blocks_matters(
@@ -252,6 +253,7 @@ def test_scarf_gradcheck() -> None:
     assert torch.autograd.gradcheck(lambda a, b: scarf(a, b, temperature=0.3), inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [simclr, scarf])
 def test_a_batch_in_any_order_and_in_tiles_of_any_size(
     loss: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch

@@ -167,6 +167,7 @@ def test_vime_is_the_formula_and_its_gradient_that_of_the_loop() -> None:
     torch.testing.assert_close(grads, torch.autograd.grad((weights_N * expected_N).sum(), inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
 def test_the_mask_of_vime_is_true_where_a_value_changed_and_nowhere_else(rate: float) -> None:
     x_NF = torch.cat([documents(4000), torch.zeros(4000, 1, dtype=torch.float64)], 1)

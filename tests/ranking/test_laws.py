@@ -90,6 +90,7 @@ SEEN = {case.config.kind for case in KNOWN.values()}
 CASES = KNOWN | {kind_of(cls): Case(cls()) for cls in UNION if kind_of(cls) not in SEEN}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("law", "name"), applying(CASES))
 def test_law(law: str, name: str) -> None:
     LAWS[law](CASES[name])

@@ -57,6 +57,7 @@ def ragged_letor(lists: list[list[tuple[float, float]]]) -> tuple[Tensor, Tensor
     return pairs[:, 0], pairs[:, 1], to_offsets(torch.tensor([len(group) for group in lists], dtype=torch.int64))
 
 
+@pytest.mark.slow
 @every_metric
 @given(lists=groups)
 @settings(max_examples=150, deadline=None)

@@ -180,6 +180,7 @@ RAX: dict[str, tuple[Callable[..., Tensor], Callable[[Any, Any], Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RAX)
 def test_rax_agrees(name: str) -> None:
     rax, jax = pytest.importorskip("rax"), pytest.importorskip("jax")

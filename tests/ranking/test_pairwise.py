@@ -79,6 +79,7 @@ def test_the_lightgbm_option_has_the_gradient_of_its_formula(sigma: float, trunc
     torch.testing.assert_close(grad_N, expected_N, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("l2", [0.0, 0.3])
 @pytest.mark.parametrize("truncation", [3, 100])
 def test_the_formula_is_what_lightgbm_computes(l2: float, truncation: int) -> None:
@@ -165,6 +166,7 @@ def test_no_negatives_are_refused() -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ranknet", "hinge"])
 def test_rax_agrees(name: str) -> None:
     rax = pytest.importorskip("rax")

@@ -29,6 +29,7 @@ CHARTS: dict[str, Callable[[], Spec]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", CHARTS.values(), ids=CHARTS)
 def test_follows_the_schema_and_is_drawn(made: Callable[[], Spec]) -> None:
     spec = made()

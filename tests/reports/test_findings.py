@@ -100,6 +100,7 @@ def test_each_form_has_every_text() -> None:
     assert "| one|two |   0.5 |" in printed
 
 
+@pytest.mark.slow
 def test_pictures_lie_beside_the_page_that_names_them() -> None:
     names = ["curve.png", "chart-01.png", "chart-02.png"]
     assert list(FOUND.charts) == names

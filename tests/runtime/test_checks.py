@@ -47,6 +47,7 @@ def dashboard(host: str, status: int) -> Iterator[int]:
         thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("host", "status", "level"),
     [(ANYWHERE, 200, "error"), (ANYWHERE, 401, "ok"), (ANYWHERE, 403, "ok"), ("127.0.0.1", 200, "ok")],
@@ -73,6 +74,7 @@ def test_listening_sockets_are_those_of_the_system() -> None:
         assert {one.getsockname()[:2], two.getsockname()[:2]} <= set(listening())
 
 
+@pytest.mark.slow
 def test_the_dashboard_at_an_address() -> None:
     with dashboard("127.0.0.1", 200) as port:
         assert open_dashboard(f"http://127.0.0.1:{port}").level == "warning"

@@ -349,6 +349,7 @@ class Killed(BaseException):
     """Stands for a kill: a BaseException, which the code does not catch."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", range(5))
 @pytest.mark.parametrize("point", ["finish", "file"])
 def test_stopped_anywhere_the_same_command_gives_the_same_items(
@@ -452,6 +453,7 @@ def test_what_is_missing_is_named_before_anything_is_written(
     assert storage.read_manifest(str(tmp_path / "out-data")) is None
 
 
+@pytest.mark.slow
 def test_every_training_records_how_its_rows_were_read(home: Path, trees: str, network: str, tmp_path: Path) -> None:
     """A relabelled data set was read as its source, as long as that is there."""
     relabelled = {"out": str(tmp_path / "few"), "data": str(home / "data")}

@@ -258,6 +258,7 @@ def stop_after(n: int) -> Callable[..., Any]:
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", range(4))
 @pytest.mark.parametrize("point", ["before a commit", "after a commit", "in a period"])
 def test_stopped_anywhere_it_goes_on_with_the_rest(
@@ -337,6 +338,7 @@ def test_another_bundle_scores_all_again_and_changed_data_their_period(bundles: 
         select(Split(data=(data,), scores=str(out)), labelled=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["trees", "network"])
 def test_features_in_another_order_get_the_same_scores(
     data: str, bundles: dict[str, str], reorder: Any, tmp_path: Path, kind: str

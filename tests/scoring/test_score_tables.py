@@ -123,6 +123,7 @@ def with_every_file(out: str) -> list[Row]:
     return [tuple(row[name] for name in COLUMNS) for row in rows]  # type: ignore[misc]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", [with_pandas, with_duckdb, with_every_file])
 @pytest.mark.parametrize("layout", ["lists", "items"])
 def test_the_directory_is_a_table_as_it_lies(

@@ -82,6 +82,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Any:
     return lambda: [m for m in caplog.messages if m.startswith("predict: 2026-") and "training" in m]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [6, 7, 8, 9])
 def test_nothing_is_said_of_a_clean_week(home: Path, tmp_path: Path, said: Any, number: int) -> None:
     predict(home, week(number), tmp_path / "out", refuse=True)
@@ -111,6 +112,7 @@ def test_a_column_without_values_and_a_new_category_are_named(home: Path, tmp_pa
     assert "have a category that training lacks, most often 'kayaks'; 0% were to be expected" in category
 
 
+@pytest.mark.slow
 def test_a_column_without_values_is_named_where_missing_ones_are_filled(home: Path, tmp_path: Path, said: Any) -> None:
     source = {**SOURCE, "columns": {**SOURCE["columns"], "fill": {"rating": "median"}}}
     inputs = {"inputs": str(home / "log.csv"), "sort": True, "max_rejected": 0.1, "source": source}
@@ -165,6 +167,7 @@ def test_periods_that_are_ranked_already_are_not_named_again(home: Path, tmp_pat
     assert len(said()) == 1
 
 
+@pytest.mark.slow
 def test_every_bundle_that_scores_records_the_same(home: Path) -> None:
     data, trees = splits(home), str(home / "trees")
     gbdt = {"num_trees": 2, "num_threads": 1}

@@ -14,6 +14,7 @@ from ltrscale.serving.export import ExportJob
 DESCRIBED = {"README.md", "features.json", "manifest.json", "parity.json"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", FORMATS)
 def test_a_format_takes_a_model_and_explains_its_files(to: str, write_dataset: Any, tmp_path: Path) -> None:
     data = write_dataset({f"2026-W0{week}": full(30, week) for week in range(1, 5)}, [Feature(name=n) for n in "abc"])

@@ -166,6 +166,7 @@ def write_csv(path: Path, rows: Sequence[Row], delimiter: str = ",", encoding: s
         writer.writerows(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
 @pytest.mark.parametrize("infinite", ["reject", "missing"])
 def test_rows_of_csv(zone: str, infinite: str, tmp_path: Path) -> None:

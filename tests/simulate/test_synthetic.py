@@ -250,6 +250,7 @@ def test_more_labels_help_and_relevance_is_far_from_linear(whole: list[pa.Table]
     assert plenty > 0.55
 
 
+@pytest.mark.slow
 def test_groups_without_labels_reveal_what_few_labels_need(whole: list[pa.Table]) -> None:
     """Clusters of the features' joint distribution, found without labels, serve few labels better than the features."""
     raw = standardised(whole)

@@ -176,6 +176,7 @@ def test_a_key_changes_the_identity_unless_it_is_marked_as_no_part_of_the_result
     assert leaves - tried == NEED_OTHERS
 
 
+@pytest.mark.slow
 def test_evaluating_in_other_batches_changes_nothing(world: Values, tmp_path: Path) -> None:
     weeks = {"train": "2026-W01", "validation": "2026-W02", "test": "2026-W03"}
     splits = {name: {"data": world.texts["data"][0], "periods": week} for name, week in weeks.items()}

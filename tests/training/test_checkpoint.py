@@ -51,6 +51,7 @@ def saved_steps(folder: Path) -> list[int]:
     return [int(url.rsplit("-", 1)[-1]) for url in list_checkpoints(str(folder / "checkpoints"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("stop", [1, 4, 6])
 def test_resumed_is_bit_equal_to_never_stopped(synthetic_dataset: str, tmp_path: Path, method: str, stop: int) -> None:

@@ -114,6 +114,7 @@ def test_layers_of_the_projector_are_taken_over(synthetic_dataset: str, pretrain
             run(synthetic_dataset, tmp_path / "three", start, projector_layers=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", [None, {"kind": "dasalc", "width": 8, "layers": 1}], ids=["alone", "in its list"])
 def test_a_ranker_goes_on_from_another_with_its_head_and_context(
     synthetic_dataset: str, tmp_path: Path, context: dict[str, object] | None
@@ -164,6 +165,7 @@ def validated(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
     return states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["mrr", "precision@1", "rbp(persistence=0.5)@3"])
 def test_any_metric_chooses_the_epoch(
     synthetic_dataset: str, tmp_path: Path, validated: list[dict[str, torch.Tensor]], metric: str
@@ -253,6 +255,7 @@ def test_finetuned_rankers_are_combined(
         combine(config, [*parts, str(tmp_path / "wide")], train, validation, out, origin={}, report=lambda _: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "context",
     [
@@ -276,6 +279,7 @@ def test_a_list_context_goes_on_from_a_pretrained_encoder(
     torch.testing.assert_close(made(groups)[: len(alone_N)], alone_N, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_pretraining_method_leaves_a_start(synthetic_dataset: str, tmp_path: Path, method: str) -> None:
     start = run_pretraining(synthetic_dataset, tmp_path / "pretrained", method)
@@ -285,6 +289,7 @@ def test_every_pretraining_method_leaves_a_start(synthetic_dataset: str, tmp_pat
     check_scores(tmp_path / "ranker", synthetic_dataset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("debias", [{"kind": "weights", "clip": 3}, {"kind": "dla", "positions": 5}], ids=str)
 def test_clicks_are_debiased(clicks: str, tmp_path: Path, debias: dict[str, object]) -> None:
     settings = {"loss": {"kind": "softmax"}, "epochs": 3}
@@ -340,6 +345,7 @@ def test_a_best_epoch_that_is_the_last_one_is_a_warning(
         assert warnings == ([expected] if last else [])
 
 
+@pytest.mark.slow
 def test_a_network_that_has_diverged_is_named_by_its_validation(synthetic_dataset: str, tmp_path: Path) -> None:
     run(synthetic_dataset, tmp_path / "out", epochs=1)
     made = ranker(tmp_path / "out")
@@ -404,6 +410,7 @@ def test_the_mean_of_several_heads_ranks(synthetic_dataset: str, pretrained: str
     check_scores(tmp_path / "out", synthetic_dataset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["softmax", "lambdarank"])
 def test_groups_without_a_relevant_document_teach_such_a_loss_nothing(
     synthetic_dataset: str, tmp_path: Path, loss: str
@@ -448,6 +455,7 @@ def test_a_linear_probe_chooses_the_start(
     assert bundle.load(str(tmp_path / "out")).content == bundle.load(str(tmp_path / "alone")).content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("average", [0.999, 0.5])
 def test_the_mean_of_the_weights_is_validated_with_its_own_statistics(
     synthetic_dataset: str, pretrained: str, tmp_path: Path, validated: list[dict[str, torch.Tensor]], average: float

@@ -68,6 +68,7 @@ def test_one_worker_equals_several(synthetic_dataset: str, tmp_path: Path, metho
             torch.testing.assert_close(weights[name], value, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", EVERY_METHOD)
 def test_every_group_is_read_once_an_epoch(synthetic_dataset: str, method: str) -> None:
     trainer = make_trainer(synthetic_dataset, method)

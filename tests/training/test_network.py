@@ -218,6 +218,7 @@ def test_parts_give_what_all_documents_at_once_give(
         torch.testing.assert_close(actual[name], value, rtol=rounding, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_small_parts", "_small_batches")
 @pytest.mark.parametrize("config", CONFIGS)
 def test_the_marginals_are_documents_as_the_encoder_sees_them(selection: Selection, config: TransformConfig) -> None:

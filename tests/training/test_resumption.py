@@ -108,6 +108,7 @@ def check_equal(one: Path, other: Path) -> None:
         assert storage.children(str(out / "checkpoints")) == storage.children(str(out / "transform")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [2, 3])
 def test_pretraining_stopped_after_every_other_step(synthetic_dataset: str, tmp_path: Path, first: int) -> None:
     run = pretraining(synthetic_dataset)
@@ -119,6 +120,7 @@ def test_pretraining_stopped_after_every_other_step(synthetic_dataset: str, tmp_
     check_equal(tmp_path / "whole", tmp_path / "stopped")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["adamw", "adagrad", "sgd"])
 def test_the_state_of_every_optimizer_is_resumed(synthetic_dataset: str, tmp_path: Path, kind: str) -> None:
     run = pretraining(synthetic_dataset, optimizer={"kind": kind, "learning_rate": 0.01, "weight_decay": 0.1})
@@ -185,6 +187,7 @@ def test_finetuning_with_an_auxiliary_loss_stopped_after_every_other_step(
     assert plain != records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [2, 3])
 def test_combining_stopped_after_every_other_step(
     synthetic_dataset: str, pretrained: str, tmp_path: Path, first: int
@@ -387,6 +390,7 @@ def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
+@pytest.mark.slow
 def test_fresh_reads_what_is_there_now(
     synthetic_dataset: str, tmp_path: Path, stop_after: Callable[[int | None], None], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -62,6 +62,7 @@ def random_ndcg(test: Split) -> float:
     return float(torch.cat(values).nanmean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["simclr_rank", "simsiam"])
 def test_from_pretraining_to_a_ranker(synthetic_dataset: str, tmp_path: Path, method: str) -> None:
     train, validation, test = splits(synthetic_dataset)

@@ -96,6 +96,7 @@ def test_a_ranker_reads_the_text_and_its_bundle_scores(texts: str, tmp_path: Pat
     )
 
 
+@pytest.mark.slow
 def test_a_pretrained_encoder_is_finetuned_and_finetuned_again(texts: str, tmp_path: Path) -> None:
     start = run_pretraining(texts, tmp_path / "pretrained")
     assert bundle.load(start).kind == "pretrained"
@@ -123,6 +124,7 @@ def test_masked_language_modelling_may_run_beside_a_ranking_loss(texts: str, tmp
         run(texts, tmp_path / "other", auxiliary={"method": {"kind": "simclr_rank"}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooler", ["cls", "tanh"])
 def test_initial_weights_come_from_a_directory(texts: str, tmp_path: Path, pooler: str) -> None:
     transformers = pytest.importorskip("transformers")
@@ -295,6 +297,7 @@ def test_two_workers_make_the_same_updates(clicked_texts: str, tmp_path: Path, o
         torch.testing.assert_close(weights[name], value, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_resumed_run_is_bit_equal(clicked_texts: str, tmp_path: Path, objective: str) -> None:
     whole = trainer(clicked_texts, objective)

@@ -81,6 +81,7 @@ def test_forward_selection_is_greedy_and_keeps_the_best_on_the_way(seed: int, n:
     assert value == pytest.approx(-float(np.square(scores_CN[taken].mean(0) - truth_N).sum()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", DRAWING)
 def test_the_bundle_is_the_mean_of_the_chosen(splits: Splits, tmp_path: Path, library: str) -> None:
     job(splits, tmp_path / "out", library, candidates=4, most=3).run()

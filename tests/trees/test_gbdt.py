@@ -304,6 +304,7 @@ def test_stops_early_and_keeps_the_best_tree(write_dataset: WriteDataset, tmp_pa
     assert bundle.metrics["validation_ndcg@5"] == pytest.approx(score(bundle, url, "validation"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [SMALL.replace(feature_fraction=0.5), XGBOOST.replace(colsample_bytree=0.5), CATBOOST],

@@ -380,6 +380,7 @@ def test_a_page_that_flips_later_stops_the_stream_and_names_the_file(place: str,
     assert "\n" not in str(stop.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_no_bit_of_a_page_changes_a_value_silently(tmp_path: Path, compression: Compression) -> None:
     url = write(str(tmp_path / "set"), periods=("p0",), compression=compression)

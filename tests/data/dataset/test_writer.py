@@ -207,6 +207,7 @@ def test_a_period_has_64_row_groups_or_one_for_each_query_group(tmp_path: Path, 
     assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [c.groups for c in counts]
 
 
+@pytest.mark.slow
 def test_row_groups_grow_to_the_size_asked_for_and_files_end_there(tmp_path: Path) -> None:
     n = 40 << 20
     lengths = [100] * (n // (100 * DOCUMENT_BYTES))

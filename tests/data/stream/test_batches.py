@@ -321,6 +321,7 @@ def test_streams_that_no_worker_or_no_row_group_fills(made: Any, make_dataset: M
     assert sum(micro_batch == [] for micro_batch in steps[0]) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("longest", [3, 12, 17, 25, 60, 150])
 @pytest.mark.parametrize("budget", [24, 50, 100])
 @pytest.mark.parametrize("streams", [1, 2, 6, 8])

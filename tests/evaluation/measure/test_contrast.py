@@ -50,6 +50,7 @@ def test_the_feature_that_names_the_document_comes_first(tmp_path: Path, capsys:
     assert "| c_id " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["simclr_sample", "simclr", "scarf", "dacl", "simsiam"])
 def test_every_method_of_two_views_can_be_examined(method: str, tmp_path: Path) -> None:
     data = named_documents.make(tmp_path)

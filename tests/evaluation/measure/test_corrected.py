@@ -200,6 +200,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
     return Log(truth, url, clicks, good, known)
 
 
+@pytest.mark.slow
 def test_the_good_ranker_is_ahead_once_clicks_are_corrected_and_behind_before(log: Log, tmp_path: Path) -> None:
     job = EvaluateJob(out=str(tmp_path / "out"), evaluate=log.config())
     job.run(show=False)
@@ -235,6 +236,7 @@ def test_the_good_ranker_is_ahead_once_clicks_are_corrected_and_behind_before(lo
     assert "relevant documents are left out" not in text
 
 
+@pytest.mark.slow
 def test_the_figures_do_not_depend_on_batches_and_another_look_makes_them_anew(log: Log, tmp_path: Path) -> None:
     one, other = (
         evaluate(log.config(docs_per_batch=n), str(tmp_path / str(n)), made_by={}, report=lambda _: None)
@@ -248,6 +250,7 @@ def test_the_figures_do_not_depend_on_batches_and_another_look_makes_them_anew(l
     assert log.clicks in before
 
 
+@pytest.mark.slow
 def test_what_cannot_be_corrected_is_an_error_with_the_remedy(log: Log, tmp_path: Path) -> None:
     def refused(config: EvaluateConfig) -> str:
         with pytest.raises(InputError) as error:
@@ -280,6 +283,7 @@ def test_counts_add_up() -> None:
     assert WeightCounts().effective == 0
 
 
+@pytest.mark.slow
 def test_the_page_says_which_trainings_corrected_for_positions_and_what_that_did(log: Log, tmp_path: Path) -> None:
     models, splits = {}, log.config().splits
     for name, unbiased in (("plain", False), ("unbiased", True)):

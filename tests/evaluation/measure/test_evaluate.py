@@ -175,6 +175,7 @@ def test_every_group_and_mean_is_that_of_the_metrics(
                 assert summary.std_error is None
 
 
+@pytest.mark.slow
 def test_outlier_groups_are_those_with_the_flag(config: EvaluateConfig, evaluated: tuple[Evaluation, Path]) -> None:
     evaluation, out = evaluated
     rows = [row for row in pq.read_table(out / "groups.parquet").to_pylist() if row["method"] == "gbdt"]

@@ -171,6 +171,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(stream) if row["split"] == "test"]
 
 
+@pytest.mark.slow
 def test_an_evaluation_counts_what_the_search_has_missed(searched: Path, tmp_path: Path) -> None:
     comparison(searched, tmp_path).run()
     found = Evaluation.read(str(tmp_path / "evaluation"))
@@ -202,6 +203,7 @@ def test_an_evaluation_counts_what_the_search_has_missed(searched: Path, tmp_pat
     assert comparison_.high < 0, "queries without a list are in both, and do not hide the difference"
 
 
+@pytest.mark.slow
 def test_trec_eval_counts_the_same(searched: Path, tmp_path: Path) -> None:
     """With -c, which counts queries without a list."""
     pytrec_eval = pytest.importorskip("pytrec_eval")
@@ -218,6 +220,7 @@ def test_trec_eval_counts_the_same(searched: Path, tmp_path: Path) -> None:
         assert summaries[ours].mean == pytest.approx(sum(of[theirs] for of in values.values()) / QUERIES)
 
 
+@pytest.mark.slow
 def test_judgements_that_change_are_judged_anew(searched: Path, tmp_path: Path) -> None:
     comparison(searched, tmp_path).run()
     before = (tmp_path / "evaluation" / "metrics.json").read_bytes()

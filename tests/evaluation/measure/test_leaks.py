@@ -94,6 +94,7 @@ def gate(shop: Mapping[str, Any], name: str, **bounds: Any) -> GateJob:
     return validate(GateJob, {"out": out, **models, **settings}, "test")
 
 
+@pytest.mark.slow
 def test_prepare_asks_of_the_leak_alone_and_names_what_names_a_query(shop: Mapping[str, Any]) -> None:
     (question,) = asked(shop["lines"])
     assert question.startswith(f"prepare: {LEAK} alone ranks at NDCG@5 1.000 (random order 0.3")
@@ -103,6 +104,7 @@ def test_prepare_asks_of_the_leak_alone_and_names_what_names_a_query(shop: Mappi
     assert "query: search_id; trees and networks memorise" in names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False])
 def test_init_marks_the_leak_alone(
     kept: bool, shop: Mapping[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -145,6 +147,7 @@ def test_init_looks_at_whole_lists_of_a_shuffled_log(tmp_path: Path) -> None:
     assert [float(each) for each in figures.groups()] == pytest.approx([random, random], abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_clean_log_raises_no_question(shop: Mapping[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ltrscale")
     for label in ("clicked", "purchased"):
@@ -153,6 +156,7 @@ def test_a_clean_log_raises_no_question(shop: Mapping[str, Any], caplog: pytest.
     assert asked(caplog.messages) == []
 
 
+@pytest.mark.slow
 def test_totals_of_later_labels_are_found(shop: Mapping[str, Any]) -> None:
     later = ("added_to_cart", "purchased", "revenue")
     data = prepared(shop["folder"], "clicked", *later, categorical=[])
@@ -179,6 +183,7 @@ def test_the_report_opens_with_the_question_and_asks_for_the_answer_next(shop: M
     assert commands == [f"python -m jobs.pipeline --config pipeline.yaml --set 'splits.train.leave_out=[\"{LEAK}\"]'"]
 
 
+@pytest.mark.slow
 def test_the_report_does_not_ask_where_no_model_leans_on_the_leak_or_the_gate_has_the_answer(
     shop: Mapping[str, Any],
 ) -> None:
@@ -204,6 +209,7 @@ def test_the_report_asks_with_the_gain_share(shop: Mapping[str, Any]) -> None:
     assert table.rows[0][2:4] == [f"{share:.1%}", "-"]
 
 
+@pytest.mark.slow
 def test_the_gate_refuses_a_candidate_that_leans_on_a_leak_until_it_is_expected(shop: Mapping[str, Any]) -> None:
     job = gate(shop, "leaky")
     with pytest.raises(Refused, match=f"{LEAK} alone ranks at .* of the candidate's gain: is it known") as refused:
@@ -241,6 +247,7 @@ def test_what_a_ranker_leans_on(shop: Mapping[str, Any]) -> None:
     assert dict(leaning(load(order))) == {"text_match": None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["mq2008", "ohsumed-null", "mslr-sample", "lightgbm-example", "msft-docs", "news-sample"]
 )

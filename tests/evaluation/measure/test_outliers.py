@@ -41,6 +41,7 @@ def slow_outliers(probes: list[float], seen: list[float], gap: int, documents: i
     return [any(bin_of(x) > b for b in above) or any(bin_of(x) < b for b in below) for x in probes]
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 3, 8, 30]))
 def test_detector_equals_the_slow_one(seed: int, gap: int) -> None:

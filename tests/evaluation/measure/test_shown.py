@@ -100,6 +100,7 @@ def test_documents_come_by_position_and_without_one_last_and_tied(places: list[f
     assert all(map(math.isfinite, scores))
 
 
+@pytest.mark.slow
 def test_its_figures_are_those_by_hand_in_all_groups_and_slices(
     evaluated: tuple[Evaluation, str],
 ) -> None:
@@ -168,6 +169,7 @@ def test_without_positions_there_is_no_such_row_and_no_such_baseline(
             config.replace(**wrong)
 
 
+@pytest.mark.slow
 def test_gate_drift_and_report_live_with_it(
     config: EvaluateConfig, evaluated: tuple[Evaluation, str], tmp_path: Path
 ) -> None:

@@ -152,6 +152,7 @@ def members(rows: list[Row]) -> dict[str, set[int]]:
     return found
 
 
+@pytest.mark.slow
 def test_slices_have_the_groups_and_means_of_a_slow_look(evaluated: tuple[Evaluation, Path], rows: list[Row]) -> None:
     evaluation, out = evaluated
     expected = members(rows)
@@ -426,6 +427,7 @@ def cases(log: pd.DataFrame) -> dict[str, pd.Series]:
     return found
 
 
+@pytest.mark.slow
 def test_a_slice_is_what_pandas_finds_in_the_log_as_it_was_typed(
     typed: pd.DataFrame, typed_data: dict[str, str], tmp_path: Path
 ) -> None:

@@ -174,6 +174,7 @@ def test_skewness_of_folds_is_pooled_and_draws_that_do_not_vary_have_none() -> N
     assert not looks_skewed(draws_FTM[:, :4]).any(), "fewer than five draws are not judged at all"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_draws", "groups", "rest"), [(5, 0.1, 0.1), (5, 0.0, 0.1), (10, 0.1, 0.1), (20, 0.1, 0.1)])
 def test_a_detectable_difference_is_found_as_often_as_it_says(n_draws: int, groups: float, rest: float) -> None:
     values_QTM = drawn(11, (100, n_draws, 4 * REPETITIONS), groups=groups, draws=0.1, rest=rest)
@@ -187,6 +188,7 @@ def found_share(groups: float, draws: float, *, n_groups: int, n_draws: int, dif
     return float((crossed_means(values_QTM + difference).p() < 0.05).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("difference", [0.05, 0.08, 0.12])
 def test_as_many_draws_as_are_foreseen_find_a_difference_and_fewer_do_not(difference: float) -> None:
     n_draws = Spread(0.1**2, 0.1**2 / 100, 100).draws_for(difference)
@@ -347,6 +349,7 @@ def test_ends_are_open_where_the_data_do_not_settle_them() -> None:
     assert unjudged.high is None
 
 
+@pytest.mark.slow
 def test_the_interval_contains_the_true_crossover_as_often_as_it_says() -> None:
     rng, truth, hits, found = np.random.default_rng(2), math.sqrt(100 * 300), 0, 0
     for _ in range(300):

@@ -207,6 +207,7 @@ def cells(part: str) -> list[dict[str, list[str]]]:
     return [{name: rest for name, *rest in each} for each in rows]
 
 
+@pytest.mark.slow
 def test_the_advice_speaks_of_the_method_that_validation_chooses(found: Study) -> None:
     """Zeroing would beat the baseline everywhere, but validation never chooses it."""
     of_gbdt = (

@@ -141,23 +141,27 @@ def refused(
     return gates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slices", [10, 20, 50])
 def test_equal_rankers_are_seldom_refused_however_many_slices(found: tuple[Evaluation, Decay], slices: int) -> None:
     gates = refused(found, [0.0] * slices)
     assert np.mean([bool(gate) for gate in gates]) <= 0.05
 
 
+@pytest.mark.slow
 def test_a_harmed_slice_is_found_among_fifty_and_the_harmless_ones_pass(found: tuple[Evaluation, Decay]) -> None:
     gates = refused(found, [0.2, *[0.0] * 49])
     assert np.mean(["s0" in gate for gate in gates]) >= 0.9
     assert np.mean([bool(set(gate) - {"s0"}) for gate in gates]) <= 0.05
 
 
+@pytest.mark.slow
 def test_at_the_margin_itself_all_slices_together_are_refused_once_in_twenty(found: tuple[Evaluation, Decay]) -> None:
     gates = refused(found, [0.01] * 20)
     assert np.mean([bool(gate) for gate in gates]) <= 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1_000, 5_000])
 @pytest.mark.parametrize("harm", [0.0, 0.005, 0.02])
 def test_the_burden_of_proof_decides_how_often_a_gate_errs(
@@ -217,6 +221,7 @@ def test_one_broken_feature_is_enough_where_the_config_says_so(found: tuple[Eval
         broken(found, feature_psi=5, moving=["z"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("groups", "margin"), [(1_000, 0.005), (3_000, 0.005), (1_000, 0.005 * 10**0.5)])
 def test_a_plan_says_how_often_an_equal_candidate_passes(
     found: tuple[Evaluation, Decay], groups: int, margin: float
@@ -373,6 +378,7 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluation, Decay]
     return Evaluation.read(f"{out}/evaluation"), Decay.read(f"{out}/drift")
 
 
+@pytest.mark.slow
 def test_what_does_not_drift_is_not_refused_and_what_drifts_is(steady: tuple[Evaluation, Decay]) -> None:
     verdict = judge(*steady, Bounds())
     refused = [(check.bound, check.where) for check in verdict.checks if not check.holds]

@@ -29,6 +29,7 @@ def start(path: Path, **settings: Any) -> PrepareJob:
     return load(PrepareJob, str(out / "prepare.yaml"))
 
 
+@pytest.mark.slow
 def test_a_log_gives_configs_that_run(tmp_path: Path) -> None:
     log = shopping_log()
     log.to_csv(tmp_path / "shop.csv", index=False)
@@ -78,6 +79,7 @@ def test_a_log_gives_configs_that_run(tmp_path: Path) -> None:
     assert load(PipelineConfig, str(final)).refit == RefitSettings(methods=("trees",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("searches", "study"), [(400, True), (60, False)])
 def test_how_long_the_runs_take_and_what_a_study_sees_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, searches: int, study: bool
@@ -157,6 +159,7 @@ def test_without_a_search_engine_s_score_trees_are_the_baseline(tmp_path: Path) 
     assert [*pipeline.methods] == ["trees", "scratch", "pretrained"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -207,6 +210,7 @@ def test_a_single_day_is_no_range_and_no_date_of_yaml(tmp_path: Path) -> None:
     assert periods == [("2026-02-01",), ("2026-02-02",), ("2026-02-03",)]
 
 
+@pytest.mark.slow
 def test_columns_that_are_named_are_not_guessed(tmp_path: Path) -> None:
     shopping_log().to_csv(tmp_path / "shop.csv", index=False)
     job = start(tmp_path / "shop.csv", label="revenue", time="listed_on")

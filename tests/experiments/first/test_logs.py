@@ -53,6 +53,7 @@ def adds_up(a: Accounting) -> bool:
     return rows and a.groups_in == a.groups_kept + a.groups_rejected and a.rows_kept > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOGS)
 def test_roles_are_those_of_the_table_and_the_config_runs(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
@@ -68,6 +69,7 @@ def test_roles_are_those_of_the_table_and_the_config_runs(
     assert manifest.accounting.groups_kept == manifest.accounting.groups_in
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["shop", "hotels", "baskets", "visits", "faults"])
 def test_neither_the_order_of_columns_nor_that_of_rows_decides(name: str, tmp_path: Path) -> None:
     (tmp_path / "again").mkdir()
@@ -116,6 +118,7 @@ def test_an_event_s_grades_rise_and_what_clicks_lack_is_said(tmp_path: Path, cap
     assert open_dataset(job.out).manifest.label_counts == {f"{grade}": n for grade, n in sorted(counts.items())}
 
 
+@pytest.mark.slow
 def test_positions_and_clicks_give_a_config_of_jobs_clicks(tmp_path: Path) -> None:
     load(PrepareJob, str(start(tmp_path, "hotels"))).run()
     job = load(ClicksJob, str(tmp_path / "out" / "clicks.yaml"))
