@@ -1,7 +1,7 @@
 """The gate: may a candidate replace the bundle in production, by an evaluation of both and the drift of its periods?
 
-A candidate may not lean on a feature that may be a leak either: `ltrscale.ingest.leaks` finds such features and asks of
-them; `bounds.expected` has the answer.
+A candidate may not lean on a feature that may be a leak either: `ltrscale.ingest.outcome` finds such features and asks
+about them; `bounds.expected` has the answer.
 """
 
 import math
