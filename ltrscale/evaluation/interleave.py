@@ -201,7 +201,7 @@ class Interleaved(Findings):
 
 
 class _Measured(NamedTuple):
-    """Results of every group, sorted by id: sums of `impressions.Outcome`, and the metric, NaN where undefined."""
+    """Results of every group, sorted by id: sums as of `impressions.simulate`, and the metric, NaN where undefined."""
 
     documents: int
     gids_Q: Ints

@@ -55,7 +55,7 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
     """The likely uses of a log's columns.
 
     Args:
-        columns: the columns, from `profile.look`.
+        columns: the columns, from `profile.first_columns`.
         seen: the structure of those of `roles.structured`, at least.
         given: the names of columns whose use is known: `query`, `item`, `label`, `time`.
         where: the file, for errors.

@@ -136,7 +136,7 @@ class Source(Config):
         return {}
 
     def filled(self, fills: Mapping[str, float]) -> Self:  # noqa: ARG002
-        """The source with the numbers for missing values that `fills.find_fills` has found."""
+        """The source with the numbers for missing values that `prepare.find_fills` has found."""
         return self
 
     @property

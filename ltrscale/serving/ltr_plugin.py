@@ -30,11 +30,11 @@ import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ltrscale.bundle import Bundle
 from ltrscale.config import Config, validate
@@ -180,8 +180,17 @@ class FunctionScore(Config):
     field_value_factor: FieldValue | None = None
     """The only function, instead of `functions`."""
     functions: tuple[Function, ...] = ()
-    score_mode: Literal["first"] = "first"
+    score_mode: Literal["first"] | None = None
+    """Needed beside `functions`: engines would multiply their values otherwise."""
     boost_mode: Literal["replace"]
+
+    @model_validator(mode="after")
+    def _has_either(self) -> Self:
+        if bool(self.functions) == (self.field_value_factor is not None):
+            raise ValueError("a function_score has either functions or one field_value_factor")
+        if self.functions and self.score_mode is None:
+            raise ValueError("functions need score_mode: first")
+        return self
 
     def of(self, fields: Fields) -> NDArray[np.float32]:
         """The scores of documents [N]; NaN where the query does not hold.

@@ -26,7 +26,6 @@ from pathlib import Path
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.data.dataset.scores import read_period, scored_periods
 from ltrscale.errors import InputError, Stopped, without_credentials
 from ltrscale.progress import Report, log
 from ltrscale.stages.trackers import tracked
@@ -78,8 +77,9 @@ def holding(out: str) -> Iterator[None]:
 def record_file(out: str, name: str) -> str | None:
     """The text of a file of the record of the run that made an output; None where it is not there."""
     for folder in (storage.RUN, storage.HIDDEN_RUN):
-        if (data := storage.read_if_there(storage.join(out, folder, name))) is not None:
-            return data.decode(errors="replace")
+        if storage.exists(storage.join(out, folder, CONFIG)):  # all of it lies in one folder
+            data = storage.read_if_there(storage.join(out, folder, name))
+            return None if data is None else data.decode(errors="replace")
     return None
 
 
@@ -97,6 +97,8 @@ def _committed_by(out: str) -> str | None:
     manifest = storage.read_manifest(out)
     if manifest is not None:
         return manifest.get("made_by", {}).get("stage") or "something else"
+    from ltrscale.data.dataset.scores import read_period, scored_periods  # listing runs needs no pyarrow
+
     # scores are committed period by period, and have no manifest above
     return "score" if any(read_period(out, period) is not None for period in scored_periods(out)) else None
 

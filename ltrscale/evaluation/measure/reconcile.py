@@ -147,6 +147,8 @@ class TableSource(Config):
         if missing := [name for name in columns if name not in names]:
             suggestion = nearest(missing[0], names)
             raise InputError(f"{self.path}: no column {missing[0]!r}; did you mean {suggestion!r}? Set it in source")
+        if repeated := [name for name in columns if names.count(name) > 1]:
+            raise InputError(f"{self.path}: several columns are called {repeated[0]!r}; keep one")
         if not len(table):
             raise InputError(f"{self.path}: has no rows; name another file")
         for name in columns[:2]:

@@ -99,8 +99,8 @@ class Spread:
             return None
         of_groups, of_draws, of_cells = _Squares.of(values_QT[..., None]).squares_3M[:, 0].tolist()
         inflation = float(_inflation(crossed_means(values_QT[..., None]).df_M)[0])
-        groups = max(of_groups - of_cells, 0.0) / (n * n_draws)
-        return cls(inflation * max(of_draws, of_cells) / n, inflation * groups, n)
+        groups = inflation * max(of_groups - of_cells, 0.0) / (n * n_draws)
+        return cls(inflation * max(of_draws, of_cells) / n, groups, n)
 
     def detectable(self, draws: int) -> float:
         """The smallest difference that so many draws would see with a power of 80%, by a test at 5%."""
