@@ -361,7 +361,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _measure(node: yaml.Node, cache: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Size and depth of a node with every alias in it written out; `known` caches them by the node's id."""
+    """Size and depth of a node with every alias in it written out; `cache` keeps them by the node's id."""
     if id(node) not in cache:
         cache[id(node)] = None  # while its parts are measured: to meet this again means that the node contains itself
         parts = node.value if isinstance(node, yaml.CollectionNode) else []

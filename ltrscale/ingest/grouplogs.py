@@ -1,4 +1,4 @@
-"""Reads raw logs with one query group per row, in list columns, and splits them into documents (see `logs`).
+"""Reads raw logs with one query group per row, in list columns, and splits them into documents (see `items`).
 
 Shapes: N rows (documents), G groups of a batch, F features, T tokens.
 """

@@ -307,7 +307,7 @@ class TextReader(ABC):
     def _parse(
         self, lines: Lines, good_lines: NDArray[np.int64], rejected: list[Rejection]
     ) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
-        """Tables and line indices of the lines `good`; a block with a value that does not fit is halved until found."""
+        """Tables and line indices of `good_lines`; a block with a value that does not fit is halved until found."""
         if not len(good_lines):
             return
         try:
