@@ -150,7 +150,7 @@ def fit_product(cells: Cells, pairs: int, places: int, *, smoothing: float) -> P
 
     With `w = (shown - clicked) / (1 - a e)` misses, `x = clicked + w e (1 - a)` is the expected number of examinations;
     then `e = sum x / sum shown` by place and `a = (sum clicked + s m) / (sum x + s)` by pair, m the mean attraction.
-    The maximum determines only the product; see `propensity.overlap` for when it determines the shape of the examinations.
+    The maximum determines only the product; `propensity.overlap` says when it determines the shape of the examinations.
 
     The smoothing s is in examinations. Above 0 it biases examinations: poor documents are drawn up to the mean, so the
     positions where they stand come out too low; at 0 they come out too high, if impressions are few.
