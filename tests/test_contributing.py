@@ -12,7 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import orc
+from synthetic_columns import COLUMN_MAPPING
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "contributing.md").read_text()
@@ -152,3 +155,23 @@ def test_all_recipes_train_and_are_reported(copy: Copy) -> None:
     report = (copy.root / "runs" / "tried" / "evaluation" / "report.md").read_text()
     assert "F@k is the harmonic mean of precision and recall" in report
     assert "F(beta=0.5): beta 0.5; ties by expectation" in report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_export_is_checked_on_the_rows_of_an_added_source(copy: Copy, synthetic_dataset: str) -> None:
+    logs = copy.root / "orc"
+    logs.mkdir()
+    for log in sorted((Path(synthetic_dataset).parent / "log").glob("*/*.parquet")):
+        orc.write_table(pq.read_table(log, partitioning=None), str(logs / f"{log.parent.name}.orc"))
+    source = json.dumps({"kind": "orc", "columns": COLUMN_MAPPING})
+    splits = "{train: {data: set, periods: 2026-W01}, validation: {data: set, periods: 2026-W02}}"
+    for job, settings in {
+        "prepare": ["out=set", "prepare.inputs=orc", f"prepare.source={source}"],
+        "train_gbdt": ["out=trees", f"splits={splits}", "gbdt={num_trees: 5, num_threads: 1}"],
+        "export": ["out=export", "to=lightgbm", "bundle=trees", "data=set", "rows=200"],
+    }.items():
+        copy.run(f"jobs.{job}", *(f"--set={setting}" for setting in settings))
+    parity = json.loads((copy.root / "export" / "parity.json").read_text())
+    assert parity["raw"]["documents"] == 200
+    assert parity["raw"]["largest_difference"] < 1e-9

@@ -14,7 +14,7 @@ from rich.table import Table
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.stages.runs import CONFIG, ENVIRONMENT, LOG, METRICS, record_file
+from ltrscale.stages.runs import CONFIG, ENVIRONMENT, LOG, METRICS, record_file, record_folder
 from ltrscale.stages.trackers import flat, numbers
 
 _WIDEST = 1000
@@ -82,12 +82,12 @@ def runs_below(under: str) -> Iterator[ListedRun]:
 
 def read_run(out: str) -> ListedRun:
     """The record of the run that made, or is making, an output; raises an `InputError` where none is recorded."""
-    config = record_file(out, CONFIG)
-    if config is None:
+    folder = record_folder(out)
+    if folder is None:
         raise InputError(f"{out}: no run is recorded there; name the output directory of a job")
-    environment = json.loads(record_file(out, ENVIRONMENT) or "{}")
+    environment = json.loads(record_file(folder, ENVIRONMENT) or "{}")
     manifest = storage.read_manifest(out)
-    records = [json.loads(line) for line in (record_file(out, METRICS) or "").splitlines() if line.startswith("{")]
+    records = [json.loads(line) for line in (record_file(folder, METRICS) or "").splitlines() if line.startswith("{")]
     command = environment.get("command", [])
     verb = command[0].rpartition("/")[2].removesuffix(".py") if command else ""
     settings = storage.read_if_there(storage.join(out, "config.json"))  # by a bundle
@@ -97,9 +97,9 @@ def read_run(out: str) -> ListedRun:
         out=out,
         stage=(manifest or {}).get("made_by", {}).get("stage") or verb,
         started=environment.get("time", ""),
-        state="done" if is_done else "failed" if " ERROR failed: " in (record_file(out, LOG) or "") else "not done",
+        state="done" if is_done else "failed" if " ERROR failed: " in (record_file(folder, LOG) or "") else "not done",
         seconds=_since(environment.get("time", ""), records),
-        settings=flat(yaml.safe_load(config)),
+        settings=flat(yaml.safe_load(record_file(folder, CONFIG) or "")),
         metrics=_last(records) | numbers(json.loads(settings or b"{}").get("metrics", {})),
     )
 

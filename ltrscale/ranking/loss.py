@@ -76,7 +76,17 @@ def has_relevance(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     return sum_by_group((labels_N > 0).long(), offsets_Q1) > 0
 
 
-class SigmoidConfig(Loss):
+class Pointwise(Loss):
+    """A loss of each single document, summed over the group: any labels teach it, and it asks for no order."""
+
+    weighted: ClassVar[bool] = True
+
+    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
+        """Groups with a document, whatever its label."""
+        return offsets_Q1.diff() > 0
+
+
+class SigmoidConfig(Pointwise):
     """Sigmoid cross entropy of each single document (QIN21).
 
     Source: QIN21, B.2.
@@ -84,17 +94,12 @@ class SigmoidConfig(Loss):
     """
 
     kind: Literal["sigmoid"] = "sigmoid"
-    weighted: ClassVar[bool] = True
     highest_label: float = Field(1.0, gt=0)
     """Labels are divided by this: 4 for grades from 0 to 4."""
 
     def of(self, scored: Scored) -> Tensor:
         """See `sigmoid_cross_entropy`."""
         return sigmoid_cross_entropy(*scored.lists, highest_label=self.highest_label, weights_N=scored.weights_N)
-
-    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
-        """Groups with a document, whatever its label."""
-        return offsets_Q1.diff() > 0
 
 
 def sigmoid_cross_entropy(
@@ -125,7 +130,7 @@ def sigmoid_cross_entropy(
     return sum_by_group(loss_N if weights_N is None else loss_N * weights_N, offsets_Q1)
 
 
-class SquaredErrorConfig(Loss):
+class SquaredErrorConfig(Pointwise):
     """Squared error of each single document, for labels that are a teacher's scores.
 
     Source: pointwise regression; BUYL23, section 7 distils into one.
@@ -133,17 +138,12 @@ class SquaredErrorConfig(Loss):
     """
 
     kind: Literal["squared_error"] = "squared_error"
-    weighted: ClassVar[bool] = True
     standardise: bool = False
     """Regress on labels standardised per query group, so that their zero and scale do not matter."""
 
     def of(self, scored: Scored) -> Tensor:
         """See `squared_error`."""
         return squared_error(*scored.lists, standardise=self.standardise, weights_N=scored.weights_N)
-
-    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
-        """Groups with a document, whatever its label."""
-        return offsets_Q1.diff() > 0
 
 
 def squared_error(

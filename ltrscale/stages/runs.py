@@ -74,13 +74,16 @@ def holding(out: str) -> Iterator[None]:
         yield
 
 
-def record_file(out: str, name: str) -> str | None:
-    """The text of a file of the record of the run that made an output; None where it is not there."""
-    for folder in (storage.RUN, storage.HIDDEN_RUN):
-        if storage.exists(storage.join(out, folder, CONFIG)):  # all of it lies in one folder
-            data = storage.read_if_there(storage.join(out, folder, name))
-            return None if data is None else data.decode(errors="replace")
-    return None
+def record_folder(out: str) -> str | None:
+    """The folder with the record of the run that made, or is making, an output; None where none is recorded."""
+    folders = (storage.join(out, name) for name in (storage.RUN, storage.HIDDEN_RUN))
+    return next((folder for folder in folders if storage.exists(storage.join(folder, CONFIG))), None)
+
+
+def record_file(folder: str, name: str) -> str | None:
+    """The text of a file of a record; None where it is not there."""
+    data = storage.read_if_there(storage.join(folder, name))
+    return None if data is None else data.decode(errors="replace")
 
 
 def check_replaceable(out: str, stage: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from news_log import NEWS
 from nightly import nightly
 
 from ltrscale import storage
@@ -20,19 +21,11 @@ from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
 
 Rng = np.random.Generator
-ITEMS_NEWS = {
-    "query": "impression_id",
-    "item": "article_id",
-    "label": "clicked",
-    "time": "event_time",
-    "features": ["f_*"],
-    "categorical": ["c_*"],
-}
 SOURCES: dict[str, dict[str, Any]] = {
     "letor": {"kind": "letor"},
     "sparse": {"kind": "letor", "dense": False, "n_features": 300},
     "csv": {"kind": "items", "columns": {"query": "query_id", "label": "grade", "features": ["*"]}},
-    "parquet": {"kind": "items", "columns": ITEMS_NEWS},
+    "parquet": {"kind": "items", "columns": NEWS},
     "groups": {"kind": "groups", "columns": {"n_features": 46, "labels": "labels", "docs": "doc_ids"}},
 }
 

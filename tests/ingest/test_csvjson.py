@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from news_log import NEWS
 
 from ltrscale.config import validate
 from ltrscale.data.columns import is_id, is_number
@@ -179,15 +180,7 @@ def test_a_log_of_json_lines_is_that_of_parquet(shared_data: Path, tmp_path: Pat
     table = pq.read_table(source, partitioning=None).slice(0, 500)
     table.to_pandas().to_json(tmp_path / name, orient="records", lines=True, date_format="iso", double_precision=15)
     pq.write_table(table, tmp_path / "log.parquet")
-    mapping = ColumnMapping(
-        query="impression_id",
-        item="article_id",
-        label="clicked",
-        time="event_time",
-        features=("f_*",),
-        categorical=("c_*",),
-        meta=("session_id",),
-    )
+    mapping = ColumnMapping(**NEWS, meta=("session_id",))
     expected, _ = read_json(tmp_path / "log.parquet", mapping)
     rows, rejected = read_json(tmp_path / name, mapping, batch_rows=200)
     assert rejected == []

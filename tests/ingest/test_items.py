@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from news_log import NEWS
 from pydantic import ValidationError
 
 from ltrscale.data.dataset.manifest import Feature
@@ -74,20 +75,12 @@ def test_documentation_search_csv(shared_data: Path) -> None:
     np.testing.assert_array_equal(rows.features_NF, features_NF)
 
 
-NEWS = ColumnMapping(
-    query="impression_id",
-    item="article_id",
-    label="clicked",
-    time="event_time",
-    features=("f_*",),
-    categorical=("c_*",),
-    meta=("session_id",),
-)
+SESSIONS = ColumnMapping(**NEWS, meta=("session_id",))
 
 
 def test_news_parquet(shared_data: Path) -> None:
     [path] = (shared_data / "news" / "sample").rglob("part-0.parquet")
-    rows, rejected = read(path, NEWS, batch_rows=5_000)
+    rows, rejected = read(path, SESSIONS, batch_rows=5_000)
     table = pq.read_table(path, partitioning=None)
     assert rejected == []
     assert rows.lines_N.tolist() == list(range(1, 12_704))
@@ -110,8 +103,8 @@ def test_csv_and_parquet_of_one_log_agree(shared_data: Path, tmp_path: Path) -> 
     [path] = (shared_data / "news" / "sample").rglob("part-0.parquet")
     table = pq.read_table(path, partitioning=None).slice(0, 2_000)
     text = table.to_pandas().to_csv(index=False)
-    one, _ = read(write_parquet(tmp_path, {name: table[name] for name in table.column_names}), NEWS)
-    two, rejected = read(write_csv(tmp_path, text, "log.csv.xz"), NEWS)
+    one, _ = read(write_parquet(tmp_path, {name: table[name] for name in table.column_names}), SESSIONS)
+    two, rejected = read(write_csv(tmp_path, text, "log.csv.xz"), SESSIONS)
     assert rejected == []
     np.testing.assert_allclose(one.features_NF, two.features_NF, rtol=1e-6)
     np.testing.assert_array_equal(one.labels_N, two.labels_N)
@@ -578,7 +571,7 @@ def test_flipped_bits_never_raise_anything_but_one_line(shared_data: Path, tmp_p
         table = pq.read_table(next((shared_data / "news/sample").rglob("*.parquet")), partitioning=None).slice(0, 3_000)
         sink = io.BytesIO()
         pq.write_table(table, sink, compression="none")
-        whole, mapping, n = sink.getvalue(), NEWS, 60
+        whole, mapping, n = sink.getvalue(), SESSIONS, 60
     rng = np.random.default_rng(5)
     lost = 0
     for _ in range(n):
@@ -690,7 +683,8 @@ def test_a_column_for_each_feature(tmp_path: Path) -> None:
 
 def test_a_data_set_can_be_prepared_again(shared_data: Path, tmp_path: Path) -> None:
     log = prepare(
-        PrepareConfig(inputs=(str(shared_data / "news" / "sample"),), source=Items(columns=NEWS)), str(tmp_path / "one")
+        PrepareConfig(inputs=(str(shared_data / "news" / "sample"),), source=Items(columns=SESSIONS)),
+        str(tmp_path / "one"),
     )
     features = log.manifest.features
     again = ListColumns(

@@ -24,7 +24,7 @@ from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.weeks.verdict import leaning
 from ltrscale.ingest.outcome import look_alone, questions
 from ltrscale.ranking.alone import Alone
-from ltrscale.stages.runs import LOG, METRICS, record_file
+from ltrscale.stages.runs import LOG, METRICS, record_file, record_folder
 
 SUMMARY = "summary"
 """The directory of a study's results, below its own."""
@@ -153,7 +153,8 @@ def minutes(url: str) -> float | None:
 
 
 def _recorded(url: str, name: str) -> str:
-    if (text := record_file(url, name)) is None:
+    folder = record_folder(url)
+    if folder is None or (text := record_file(folder, name)) is None:
         raise InputError(
             f"{url}: no run record ({name}); jobs leave it in run/ beside their output, copy it with the rest"
         )
