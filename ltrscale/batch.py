@@ -4,13 +4,13 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, L the longest lis
 that have a list of tokens each, T tokens. The documents of group q are rows `offsets_Q1[q]` to `offsets_Q1[q + 1]`.
 """
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from ltrscale.layout import Chunks, layout, tell
 
 
 def group_index(offsets_Q1: Tensor, documents: int | None = None) -> Tensor:
@@ -27,8 +27,30 @@ def group_index(offsets_Q1: Tensor, documents: int | None = None) -> Tensor:
     """
     if documents is not None and len(offsets_Q1) == 2:
         return offsets_Q1.new_zeros(documents)
-    lengths_Q = offsets_Q1.diff()
-    return torch.arange(len(lengths_Q), device=offsets_Q1.device).repeat_interleave(lengths_Q)
+    group_N: Tensor = layout(offsets_Q1).get("group_index")
+    return group_N
+
+
+def one_list(offsets_Q1: Tensor) -> Tensor:
+    """Offsets of the same documents as a single group.
+
+    Example:
+        >>> one_list(torch.tensor([0, 2, 5])).tolist()
+        [0, 5]
+    """
+    offsets_2: Tensor = layout(offsets_Q1).get("one_list")
+    return offsets_2
+
+
+def repeated(offsets_Q1: Tensor, times: int) -> Tensor:
+    """Offsets of this many copies of the groups, one copy after the other.
+
+    Example:
+        >>> repeated(torch.tensor([0, 2, 5]), 2).tolist()
+        [0, 2, 5, 7, 10]
+    """
+    offsets: Tensor = layout(offsets_Q1).get("repeated", times)
+    return offsets
 
 
 def to_offsets(lengths_Q: Tensor) -> Tensor:
@@ -121,28 +143,17 @@ def at_least_float32(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-class Chunk(NamedTuple):
-    """Groups of similar length, padded, with the rows of their documents.
-
-    `groups_M` has the groups' numbers; `rows_ML` the document of each slot (0 in padding); `mask_ML` is True where
-    a slot holds a document.
-    """
-
-    groups_M: Tensor
-    rows_ML: Tensor
-    mask_ML: Tensor
-
-
-def length_chunks(offsets_Q1: Tensor, *, budget: int, quadratic: bool = True) -> Iterator[Chunk]:
+def length_chunks(offsets_Q1: Tensor, *, budget: int, quadratic: bool = True) -> Chunks:
     """Cut groups, sorted by length, into chunks whose padded size stays within a budget.
 
     Padding every group to the longest list of the batch costs ten slots per document at the list lengths of web
-    search; here a group is padded to the longest list of its chunk, which is hardly longer.
+    search; here a group is padded to the longest list of its chunk, which is hardly longer. On a GPU, which is slow to
+    begin a chunk, there are a few chunks, chosen for the least padding.
 
     Args:
         offsets_Q1: offsets of the groups; empty groups appear in no chunk.
-        budget: entries that a chunk may have: M * L * L (`quadratic`, for pairwise work) or M * L. A group that
-            exceeds the budget by itself becomes a chunk alone.
+        budget: entries that a chunk may have on a CPU: M * L * L (`quadratic`, for pairwise work) or M * L; on other
+            devices `block_entries` bounds them. A group that exceeds the budget by itself becomes a chunk alone.
         quadratic: how entries are counted.
 
     Example:
@@ -150,21 +161,8 @@ def length_chunks(offsets_Q1: Tensor, *, budget: int, quadratic: bool = True) ->
         >>> [chunk.groups_M.tolist() for chunk in length_chunks(offsets, budget=8)]
         [[0, 3], [1]]
     """
-    lengths_Q, order_Q = offsets_Q1.diff().sort(stable=True)
-    lengths = lengths_Q.tolist()
-    first, power = bisect_right(lengths, 0), 2 if quadratic else 1
-    while first < len(lengths):
-
-        def entries(last: int, first: int = first) -> int:
-            return int((last + 1 - first) * lengths[last] ** power)
-
-        last = max(first + 1, bisect_right(range(len(lengths)), budget, lo=first, key=entries))
-        groups_M = order_Q[first:last]
-        slots_L = torch.arange(lengths[last - 1], device=offsets_Q1.device)
-        mask_ML = slots_L < lengths_Q[first:last, None]
-        rows_ML = torch.where(mask_ML, offsets_Q1[groups_M][:, None] + slots_L, 0)
-        yield Chunk(groups_M, rows_ML, mask_ML)
-        first = last
+    chunks: Chunks = layout(offsets_Q1).get("chunks", budget, quadratic)
+    return chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,8 +314,19 @@ class QueryGroups:
         return self.features_NF, self.offsets_Q1, self.labels_N, self.ids_Q, *of_documents
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "QueryGroups":
-        """The same groups on another device."""
-        return self.map(lambda values: values.to(device, non_blocking=non_blocking))
+        """The same groups on another device, which is told how its lists lie."""
+        moved = self.map(lambda values: values.to(device, non_blocking=non_blocking))
+        for here, there in zip(self.offsets(), moved.offsets(), strict=True):
+            if there is not here:
+                tell(there, layout(here).offsets_Q1)
+        return moved
+
+    def offsets(self) -> list[Tensor]:
+        """The offsets of the groups, and of each field's token lists."""
+        return [
+            self.offsets_Q1,
+            *(tokens.offsets_R1 for tokens in [*self.query_tokens.values(), *self.document_tokens.values()]),
+        ]
 
     def select(self, groups_M: Tensor) -> "QueryGroups":
         """The groups with these numbers, in this order; a number may repeat."""

@@ -1,8 +1,9 @@
-"""Choosing the device on which a process computes, and timing a computation."""
+"""Choosing the device on which a process computes, the size of its blocks, and timing a computation."""
 
 import statistics
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated
 
 import torch
@@ -12,6 +13,28 @@ from ltrscale.errors import InputError
 
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
 """`auto` takes the process's GPU where there is one; or `cpu`, `cuda`, `cuda:1`."""
+
+
+_SHARE_OF_A_BLOCK = 1 / 64
+"""Share of a GPU's memory that one block of float32 entries takes; a few of them live at once."""
+_OTHER_DEVICE_BYTES = 80 << 30
+"""Memory of a device that does not tell its own."""
+
+
+@cache
+def block_entries(device: torch.device) -> int:
+    """Entries of a matrix (similarities, pairs, permutations) that a GPU handles at once: a share of its memory.
+
+    The blocks of a CPU are those that stay in its cache; each computation has its own.
+
+    Example:
+        >>> block_entries(torch.device("meta"))
+        335544320
+    """
+    memory = _OTHER_DEVICE_BYTES
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    return int(memory * _SHARE_OF_A_BLOCK) // 4
 
 
 def choose_device(name: str) -> torch.device:

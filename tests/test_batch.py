@@ -146,7 +146,7 @@ def test_chunks_hold_every_document_once_within_budget(lengths_Q: list[int], bud
             documents = list(range(int(offsets_Q1[q]), int(offsets_Q1[q + 1])))
             assert row[mask].tolist() == documents
             assert mask.tolist() == [slot < len(documents) for slot in range(longest)]
-            assert not row[~mask].any()
+            assert set(row[~mask].tolist()) <= {documents[-1]}  # padding is spread over the lists' last documents
             seen += documents
         assert int(mask_ML.sum(1).max()) == longest
     assert sorted(seen) == list(range(sum(lengths_Q)))

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ltrscale.batch import Chunk, QueryGroups, group_index, length_chunks
+from ltrscale.batch import QueryGroups, group_index, length_chunks
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 
@@ -88,17 +88,10 @@ def map_lists(
     if len(offsets_Q1) == 2 and x_ND.shape[0] > 0:  # one list, without a look at the values of the offsets
         return layer(x_ND[None], x_ND.new_ones(1, x_ND.shape[0], dtype=torch.bool))[0]
     budget = PAIRS_PER_CHUNK if quadratic else SLOTS_PER_CHUNK
-    # One call without lists: only the layer knows the width of its output, and its parameters stay in the graph.
-    chunks = list(length_chunks(offsets_Q1, budget=budget, quadratic=quadratic)) or [_no_list(offsets_Q1)]
-    parts, places = [], []
-    for _, rows_ML, mask_ML in chunks:
-        slots_S = mask_ML.flatten().nonzero()[:, 0]
-        rows_S = rows_ML.flatten()[slots_S]
-        padded = x_ND.new_zeros(mask_ML.numel(), x_ND.shape[1]).index_copy(0, slots_S, x_ND.index_select(0, rows_S))
-        out_MLD = layer(padded.view(*mask_ML.shape, x_ND.shape[1]), mask_ML)
-        parts.append(out_MLD.flatten(0, 1).index_select(0, slots_S))
-        places.append(rows_S)
-    return torch.cat(parts).index_select(0, inverse(torch.cat(places)))
+    # Without documents there is one chunk without lists: only the layer knows the width of its output.
+    chunks = length_chunks(offsets_Q1, budget=budget, quadratic=quadratic)
+    padded, masks = chunks.split(chunks.pad(x_ND)), chunks.split(chunks.mask_S)
+    return chunks.ragged([layer(x_MLD, mask_ML) for x_MLD, mask_ML in zip(padded, masks, strict=True)])
 
 
 def inverse(order_N: Tensor) -> Tensor:
@@ -191,8 +184,3 @@ def _check_positions(groups: QueryGroups) -> None:
             f"query group {int(without_positions[0] if groups.ids_Q is None else groups.ids_Q[without_positions[0]])}"
         )
         raise InputError(f"the model ranks documents by position, and {name} has no positions: {remedy}")
-
-
-def _no_list(offsets_Q1: Tensor) -> Chunk:
-    none_M1 = offsets_Q1.new_zeros(0, 1)
-    return Chunk(none_M1[:, 0], none_M1, none_M1.bool())

@@ -1,13 +1,13 @@
 """Contrastive pretext objectives over documents: SimCLR-Rank, SimCLR, SCARF and DACL+, one value per document.
 
-Shapes: N documents, Q groups, Q1 = Q + 1 offsets, D embedding, V = 2N views (document n has views n and N + n); in a
-chunk of M groups, U = 2L views a group; a tile holds the similarities of R rows and C columns.
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, D embedding; in a chunk of M groups, U = 2L views a group, those of
+a document side by side; a tile holds the similarities of R rows and C columns.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement, product
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ltrscale.batch import length_chunks
+from ltrscale.devices import block_entries
+from ltrscale.layout import Chunks
 from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext.augment import MIXUPS, Augmentation, Draw, MarginalConfig, Mixup, MixupConfig
 from ltrscale.pretext.objective import Parts, Pretrainer
@@ -22,8 +24,9 @@ from ltrscale.pretext.siamese import Siamese
 from ltrscale.pretext.watch import unit_vectors
 
 SIMILARITIES_PER_BLOCK = 1 << 18
-"""Similarities handled at once, in a chunk of groups or a tile: few enough to stay in the cache, so memory does not
-grow with the list length."""
+"""Similarities that a CPU handles at once, in a chunk of groups or a tile: few enough to stay in the cache, so memory
+does not grow with the list length; see `block_entries` for a GPU."""
+_LARGEST_EXPONENT = 80
 
 
 class Contrastive(Siamese):
@@ -123,14 +126,13 @@ def simclr_rank(
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, not {temperature}")
-    n = len(z0_ND)
     with torch.autocast(z0_ND.device.type, enabled=False):  # autocast would compute matmuls in bfloat16
-        views_VD = torch.cat([unit_vectors(z0_ND), unit_vectors(z1_ND)])
-        positive_N = (views_VD[:n] * views_VD[n:]).sum(-1) / temperature
-        total_V: Tensor = _GroupLogSumExp.apply(views_VD, offsets_Q1, temperature, with_positive)  # type: ignore[no-untyped-call]
-        loss_N = total_V[:n] + total_V[n:] - 2 * positive_N
+        views_N2D = unit_vectors(torch.stack([z0_ND, z1_ND], 1))
+        positive_N = views_N2D.prod(1).sum(-1) / temperature
+        total_N2: Tensor = _GroupLogSumExp.apply(views_N2D, offsets_Q1, temperature, with_positive)  # type: ignore[no-untyped-call]
+        loss_N = total_N2.sum(1) - 2 * positive_N
         # without the positive, a document alone has nothing to sum over
-        return loss_N if with_positive else loss_N.masked_fill(total_V[:n] == -torch.inf, 0.0)
+        return loss_N if with_positive else loss_N.masked_fill(total_N2[:, 0] == -torch.inf, 0.0)
 
 
 class SimCLRConfig(_TwoViews):
@@ -160,7 +162,8 @@ def simclr(z0_ND: Tensor, z1_ND: Tensor, *, temperature: float) -> Tensor:
         >>> simclr(z, z, temperature=1.0)  # 2 log(1 + 2 / e)
         tensor([1.1029, 1.1029])
     """
-    return simclr_rank(z0_ND, z1_ND, torch.tensor([0, len(z0_ND)], device=z0_ND.device), temperature=temperature)
+    all_of_them = torch.tensor([0, len(z0_ND)])
+    return simclr_rank(z0_ND, z1_ND, all_of_them.to(z0_ND.device), temperature=temperature)
 
 
 class ScarfConfig(Contrastive):
@@ -247,96 +250,131 @@ class DaclConfig(Contrastive):
 
 
 class _GroupLogSumExp(torch.autograd.Function):
-    """`log sum over v of exp(<u, v> / tau)` of each view u over the other views v of its group, shape [V].
+    """`log sum over v of exp(<u, v> / tau)` of each view u over the other views v of its group, shape [N, 2].
 
-    Without the positive, the other view of the same document is left out too, and a document alone has -inf.
-    Similarities are symmetric, so a tile above the diagonal also serves as the tile below it. Backward computes them
-    again: with P_ij the softmax of row i and g the incoming gradient, the gradient of u_i is
-    `sum over j of (g_i P_ij + g_j P_ji) u_j / tau`.
+    Takes the views of each document side by side, [N, 2, D]. Without the positive, the other view of the same document
+    is left out too, and a document alone has -inf. Similarities are symmetric, so a tile above the diagonal also serves
+    as the tile below it. Backward computes them again: with P_ij the softmax of row i and g the incoming gradient, the
+    gradient of u_i is `sum over j of (g_i P_ij + g_j P_ji) u_j / tau`.
     """
 
     @staticmethod
-    def forward(ctx: Any, views_VD: Tensor, offsets_Q1: Tensor, temperature: float, with_positive: bool) -> Tensor:
-        total_V = views_VD.new_empty(len(views_VD))
-        for rows_MU, mask_MU in _view_chunks(offsets_Q1):
-            views_MUD = views_VD[rows_MU]
-            total_MU = _chunk_totals(views_MUD, mask_MU, temperature=temperature, with_positive=with_positive)
-            total_V[rows_MU[mask_MU]] = total_MU[mask_MU]
-        ctx.save_for_backward(views_VD, offsets_Q1, total_V)
-        ctx.temperature, ctx.with_positive = temperature, with_positive
-        return total_V
+    def forward(ctx: Any, views_N2D: Tensor, offsets_Q1: Tensor, temperature: float, with_positive: bool) -> Tensor:
+        similar = _Similarities(1 / temperature, with_positive)
+        chunks = _view_chunks(offsets_Q1)
+        parts = [
+            similar.totals(views_MUD, mask_MU)
+            for views_MUD, mask_MU in zip(*_views(chunks, views_N2D, chunks.mask_S[:, None].expand(-1, 2)), strict=True)
+        ]
+        total_N2 = chunks.ragged([_by_document(total_MU) for total_MU in parts])
+        ctx.save_for_backward(views_N2D, offsets_Q1, total_N2)
+        ctx.similar = similar
+        return total_N2
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_V: Tensor) -> tuple[Tensor, None, None, None]:
-        views_VD, offsets_Q1, total_V = ctx.saved_tensors
-        total_V = total_V.masked_fill(total_V == -torch.inf, torch.inf)  # a sum of nothing: its softmax row is 0
-        grad_VD = torch.empty_like(views_VD)
-        with torch.autocast(views_VD.device.type, enabled=False):
-            for rows_MU, mask_MU in _view_chunks(offsets_Q1):
-                grad_VD[rows_MU[mask_MU]] = _chunk_gradient(
-                    views_VD[rows_MU],
-                    torch.where(mask_MU, total_V[rows_MU], torch.inf),
-                    torch.where(mask_MU, grad_V[rows_MU], 0.0) / ctx.temperature,
-                    mask_MU,
-                    temperature=ctx.temperature,
-                    with_positive=ctx.with_positive,
-                )[mask_MU]
-        return grad_VD, None, None, None
+    def backward(ctx: Any, grad_N2: Tensor) -> tuple[Tensor, None, None, None]:
+        views_N2D, offsets_Q1, total_N2 = ctx.saved_tensors
+        chunks, scale = _view_chunks(offsets_Q1), ctx.similar.scale
+        total_N2 = total_N2.masked_fill(total_N2 == -torch.inf, torch.inf)  # a sum of nothing: its softmax row is 0
+        # in padding the total is infinite, which makes softmax rows 0, and so is the gradient
+        total_S2, grad_S2 = chunks.pad(total_N2, torch.inf), chunks.pad(grad_N2 * scale)
+        with torch.autocast(views_N2D.device.type, enabled=False):
+            parts = [
+                ctx.similar.gradient(*of_chunk)
+                for of_chunk in zip(*_views(chunks, views_N2D, total_S2, grad_S2), strict=True)
+            ]
+        return chunks.ragged([_by_document(grad_MUD) for grad_MUD in parts]), None, None, None
 
 
-def _chunk_totals(views_MUD: Tensor, mask_MU: Tensor, *, temperature: float, with_positive: bool) -> Tensor:
-    """Log-sum-exp of each view of a chunk over the other views of its group, tile by tile, shape [M, U]."""
-    total_MU = views_MUD.new_full(mask_MU.shape, -torch.inf)
-    barred_M1U = torch.where(mask_MU, 0.0, -torch.inf).to(views_MUD.dtype)[:, None]
-    for r, c in _tiles(mask_MU):
-        logits_MRC = torch.baddbmm(barred_M1U[..., c], views_MUD[:, r], views_MUD[:, c].mT, alpha=1 / temperature)
-        for diagonal in _left_out(logits_MRC, r, c, mask_MU.shape[1], with_positive=with_positive):
+def _view_chunks(offsets_Q1: Tensor) -> Chunks:
+    # A list of L documents has 2L views, so four times as many similarities as pairs of documents.
+    return length_chunks(offsets_Q1, budget=SIMILARITIES_PER_BLOCK // 4)
+
+
+def _views(chunks: Chunks, views_N2D: Tensor, *slots: Tensor) -> Iterator[list[Tensor]]:
+    """Views [M, U, D] of each chunk, and what belongs to the views of its slots, [M, U]."""
+    for values in (chunks.pad(views_N2D), *slots):
+        yield [part.flatten(1, 2) for part in chunks.split(values)]
+
+
+def _by_document(values_MU: Tensor) -> Tensor:
+    """Values of views, [M, U, ...], as [M, L, 2, ...]."""
+    m, views = values_MU.shape[:2]
+    return values_MU.view(m, views // 2, 2, *values_MU.shape[2:])
+
+
+class _Similarities(NamedTuple):
+    """The exponentials of a chunk's similarities, tile by tile.
+
+    Cosines are at most 1, so `exp(x - scale)` does not overflow. Where it cannot underflow either, no maximum is
+    needed, and one exponential serves both sides of the gradient.
+    """
+
+    scale: float
+    """1 / tau."""
+    with_positive: bool
+
+    @property
+    def bounded(self) -> bool:
+        """Whether `exp(-2 scale)`, the least exponential, is a normal number of float32."""
+        return 2 * self.scale < _LARGEST_EXPONENT
+
+    def totals(self, views_MUD: Tensor, mask_MU: Tensor) -> Tensor:
+        """Log-sum-exp of each view over the other views of its group, shape [M, U]; any value in padding."""
+        total_MU = views_MUD.new_full(mask_MU.shape, 0.0 if self.bounded else -torch.inf)
+        barred_M1U = torch.where(mask_MU, -self.shift, -torch.inf).to(views_MUD.dtype)[:, None]
+        for r, c in _tiles(views_MUD):
+            logits_MRC = self.logits(views_MUD, barred_M1U, r, c)
+            sides = [(r, 2)] if r == c else [(c, 1), (r, 2)]
+            if self.bounded:
+                logits_MRC.exp_()
+                for side, dim in sides:
+                    total_MU[:, side] += logits_MRC.sum(dim)
+            else:
+                for side, dim in sides:
+                    total_MU[:, side] = torch.logaddexp(total_MU[:, side], logits_MRC.logsumexp(dim))
+        return total_MU.log_().add_(self.shift) if self.bounded else total_MU
+
+    def gradient(self, views_MUD: Tensor, total_MU: Tensor, grad_MU: Tensor) -> Tensor:
+        """Gradient of the views of a chunk; `total_MU` is infinite in padding, and `grad_MU` 0."""
+        grad_MUD = torch.zeros_like(views_MUD)
+        barred_M1U = torch.where(total_MU < torch.inf, -self.shift, -torch.inf).to(views_MUD.dtype)[:, None]
+        share_MU = grad_MU * (self.shift - total_MU).exp() if self.bounded else grad_MU
+        for r, c in _tiles(views_MUD):
+            logits_MRC = self.logits(views_MUD, barred_M1U, r, c)
+            if self.bounded:
+                weight_MRC = logits_MRC.exp_().mul_(share_MU[:, r, None] + share_MU[:, None, c])
+            else:
+                weight_MRC = (logits_MRC - total_MU[:, r, None]).exp_().mul_(grad_MU[:, r, None])
+                weight_MRC += logits_MRC.sub_(total_MU[:, None, c]).exp_().mul_(grad_MU[:, None, c])
+            if r != c:
+                grad_MUD[:, c].baddbmm_(weight_MRC.mT, views_MUD[:, r])
+            grad_MUD[:, r].baddbmm_(weight_MRC, views_MUD[:, c])
+        return grad_MUD
+
+    @property
+    def shift(self) -> float:
+        return self.scale if self.bounded else 0.0
+
+    def logits(self, views_MUD: Tensor, barred_M1U: Tensor, r: slice, c: slice) -> Tensor:
+        """Similarities of a tile, -inf where a row is not contrasted with a column."""
+        logits_MRC = torch.baddbmm(barred_M1U[..., c], views_MUD[:, r], views_MUD[:, c].mT, alpha=self.scale)
+        for diagonal in _left_out(logits_MRC, r, c, with_positive=self.with_positive):
             diagonal.fill_(-torch.inf)
-        if r != c:
-            total_MU[:, c] = torch.logaddexp(total_MU[:, c], logits_MRC.logsumexp(1))
-        total_MU[:, r] = torch.logaddexp(total_MU[:, r], logits_MRC.logsumexp(2))
-    return total_MU
+        return logits_MRC
 
 
-def _chunk_gradient(
-    views_MUD: Tensor,
-    total_MU: Tensor,
-    grad_MU: Tensor,
-    mask_MU: Tensor,
-    *,
-    temperature: float,
-    with_positive: bool,
-) -> Tensor:
-    """Gradient of the views of a chunk; `total_MU` is infinite in padding, which makes its softmax rows 0."""
-    grad_MUD = torch.zeros_like(views_MUD)
-    barred_M1U = torch.where(mask_MU, 0.0, -torch.inf).to(views_MUD.dtype)[:, None]
-    for r, c in _tiles(mask_MU):
-        views_MRD, views_MCD = views_MUD[:, r], views_MUD[:, c]
-        logits_MRC = torch.baddbmm(barred_M1U[..., c], views_MRD, views_MCD.mT, alpha=1 / temperature)
-        weight_MRC = (logits_MRC - total_MU[:, r, None]).exp_().mul_(grad_MU[:, r, None])
-        if r != c:
-            weight_MRC += logits_MRC.sub_(total_MU[:, None, c]).exp_().mul_(grad_MU[:, None, c])
-        for diagonal in _left_out(weight_MRC, r, c, mask_MU.shape[1], with_positive=with_positive):
-            diagonal.zero_()
-        if r == c:
-            weight_MRC = weight_MRC + weight_MRC.mT
-        else:
-            grad_MUD[:, c].baddbmm_(weight_MRC.mT, views_MRD)
-        grad_MUD[:, r].baddbmm_(weight_MRC, views_MCD)
-    return grad_MUD
-
-
-def _left_out(tile_MRC: Tensor, r: slice, c: slice, width: int, *, with_positive: bool) -> Iterator[Tensor]:
+def _left_out(tile_MRC: Tensor, r: slice, c: slice, *, with_positive: bool) -> Iterator[Tensor]:
     """The entries of a tile whose column is not contrasted with its row: the view itself and, if so set, its positive.
 
-    Of the U views of a group, those that are U / 2 apart belong to the same document.
+    Views of the same document are neighbours, and slices begin with a first view.
     """
-    shift = r.start - c.start
     if r == c:
         yield tile_MRC.diagonal(0, 1, 2)
-    if not with_positive:
-        yield from (tile_MRC.diagonal(shift + other, 1, 2) for other in (width // 2, -(width // 2)))
+        if not with_positive:
+            yield tile_MRC.diagonal(1, 1, 2)[:, ::2]
+            yield tile_MRC.diagonal(-1, 1, 2)[:, ::2]
 
 
 class _CrossLogSumExp(torch.autograd.Function):
@@ -345,7 +383,7 @@ class _CrossLogSumExp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows_ND: Tensor, others_ND: Tensor, temperature: float) -> Tensor:
         total_N = rows_ND.new_full((len(rows_ND),), -torch.inf)
-        for r, c in product(_slices(len(rows_ND)), _slices(len(others_ND))):
+        for r, c in product(*(_slices(len(side_ND), rows_ND.device) for side_ND in (rows_ND, others_ND))):
             logits_RC = rows_ND[r] @ others_ND[c].mT / temperature
             total_N[r] = torch.logaddexp(total_N[r], logits_RC.logsumexp(1))
         ctx.save_for_backward(rows_ND, others_ND, total_N)
@@ -358,7 +396,7 @@ class _CrossLogSumExp(torch.autograd.Function):
         rows_ND, others_ND, total_N = ctx.saved_tensors
         grad_rows_ND, grad_others_ND = torch.zeros_like(rows_ND), torch.zeros_like(others_ND)
         with torch.autocast(rows_ND.device.type, enabled=False):
-            for r, c in product(_slices(len(rows_ND)), _slices(len(others_ND))):
+            for r, c in product(*(_slices(len(side_ND), rows_ND.device) for side_ND in (rows_ND, others_ND))):
                 logits_RC = rows_ND[r] @ others_ND[c].mT / ctx.temperature
                 softmax_RC = logits_RC.sub_(total_N[r, None]).exp_().mul_(grad_N[r, None] / ctx.temperature)
                 grad_rows_ND[r].addmm_(softmax_RC, others_ND[c])
@@ -366,22 +404,15 @@ class _CrossLogSumExp(torch.autograd.Function):
         return grad_rows_ND, grad_others_ND, None
 
 
-def _view_chunks(offsets_Q1: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields rows and mask of the views of groups of similar length, with both views of a group side by side."""
-    n = int(offsets_Q1[-1])
-    # A list of L documents has 2L views, so four times as many similarities as pairs of documents.
-    for chunk in length_chunks(offsets_Q1, budget=SIMILARITIES_PER_BLOCK // 4):
-        yield torch.cat([chunk.rows_ML, chunk.rows_ML + n], 1), torch.cat([chunk.mask_ML, chunk.mask_ML], 1)
-
-
-def _tiles(mask_MU: Tensor) -> Iterator[tuple[slice, slice]]:
+def _tiles(views_MUD: Tensor) -> Iterator[tuple[slice, slice]]:
     """Rows and columns of the square tiles on and above the diagonal; a chunk of several groups is a single tile."""
-    slices = _slices(mask_MU.shape[1])
-    assert len(slices) == 1 or len(mask_MU) == 1  # only a chunk of one group, which has no padding, spans several tiles
+    slices = _slices(views_MUD.shape[1], views_MUD.device)
+    assert len(slices) == 1 or len(views_MUD) == 1  # only a chunk of one group, which has no padding, has several tiles
     return combinations_with_replacement(slices, 2)
 
 
-def _slices(length: int) -> list[slice]:
-    """Consecutive slices, any two of which span a tile of at most SIMILARITIES_PER_BLOCK similarities."""
-    size = max(1, math.isqrt(SIMILARITIES_PER_BLOCK))
+def _slices(length: int, device: torch.device) -> list[slice]:
+    """Consecutive slices of even size, any two of which span a tile of at most one block of similarities."""
+    entries = SIMILARITIES_PER_BLOCK if device.type == "cpu" else 4 * block_entries(device)
+    size = max(1, math.isqrt(entries) // 2) * 2
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ltrscale.batch import one_list
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext.augment import Augmentation, Draw
@@ -43,7 +44,7 @@ class Siamese(Objective):
 
     def among(self, offsets_Q1: Tensor) -> Tensor:
         """Offsets of the documents that are told apart: the query groups, or the whole micro-batch as one group."""
-        return offsets_Q1[[0, -1]] if self.contrasts_batch else offsets_Q1
+        return one_list(offsets_Q1) if self.contrasts_batch else offsets_Q1
 
     def uninformed(self, rivals_N: Tensor) -> Tensor:
         """The loss of a document, shape [N], if all similarities are equal; 0 if the objective has no contrast.

@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ltrscale.batch import one_list
 from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext.augment import Draw, add_noise, permute_columns, random_entries
 from ltrscale.pretext.contrast import simclr_rank
@@ -212,7 +213,7 @@ class SubTabConfig(Objective):
         )
         h_KND = [net.encoder(view_NF) for view_NF in draw.masked(views_KNF)]
         z_KNP = torch.stack([net.projector(h_ND) for h_ND in h_KND])
-        among_Q1 = draw.offsets_Q1 if self.within_groups else draw.offsets_Q1[[0, -1]]
+        among_Q1 = draw.offsets_Q1 if self.within_groups else one_list(draw.offsets_Q1)
         losses_N = subtab(
             torch.stack([net.decoder(h_ND) for h_ND in h_KND]),
             z_KNP,

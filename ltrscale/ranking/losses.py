@@ -15,7 +15,6 @@ from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import (
-    Chunk,
     at_least_float32,
     group_index,
     length_chunks,
@@ -23,6 +22,7 @@ from ltrscale.batch import (
     sum_by_group,
     to_offsets,
 )
+from ltrscale.layout import Chunk
 from ltrscale.ranking.loss import Loss, Scored, has_pairs
 from ltrscale.ranking.pairwise import RankedLists, over_ideal, over_lists, row_blocks
 

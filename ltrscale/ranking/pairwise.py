@@ -14,7 +14,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ltrscale.batch import Chunk, at_least_float32, group_index, length_chunks, sum_by_group, to_offsets
+from ltrscale.batch import at_least_float32, group_index, length_chunks, sum_by_group, to_offsets
+from ltrscale.layout import Chunk
 from ltrscale.ranking.loss import Loss, Scored, has_pairs
 from ltrscale.ranking.metrics import rank_discounts
 

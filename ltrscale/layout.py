@@ -1,0 +1,265 @@
+"""Where the lists of a batch lie: known on the CPU, from which index tensors are made once and sent to the device.
+
+A GPU must not be asked for a length: the host would wait until all work before the question is done. So whoever moves
+offsets to a device tells their values (`tell`), and whatever follows from them alone (the group of each document, lists
+of similar length padded to blocks) is made on the CPU and kept as long as the offsets live. Reading ahead makes it in
+its own thread (`Layout.make`). Offsets of which nobody told are copied to the CPU, which costs one wait.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets; S slots of all chunks, of which chunk has M lists with L slots each.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ltrscale.devices import block_entries
+
+CHUNKS_ON_A_GPU = 8
+"""Lengths to which lists are padded on a GPU: more would pad less and launch more kernels."""
+_CUTS = 64
+"""Lengths among which those are chosen."""
+
+
+class Chunk(NamedTuple):
+    """Groups of similar length, padded, with the rows of their documents.
+
+    `groups_M` has the groups' numbers; `rows_ML` the document of each slot (in padding, the last one of the list);
+    `mask_ML` is True where a slot holds a document.
+    """
+
+    groups_M: Tensor
+    rows_ML: Tensor
+    mask_ML: Tensor
+
+
+class Chunks(NamedTuple):
+    """The chunks of all groups that have a document, and the ways from ragged values to padded ones and back.
+
+    There is at least one chunk, which has no list if there is no document.
+    Every way is one gather for all chunks, without a boolean index: nothing is read back from the device.
+    """
+
+    shapes: tuple[tuple[int, int], ...]
+    """Lists and slots (M, L) of each chunk."""
+    groups_G: Tensor
+    """Numbers of the groups, one chunk after the other."""
+    rows_S: Tensor
+    """Document of each slot."""
+    mask_S: Tensor
+    """True where a slot holds a document."""
+    slots_N: Tensor
+    """Slot of each document."""
+
+    def __iter__(self) -> Iterator[Chunk]:  # type: ignore[override]
+        if len(self.rows_S):
+            yield from map(Chunk, self.of_groups(self.groups_G), self.split(self.rows_S), self.split(self.mask_S))
+
+    def split(self, values_S: Tensor) -> list[Tensor]:
+        """Values of all slots, [S, ...], as one view [M, L, ...] for each chunk."""
+        parts = torch.split(values_S, [m * length for m, length in self.shapes])
+        return [part.unflatten(0, shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def of_groups(self, values_G: Tensor) -> list[Tensor]:
+        """Values of `groups_G`, [G, ...], as one view [M, ...] for each chunk."""
+        return list(torch.split(values_G, [m for m, _ in self.shapes]))
+
+    def pad(self, values_N: Tensor, fill: float = 0.0) -> Tensor:
+        """Values of documents, [N, ...], in their slots, [S, ...], with `fill` in padding."""
+        padded_S: Tensor = _Pad.apply(values_N, self, fill)  # type: ignore[no-untyped-call]
+        return padded_S
+
+    def ragged(self, parts: Sequence[Tensor]) -> Tensor:
+        """The values of the documents, [N, ...], from one part [M, L, ...] for each chunk; padding is dropped."""
+        ragged_N: Tensor = _Ragged.apply(torch.cat([part.flatten(0, 1) for part in parts]), self)  # type: ignore[no-untyped-call]
+        return ragged_N
+
+    def by_group(self, parts: Sequence[Tensor], n_groups: int) -> Tensor:
+        """One value for each group, [Q, ...], from a part [M, ...] for each chunk; 0 for one without documents."""
+        values_G = torch.cat(list(parts))
+        return values_G.new_zeros(n_groups, *values_G.shape[1:]).index_copy(0, self.groups_G, values_G)
+
+
+class _Pad(torch.autograd.Function):
+    """Each document has one slot, so both directions, and both gradients, are gathers."""
+
+    @staticmethod
+    def forward(ctx: Any, values_N: Tensor, chunks: Chunks, fill: float) -> Tensor:
+        ctx.chunks = chunks
+        return values_N.index_select(0, chunks.rows_S).masked_fill_(_padding(chunks, values_N), fill)
+
+    @staticmethod
+    def backward(ctx: Any, grad_S: Tensor) -> tuple[Tensor, None, None]:
+        return _Ragged.apply(grad_S, ctx.chunks), None, None  # type: ignore[no-untyped-call]
+
+
+class _Ragged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values_S: Tensor, chunks: Chunks) -> Tensor:
+        ctx.chunks = chunks
+        return values_S.index_select(0, chunks.slots_N)
+
+    @staticmethod
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, None]:
+        return _Pad.apply(grad_N, ctx.chunks, 0.0), None  # type: ignore[no-untyped-call]
+
+
+def _padding(chunks: Chunks, like: Tensor) -> Tensor:
+    return ~chunks.mask_S.view(-1, *[1] * (like.ndim - 1))
+
+
+class Request(NamedTuple):
+    """What may be made of a layout: the name of one of its methods, and the arguments."""
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+
+
+class Layout:
+    """The offsets of a batch on the CPU, and what was made of them on the device."""
+
+    def __init__(self, offsets_Q1: NDArray[np.int64], device: torch.device) -> None:
+        self.offsets_Q1, self.device = offsets_Q1, device
+        self.made: dict[Request, Any] = {}
+
+    @property
+    def lengths_Q(self) -> NDArray[np.int64]:
+        """Documents of each group."""
+        return np.diff(self.offsets_Q1)
+
+    def get(self, name: str, *arguments: Any) -> Any:
+        """What the method of this name returns, made at the first call."""
+        request = Request(name, arguments)
+        if request not in self.made:
+            self.made[request] = getattr(self, name)(*arguments)
+        return self.made[request]
+
+    def asked(self) -> dict[Request, Any]:
+        """All that was made, and of offsets among it what was made of those."""
+        return {request: layout(made).asked() if _is_offsets(made) else None for request, made in self.made.items()}
+
+    def make(self, asked: dict[Request, Any]) -> None:
+        """Make now what another layout was asked for."""
+        for request, within in asked.items():
+            made = self.get(request.name, *request.arguments)
+            if within is not None:
+                layout(made).make(within)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors that were made."""
+        for made in self.made.values():
+            if _is_offsets(made):
+                yield from layout(made).tensors()
+            yield from filter(torch.is_tensor, made if isinstance(made, tuple) else [made])
+
+    def group_index(self) -> Tensor:
+        """The group of each document, shape [N]."""
+        return self._send(np.repeat(np.arange(len(self.offsets_Q1) - 1), self.lengths_Q))
+
+    def one_list(self) -> Tensor:
+        """Offsets of all documents as one group, shape [2]."""
+        return self._tell(self.offsets_Q1[[0, -1]])
+
+    def repeated(self, times: int) -> Tensor:
+        """Offsets of this many copies of the batch, one after the other."""
+        return self._tell(np.concatenate([[0], np.tile(self.lengths_Q, times).cumsum()]))
+
+    def chunks(self, budget: int, quadratic: bool) -> Chunks:
+        """See `ltrscale.batch.length_chunks`."""
+        lengths_Q, power = self.lengths_Q, 2 if quadratic else 1
+        order_G = lengths_Q.argsort(kind="stable")[(lengths_Q == 0).sum() :]
+        lengths_G = lengths_Q[order_G]
+        if self.device.type == "cpu":
+            ends = _fill(lengths_G, power, budget)
+        else:
+            ends = _cut(lengths_G, power, max(budget, block_entries(self.device)))
+        shapes = tuple((end - first, int(lengths_G[end - 1])) for first, end in pairwise([0, *ends]))
+        widths_G = np.array([length for m, length in shapes for _ in range(m)], np.int64)
+        begin_G = widths_G.cumsum() - widths_G  # first slot
+        first_G, last_G = self.offsets_Q1[order_G], self.offsets_Q1[order_G + 1] - 1  # documents
+        rows_S = np.arange(widths_G.sum()) + (first_G - begin_G).repeat(widths_G)
+        last_S = last_G.repeat(widths_G)
+        begin_Q = np.zeros_like(lengths_Q)
+        begin_Q[order_G] = begin_G
+        slots_N = np.arange(self.offsets_Q1[-1]) + (begin_Q - self.offsets_Q1[:-1]).repeat(lengths_Q)
+        indices = order_G, np.minimum(rows_S, last_S), rows_S <= last_S, slots_N
+        return Chunks(shapes or ((0, 1),), *map(self._send, indices))
+
+    def _tell(self, offsets_Q1: NDArray[np.int64]) -> Tensor:
+        offsets = self._send(offsets_Q1)
+        tell(offsets, offsets_Q1)
+        return offsets
+
+    def _send(self, values: NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(values)
+        if self.device.type == "cuda":  # from pinned memory a copy does not make the host wait
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor.to(self.device)
+
+
+_LAYOUTS = WeakTensorKeyDictionary()
+"""The layouts of offsets that are alive, by the identity of the tensor."""
+
+
+def tell(offsets_Q1: Tensor, values_Q1: NDArray[np.int64]) -> None:
+    """Say what values offsets on a device have, so that nobody needs to ask the device."""
+    _LAYOUTS[offsets_Q1] = Layout(values_Q1, offsets_Q1.device)
+
+
+def layout(offsets_Q1: Tensor) -> Layout:
+    """The layout of these offsets; those on a GPU must not be changed in place afterwards."""
+    known: Layout | None = _LAYOUTS.get(offsets_Q1)  # type: ignore[no-untyped-call]
+    if known is not None and (offsets_Q1.device.type != "cpu" or np.array_equal(known.offsets_Q1, offsets_Q1.numpy())):
+        return known
+    made = Layout(offsets_Q1.detach().to("cpu", copy=True).numpy(), offsets_Q1.device)
+    _LAYOUTS[offsets_Q1] = made
+    return made
+
+
+def _is_offsets(made: Any) -> bool:
+    return torch.is_tensor(made) and made in _LAYOUTS
+
+
+def _fill(lengths_G: NDArray[np.int64], power: int, budget: int) -> list[int]:
+    """Ends of chunks that each hold as many lists as the budget allows, and at least one."""
+    ends, first = [], 0
+    while first < len(lengths_G):
+        # the entries of a chunk grow with its last list
+        entries_G = (np.arange(first, len(lengths_G)) + 1 - first) * lengths_G[first:] ** power
+        first += max(1, int(entries_G.searchsorted(budget, side="right")))
+        ends.append(first)
+    return ends
+
+
+def _cut(lengths_G: NDArray[np.int64], power: int, budget: int) -> list[int]:
+    """Ends of a fixed number of chunks with the least padding; a chunk beyond the budget is cut again."""
+    bounds_C = _candidates(lengths_G)
+    sizes_CC = np.maximum(0, bounds_C - bounds_C[:, None])
+    cost_CC = sizes_CC * np.concatenate([[0], lengths_G[bounds_C[1:] - 1]]) ** power
+    cost_CC[sizes_CC == 0] = np.iinfo(np.int64).max // 4
+    total_C, back = cost_CC[0], []
+    for _ in range(min(CHUNKS_ON_A_GPU, len(bounds_C) - 1) - 1):  # one more chunk: from the best place to begin it
+        totals_CC = np.minimum(total_C[:, None] + cost_CC, np.iinfo(np.int64).max // 4)
+        back.append(totals_CC.argmin(0))
+        total_C = totals_CC.min(0)
+    ends = [len(bounds_C) - 1]
+    for best_C in reversed(back):
+        ends.append(int(best_C[ends[-1]]))
+    first, cuts = 0, []
+    for end in bounds_C[ends[::-1]].tolist():
+        step = max(1, budget // int(lengths_G[end - 1]) ** power)
+        cuts += [*range(first + step, end, step), end]
+        first = end
+    return cuts
+
+
+def _candidates(lengths_G: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Places where a chunk may begin or end: between lists of different length, thinned out to some dozens."""
+    between = np.flatnonzero(np.diff(lengths_G)) + 1
+    kept = between[np.unique(np.linspace(0, len(between) - 1, _CUTS).astype(np.int64))] if len(between) else between
+    return np.concatenate([[0], kept, [len(lengths_G)]])
