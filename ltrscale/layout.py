@@ -63,7 +63,7 @@ class Chunks(NamedTuple):
     def split(self, values_S: Tensor) -> list[Tensor]:
         """Values of all slots, [S, ...], as one view [M, L, ...] for each chunk."""
         parts = torch.split(values_S, [m * length for m, length in self.shapes])
-        return [part.unflatten(0, shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        return [part.view(*shape, *values_S.shape[1:]) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def of_groups(self, values_G: Tensor) -> list[Tensor]:
         """Values of `groups_G`, [G, ...], as one view [M, ...] for each chunk."""

@@ -4,7 +4,7 @@ Shapes: N documents, D columns, P numeric features, C categorical features, E di
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -116,12 +116,10 @@ def refuse_batch_norm(model: nn.Module) -> None:
 class MicroBatchNorm(nn.Module):
     """BatchNorm that is exact under gradient accumulation and over workers.
 
-    In training it normalises by the current micro-batch and accumulates its moments; `update_running_statistics` then
-    moves the running statistics once, as if all documents had been one batch. At inference it normalises with the
-    running statistics, and so it does for a micro-batch of one document, which has no variance.
-
-    The moments are a flat float64 vector `[count, sum_D, sum of squares_D]`, so the moments of micro-batches and
-    workers can be added.
+    In training it normalises by the current micro-batch and remembers its mean and variance; once a step, `moments` and
+    `update_running_statistics` move the running statistics of all norms, as if all documents had been one batch. At
+    inference it normalises with the running statistics, and so it does for a micro-batch of one document, which has no
+    variance.
 
     Args:
         width: features D.
@@ -132,14 +130,13 @@ class MicroBatchNorm(nn.Module):
     Example:
         >>> norm = MicroBatchNorm(1, momentum=1.0)
         >>> _ = norm(torch.tensor([[0.0], [2.0]])), norm(torch.tensor([[4.0]]))
-        >>> norm.update_running_statistics(norm.moments())
+        >>> update_running_statistics([norm], moments([norm]))
         >>> norm.running_mean.item(), norm.running_var.item()
         (2.0, 4.0)
     """
 
     running_mean: Tensor
     running_var: Tensor
-    accumulated: Tensor
 
     def __init__(self, width: int, *, affine: bool = True, momentum: float = 0.1, eps: float = 1e-5) -> None:
         super().__init__()
@@ -148,41 +145,77 @@ class MicroBatchNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if affine else None
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
-        self.register_buffer("accumulated", torch.zeros(1 + 2 * width, dtype=torch.float64), persistent=False)
+        self.seen: list[tuple[int, Tensor]] = []
+        """Documents of each micro-batch since the last update, with its mean and unbiased variance [2, D]."""
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """Normalise each column."""
         if not self.training or len(x_ND) < 2:
             if self.training and len(x_ND) == 1:
-                self._accumulate(1, x_ND.detach()[0], torch.zeros_like(self.running_var))
+                only_D = x_ND.detach()[0].to(self.running_mean.dtype)
+                self.seen.append((1, torch.stack([only_D, torch.zeros_like(only_D)])))
             return F.batch_norm(x_ND, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         # With momentum 1, the fused kernel writes the micro-batch's mean and unbiased variance to these.
-        mean_D, var_D = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+        statistics_2D = self.running_mean.new_zeros(2, len(self.running_mean))
+        mean_D, var_D = statistics_2D.unbind()
         y_ND = F.batch_norm(x_ND, mean_D, var_D, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
-        self._accumulate(len(x_ND), mean_D, var_D)
+        self.seen.append((len(x_ND), statistics_2D))
         return y_ND
 
-    def _accumulate(self, count: int, mean_D: Tensor, var_D: Tensor) -> None:
-        mean_D = mean_D.double()  # in float32, the sum of squares minus the squared mean would cancel
-        squares_D = var_D.double() * (count - 1) + mean_D.square() * count
-        self.accumulated += torch.cat([mean_D.new_tensor([count]), mean_D * count, squares_D])
 
-    def moments(self) -> Tensor:
-        """Moments since the last update."""
-        return self.accumulated
+def moments(norms: Sequence[MicroBatchNorm]) -> Tensor:
+    """What the norms have seen since the last call, as sums: those of micro-batches and of workers can be added.
 
-    def update_running_statistics(self, moments: Tensor) -> None:
-        """Move the running statistics towards those of the moments, and reset the accumulated moments.
+    Returns:
+        float64, for n norms of width D in all: n numbers of documents, D sums, and D sums of squares. All norms take
+        part in the same few operations, because on a GPU each costs the same however short its vectors are.
+    """
+    device = norms[0].running_mean.device
+    counts = torch.tensor([float(sum(n for n, _ in norm.seen)) for norm in norms], dtype=torch.float64).to(device)
+    of_norms = {norm: norm.seen or [(0, norm.running_mean.new_zeros(2, len(norm.running_mean)))] for norm in norms}
+    seen = [statistics for of_norm in of_norms.values() for statistics in of_norm]
+    # in float32, the sum of squares minus the squared mean would cancel
+    stacked_2D = torch.cat([statistics_2D for _, statistics_2D in seen], 1).double()
+    widths = [statistics_2D.shape[1] for _, statistics_2D in seen]
+    means, variances = (torch.split(row_D, widths) for row_D in stacked_2D)
+    sums = torch._foreach_mul(means, [float(n) for n, _ in seen])
+    squares = torch._foreach_mul(variances, [float(max(0, n - 1)) for n, _ in seen])
+    torch._foreach_addcmul_(squares, means, sums)
+    firsts = [0, *accumulate(len(of_norm) for of_norm in of_norms.values())][:-1]
+    for first, of_norm in zip(firsts, of_norms.values(), strict=True):
+        for later in range(first + 1, first + len(of_norm)):  # each further micro-batch is added to the first
+            for values in (sums, squares):
+                values[first].add_(values[later])
+    for norm in norms:
+        norm.seen = []
+    return torch.cat([counts, *(values[i] for values in (sums, squares) for i in firsts)])
 
-        The variance is the unbiased one, as in `torch.nn.BatchNorm1d`. A single document has no variance and moves only
-        the mean; moments of no document change nothing.
-        """
-        count = moments[0]
-        mean_D, square_D = (moments[1:] / count.clamp(min=1)).chunk(2)
-        var_D = (square_D - mean_D.square()).clamp(min=0) * count / (count - 1).clamp(min=1)
-        self.running_mean.lerp_(mean_D.to(self.running_mean.dtype), self.momentum * float(count >= 1))
-        self.running_var.lerp_(var_D.to(self.running_var.dtype), self.momentum * float(count >= 2))
-        self.accumulated.zero_()
+
+def update_running_statistics(
+    norms: Sequence[MicroBatchNorm], moments: Tensor, *, momentum: float | None = None
+) -> None:
+    """Move the running statistics of norms towards those of moments, as `moments` returns them or their sum.
+
+    The variance is the unbiased one, as in `torch.nn.BatchNorm1d`. A single document has no variance and moves only the
+    mean; moments of no document change nothing.
+
+    Args:
+        norms: in the order of the moments.
+        moments: of all documents of a step.
+        momentum: in place of the norms' own; 1 sets the statistics.
+    """
+    widths, device = [len(norm.running_mean) for norm in norms], moments.device
+    norm_D = torch.arange(len(norms)).repeat_interleave(torch.tensor(widths)).to(device)
+    count_D, sums_2D = moments[: len(norms)][norm_D], moments[len(norms) :].view(2, -1)
+    mean_D, square_D = (sums_2D / count_D.clamp(min=1)).unbind()
+    var_D = (square_D - mean_D.square()).clamp(min=0) * count_D / (count_D - 1).clamp(min=1)
+    own = [norm.momentum if momentum is None else momentum for norm in norms]
+    weight_D = torch.tensor(own, dtype=torch.float64).to(device)[norm_D]
+    running = [norm.running_mean for norm in norms], [norm.running_var for norm in norms]
+    for buffers, new_D, least in zip(running, (mean_D, var_D), (1, 2), strict=True):
+        old_D = torch.cat(buffers)
+        moved_D = old_D.lerp(new_D.to(old_D.dtype), (weight_D * (count_D >= least)).to(old_D.dtype))
+        torch._foreach_copy_(buffers, list(torch.split(moved_D, widths)))
 
 
 class Dropout(nn.Module):

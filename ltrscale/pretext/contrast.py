@@ -262,10 +262,7 @@ class _GroupLogSumExp(torch.autograd.Function):
     def forward(ctx: Any, views_N2D: Tensor, offsets_Q1: Tensor, temperature: float, with_positive: bool) -> Tensor:
         similar = _Similarities(1 / temperature, with_positive)
         chunks = _view_chunks(offsets_Q1)
-        parts = [
-            similar.totals(views_MUD, mask_MU)
-            for views_MUD, mask_MU in zip(*_views(chunks, views_N2D, chunks.mask_S[:, None].expand(-1, 2)), strict=True)
-        ]
+        parts = [similar.totals(*of_chunk) for of_chunk in zip(*similar.views(chunks, views_N2D), strict=True)]
         total_N2 = chunks.ragged([_by_document(total_MU) for total_MU in parts])
         ctx.save_for_backward(views_N2D, offsets_Q1, total_N2)
         ctx.similar = similar
@@ -282,7 +279,7 @@ class _GroupLogSumExp(torch.autograd.Function):
         with torch.autocast(views_N2D.device.type, enabled=False):
             parts = [
                 ctx.similar.gradient(*of_chunk)
-                for of_chunk in zip(*_views(chunks, views_N2D, total_S2, grad_S2), strict=True)
+                for of_chunk in zip(*ctx.similar.views(chunks, views_N2D, total_S2, grad_S2), strict=True)
             ]
         return chunks.ragged([_by_document(grad_MUD) for grad_MUD in parts]), None, None, None
 
@@ -290,12 +287,6 @@ class _GroupLogSumExp(torch.autograd.Function):
 def _view_chunks(offsets_Q1: Tensor) -> Chunks:
     # A list of L documents has 2L views, so four times as many similarities as pairs of documents.
     return length_chunks(offsets_Q1, budget=SIMILARITIES_PER_BLOCK // 4)
-
-
-def _views(chunks: Chunks, views_N2D: Tensor, *slots: Tensor) -> Iterator[list[Tensor]]:
-    """Views [M, U, D] of each chunk, and what belongs to the views of its slots, [M, U]."""
-    for values in (chunks.pad(views_N2D), *slots):
-        yield [part.flatten(1, 2) for part in chunks.split(values)]
 
 
 def _by_document(values_MU: Tensor) -> Tensor:
@@ -320,12 +311,18 @@ class _Similarities(NamedTuple):
         """Whether `exp(-2 scale)`, the least exponential, is a normal number of float32."""
         return 2 * self.scale < _LARGEST_EXPONENT
 
-    def totals(self, views_MUD: Tensor, mask_MU: Tensor) -> Tensor:
+    def views(self, chunks: Chunks, views_N2D: Tensor, *slots: Tensor) -> Iterator[list[Tensor]]:
+        """Of each chunk the views [M, U, D], what is added to their logits [M, U], and values of slots [S, 2]."""
+        barred_S2 = views_N2D.new_full((len(chunks.mask_S), 2), -self.shift)
+        barred_S2.masked_fill_(~chunks.mask_S[:, None], -torch.inf)
+        for values in (chunks.pad(views_N2D), barred_S2, *slots):
+            yield [part.flatten(1, 2) for part in chunks.split(values)]
+
+    def totals(self, views_MUD: Tensor, barred_MU: Tensor) -> Tensor:
         """Log-sum-exp of each view over the other views of its group, shape [M, U]; any value in padding."""
-        total_MU = views_MUD.new_full(mask_MU.shape, 0.0 if self.bounded else -torch.inf)
-        barred_M1U = torch.where(mask_MU, -self.shift, -torch.inf).to(views_MUD.dtype)[:, None]
+        total_MU = torch.full_like(barred_MU, 0.0 if self.bounded else -torch.inf)
         for r, c in _tiles(views_MUD):
-            logits_MRC = self.logits(views_MUD, barred_M1U, r, c)
+            logits_MRC = self.logits(views_MUD, barred_MU, r, c)
             sides = [(r, 2)] if r == c else [(c, 1), (r, 2)]
             if self.bounded:
                 logits_MRC.exp_()
@@ -336,13 +333,12 @@ class _Similarities(NamedTuple):
                     total_MU[:, side] = torch.logaddexp(total_MU[:, side], logits_MRC.logsumexp(dim))
         return total_MU.log_().add_(self.shift) if self.bounded else total_MU
 
-    def gradient(self, views_MUD: Tensor, total_MU: Tensor, grad_MU: Tensor) -> Tensor:
+    def gradient(self, views_MUD: Tensor, barred_MU: Tensor, total_MU: Tensor, grad_MU: Tensor) -> Tensor:
         """Gradient of the views of a chunk; `total_MU` is infinite in padding, and `grad_MU` 0."""
         grad_MUD = torch.zeros_like(views_MUD)
-        barred_M1U = torch.where(total_MU < torch.inf, -self.shift, -torch.inf).to(views_MUD.dtype)[:, None]
         share_MU = grad_MU * (self.shift - total_MU).exp() if self.bounded else grad_MU
         for r, c in _tiles(views_MUD):
-            logits_MRC = self.logits(views_MUD, barred_M1U, r, c)
+            logits_MRC = self.logits(views_MUD, barred_MU, r, c)
             if self.bounded:
                 weight_MRC = logits_MRC.exp_().mul_(share_MU[:, r, None] + share_MU[:, None, c])
             else:
@@ -357,9 +353,9 @@ class _Similarities(NamedTuple):
     def shift(self) -> float:
         return self.scale if self.bounded else 0.0
 
-    def logits(self, views_MUD: Tensor, barred_M1U: Tensor, r: slice, c: slice) -> Tensor:
+    def logits(self, views_MUD: Tensor, barred_MU: Tensor, r: slice, c: slice) -> Tensor:
         """Similarities of a tile, -inf where a row is not contrasted with a column."""
-        logits_MRC = torch.baddbmm(barred_M1U[..., c], views_MUD[:, r], views_MUD[:, c].mT, alpha=self.scale)
+        logits_MRC = torch.baddbmm(barred_MU[:, None, c], views_MUD[:, r], views_MUD[:, c].mT, alpha=self.scale)
         for diagonal in _left_out(logits_MRC, r, c, with_positive=self.with_positive):
             diagonal.fill_(-torch.inf)
         return logits_MRC

@@ -26,12 +26,12 @@ from ltrscale.errors import InputError
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.auxiliary import Auxiliary
 from ltrscale.training.feed import Account, Fed, read_ahead
-from ltrscale.training.reduce import forget_moments, reduce_gradients, sum_over_workers, update_running_statistics
+from ltrscale.training.reduce import flat_gradient, forget_moments, set_gradient, sum_over_workers, update_norms
 from ltrscale.training.settings import Factors, OptimizerConfig, Precision, build_optimizer, learning_rate
 
-LossOfBatch = Callable[[QueryGroups, torch.Generator], tuple[Tensor, float]]
+LossOfBatch = Callable[[QueryGroups, torch.Generator], tuple[Tensor, Tensor | float]]
 """Summed loss of a micro-batch, and the count that divides it: documents for pretext objectives, groups with a defined
-loss for ranking losses."""
+loss for ranking losses. A count that depends on values stays on the device."""
 
 
 @dataclass
@@ -56,10 +56,8 @@ class State:
 
 
 class _Sums(NamedTuple):
-    """Sums of a step over all workers: the first five over micro-batches, the others one value a worker."""
+    """Sums of a step over all workers: the first three over micro-batches, the others one value a worker."""
 
-    loss: float
-    averaged: float
     groups: float
     documents: float
     checksum: float
@@ -159,15 +157,11 @@ class Trainer:
         with closing(read_ahead(epoch, depth=self.stream.config.prefetch, device=self.device)) as steps:
             while True:
                 step, wait_s = self.fetch(steps)
-                summed, averaged = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
+                loss_and_count = torch.zeros(2, dtype=torch.float64, device=self.device)
                 for stream, groups in step.in_order():
-                    loss, count = self.loss(self.objective, self.seed, stream, groups)
-                    if count > 0:  # otherwise there is nothing to add, and perhaps no graph to differentiate
-                        loss.backward()  # type: ignore[no-untyped-call]
-                    summed += loss.detach().double()  # on the device: a step copies its loss to the CPU once, below
-                    averaged += count
+                    loss_and_count += self.add_gradient(self.objective, self.seed, stream, groups)
                 requests = (self.due(), self.stopping(), self.failed())
-                result, checksum = self.reduce(_Sums(summed.item(), averaged, *step.account, *requests, wait_s))
+                result, checksum = self.reduce(loss_and_count, _Sums(*step.account, *requests, wait_s))
                 self.waited_s += wait_s
                 if result.groups == 0:  # the count is summed over all workers, so all of them end here
                     break
@@ -191,33 +185,52 @@ class Trainer:
         step = next(steps, Fed({}, self.state.positions, Account()))
         return step, time.monotonic() - start
 
-    def loss(self, objective: LossOfBatch, run_seed: int, stream: int, groups: QueryGroups) -> tuple[Tensor, float]:
-        """The summed loss of one micro-batch, and the count that divides it; seeds its randomness."""
+    def add_gradient(self, objective: LossOfBatch, run_seed: int, stream: int, groups: QueryGroups) -> Tensor:
+        """Add the gradient of one micro-batch to the parameters'; seeds its randomness.
+
+        Returns:
+            Its summed loss, and the count that divides it, float64, on the device: a step copies them to the CPU once.
+        """
         seed = step_seed(run_seed, self.state.step, stream)
         torch.manual_seed(seed)  # dropout
         self.generator.manual_seed(seed)  # augmentation
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            return objective(groups, self.generator)
+            loss, count = objective(groups, self.generator)
+        if loss.requires_grad:  # a batch without anything to learn from may have no graph
+            loss.backward()  # type: ignore[no-untyped-call]
+        counted = count if isinstance(count, Tensor) else torch.full_like(loss, count, dtype=torch.float64)
+        return torch.stack([loss.detach().double(), counted.double()])
 
-    def reduce(self, own: _Sums) -> tuple[StepResult, int]:
+    def reduce(self, loss_and_count: Tensor, own: _Sums) -> tuple[StepResult, int]:
         """Sum over all workers, and update if there is something to learn from.
+
+        All that a step needs from the device (loss, count, norm of the gradient) is read at once, after the gradient:
+        a GPU keeps the host waiting once a step.
 
         Returns:
             The result, and the checksum of the groups that all workers read.
         """
-        # one all-reduce carries the sums and the three questions; float64 keeps counts and checksums exact
-        total = _Sums(*sum_over_workers(torch.tensor(own, dtype=torch.float64)).tolist())
-        check_finite("loss", total.loss, self.state.step)
-        update_running_statistics(self.model)
+        update_norms(self.model)  # before an auxiliary loss, whose views they do not follow
+        flat = flat_gradient(self.parameters).div_(sum_over_workers(loss_and_count)[1].clamp(min=1e-30))
         self.auxiliary_loss = None
-        norm = self.update(total.averaged, total.groups) if total.averaged > 0 else math.nan
+        if self.auxiliary is not None and self.auxiliary.is_due(self.state.step) and loss_and_count[1] > 0:
+            flat += self._gradient_of(self.auxiliary)
+        set_gradient(self.parameters, flat)
+        norm_1 = torch.linalg.vector_norm(flat, dtype=torch.float64)[None]
+        loss, count, norm = torch.cat([loss_and_count, norm_1]).cpu().tolist()
+        # one all-reduce carries the counts and the three questions; float64 keeps counts and checksums exact
+        total = _Sums(*sum_over_workers(torch.tensor(own, dtype=torch.float64)).tolist())
+        check_finite("loss", loss, self.state.step)
+        if count > 0:
+            check_finite("norm of the gradient", norm, self.state.step)
+            self.update(flat, norm, total.groups)
         self.optimizer.zero_grad()
         result = StepResult(
-            loss=total.loss / total.averaged if total.averaged > 0 else math.nan,
-            count=total.averaged,
+            loss=loss / count if count > 0 else math.nan,
+            count=count,
             groups=int(total.groups),
             documents=int(total.documents),
-            gradient_norm=norm,
+            gradient_norm=norm if count > 0 else math.nan,
             wait_s=total.wait_s / rank_and_world()[1],
             checkpoint_due=bool(total.due),
             stopping=bool(total.stopping),
@@ -225,46 +238,35 @@ class Trainer:
         )
         return result, int(total.checksum)
 
-    def update(self, count: float, groups: float) -> float:
-        """Divide the summed gradient by `count` and apply it; returns its norm before clipping.
+    def update(self, flat: Tensor, norm: float, groups: float) -> None:
+        """Clip the gradient, a vector of this norm whose parts the parameters have, and apply it.
 
         `groups` is the number that the step read, by which the learning rate's schedule advances.
         """
-        reduce_gradients(self.parameters, count)
-        if self.auxiliary is not None and self.auxiliary.is_due(self.state.step):
-            self.auxiliary_loss = self._join(self.auxiliary)
-        norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm or math.inf))
-        check_finite("norm of the gradient", norm, self.state.step)
+        if self.config.clip_norm is not None and norm > self.config.clip_norm:
+            flat *= self.config.clip_norm / norm
         middle = (self.state.account.groups + groups / 2) / max(1, self.stream.groups_per_epoch)  # of the step
         done = self.state.epoch + min(1.0, middle)  # min: an epoch of drawn groups may read more than planned
         rate = learning_rate(self.config, done=done, epochs=self.epochs)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["factor"]
         self.optimizer.step()
-        return norm
 
-    def _join(self, auxiliary: Auxiliary) -> float:
-        """Add the weighted gradient of one auxiliary step to that of the step; returns its mean loss."""
-        gradients = [p.grad for p in self.parameters]
+    def _gradient_of(self, auxiliary: Auxiliary) -> Tensor:
+        """The weighted gradient of one auxiliary step, as a vector; sets its mean loss."""
         loss = documents = read = 0.0
         while not read:
             self.optimizer.zero_grad()
             fed, sums = auxiliary.next(), torch.zeros(3, dtype=torch.float64)
             for stream, groups in fed.in_order():
-                summed, count = self.loss(auxiliary.objective, mix("auxiliary", self.seed), stream, groups)
-                if count > 0:
-                    summed.backward()  # type: ignore[no-untyped-call]
-                sums += torch.tensor([summed.detach().double().item(), count, groups.n_groups], dtype=torch.float64)
+                sums[:2] += self.add_gradient(auxiliary.objective, mix("auxiliary", self.seed), stream, groups).cpu()
+                sums[2] += groups.n_groups
             loss, documents, read = sum_over_workers(sums).tolist()
             auxiliary.advance(fed, read)
         check_finite("auxiliary loss", loss, self.state.step)
-        reduce_gradients(self.parameters, documents / auxiliary.config.weight)
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            assert parameter.grad is not None
-            assert gradient is not None
-            parameter.grad += gradient
         forget_moments(self.model)  # running statistics are those of documents, not of their views
-        return loss / documents
+        self.auxiliary_loss = loss / documents
+        return flat_gradient(self.parameters).div_(documents / auxiliary.config.weight)
 
     def close(self) -> None:
         """End what reads in the background."""

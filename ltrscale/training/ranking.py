@@ -29,7 +29,7 @@ from ltrscale.ranking.losses import ordinal
 from ltrscale.ranking.pairwise import LambdaRankConfig
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.checkpoint import Progress, Snapshot
-from ltrscale.training.reduce import set_running_statistics, sum_over_workers
+from ltrscale.training.reduce import set_norms, sum_over_workers
 from ltrscale.training.resumption import finish
 from ltrscale.training.settings import OptimizerConfig, TrainingConfig
 
@@ -119,7 +119,7 @@ class RankingObjective(nn.Module):
         )
         self.propensity = PropensityModel(config.debias.positions) if isinstance(config.debias, DLAConfig) else None
 
-    def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:
+    def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """The summed loss of the groups that have something to rank, and their number.
 
         The loss of a mean ranker is the mean of its parts' losses: each part learns as if it were alone.
@@ -128,7 +128,7 @@ class RankingObjective(nn.Module):
             groups = with_negatives(groups, self.config.negatives, generator)
         losses = [self._losses(part, groups, generator) for part in side_by_side(self.ranker)]
         loss_Q = torch.stack([loss_Q for loss_Q, _ in losses]).mean(0)
-        return loss_Q.sum(), float(losses[0][1].sum())
+        return loss_Q.sum(), losses[0][1].sum()
 
     def _losses(self, ranker: AnyRanker, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """The loss of each group, 0 where there is nothing to rank, and where there is something."""
@@ -296,7 +296,7 @@ class Best:
                 norm.train()
             for groups in _shared(self.data.train, self.model, self.memory):
                 self.model(groups)
-            set_running_statistics(norms)
+            set_norms(norms)
 
     def is_stale(self, epoch: int) -> bool:
         """Whether to end the phase after this epoch: the value has not risen for `patience` epochs."""

@@ -5,14 +5,14 @@ micro-batches of all streams of a worker, some of which may have run out. It div
 which no worker knows before its last backward pass. In one process the sums are the identity.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ltrscale.models.layers import MicroBatchNorm
+from ltrscale.models.layers import MicroBatchNorm, moments, update_running_statistics
 from ltrscale.runtime.workers import rank_and_world
 
 T = TypeVar("T")
@@ -41,43 +41,37 @@ def from_rank_0(value: T) -> T:
     return shared[0]
 
 
-def reduce_gradients(parameters: Iterable[nn.Parameter], count: float) -> None:
-    """Set every parameter's gradient to that of the step: the sum over all workers divided by `count`.
+def flat_gradient(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """The gradients of all parameters, summed over the workers, as one vector.
 
-    All gradients travel as one flat tensor. A worker without micro-batches contributes zeros.
+    A worker without micro-batches contributes zeros.
     """
-    parameters = [p for p in parameters if p.requires_grad]
-    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters])
-    sum_over_workers(flat).div_(count)
+    parts = [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters]
+    return sum_over_workers(torch.cat(parts))
+
+
+def set_gradient(parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
+    """Make the parts of a vector the parameters' gradients."""
     for parameter, gradient in zip(parameters, torch.split(flat, [p.numel() for p in parameters]), strict=True):
         parameter.grad = gradient.view_as(parameter)
 
 
-def update_running_statistics(model: nn.Module) -> None:
+def update_norms(model: nn.Module) -> None:
     """Update every BatchNorm once from the moments of all micro-batches of the step, on all workers."""
-    norms = [module for module in model.modules() if isinstance(module, MicroBatchNorm)]
-    for norm, total in _moments_of_workers(norms):
-        norm.update_running_statistics(total)
+    if norms := _norms(model):
+        update_running_statistics(norms, sum_over_workers(moments(norms)))
 
 
-def set_running_statistics(norms: Sequence[MicroBatchNorm]) -> None:
+def set_norms(norms: Sequence[MicroBatchNorm]) -> None:
     """Set running statistics to those of all documents since the last update, on all workers."""
-    for norm, total in _moments_of_workers(norms):
-        momentum, norm.momentum = norm.momentum, 1.0
-        norm.update_running_statistics(total)
-        norm.momentum = momentum
-
-
-def _moments_of_workers(norms: Sequence[MicroBatchNorm]) -> Iterator[tuple[MicroBatchNorm, Tensor]]:
-    """Each norm with its moments, summed over the workers."""
-    if norms:
-        moments = [norm.moments() for norm in norms]
-        flat = sum_over_workers(torch.cat(moments))
-        yield from zip(norms, torch.split(flat, [len(m) for m in moments]), strict=True)
+    update_running_statistics(norms, sum_over_workers(moments(norms)), momentum=1.0)
 
 
 def forget_moments(model: nn.Module) -> None:
-    """Drop what every BatchNorm has accumulated since the last update of its running statistics."""
-    for module in model.modules():
-        if isinstance(module, MicroBatchNorm):
-            module.accumulated.zero_()
+    """Drop what every BatchNorm has seen since the last update of its running statistics."""
+    for norm in _norms(model):
+        norm.seen = []
+
+
+def _norms(model: nn.Module) -> list[MicroBatchNorm]:
+    return [module for module in model.modules() if isinstance(module, MicroBatchNorm)]

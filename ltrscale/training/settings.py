@@ -125,13 +125,13 @@ def build_optimizer(
     rate, decay = config.learning_rate, config.weight_decay
     match config.kind:
         case "adam":
-            return torch.optim.Adam(groups, lr=rate, weight_decay=decay)
+            return torch.optim.Adam(groups, lr=rate, weight_decay=decay, fused=True)
         case "adamw":
-            return torch.optim.AdamW(groups, lr=rate, weight_decay=decay)
+            return torch.optim.AdamW(groups, lr=rate, weight_decay=decay, fused=True)
         case "adagrad":
             return torch.optim.Adagrad(groups, lr=rate, weight_decay=decay)
         case "sgd":
-            return torch.optim.SGD(groups, lr=rate, weight_decay=decay, momentum=config.momentum)
+            return torch.optim.SGD(groups, lr=rate, weight_decay=decay, momentum=config.momentum, fused=True)
 
 
 def learning_rate(config: OptimizerConfig, *, done: float, epochs: int) -> float:

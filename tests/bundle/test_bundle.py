@@ -22,7 +22,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
-from ltrscale.models.layers import MicroBatchNorm
+from ltrscale.models.layers import MicroBatchNorm, moments, update_running_statistics
 from ltrscale.models.ranker import Architecture, HeadConfig, Projector, ProjectorConfig, Ranker
 
 FEATURES = (Feature(name="price"), Feature(name="age"), Feature(name="brand", kind="categorical"))
@@ -62,7 +62,7 @@ def trained_ranker(numeric: str = "log1p_standard") -> Ranker:
         optimizer.step()
         for module in ranker.modules():
             if isinstance(module, MicroBatchNorm):
-                module.update_running_statistics(module.moments())
+                update_running_statistics([module], moments([module]))
     return ranker.eval()
 
 

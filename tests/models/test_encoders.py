@@ -23,7 +23,7 @@ from ltrscale.models.encoders import (
     ResNetConfig,
 )
 from ltrscale.models.features import FeatureKind, FeatureTransform, TransformConfig, fit_transform
-from ltrscale.models.layers import Dropout, Encoder, MicroBatchNorm, depths
+from ltrscale.models.layers import Dropout, Encoder, MicroBatchNorm, depths, moments, update_running_statistics
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
@@ -83,7 +83,7 @@ def test_resnet_is_the_papers(settings: dict[str, Any]) -> None:
     torch.testing.assert_close(ours.linear.weight.grad, plain.linear.weight.grad, rtol=1e-4, atol=1e-4)
     for module in ours.modules():
         if isinstance(module, MicroBatchNorm):
-            module.update_running_statistics(module.moments())
+            update_running_statistics([module], moments([module]))
     torch.testing.assert_close(ours.eval()(x_NF), plain.eval()(x_NF))
 
 
@@ -91,7 +91,7 @@ def update(module: nn.Module) -> None:
     """Update the batch norms like the training loop does after a step."""
     for part in module.modules():
         if isinstance(part, MicroBatchNorm):
-            part.update_running_statistics(part.moments())
+            update_running_statistics([part], moments([part]))
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ltrscale.models.layers import Dropout, FeatureEmbedding, MicroBatchNorm
+from ltrscale.models.layers import Dropout, FeatureEmbedding, MicroBatchNorm, moments, update_running_statistics
 
 NO_CATEGORIES = torch.ones(7, dtype=torch.bool)
 
@@ -31,7 +31,7 @@ def test_micro_batch_norm_is_torchs_when_a_step_is_one_batch(affine: bool) -> No
         out_ND.square().sum().backward()
         expected_ND.square().sum().backward()
         torch.testing.assert_close(x_ND.grad, y_ND.grad)
-        ours.update_running_statistics(ours.moments())
+        update_running_statistics([ours], moments([ours]))
         torch.testing.assert_close(ours.running_mean, theirs.running_mean)
         torch.testing.assert_close(ours.running_var, theirs.running_var, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(ours.eval()(rows(5)), theirs.eval()(rows(5)))
@@ -43,11 +43,11 @@ def test_running_statistics_of_micro_batches_are_those_of_one_batch(sizes: list[
     norm = MicroBatchNorm(7, momentum=0.3)
     for part_ND in x_ND.split(sizes):
         norm(part_ND)
-    norm.update_running_statistics(norm.moments())
+    update_running_statistics([norm], moments([norm]))
     variance_D = x_ND.double().var(0)
     torch.testing.assert_close(norm.running_mean.double(), 0.3 * x_ND.double().mean(0), rtol=1e-6, atol=0)
     torch.testing.assert_close(norm.running_var.double(), 0.7 + 0.3 * variance_D, rtol=1e-5, atol=0)
-    assert not norm.moments().any()
+    assert not moments([norm]).any()
 
 
 def test_moments_of_workers_add_up() -> None:
@@ -56,8 +56,8 @@ def test_moments_of_workers_add_up() -> None:
     whole(x_ND)
     first(x_ND[:10])
     second(x_ND[10:])
-    first.update_running_statistics(first.moments() + second.moments())
-    whole.update_running_statistics(whole.moments())
+    update_running_statistics([first], moments([first]) + moments([second]))
+    update_running_statistics([whole], moments([whole]))
     torch.testing.assert_close(first.running_var, whole.running_var)
     torch.testing.assert_close(first.running_mean, whole.running_mean)
 
@@ -65,33 +65,33 @@ def test_moments_of_workers_add_up() -> None:
 def test_a_micro_batch_of_one_document_is_normalised_with_running_statistics() -> None:
     norm = MicroBatchNorm(7)
     norm(rows(30))
-    norm.update_running_statistics(norm.moments())
+    update_running_statistics([norm], moments([norm]))
     one_1D = rows(1, seed=5).requires_grad_()
     out_1D = norm(one_1D)
     assert torch.equal(out_1D, norm.eval()(one_1D))
     out_1D.sum().backward()
     assert one_1D.grad is not None
     assert one_1D.grad.abs().min() > 0
-    moments = norm.moments()
-    assert moments[0] == 1
-    torch.testing.assert_close(moments[1:8], one_1D[0].double())
-    torch.testing.assert_close(moments[8:], one_1D[0].double().square())
+    seen = moments([norm])
+    assert seen[0] == 1
+    torch.testing.assert_close(seen[1:8], one_1D[0].double())
+    torch.testing.assert_close(seen[8:], one_1D[0].double().square())
 
 
 def test_no_document_and_no_step_change_nothing() -> None:
     norm = MicroBatchNorm(7)
     assert norm(torch.zeros(0, 7)).shape == (0, 7)
     before = {name: value.clone() for name, value in norm.state_dict().items()}
-    norm.update_running_statistics(norm.moments())
+    update_running_statistics([norm], moments([norm]))
     norm.eval()(rows(20))
-    assert not norm.moments().any()
+    assert not moments([norm]).any()
     assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
 
 
 def test_one_document_in_a_step_moves_the_mean_only() -> None:
     norm = MicroBatchNorm(2)
     norm(torch.tensor([[10.0, 20.0]]))
-    norm.update_running_statistics(norm.moments())
+    update_running_statistics([norm], moments([norm]))
     assert norm.running_mean.tolist() == pytest.approx([1.0, 2.0])
     assert norm.running_var.tolist() == [1.0, 1.0]
 
@@ -101,7 +101,7 @@ def test_running_variance_survives_a_large_mean() -> None:
     x_N1 = torch.tensor([[4096.0], [4096.5]] * 500)
     for part in x_N1.split(100):
         norm(part)
-    norm.update_running_statistics(norm.moments())
+    update_running_statistics([norm], moments([norm]))
     assert norm.running_var.item() == pytest.approx(float(x_N1.double().var()), rel=1e-3)
 
 
@@ -110,7 +110,7 @@ def test_norm_takes_bfloat16() -> None:
     out_ND = norm((rows(64) - 100).bfloat16()).detach()
     assert out_ND.dtype == torch.bfloat16
     torch.testing.assert_close(out_ND.float().std(0), torch.ones(7), rtol=0, atol=0.02)
-    norm.update_running_statistics(norm.moments())
+    update_running_statistics([norm], moments([norm]))
     assert norm.running_mean.dtype == torch.float32
 
 
