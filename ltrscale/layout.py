@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ltrscale.devices import block_entries
 
-CHUNKS_ON_A_GPU = 8
+CHUNKS_ON_A_GPU = 5
 """Lengths to which lists are padded on a GPU: more would pad less and launch more kernels."""
 _CUTS = 64
 """Lengths among which those are chosen."""
@@ -132,6 +132,11 @@ class Layout:
         """Documents of each group."""
         return np.diff(self.offsets_Q1)
 
+    @property
+    def longest(self) -> int:
+        """Documents of the longest group; 0 if there is none."""
+        return int(self.lengths_Q.max(initial=0))
+
     def get(self, name: str, *arguments: Any) -> Any:
         """What the method of this name returns, made at the first call."""
         request = Request(name, arguments)
@@ -152,7 +157,7 @@ class Layout:
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors that were made."""
-        for made in self.made.values():
+        for made in list(self.made.values()):
             if _is_offsets(made):
                 yield from layout(made).tensors()
             yield from filter(torch.is_tensor, made if isinstance(made, tuple) else [made])
@@ -168,6 +173,15 @@ class Layout:
     def repeated(self, times: int) -> Tensor:
         """Offsets of this many copies of the batch, one after the other."""
         return self._tell(np.concatenate([[0], np.tile(self.lengths_Q, times).cumsum()]))
+
+    def kept(self, k: int) -> Tensor:
+        """Offsets of the groups if each keeps its first k documents."""
+        return self._tell(np.concatenate([[0], np.minimum(self.lengths_Q, k).cumsum()]))
+
+    def kept_rows(self, k: int) -> Tensor:
+        """The first k documents of each group, shape [T]."""
+        place_N = np.arange(self.offsets_Q1[-1]) - self.offsets_Q1[:-1].repeat(self.lengths_Q)
+        return self._send(np.flatnonzero(place_N < k))
 
     def chunks(self, budget: int, quadratic: bool) -> Chunks:
         """See `ltrscale.batch.length_chunks`."""
@@ -219,6 +233,14 @@ def layout(offsets_Q1: Tensor) -> Layout:
     made = Layout(offsets_Q1.detach().to("cpu", copy=True).numpy(), offsets_Q1.device)
     _LAYOUTS[offsets_Q1] = made
     return made
+
+
+def leading_columns(flags_ML: Tensor) -> int:
+    """Columns up to the last one with a flag in any row, where flags precede the others in each row.
+
+    On a GPU, which would keep the host waiting, all columns: it then works on some that do not count.
+    """
+    return int(flags_ML.sum(1).max()) if flags_ML.device.type == "cpu" and len(flags_ML) else flags_ML.shape[1]
 
 
 def _is_offsets(made: Any) -> bool:

@@ -9,10 +9,11 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -37,8 +38,11 @@ _WAITS = {
     "aten::unique_dim",
     "aten::unique_consecutive",
     "aten::bincount",
+    "aten::repeat_interleave",
 }
 """Operations whose result, or its shape, the host must see before it goes on."""
+_COPIES = {"aten::copy_", "aten::_to_copy"}
+"""Operations that may have tensors of two devices."""
 _FREE = {
     "aten::detach",
     "aten::alias",
@@ -79,10 +83,9 @@ class Counts:
 
 
 class PretendTensor(Tensor):
-    """A tensor on the pretend device; `held` has its values on the CPU."""
+    """A tensor on the pretend device; `held` has its values on the CPU, or only its shape on "meta"."""
 
     held: Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, held: Tensor) -> "PretendTensor":  # noqa: D102
@@ -101,103 +104,113 @@ class PretendTensor(Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"PretendTensor({self.held})"
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return PretendTensor, (self.held,)
-
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return _run(func, args, kwargs or {}, Counts())  # outside `counting`: runs, and counts for nobody
+
+
+PretendTensor.__torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment,method-assign]
 
 
 class counting(TorchDispatchMode):  # noqa: N801
     """Counts what the code inside asks of the pretend device, in `counts`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts = Counts()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {}, self.counts)
 
 
+class _Call(NamedTuple):
+    """One operation, and whether it leads to the device or away from it."""
+
+    func: Any
+    name: str
+    args: Any
+    kwargs: Mapping[str, Any]
+    ours: list[PretendTensor]
+    others: list[Tensor]
+    to_host: bool
+    to_device: bool
+
+
 def _run(func: Any, args: Any, kwargs: Mapping[str, Any], counts: Counts) -> Any:
     flat, spec = pytree.tree_flatten((args, kwargs))
-    tensors = [value for value in flat if isinstance(value, Tensor)]
-    ours = [value for value in tensors if isinstance(value, PretendTensor)]
-    devices = [value for value in flat if isinstance(value, torch.device)]
-    asked = devices[0] if devices else None
-    makes = asked is not None and asked.type == NAME
-    if not ours and not makes:
-        return func(*args, **kwargs)
+    ours = [value for value in flat if isinstance(value, PretendTensor)]
+    others = [value for value in flat if isinstance(value, Tensor) and not isinstance(value, PretendTensor)]
+    named = [value.type for value in flat if isinstance(value, torch.device)]
     name = func.name().split(".")[0]
-    _check_devices(name, tensors, ours)
-    _count(func, name, args, kwargs, counts, to_host=bool(ours) and asked is not None and not makes)
-    wrapped = {id(value.held): value for value in ours}
+    to_host = (bool(ours) and named not in ([], [NAME])) or (
+        name == "aten::copy_" and bool(others) and args[0] is others[0]
+    )
+    call = _Call(func, name, args, kwargs, ours, others, to_host, to_device=named == [NAME])
+    if not ours and not call.to_device:
+        return func(*args, **kwargs)
+    _check_devices(call)
     held = [value.held if isinstance(value, PretendTensor) else value for value in flat]
-    held = [torch.device("cpu") if isinstance(value, torch.device) else value for value in held]
+    held = [torch.device(_HOME.get()) if isinstance(value, torch.device) else value for value in held]
     inner_args, inner_kwargs = pytree.tree_unflatten(held, spec)
-    result = func(*inner_args, **inner_kwargs)
-    if name == "aten::copy_" and not isinstance(args[0], PretendTensor):
-        return args[0]
-    if ours and asked is not None and not makes:  # a copy to the host
-        return result
+    shapeless = _HOME.get() == "meta" and (to_host or name == "aten::_local_scalar_dense")
+    if _HOME.get() == "meta" and name.endswith("_") and "generator" in inner_kwargs:
+        inner_kwargs["generator"] = None  # shapes need no randomness, and some operations refuse it
+    result = _ones(call) if shapeless else func(*inner_args, **inner_kwargs)
+    _count(call, result, counts)
+    if to_host or not isinstance(result, Tensor | list | tuple):
+        return args[0] if name == "aten::copy_" else result
+    wrapped = {id(value.held): value for value in ours}
     return pytree.tree_map_only(
         Tensor, lambda value: wrapped[id(value)] if id(value) in wrapped else PretendTensor(value), result
     )
 
 
-def _check_devices(name: str, tensors: Sequence[Tensor], ours: Sequence[Tensor]) -> None:
-    others = [value for value in tensors if not isinstance(value, PretendTensor) and value.ndim > 0]
-    if ours and others and name not in ("aten::copy_", "aten::_to_copy"):
-        shapes = [list(value.shape) for value in others]
-        raise RuntimeError(f"{name}: expected all tensors on one device, but {shapes} lie on the CPU")
+def _ones(call: _Call) -> Any:
+    """What the host reads from a device without values."""
+    if call.name == "aten::_local_scalar_dense":
+        return 1
+    return torch.ones(call.ours[0].shape, dtype=call.kwargs.get("dtype") or call.ours[0].dtype)
 
 
-def _count(
-    func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], counts: Counts, *, to_host: bool
-) -> None:
-    tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+def _check_devices(call: _Call) -> None:
+    elsewhere = [list(value.shape) for value in call.others if value.ndim > 0]
+    if call.ours and elsewhere and call.name not in _COPIES:
+        raise RuntimeError(f"{call.name}: expected all tensors on one device, but {elsewhere} lie on the CPU")
+
+
+def _count(call: _Call, result: Any, counts: Counts) -> None:
     indexes = (
-        args[1] if name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_") else ()
+        call.args[1] if call.name.startswith(("aten::index.", "aten::index_put")) or call.name == "aten::index" else ()
     )
     boolean = any(value is not None and value.dtype in (torch.bool, torch.uint8) for value in indexes)
-    if name in _WAITS or boolean or to_host or name == "aten::repeat_interleave":
+    if call.name in _WAITS or boolean or call.to_host:
         counts.waits[_place()] += 1
-    if name in ("aten::copy_", "aten::_to_copy") and (
-        to_host or any(not isinstance(t, PretendTensor) for t in tensors)
-    ):
+    if call.name in _COPIES and (call.to_host or call.others):
         counts.copies += 1
-        counts.moved += sum(value.numel() * value.element_size() for value in tensors[-1:])
+        counts.moved += _bytes((call.others or call.ours)[0])
         return
-    if func.is_view or name in _FREE:
+    if call.func.is_view or call.name in _FREE:
         return
     counts.launches += 1
-    counts.by_name[name] += 1
-    counts.touched += _touched(name, tensors)
-    packet = func.overloadpacket
-    if packet in flop_registry:
-        result = func(*pytree.tree_map_only(PretendTensor, lambda value: value.held.to("meta"), tuple(args)))
-        counts.flops += flop_registry[packet](*args, **kwargs, out_val=result)
+    counts.by_name[call.name] += 1
+    tensors = [value for value in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(value, Tensor)]
+    counts.touched += _touched(call.name, tensors, result)
+    if (packet := call.func.overloadpacket) in flop_registry:
+        counts.flops += flop_registry[packet](*call.args, **call.kwargs, out_val=result)
 
 
 def _bytes(value: Tensor) -> int:
     return value.numel() * value.element_size()
 
 
-def _touched(name: str, tensors: Sequence[Tensor]) -> int:
-    """Bytes that an operation reads, and the same again for the largest input, as what it writes.
-
-    A gather or scatter touches the rows that it moves, not the whole tensor.
-    """
-    if not tensors:
-        return 0
+def _touched(name: str, tensors: Sequence[Tensor], result: Any) -> int:
+    """Bytes that an operation reads and writes; a gather or scatter touches the rows that it moves, not the whole."""
+    written = sum(_bytes(value) for value in pytree.tree_leaves(result) if isinstance(value, Tensor))
     if name in ("aten::index_select", "aten::gather", "aten::index", "aten::embedding"):
-        index = [value for value in tensors if value.dtype in (torch.int64, torch.int32)]
-        row = _bytes(tensors[0]) // max(1, tensors[0].shape[0] if name != "aten::gather" else tensors[0].numel())
-        return sum(_bytes(value) + 2 * value.numel() * row for value in index)
+        return sum(_bytes(value) for value in tensors[1:]) + 2 * written
     if name.startswith(("aten::index_copy", "aten::index_add", "aten::index_put", "aten::scatter")):
-        return sum(_bytes(value) for value in tensors[1:]) + _bytes(tensors[-1])
-    return sum(map(_bytes, tensors)) + max(map(_bytes, tensors))
+        return sum(_bytes(value) for value in tensors[1:]) + 2 * _bytes(tensors[-1])
+    return sum(map(_bytes, tensors)) + written
 
 
 def _place() -> str:
@@ -219,19 +232,30 @@ def _register() -> None:
     module.manual_seed_all = lambda _: None
 
 
+_HOME: ContextVar[str] = ContextVar("home", default="cpu")
+"""Where the tensors really are."""
+
+
 @contextmanager
-def pretending() -> Iterator[torch.device]:
-    """Let code inside use the pretend device; torch has no random generators for it, so the CPU's serve."""
+def pretending(*, values: bool = True) -> Iterator[torch.device]:
+    """Let code inside use the pretend device; torch has no random generators for it, so the CPU's serve.
+
+    Without values nothing is computed: only shapes are followed, whatever the size, and the host reads ones.
+    """
     _register()
+    home = _HOME.set("cpu" if values else "meta")
     # autograd's threads are those of the devices that were there at its first use
-    with (
-        counting(),
+    single_thread, generators = (
         torch.autograd.set_multithreading_enabled(False),
         mock.patch.object(torch, "Generator", _Generator),
-    ):
-        yield torch.device(NAME, 0)
+    )
+    try:
+        with counting(), single_thread, generators:
+            yield torch.device(NAME, 0)
+    finally:
+        _HOME.reset(home)
 
 
 class _Generator(torch.Generator):
     def __new__(cls, device: Any = "cpu") -> "_Generator":
-        return super().__new__(cls, "cpu" if torch.device(device).type == NAME else device)
+        return super().__new__(cls, "cpu" if torch.device(device).type == NAME else device)  # type: ignore[call-arg]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ltrscale.batch import at_least_float32, standardise_by_group, sum_by_group
+from ltrscale.batch import at_least_float32, group_index, standardise_by_group, sum_by_group
 from ltrscale.config import Config
 
 
@@ -62,7 +62,7 @@ def has_pairs(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         >>> has_pairs(torch.tensor([1.0, 0.0, 2.0, 2.0, 3.0]), torch.tensor([0, 2, 4, 4, 5]))
         tensor([ True, False, False, False])
     """
-    first_N = labels_N[offsets_Q1[:-1].repeat_interleave(offsets_Q1.diff())]
+    first_N = labels_N[offsets_Q1[group_index(offsets_Q1)]]
     return sum_by_group((labels_N != first_N).long(), offsets_Q1) > 0
 
 

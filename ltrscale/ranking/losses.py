@@ -18,11 +18,11 @@ from ltrscale.batch import (
     at_least_float32,
     group_index,
     length_chunks,
+    repeated,
     standardise_by_group,
     sum_by_group,
-    to_offsets,
 )
-from ltrscale.layout import Chunk
+from ltrscale.layout import Chunk, leading_columns
 from ltrscale.ranking.loss import Loss, Scored, has_pairs
 from ltrscale.ranking.pairwise import RankedLists, over_ideal, over_lists, row_blocks
 
@@ -322,7 +322,7 @@ def mean_under_noise(
     # -log of an exponential variable is a Gumbel variable; the clamp keeps a draw of exactly 0 from becoming infinite.
     waits_SN = scores_N.new_empty(samples, len(scores_N)).exponential_(generator=generator)
     noisy_SN = scores_N - scale * waits_SN.clamp(min=torch.finfo(waits_SN.dtype).tiny).log()
-    offsets_SQ1 = to_offsets(offsets_Q1.diff().repeat(samples))
+    offsets_SQ1 = repeated(offsets_Q1, samples)
     return loss(noisy_SN.flatten(), labels_N.repeat(samples), offsets_SQ1).view(samples, len(offsets_Q1) - 1).mean(0)
 
 
@@ -373,7 +373,7 @@ def _list_mle(scores_N: Tensor, labels_N: Tensor, chunk: Chunk) -> Tensor:
 def _approx_ndcg(lists: RankedLists, temperature: float, with_slope: bool) -> tuple[Tensor, Tensor]:
     """The loss of each list, and its slope by the scores (0 unless `with_slope`)."""
     # Only relevant documents, which come first, add to the loss: their rows are enough.
-    relevant = int((lists.gains_ML > 0).sum(-1).max())
+    relevant = leading_columns(lists.gains_ML > 0)
     gains_ML = over_ideal(lists.gains_ML).clamp(min=0).to(lists.scores_ML.dtype)
     scaled_ML = lists.scores_ML / temperature
     above_ML = torch.where(lists.mask_ML, scaled_ML, -torch.inf)  # padding stands above nothing

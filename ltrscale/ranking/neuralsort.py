@@ -13,10 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ltrscale.batch import length_chunks, to_offsets
+from ltrscale.batch import length_chunks
+from ltrscale.devices import block_entries
+from ltrscale.layout import Chunks, layout
 
 CHOICES_PER_BLOCK = 1 << 18
-"""Permutation entries built at once: few enough to stay in the cache, so memory does not grow with L."""
+"""Permutation entries that a CPU builds at once: few enough to stay in the cache, so memory does not grow with L; see
+`block_entries` for a GPU."""
 
 Mode = Literal["soft", "hard", "straight_through"]
 """The sort to use: relaxed, exact, or exact with the gradient of the relaxed one."""
@@ -56,7 +59,8 @@ def sort_entries(entries_N2: Tensor, offsets_Q1: Tensor, *, temperature: float, 
 
 def kept_offsets(offsets_Q1: Tensor, k: int | None) -> Tensor:
     """Offsets of the lists after each keeps its first k entries."""
-    return offsets_Q1 if k is None else to_offsets(offsets_Q1.diff().clamp(max=k))
+    kept_Q1: Tensor = offsets_Q1 if k is None else layout(offsets_Q1).get("kept", k)
+    return kept_Q1
 
 
 def check_sort(temperature: float, k: int | None) -> None:
@@ -68,108 +72,118 @@ def check_sort(temperature: float, k: int | None) -> None:
 
 
 class _SortEntries(torch.autograd.Function):
-    """Saves only the entries for backward, which builds the permutations again."""
+    """Keeps the sorted lists for backward, which builds the permutations again."""
 
     @staticmethod
     def forward(
         ctx: Any, entries_N2: Tensor, offsets_Q1: Tensor, temperature: float, k: int | None, mode: Mode
     ) -> Tensor:
-        top_T2 = entries_N2.new_empty(int(kept_offsets(offsets_Q1, k)[-1]), 2)
-        for chunk in _chunks(entries_N2, offsets_Q1, k):
+        chunks, parts = _length_chunks(entries_N2, offsets_Q1, k), []
+        ctx.sorted = list(_sorted_chunks(chunks, entries_N2, k, temperature))
+        for chunk in ctx.sorted:
+            blocks = []
             for block in chunk.blocks():
-                rows_MR, real_MR = chunk.kept_MK[:, block], chunk.real_MK[:, block]
                 if mode == "soft":
                     top_M2R = chunk.entries_M2L @ _relaxed(chunk.lists, block, temperature).mT
                     top_M2R[:, 0] += chunk.lists.middle_M1
                 else:
                     top_M2R = chunk.entries_M2L @ _exact(chunk.lists, block).mT
                     # Copied, not averaged: rounding in the mean would separate tied scores.
-                    top_M2R[:, 0] = entries_N2[chunk.rows_ML[:, block], 0]
-                top_T2[rows_MR[real_MR]] = top_M2R.mT[real_MR]
-        ctx.save_for_backward(entries_N2, offsets_Q1)
-        ctx.temperature, ctx.k, ctx.mode = temperature, k, mode
-        return top_T2
+                    top_M2R[:, 0] = chunk.scores_ML[:, block]
+                blocks.append(top_M2R)
+            past_k = chunk.scores_ML.shape[1] - chunk.ranks
+            parts.append(F.pad(torch.cat(blocks, 2), (0, past_k)).mT)
+        ctx.temperature, ctx.k, ctx.mode, ctx.chunks, ctx.offsets_Q1 = temperature, k, mode, chunks, offsets_Q1
+        at_rank_N2 = chunks.ragged(parts)  # in place of each document, the entry at the rank of its place
+        return at_rank_N2 if k is None else at_rank_N2.index_select(0, layout(offsets_Q1).get("kept_rows", k))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_T2: Tensor) -> tuple[Tensor, None, None, None, None]:
-        entries_N2, offsets_Q1 = ctx.saved_tensors
-        grad_N2 = torch.empty_like(entries_N2)
-        for chunk in _chunks(entries_N2, offsets_Q1, ctx.k):
-            grad_MK2 = torch.where(chunk.real_MK[..., None], grad_T2[chunk.kept_MK], 0.0)
-            grad_M2L = _chunk_gradient(chunk, grad_MK2.mT.contiguous(), ctx.temperature, ctx.mode)
-            grad_N2[chunk.rows_ML[chunk.lists.mask_ML]] = grad_M2L.mT[chunk.lists.mask_ML]
-        return grad_N2, None, None, None, None
+        chunks, parts, grad_N2 = ctx.chunks, [], grad_T2
+        if ctx.k is not None:
+            kept_T = layout(ctx.offsets_Q1).get("kept_rows", ctx.k)
+            grad_N2 = grad_T2.new_zeros(len(chunks.slots_N), 2).index_copy_(0, kept_T, grad_T2)
+        at_ranks = chunks.split(chunks.pad(grad_N2))
+        for chunk, grad_ML2 in zip(ctx.sorted, at_ranks, strict=True):
+            grad_M2K = grad_ML2[:, : chunk.ranks].mT.contiguous()
+            grad_M2L = _chunk_gradient(chunk, grad_M2K, ctx.temperature, ctx.mode)
+            order_ML2 = chunk.lists.order_ML[..., None].expand(-1, -1, 2)
+            parts.append(torch.empty_like(grad_ML2).scatter_(1, order_ML2, grad_M2L.mT))
+        return chunks.ragged(parts), None, None, None, None
 
 
 class _Lists(NamedTuple):
     """Lists in falling order of their scores, padding last.
 
-    `scores_ML` are relative to the list's middle score, `middle_M1`. `spread_ML`, the sum of a score's distances to all
-    scores, is relative to that of the middle score. The softmax does not change, and close scores keep rounding errors
-    small. `first_ML` counts the documents with a higher score, `end_ML` those with an equal or higher one.
+    `scores_ML` are relative to the list's middle score, `middle_M1`, and the distances in `logits_ML` to that of the
+    middle score: the softmax does not change, and close scores keep rounding errors small.
     """
 
     order_ML: Tensor
-    mask_ML: Tensor
-    lengths_M1: Tensor
     middle_M1: Tensor
     scores_ML: Tensor
-    spread_ML: Tensor
+    logits_ML: Tensor
+    """`-sum_j |s - s_j| / tau`, -inf in padding."""
     first_ML: Tensor
+    """Documents with a higher score."""
     end_ML: Tensor
+    """Documents with an equal or higher score."""
+    signs_ML: Tensor
+    """`sum_j sign(s - s_j)`: the number of documents below it minus the number above."""
+    weights_ML: Tensor
+    """`n + 1 - 2r` for each rank r, counting from 1."""
 
 
 class _Chunk(NamedTuple):
-    """Lists of similar length and their entries, with their rows in the batch, `rows_ML`, and the result, `kept_MK`."""
+    """Sorted lists of similar length, their entries, the scores as given, and the number of ranks that are filled."""
 
     lists: _Lists
     entries_M2L: Tensor
-    rows_ML: Tensor
-    kept_MK: Tensor
-    real_MK: Tensor
+    scores_ML: Tensor
+    ranks: int
 
     def blocks(self) -> Iterator[slice]:
-        """Slices of ranks, each with at most CHOICES_PER_BLOCK choices or a single rank."""
-        ranks = max(1, CHOICES_PER_BLOCK // self.rows_ML.numel())
-        for start in range(0, self.kept_MK.shape[1], ranks):
-            yield slice(start, min(start + ranks, self.kept_MK.shape[1]))
+        """Slices of ranks, each with at most one block of choices or a single rank."""
+        entries = CHOICES_PER_BLOCK if self.scores_ML.is_cpu else block_entries(self.scores_ML.device)
+        step = max(1, entries // max(1, self.scores_ML.numel()))
+        for start in range(0, self.ranks, step):
+            yield slice(start, min(start + step, self.ranks))
 
 
-def _chunks(entries_N2: Tensor, offsets_Q1: Tensor, k: int | None) -> Iterator[_Chunk]:
-    kept_Q1 = kept_offsets(offsets_Q1, k)
+def _length_chunks(entries_N2: Tensor, offsets_Q1: Tensor, k: int | None) -> Chunks:
     # Chunks are bounded by L^2 or by L k. When most lists are no longer than k, L^2 is the tighter bound.
     quadratic = k is None or k * len(offsets_Q1) > len(entries_N2)
     budget = CHOICES_PER_BLOCK if quadratic or k is None else CHOICES_PER_BLOCK // k
-    for groups_M, rows_ML, mask_ML in length_chunks(offsets_Q1, budget=budget, quadratic=quadratic):
-        lists = _sort(entries_N2[:, 0][rows_ML], mask_ML)
-        rows_ML = rows_ML.gather(1, lists.order_ML)
-        ranks_K = torch.arange(min(k or mask_ML.shape[1], mask_ML.shape[1]), device=mask_ML.device)
-        real_MK = ranks_K < lists.lengths_M1
-        kept_MK = torch.where(real_MK, kept_Q1[groups_M][:, None] + ranks_K, 0)
-        entries_M2L = torch.stack([lists.scores_ML, entries_N2[:, 1][rows_ML]], 1)
-        yield _Chunk(lists, entries_M2L, rows_ML, kept_MK, real_MK)
+    return length_chunks(offsets_Q1, budget=budget, quadratic=quadratic)
 
 
-def _sort(scores_ML: Tensor, mask_ML: Tensor) -> _Lists:
+def _sorted_chunks(chunks: Chunks, entries_N2: Tensor, k: int | None, temperature: float) -> Iterator[_Chunk]:
+    for entries_ML2, mask_ML in zip(*map(chunks.split, (chunks.pad(entries_N2), chunks.mask_S)), strict=True):
+        lists = _sort(entries_ML2[..., 0], mask_ML, temperature)
+        scores_ML, gains_ML = (values_ML.gather(1, lists.order_ML) for values_ML in entries_ML2.unbind(2))
+        length = mask_ML.shape[1]
+        yield _Chunk(lists, torch.stack([lists.scores_ML, gains_ML], 1), scores_ML, min(k or length, length))
+
+
+def _sort(scores_ML: Tensor, mask_ML: Tensor, temperature: float) -> _Lists:
     """Sort each list; prefix sums give the sums of distances, so no matrix of pairs is needed."""
-    falling_ML, order_ML = torch.where(mask_ML, scores_ML, -torch.inf).sort(descending=True)
+    padding_ML = ~mask_ML
+    falling_ML, order_ML = scores_ML.masked_fill(padding_ML, -torch.inf).sort(descending=True)
+    # the mask stays valid: padding was last before the sort and has the lowest score
     lengths_M1 = mask_ML.sum(-1, keepdim=True)
-    mask_ML = torch.arange(mask_ML.shape[1], device=mask_ML.device) < lengths_M1
-    middle_index_M1 = (lengths_M1 - 1).clamp(min=0) // 2
-    middle_M1 = falling_ML.detach().gather(1, middle_index_M1)
-    scores_ML = torch.where(mask_ML, falling_ML - middle_M1, 0.0)
-    rising_ML = torch.where(mask_ML, -scores_ML.detach(), torch.inf)
+    middle_index_M1 = (lengths_M1 - 1) // 2
+    middle_M1 = falling_ML.gather(1, middle_index_M1)
+    scores_ML = (falling_ML - middle_M1).masked_fill_(padding_ML, 0.0)
+    rising_ML = (-scores_ML).masked_fill_(padding_ML, torch.inf)
     first_ML = torch.searchsorted(rising_ML, rising_ML)
     end_ML = torch.searchsorted(rising_ML, rising_ML, right=True)
-    spread_ML = _sum_of_signs(lengths_M1, first_ML, end_ML) * scores_ML - _signed_sum(scores_ML, first_ML, end_ML)
-    spread_ML = spread_ML - spread_ML.detach().gather(1, middle_index_M1)
-    return _Lists(order_ML, mask_ML, lengths_M1, middle_M1, scores_ML, spread_ML.to(scores_ML.dtype), first_ML, end_ML)
-
-
-def _sum_of_signs(lengths_M1: Tensor, first_ML: Tensor, end_ML: Tensor) -> Tensor:
-    """`sum_j sign(s_i - s_j)` of each document i: the number of documents below it minus the number above."""
-    return lengths_M1 - end_ML - first_ML
+    signs_ML = lengths_M1 - end_ML - first_ML
+    spread_ML = signs_ML * scores_ML - _signed_sum(scores_ML, first_ML, end_ML)
+    logits_ML = ((spread_ML.gather(1, middle_index_M1) - spread_ML) / temperature).to(scores_ML.dtype)
+    logits_ML.masked_fill_(padding_ML, -torch.inf)
+    weights_ML = (lengths_M1 - (1 + 2 * torch.arange(mask_ML.shape[1], device=mask_ML.device))).to(scores_ML.dtype)
+    return _Lists(order_ML, middle_M1, scores_ML, logits_ML, first_ML, end_ML, signs_ML, weights_ML)
 
 
 def _signed_sum(values_ML: Tensor, first_ML: Tensor, end_ML: Tensor) -> Tensor:
@@ -180,22 +194,13 @@ def _signed_sum(values_ML: Tensor, first_ML: Tensor, end_ML: Tensor) -> Tensor:
 
 def _relaxed(lists: _Lists, block: slice, temperature: float) -> Tensor:
     """Rows of NeuralSort's permutation over the sorted lists, shape [M, R, L]; rows past a list's end are unused."""
-    padding_ML = ~lists.mask_ML & (lists.lengths_M1 > 0)  # an empty list stays unmasked: its softmax would be NaN
-    logits_ML = (-lists.spread_ML / temperature).masked_fill(padding_ML, -torch.inf)
-    slope_MR = _rank_weights(lists, block) / temperature
-    logits_MRL = torch.baddbmm(logits_ML[:, None], slope_MR[..., None], lists.scores_ML[:, None])
-    return logits_MRL.softmax(-1)
-
-
-def _rank_weights(lists: _Lists, block: slice) -> Tensor:
-    """`n + 1 - 2i` for each rank i of a block, i counting from 1, shape [M, R]."""
-    ranks_R = torch.arange(block.start, block.stop, device=lists.mask_ML.device)
-    return (lists.lengths_M1 - 1 - 2 * ranks_R).to(lists.scores_ML.dtype)
+    slope_MR1 = lists.weights_ML[:, block, None] / temperature
+    return torch.baddbmm(lists.logits_ML[:, None], slope_MR1, lists.scores_ML[:, None]).softmax(-1)
 
 
 def _exact(lists: _Lists, block: slice) -> Tensor:
     """Rows of the exact permutation over the sorted lists, tied documents sharing their ranks, shape [M, R, L]."""
-    ranks_R1 = torch.arange(block.start, block.stop, device=lists.mask_ML.device)[:, None]
+    ranks_R1 = torch.arange(block.start, block.stop, device=lists.first_ML.device)[:, None]
     share_ML = 1 / (lists.end_ML - lists.first_ML).to(lists.scores_ML.dtype)
     chosen_MRL = (lists.first_ML[:, None] <= ranks_R1) & (ranks_R1 < lists.end_ML[:, None])
     return torch.where(chosen_MRL, share_ML[:, None], 0.0)
@@ -209,7 +214,7 @@ def _chunk_gradient(chunk: _Chunk, grad_M2K: Tensor, temperature: float, mode: M
     `n + 1 - 2r`: products of a few rows with P.
     """
     lists, x_M2L = chunk.lists, chunk.entries_M2L
-    grad_M2L, sums_M6L = torch.zeros_like(x_M2L), torch.cat([torch.zeros_like(x_M2L)] * 3, 1)
+    grad_M2L, sums_M6L = torch.zeros_like(x_M2L), x_M2L.new_zeros(len(x_M2L), 6, x_M2L.shape[2])
     for block in chunk.blocks():
         grad_M2R = grad_M2K[:, :, block]
         if mode != "soft":
@@ -218,12 +223,16 @@ def _chunk_gradient(chunk: _Chunk, grad_M2K: Tensor, temperature: float, mode: M
             chosen_MRL = _relaxed(lists, block, temperature)
             mean_M1R = (grad_M2R * (x_M2L @ chosen_MRL.mT)).sum(1, keepdim=True)
             factors_M3R = torch.cat([grad_M2R, mean_M1R], 1)
-            sums_M6L += torch.cat([factors_M3R, _rank_weights(lists, block)[:, None] * factors_M3R], 1) @ chosen_MRL
+            factors_M6R = torch.cat([factors_M3R, lists.weights_ML[:, None, block] * factors_M3R], 1)
+            sums_M6L += factors_M6R @ chosen_MRL
+    if mode == "hard":
+        return grad_M2L
+    plain_M3L, weighted_M3L = sums_M6L.chunk(2, 1)
     if mode == "soft":
-        grad_M2L += sums_M6L[:, :2]
-    plain_ML = (x_M2L * sums_M6L[:, :2]).sum(1) - sums_M6L[:, 2]
-    weighted_ML = (x_M2L * sums_M6L[:, 3:5]).sum(1) - sums_M6L[:, 5]
-    signs_ML = _sum_of_signs(lists.lengths_M1, lists.first_ML, lists.end_ML)
-    distances_ML = signs_ML * plain_ML + _signed_sum(plain_ML, lists.first_ML, lists.end_ML)
+        grad_M2L = plain_M3L[:, :2].clone()
+    plain_ML, weighted_ML = (
+        (x_M2L * sums_M3L[:, :2]).sum(1) - sums_M3L[:, 2] for sums_M3L in (plain_M3L, weighted_M3L)
+    )
+    distances_ML = lists.signs_ML * plain_ML + _signed_sum(plain_ML, lists.first_ML, lists.end_ML)
     grad_M2L[:, 0] += ((weighted_ML - distances_ML) / temperature).to(x_M2L.dtype)
     return grad_M2L

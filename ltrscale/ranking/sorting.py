@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import at_least_float32, group_index, length_chunks, rows_of, sum_by_group, to_offsets
+from ltrscale.layout import layout, tell
 from ltrscale.ranking.loss import Loss, Scored
 from ltrscale.ranking.losses import mean_under_noise
 from ltrscale.ranking.metrics import rank_discounts
@@ -190,39 +191,55 @@ def pirank(
         raise ValueError(f"depth must be at least 1, not {depth}")
     scores_N = at_least_float32(scores_N)
     lists = _relevant_lists(scores_N, labels_N, offsets_Q1, k)
-    top_T2 = _merge_sort(lists, k=k, depth=depth, temperature=temperature, mode=mode)
+    if depth == 1:
+        top_T2 = sort_entries(lists.entries_N2, lists.offsets_G1, temperature=temperature, k=k, mode=mode)
+    else:
+        top_T2 = _merge_sort(lists, k=k, depth=depth, temperature=temperature, mode=mode)
     kept_G1 = kept_offsets(lists.offsets_G1, k)
     ranks_T = torch.arange(len(top_T2), device=top_T2.device) - kept_G1[group_index(kept_G1)]
-    discounts_K = rank_discounts(int(ranks_T.max()) + 1 if len(ranks_T) else 0, top_T2.device).to(top_T2.dtype)
+    discounts_K = rank_discounts(layout(kept_G1).longest, top_T2.device).to(top_T2.dtype)
     ndcg_G = sum_by_group(top_T2[:, 1] * discounts_K[ranks_T], kept_G1)
-    return scores_N.new_zeros(len(offsets_Q1) - 1).index_add(0, lists.groups_G, 1 - ndcg_G)
+    loss_G = torch.where(lists.relevant_G, 1 - ndcg_G, 0.0)
+    return scores_N.new_zeros(len(offsets_Q1) - 1).index_add(0, lists.groups_G, loss_G)
 
 
 class _RelevantLists(NamedTuple):
-    """The groups with a relevant document: scores, and gains divided by the group's IDCG@k."""
+    """The groups with a relevant document: scores, and gains divided by the group's IDCG@k.
+
+    On a GPU, which would keep the host waiting for their number, all groups; `relevant_G` says which count.
+    """
 
     groups_G: Tensor
     offsets_G1: Tensor
+    relevant_G: Tensor
     entries_N2: Tensor
 
 
 def _relevant_lists(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, k: int | None) -> _RelevantLists:
     gains_N = torch.exp2(labels_N.double()) - 1
-    ideal_Q = gains_N.new_zeros(len(offsets_Q1) - 1)
-    for groups_M, rows_ML, mask_ML in length_chunks(offsets_Q1, budget=SLOTS_PER_CHUNK, quadratic=False):
-        ranks = min(k or mask_ML.shape[1], mask_ML.shape[1])
-        best_MK = torch.where(mask_ML, gains_N[rows_ML], 0.0).topk(ranks).values
-        ideal_Q[groups_M] = best_MK @ rank_discounts(ranks, gains_N.device)
-    groups_G = ideal_Q.nonzero()[:, 0]
-    rows_N, offsets_G1 = rows_of(offsets_Q1, groups_G)
-    gains_N = gains_N[rows_N] / ideal_Q[groups_G].repeat_interleave(offsets_G1.diff())
-    return _RelevantLists(groups_G, offsets_G1, torch.stack([scores_N[rows_N], gains_N.to(scores_N.dtype)], 1))
+    chunks = length_chunks(offsets_Q1, budget=SLOTS_PER_CHUNK, quadratic=False)
+    discounts_L, ideals = rank_discounts(max(1, layout(offsets_Q1).longest), gains_N.device), []
+    for gains_ML in chunks.split(chunks.pad(gains_N)):
+        best_MK = gains_ML.topk(min(k or gains_ML.shape[1], gains_ML.shape[1])).values
+        ideals.append(best_MK @ discounts_L[: best_MK.shape[1]])
+    ideal_Q = chunks.by_group(ideals, len(offsets_Q1) - 1)
+    groups_G = torch.arange(len(ideal_Q), device=ideal_Q.device)
+    if ideal_Q.is_cpu:
+        groups_G = ideal_Q.nonzero()[:, 0]
+        rows_N, offsets_Q1 = rows_of(offsets_Q1, groups_G)
+        scores_N, gains_N, ideal_Q = scores_N[rows_N], gains_N[rows_N], ideal_Q[groups_G]
+    gains_N = gains_N / torch.where(ideal_Q > 0, ideal_Q, 1.0)[group_index(offsets_Q1)]
+    entries_N2 = torch.stack([scores_N, gains_N.to(scores_N.dtype)], 1)
+    return _RelevantLists(groups_G, offsets_Q1, ideal_Q > 0, entries_N2)
 
 
 def _merge_sort(lists: _RelevantLists, *, k: int | None, depth: int, temperature: float, mode: Mode) -> Tensor:
-    """The entries at the first k ranks of each list after `depth` rounds, shape [T, 2]."""
-    entries_T2, runs_G = lists.entries_N2, lists.offsets_G1.diff()
-    lengths_R = torch.ones_like(entries_T2[:, 0], dtype=torch.int64)
+    """The entries at the first k ranks of each list after `depth` rounds, shape [T, 2].
+
+    Which runs are joined follows from the lengths alone and is worked out on the CPU.
+    """
+    entries_T2, runs_G = lists.entries_N2, torch.from_numpy(layout(lists.offsets_G1).lengths_Q)
+    lengths_R = torch.ones(len(entries_T2), dtype=torch.int64)
     # The smallest integer whose power `depth` reaches the length. The root is rounded, then corrected: ceil of a root
     # that is an integer would be one too large wherever floating point puts it slightly above.
     branching_G = (runs_G.double() ** (1 / depth)).round()
@@ -230,7 +247,7 @@ def _merge_sort(lists: _RelevantLists, *, k: int | None, depth: int, temperature
     for _ in range(depth):
         joined_G = (runs_G + branching_G - 1) // branching_G
         list_R = group_index(to_offsets(runs_G))
-        place_R = torch.arange(len(list_R), device=list_R.device) - to_offsets(runs_G)[list_R]
+        place_R = torch.arange(len(list_R)) - to_offsets(runs_G)[list_R]
         joined_R = to_offsets(joined_G)[list_R] + place_R * joined_G[list_R] // runs_G[list_R]
         runs_J = torch.bincount(joined_R, minlength=int(joined_G.sum()))
         lengths_J = torch.zeros_like(runs_J).index_add(0, joined_R, lengths_R)
@@ -238,9 +255,12 @@ def _merge_sort(lists: _RelevantLists, *, k: int | None, depth: int, temperature
         kept_J1 = kept_offsets(offsets_J1, k)
         alone_J, merged_J = (runs_J == 1).nonzero()[:, 0], (runs_J > 1).nonzero()[:, 0]
         rows_T, offsets_S1 = rows_of(offsets_J1, merged_J)
-        sorted_T2 = sort_entries(entries_T2[rows_T], offsets_S1, temperature=temperature, k=k, mode=mode)
-        next_T2 = entries_T2.new_zeros(int(kept_J1[-1]), 2)
-        next_T2 = next_T2.index_copy(0, rows_of(kept_J1, merged_J)[0], sorted_T2)
-        entries_T2 = next_T2.index_copy(0, rows_of(kept_J1, alone_J)[0], entries_T2[rows_of(offsets_J1, alone_J)[0]])
+        indices = rows_T, offsets_S1, *(rows_of(kept_J1, of_J)[0] for of_J in (merged_J, alone_J))
+        rows_T, there_S1, merged_T, alone_T = (index.to(entries_T2.device) for index in indices)
+        tell(there_S1, offsets_S1.numpy())
+        sorted_T2 = sort_entries(entries_T2[rows_T], there_S1, temperature=temperature, k=k, mode=mode)
+        next_T2 = entries_T2.new_zeros(int(kept_J1[-1]), 2).index_copy(0, merged_T, sorted_T2)
+        left_T = rows_of(offsets_J1, alone_J)[0].to(entries_T2.device)
+        entries_T2 = next_T2.index_copy(0, alone_T, entries_T2[left_T])
         runs_G, lengths_R = joined_G, kept_J1.diff()
     return entries_T2

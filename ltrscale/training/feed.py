@@ -11,8 +11,9 @@ Shapes: Q groups.
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import suppress
+from itertools import chain
 from queue import Empty, Full, Queue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from ltrscale.data.stream.batches import MicroBatches, Position
 from ltrscale.data.stream.decoder import Decoder, group_ids
 from ltrscale.data.stream.readers import RowGroupReader
 from ltrscale.draws import splitmix64
+from ltrscale.layout import Request, layout
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.reduce import sum_over_workers
 
@@ -111,7 +113,9 @@ def read_ahead(steps: Iterator[MicroBatches], *, depth: int, device: torch.devic
     """
     move = _Mover(device)
     if depth == 0:
-        yield from map(move, steps)
+        for step in map(move, steps):
+            yield step
+            move.learn(step)
         return
     ready: Queue[Fed | BaseException | None] = Queue(maxsize=depth)  # None: the end of the steps
     stopped = threading.Event()
@@ -143,6 +147,7 @@ def read_ahead(steps: Iterator[MicroBatches], *, depth: int, device: torch.devic
                 raise item
             move.take(item)
             yield item
+            move.learn(item)
     finally:
         stopped.set()
         with suppress(Empty):  # frees the batches, and makes room for a put that is waiting
@@ -152,11 +157,13 @@ def read_ahead(steps: Iterator[MicroBatches], *, depth: int, device: torch.devic
 
 
 class _Mover:
-    """Moves the micro-batches of a step to a device."""
+    """Moves the micro-batches of a step to a device, with what earlier steps have asked of their layouts."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.asked: list[dict[Request, Any]] = []
+        """What was made of the layouts of a micro-batch, for each of its offsets."""
 
     def __call__(self, step: MicroBatches) -> Fed:
         """The step with its micro-batches on the device; all copies are complete."""
@@ -165,13 +172,25 @@ class _Mover:
             of_ids = 0 if groups.ids_Q is None else checksum(groups.ids_Q.numpy())
             account = account.plus(groups.n_groups, groups.n_documents, of_ids)
         if self.side is None:
-            moved = {c: g and g.to(self.device) for c, g in step.micro_batches.items()}
-            return Fed(moved, step.positions, account)
+            return Fed({c: g and self._moved(g) for c, g in step.micro_batches.items()}, step.positions, account)
         with torch.cuda.stream(self.side):
             pinned = {c: g and g.map(Tensor.pin_memory) for c, g in step.micro_batches.items()}
-            moved = {c: g and g.to(self.device, non_blocking=True) for c, g in pinned.items()}
+            moved = {c: g and self._moved(g) for c, g in pinned.items()}
         self.side.synchronize()  # blocks this thread only; the consumer goes on computing
         return Fed(moved, step.positions, account)
+
+    def _moved(self, groups: QueryGroups) -> QueryGroups:
+        moved = groups.to(self.device, non_blocking=True)
+        for offsets_Q1, asked in zip(moved.offsets(), self.asked, strict=False):  # of the first step nothing is known
+            layout(offsets_Q1).make(asked)
+        return moved
+
+    def learn(self, step: Fed) -> None:
+        """Remember what a step, now done, has asked of its layouts: the next ones will ask the same."""
+        for groups in filter(None, step.micro_batches.values()):
+            asked = [layout(offsets_Q1).asked() for offsets_Q1 in groups.offsets()]
+            before = self.asked or [{} for _ in asked]
+            self.asked = [old | new for old, new in zip(before, asked, strict=True)]
 
     def take(self, step: Fed) -> None:
         """Register the batch's memory with the consumer's CUDA stream.
@@ -182,5 +201,6 @@ class _Mover:
             return
         current = torch.cuda.current_stream(self.device)
         for groups in filter(None, step.micro_batches.values()):
-            for values in groups.tensors():
+            of_layouts = (layout(offsets_Q1).tensors() for offsets_Q1 in groups.offsets())
+            for values in chain(groups.tensors(), *of_layouts):
                 values.record_stream(current)
