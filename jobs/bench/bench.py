@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs.bench.ddp import bench_ddp
+from jobs.bench.device import bench_device
 from jobs.bench.losses import bench_losses
 from jobs.bench.measure import Row
 from jobs.bench.metrics import bench_metrics
@@ -18,6 +19,7 @@ from jobs.bench.stream import bench_stream
 from jobs.bench.trees import bench_trees
 from ltrscale import storage
 from ltrscale.config import Config
+from ltrscale.devices import Device
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 from ltrscale.stages.runs import environment
@@ -36,10 +38,17 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
 }
 
 
+NAMES = (*BENCHES, "device")
+
+
 class BenchJob(Config):
     """Measure speed and memory against peers, as ratios in one run."""
 
-    only: tuple[str, ...] = Field((), description=f"Which of {', '.join(BENCHES)} to run; empty for all.")
+    quick: bool = False
+    """Only what takes seconds: counts, which are the same on every machine."""
+    device: Device = "cpu"
+    """A GPU on which `device` also times its steps."""
+    only: tuple[str, ...] = Field((), description=f"Which of {', '.join(NAMES)} to run; empty for all.")
     out: str | None = None
     """Directory for `bench.json`; if empty, the results are only printed."""
 
@@ -51,28 +60,28 @@ def bench(job: BenchJob) -> None:
         InputError: `only` names no benchmark.
     """
     for name in job.only:
-        if name not in BENCHES:
-            raise InputError(f"only: no benchmark {name!r}; there are {', '.join(BENCHES)}")
+        if name not in NAMES:
+            raise InputError(f"only: no benchmark {name!r}; there are {', '.join(NAMES)}")
     rows: list[Row] = []
-    for name in job.only or BENCHES:
+    for name in job.only or (["device"] if job.quick else [*BENCHES, "device"]):
         log.info("measuring %s", name)
-        rows += BENCHES[name]()
-    Console(width=150).print(_table(rows))
+        rows += bench_device(quick=job.quick, device=job.device) if name == "device" else BENCHES[name]()
+    Console(width=180).print(_table(rows))
     if job.out is not None:
         document = {"environment": environment(), "rows": [asdict(row) for row in rows]}
         storage.write_bytes(storage.join(job.out, "bench.json"), (json.dumps(document, indent=1) + "\n").encode())
 
 
 def _table(rows: list[Row]) -> Table:
-    table = Table("what", "ratio", "goal", "", "ours", "peer", "note")
+    table = Table("what", "figure", "goal", "", "ours", "peer", "note")
     for row in rows:
         goal, verdict = "", ""
         if row.goal is not None and row.ratio is not None:
             reached = row.ratio >= row.goal if row.at_least else row.ratio <= row.goal
-            goal, verdict = f"{'>=' if row.at_least else '<='} {row.goal:g}", "ok" if reached else "missed"
+            goal, verdict = f"{'>=' if row.at_least else '<='} {row.goal:g}", "met" if reached else "missed"
         table.add_row(
             row.name,
-            "" if row.ratio is None else f"{row.ratio:.2f}",
+            "" if row.ratio is None else f"{row.ratio:,}" if isinstance(row.ratio, int) else f"{row.ratio:.2f}",
             goal,
             verdict,
             row.ours,

@@ -6,26 +6,32 @@ move its bytes or to multiply its matrices; the largest of the three bounds the 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from jobs.bench.measure import N_FEATURES, mslr_lengths
+from jobs.bench.measure import N_FEATURES, Row, mslr_lengths
 from jobs.bench.networks import RESNET
 from jobs.bench.pretend import Counts, counting, pretending
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.config import kind_of, members
 from ltrscale.data.stream.batches import MicroBatches, StreamConfig
+from ltrscale.devices import choose_device
 from ltrscale.models.choices import ContextConfig, FeatureEncoderConfig, NetworkConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.models.layers import EncoderSettings
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
+from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Objective, Pretrainer
 from ltrscale.pretext.siamese import SimSiamConfig
+from ltrscale.pretext.watch import unit_vectors
 from ltrscale.ranking.choices import LossConfig
 from ltrscale.ranking.loss import Loss
 from ltrscale.training.finetune import FinetuneConfig
@@ -99,6 +105,151 @@ def steps() -> dict[str, Step]:
     contexts = {f"context {kind_of(cls)}": partial(_finetune, cls, None) for cls in members(ContextConfig)}
     losses = {f"loss {kind_of(cls)}": partial(_finetune, None, cls) for cls in members(LossConfig)}
     return {**pretexts, **encoders, **contexts, **losses, "scoring": _score}
+
+
+def bench_device(quick: bool = False, device: str = "cpu") -> list[Row]:
+    """Launches, waits, bytes and products of every step, and the rates that follow; on a real GPU also its rate.
+
+    Args:
+        quick: count only the steps that have a goal.
+        device: a GPU on which each step is timed too.
+    """
+    counted, rows = {}, []
+    batches = {FEW: lists(FEW), MANY: lists(MANY), SHORT: lists(MANY * 5, SHORT)}
+    for name, step in steps().items():
+        if quick and name not in GOALS:
+            continue
+        counted[name] = {size: count(step, groups) for size, groups in batches.items()}
+        measured = "" if device == "cpu" else f"; measured {_measured(step, batches[MANY], device) / 1e6:.2f} M docs/s"
+        rows.append(_launches(name, counted[name], measured))
+    return [*rows, _growth(counted), _waits(counted), _bytes(counted), *(_published() if not quick else [])]
+
+
+def _launches(name: str, by_size: dict[int, Counted], measured: str) -> Row:
+    documents, counts = by_size[MANY]
+    rates = [f"{gpu.name} {rate / 1e6:.1f} ({bound})" for gpu in GPUS for rate, bound in [by_size[MANY].rate(gpu)]]
+    per_document = f"{counts.touched / documents / 1e3:.0f} kB, {counts.flops / documents / 1e6:.1f} MFLOP a document"
+    return Row(
+        name=f"launches of a step, {name}",
+        ratio=counts.launches,
+        goal=GOALS.get(name),
+        at_least=False,
+        ours=f"{counts.waits.total()} waits, {counts.copies} copies, {per_document}",
+        peer=f"predicted M docs/s: {', '.join(rates)}{measured}",
+        note=f"{documents:,} documents; {by_size[FEW].counts.launches} at {by_size[FEW].documents:,}, "
+        f"{by_size[SHORT].counts.launches} in lists of {SHORT}",
+    )
+
+
+def _growth(counted: dict[str, dict[int, Counted]]) -> Row:
+    growth = {name: sizes[MANY].counts.launches / sizes[FEW].counts.launches for name, sizes in counted.items()}
+    worst = max(growth, key=lambda name: growth[name])
+    return Row(
+        name=f"launches at {MANY} lists / at {FEW}, the largest of all steps",
+        ratio=growth[worst],
+        goal=1.3,
+        at_least=False,
+        note=worst,
+    )
+
+
+def _waits(counted: dict[str, dict[int, Counted]]) -> Row:
+    most = max((one for sizes in counted.values() for one in sizes.values()), key=lambda one: one.counts.waits.total())
+    return Row(
+        name="waits of a step, the most of all steps",
+        ratio=most.counts.waits.total(),
+        goal=1,
+        at_least=False,
+        note=", ".join(most.counts.waits),
+    )
+
+
+def _bytes(counted: dict[str, dict[int, Counted]]) -> Row:
+    ours, peer = (counted[f"method {kind}"][MANY].counts.touched for kind in ("simclr_rank", "simsiam"))
+    return Row(
+        name="bytes of a step, SimCLR-Rank / SimSiam",
+        ratio=ours / peer,
+        goal=1.3,
+        at_least=False,
+        ours=f"{ours / 1e9:.1f} GB",
+        peer=f"{peer / 1e9:.1f} GB",
+    )
+
+
+class _Epoch(NamedTuple):
+    """An epoch of HOU24's Table 6 on MSLR-WEB30K, on one V100."""
+
+    step: Step
+    documents: int
+    """Of a step, and of the epoch below: the training part of a fold."""
+    seconds: float
+
+
+def _published() -> list[Row]:
+    """What the model says of published steps, in the plain form that their authors run, against the paper's seconds."""
+    epochs = {
+        "SimSiam": _Epoch(partial(_pretext, SimSiamConfig(), RESNET), 200_000, 0.87),
+        "SimCLR-Rank, a loop over lists": _Epoch(_looped, 200_000, 9.47),
+    }
+    rows = []
+    for name, (step, documents, seconds) in epochs.items():
+        groups = lists(round(documents / MEAN_LENGTH))
+        rate, bound = count(step, groups).rate(GPUS[0])
+        rows.append(
+            Row(
+                name=f"an epoch of HOU24's Table 6, {name}: predicted / published seconds",
+                ratio=MSLR_DOCUMENTS / rate / seconds,
+                ours=f"{MSLR_DOCUMENTS / rate:.2f} s, bound by {bound}",
+                peer=f"{seconds} s",
+                note=f"V100, batches of {groups.n_documents:,} documents",
+            )
+        )
+    return rows
+
+
+MEAN_LENGTH, MSLR_DOCUMENTS = 122, 2_270_296
+"""Documents of a list, and of the training part of MSLR-WEB30K's first fold."""
+
+
+def _looped(device: torch.device, groups: QueryGroups) -> Callable[[], object]:
+    """A step of SimCLR-Rank with its loss written list by list in plain torch."""
+
+    class Looped(SimCLRRankConfig):
+        def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
+            lengths = groups.lengths_Q.tolist()
+            parts = zip(
+                torch.split(unit_vectors(z0_NP), lengths), torch.split(unit_vectors(z1_NP), lengths), strict=True
+            )
+            return torch.cat([_info_nce(z0_LP, z1_LP, self.temperature) for z0_LP, z1_LP in parts])
+
+    return _pretext(Looped(), RESNET, device, groups)
+
+
+def _info_nce(z0_LP: Tensor, z1_LP: Tensor, temperature: float) -> Tensor:
+    """InfoNCE of one list as a cross entropy over its matrix of similarities, shape [L]."""
+    length = len(z0_LP)
+    views_UP = torch.cat([z0_LP, z1_LP])
+    logits_UU = views_UP @ views_UP.T / temperature
+    logits_UU = logits_UU.masked_fill(torch.eye(2 * length, dtype=torch.bool, device=logits_UU.device), -1e9)
+    positives_U = (torch.arange(2 * length, device=logits_UU.device) + length) % (2 * length)
+    return F.cross_entropy(logits_UU, positives_U, reduction="none").view(2, length).sum(0)
+
+
+def _measured(step: Step, groups: QueryGroups, device: str) -> float:
+    """Documents a second of a step on a real GPU, the batch's copy included."""
+    chosen = choose_device(device)
+    work = step(chosen, groups)
+    for _ in range(_WARM_UP):
+        work()
+    torch.cuda.synchronize(chosen)
+    start = time.perf_counter()
+    for _ in range(_STEPS):
+        work()
+    torch.cuda.synchronize(chosen)
+    return _STEPS * groups.n_documents / (time.perf_counter() - start)
+
+
+_WARM_UP, _STEPS = 3, 20
 
 
 def count(step: Step, groups: QueryGroups, *, values: bool = False) -> Counted:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the benchmark table: a ratio measured in one run, and its goal.
+    """One line of the benchmark table: a ratio measured in one run, or a count, and its goal.
 
     `at_least`: the goal is a lower bound of the ratio, otherwise an upper bound. `ours` and `peer` are the measured
     values with units. If there is no ratio, because there is no peer or no measurement, `note` says why.
