@@ -153,14 +153,18 @@ class MicroBatchNorm(nn.Module):
         if not self.training or len(x_ND) < 2:
             if self.training and len(x_ND) == 1:
                 only_D = x_ND.detach()[0].to(self.running_mean.dtype)
-                self.seen.append((1, torch.stack([only_D, torch.zeros_like(only_D)])))
+                self._remember(1, torch.stack([only_D, torch.zeros_like(only_D)]))
             return F.batch_norm(x_ND, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         # With momentum 1, the fused kernel writes the micro-batch's mean and unbiased variance to these.
         statistics_2D = self.running_mean.new_zeros(2, len(self.running_mean))
         mean_D, var_D = statistics_2D.unbind()
         y_ND = F.batch_norm(x_ND, mean_D, var_D, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
-        self.seen.append((len(x_ND), statistics_2D))
+        self._remember(len(x_ND), statistics_2D)
         return y_ND
+
+    @torch.compiler.disable  # compiled code would depend on how many micro-batches were seen
+    def _remember(self, count: int, statistics_2D: Tensor) -> None:
+        self.seen.append((count, statistics_2D))
 
 
 def moments(norms: Sequence[MicroBatchNorm]) -> Tensor:

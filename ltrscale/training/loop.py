@@ -11,7 +11,7 @@ Shapes: see `ltrscale.batch`.
 import math
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from ltrscale.errors import InputError
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.auxiliary import Auxiliary
 from ltrscale.training.feed import Account, Fed, read_ahead
-from ltrscale.training.reduce import flat_gradient, forget_moments, set_gradient, sum_over_workers, update_norms
+from ltrscale.training.reduce import FlatGradient, forget_moments, sum_over_workers, update_norms
 from ltrscale.training.settings import Factors, OptimizerConfig, Precision, build_optimizer, learning_rate
 
 LossOfBatch = Callable[[QueryGroups, torch.Generator], tuple[Tensor, Tensor | float]]
@@ -135,6 +135,7 @@ class Trainer:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = self.parameters[0].device
         self.optimizer = build_optimizer(self.parameters, config, factors)
+        self.gradient = FlatGradient(self.parameters)
         self.generator = torch.Generator(self.device)
         self.state = State()
         self.past = State()
@@ -158,8 +159,10 @@ class Trainer:
             while True:
                 step, wait_s = self.fetch(steps)
                 loss_and_count = torch.zeros(2, dtype=torch.float64, device=self.device)
-                for stream, groups in step.in_order():
-                    loss_and_count += self.add_gradient(self.objective, self.seed, stream, groups)
+                micro_batches = list(step.in_order())
+                for number, (stream, groups) in enumerate(micro_batches, 1):
+                    with self.gradient.last_backward() if number == len(micro_batches) else nullcontext():
+                        loss_and_count += self.add_gradient(self.objective, self.seed, stream, groups)
                 requests = (self.due(), self.stopping(), self.failed())
                 result, checksum = self.reduce(loss_and_count, _Sums(*step.account, *requests, wait_s))
                 self.waited_s += wait_s
@@ -210,12 +213,12 @@ class Trainer:
         Returns:
             The result, and the checksum of the groups that all workers read.
         """
+        flat = self.gradient.summed().div_(sum_over_workers(loss_and_count)[1].clamp(min=1e-30))
         update_norms(self.model)  # before an auxiliary loss, whose views they do not follow
-        flat = flat_gradient(self.parameters).div_(sum_over_workers(loss_and_count)[1].clamp(min=1e-30))
         self.auxiliary_loss = None
         if self.auxiliary is not None and self.auxiliary.is_due(self.state.step) and loss_and_count[1] > 0:
             flat += self._gradient_of(self.auxiliary)
-        set_gradient(self.parameters, flat)
+        self.gradient.set(flat)
         norm_1 = torch.linalg.vector_norm(flat, dtype=torch.float64)[None]
         loss, count, norm = torch.cat([loss_and_count, norm_1]).cpu().tolist()
         # one all-reduce carries the counts and the three questions; float64 keeps counts and checksums exact
@@ -266,7 +269,7 @@ class Trainer:
         check_finite("auxiliary loss", loss, self.state.step)
         forget_moments(self.model)  # running statistics are those of documents, not of their views
         self.auxiliary_loss = loss / documents
-        return flat_gradient(self.parameters).div_(documents / auxiliary.config.weight)
+        return self.gradient.summed().div_(documents / auxiliary.config.weight)
 
     def close(self) -> None:
         """End what reads in the background."""

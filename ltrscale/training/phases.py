@@ -19,6 +19,7 @@ from torch import nn
 
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import GroupStream
+from ltrscale.models.layers import Encoder
 from ltrscale.progress import log, progress
 from ltrscale.ranking.choices import metric_label
 from ltrscale.runtime.workers import Context, rank_and_world
@@ -58,6 +59,13 @@ class Phase:
         return self.epochs if self.until is None else self.until
 
 
+def compile_encoders(model: nn.Module) -> None:
+    """Let every encoder in a model run compiled, for any number of documents; names of weights stay as they are."""
+    for module in model.modules():
+        if isinstance(module, Encoder):
+            module.compile(dynamic=True)
+
+
 @dataclass(frozen=True)
 class Training:
     """A training on one worker; all workers make the same calls. It resumes from its newest checkpoint.
@@ -87,6 +95,8 @@ class Training:
             Stopped: a worker was asked to stop, and a checkpoint is committed.
             InputError: training has diverged, checkpoints cannot be written, or validation is undefined.
         """
+        if self.config.compile:
+            compile_encoders(self.model)
         validation = None if self.best is None else self.best.data.validation
         read = [self.selection] if validation is None else [self.selection, validation]
         read += [phase.auxiliary.unlabelled.selection for phase in phases if phase.auxiliary is not None]

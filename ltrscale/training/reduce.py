@@ -5,7 +5,9 @@ micro-batches of all streams of a worker, some of which may have run out. It div
 which no worker knows before its last backward pass. In one process the sums are the identity.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -16,6 +18,9 @@ from ltrscale.models.layers import MicroBatchNorm, moments, update_running_stati
 from ltrscale.runtime.workers import rank_and_world
 
 T = TypeVar("T")
+
+BUCKET_BYTES = 25 << 20
+"""Gradients that travel together."""
 
 
 def sum_over_workers(values: Tensor) -> Tensor:
@@ -41,19 +46,68 @@ def from_rank_0(value: T) -> T:
     return shared[0]
 
 
-def flat_gradient(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The gradients of all parameters, summed over the workers, as one vector.
+class FlatGradient:
+    """The gradients of all parameters as one vector, summed over the workers.
 
-    A worker without micro-batches contributes zeros.
+    The vector travels in buckets, those of the last layers first, because backward has them first. In a network of
+    several buckets each starts as soon as the step's last backward has filled it, while that computes the others. All
+    workers send the buckets in the same order; one without a micro-batch sends zeros.
     """
-    parts = [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters]
-    return sum_over_workers(torch.cat(parts))
 
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(reversed(parameters))
+        self.buckets: list[list[nn.Parameter]] = [[]]
+        for parameter in self.parameters:
+            if sum(p.nbytes for p in self.buckets[-1]) >= BUCKET_BYTES:
+                self.buckets.append([])
+            self.buckets[-1].append(parameter)
+        self._filling = False
+        self._reset()
+        if len(self.buckets) > 1 and dist.is_initialized():
+            for number, bucket in enumerate(self.buckets):
+                for parameter in bucket:
+                    parameter.register_post_accumulate_grad_hook(partial(self._filled, number))  # type: ignore[no-untyped-call]
 
-def set_gradient(parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
-    """Make the parts of a vector the parameters' gradients."""
-    for parameter, gradient in zip(parameters, torch.split(flat, [p.numel() for p in parameters]), strict=True):
-        parameter.grad = gradient.view_as(parameter)
+    def _reset(self) -> None:
+        self._left = [len(bucket) for bucket in self.buckets]
+        self._sent: list[tuple[Tensor, dist.Work | None]] = []
+
+    @contextmanager
+    def last_backward(self) -> Iterator[None]:
+        """What backward fills inside is complete."""
+        self._filling = True
+        try:
+            yield
+        finally:
+            self._filling = False
+
+    def _filled(self, number: int, _: Tensor) -> None:
+        if self._filling:
+            self._left[number] -= 1
+            while len(self._sent) < len(self.buckets) and self._left[len(self._sent)] == 0:
+                self._send()
+
+    def _send(self) -> None:
+        bucket = self.buckets[len(self._sent)]
+        part = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in bucket])
+        self._sent.append((part, dist.all_reduce(part, async_op=True) if dist.is_initialized() else None))
+
+    def summed(self) -> Tensor:
+        """The vector; no other sum over workers may come between the step's last backward and this call."""
+        while len(self._sent) < len(self.buckets):
+            self._send()
+        for _, work in self._sent:
+            if work is not None:
+                work.wait()
+        parts = [part for part, _ in self._sent]
+        self._reset()
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def set(self, flat: Tensor) -> None:
+        """Make the parts of a vector the parameters' gradients."""
+        parts = torch.split(flat, [p.numel() for p in self.parameters])
+        for parameter, gradient in zip(self.parameters, parts, strict=True):
+            parameter.grad = gradient.view_as(parameter)
 
 
 def update_norms(model: nn.Module) -> None:

@@ -23,6 +23,7 @@ from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.pretext.choices import FeatureMethodConfig
+from ltrscale.training import reduce
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.loop import Trainer
 from ltrscale.training.network import fit
@@ -34,6 +35,7 @@ EVERY_METHOD = [kind_of(cls) for cls in members(FeatureMethodConfig)]
 
 def worker(rank: int, world: int, data: str, method: str, folder: str) -> None:
     torch.set_num_threads(1)
+    reduce.BUCKET_BYTES = 1000  # several buckets, which start to travel during backward
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{world}", rank=rank, world_size=world)
     trainer = make_trainer(data, method, rank=rank, world=world)
     results = [vars(result) for result in run_epochs(trainer)]
