@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,6 +22,37 @@ SLOTS_PER_CHUNK = 1 << 15
 """Padded documents ranked at once: the temporaries of a chunk then stay in the cache."""
 _KEPT = 1 << 18
 """The ranking of a batch of at most this many documents is kept for the next metric; it takes about 50 bytes each."""
+
+
+def falling_order(keys_ML: Tensor) -> Tensor:
+    """The slots of each row in order of falling keys, none of them NaN; equal keys come in any order.
+
+    Example:
+        >>> falling_order(torch.tensor([[1.0, 3.0, 2.0]]))
+        tensor([[1, 2, 0]])
+    """
+    if not keys_ML.is_cpu:
+        return keys_ML.argsort(descending=True)
+    return torch.from_numpy(np.argsort(-_as_numpy(keys_ML), axis=1))
+
+
+def best_first(values_ML: Tensor, k: int) -> Tensor:
+    """The k highest values of each row, or all if there are fewer, from the highest on.
+
+    Example:
+        >>> best_first(torch.tensor([[1.0, 3.0, 2.0]]), 2)
+        tensor([[3., 2.]])
+    """
+    k = min(k, values_ML.shape[1])
+    if not values_ML.is_cpu:
+        return values_ML.topk(k).values
+    rising = np.sort(_as_numpy(values_ML), axis=1)
+    return torch.from_numpy(rising[:, : -k - 1 : -1].copy()).to(values_ML.dtype)
+
+
+def _as_numpy(values: Tensor) -> np.ndarray:
+    """For NumPy's sort, whose vector instructions make it many times as fast as PyTorch's on a CPU."""
+    return (values if values.dtype in (torch.float32, torch.float64) else values.double()).numpy()
 
 
 @dataclass(frozen=True, eq=False)
