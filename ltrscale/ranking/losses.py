@@ -374,7 +374,7 @@ def _approx_ndcg(lists: RankedLists, temperature: float, with_slope: bool) -> tu
     """The loss of each list, and its slope by the scores (0 unless `with_slope`)."""
     # Only relevant documents, which come first, add to the loss: their rows are enough.
     relevant = most((lists.gains_ML > 0).sum(-1), lists.gains_ML.shape[1])
-    gains_ML = over_ideal(lists.gains_ML).clamp(min=0).to(lists.scores_ML.dtype)
+    gains_ML = over_ideal(lists.gains_ML, lists.discounts_L).clamp(min=0).to(lists.scores_ML.dtype)
     scaled_ML = lists.scores_ML / temperature
     above_ML = torch.where(lists.mask_ML, scaled_ML, -torch.inf)  # padding stands above nothing
     loss_M = lists.gains_ML[:, 0].gt(0).to(scaled_ML.dtype)

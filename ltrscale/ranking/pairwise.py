@@ -254,6 +254,8 @@ class RankedLists(NamedTuple):
     mask_ML: Tensor
     scores_ML: Tensor
     gains_ML: Tensor
+    discounts_L: Tensor
+    """Of ranks 1 to L, float64."""
 
 
 Order = Literal["gains", "scores"]
@@ -281,8 +283,10 @@ class _ListLoss(torch.autograd.Function):
     def forward(ctx: Any, scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, solve: Solve, order: Order) -> Tensor:
         loss_Q = scores_N.new_zeros(len(offsets_Q1) - 1)
         slope_N, gains_N = torch.zeros_like(scores_N), gains_N.double()
-        for chunk in _chunks(offsets_Q1):
-            lists = _in_order(scores_N, gains_N, chunk, order)
+        chunks = list(_chunks(offsets_Q1))
+        discounts_L = rank_discounts(max((chunk.mask_ML.shape[1] for chunk in chunks), default=0), scores_N.device)
+        for chunk in chunks:
+            lists = _in_order(scores_N, gains_N, chunk, order, discounts_L[: chunk.mask_ML.shape[1]])
             loss_Q[chunk.groups_M], slope_ML = solve(lists, ctx.needs_input_grad[0])
             slope_N.index_add_(0, lists.rows_ML.flatten(), slope_ML.flatten())
         ctx.save_for_backward(slope_N, offsets_Q1)
@@ -300,13 +304,13 @@ def _chunks(offsets_Q1: Tensor) -> Iterator[Chunk]:
     return length_chunks(offsets_Q1, budget=PAIRS_PER_BLOCK // ROWS_PER_BLOCK, quadratic=False)
 
 
-def _in_order(scores_N: Tensor, gains_N: Tensor, chunk: Chunk, order: Order) -> RankedLists:
+def _in_order(scores_N: Tensor, gains_N: Tensor, chunk: Chunk, order: Order, discounts_L: Tensor) -> RankedLists:
     keys_N, padding_ML = gains_N if order == "gains" else scores_N, ~chunk.mask_ML
     order_ML = falling_order(keys_N.take(chunk.rows_ML).masked_fill_(padding_ML, -torch.inf))
     rows_ML = chunk.rows_ML.gather(1, order_ML)
     # The mask stays valid: padding was last before the sort and has the lowest key.
     gains_ML = gains_N.take(rows_ML).masked_fill_(padding_ML, -torch.inf)
-    return RankedLists(rows_ML, chunk.mask_ML, scores_N.take(rows_ML), gains_ML)
+    return RankedLists(rows_ML, chunk.mask_ML, scores_N.take(rows_ML), gains_ML, discounts_L)
 
 
 def most(counts: Tensor, bound: int) -> int:
@@ -314,10 +318,10 @@ def most(counts: Tensor, bound: int) -> int:
     return int(counts.max()) if counts.is_cpu else bound
 
 
-def over_ideal(gains_ML: Tensor, truncation: int | None = None) -> Tensor:
+def over_ideal(gains_ML: Tensor, discounts_L: Tensor, truncation: int | None = None) -> Tensor:
     """Gains divided by the DCG of their best order; unchanged if no document is relevant."""
     best_MK = best_first(gains_ML, truncation or gains_ML.shape[1]).clamp(min=0)
-    ideal_M = best_MK @ rank_discounts(best_MK.shape[1], gains_ML.device)
+    ideal_M = best_MK @ discounts_L[: best_MK.shape[1]]
     return gains_ML / ideal_M.masked_fill_(ideal_M == 0, 1.0)[:, None]
 
 
@@ -337,9 +341,11 @@ def _swaps(
     """
     dtype, length, by_lightgbm = lists.scores_ML.dtype, lists.scores_ML.shape[1], normalise == "lightgbm"
     # Padding has the lowest gain and is far below: to beat it costs 0.
-    gains_ML = over_ideal(lists.gains_ML.clamp(min=-1), truncation if by_lightgbm else None).to(dtype)
+    gains_ML = over_ideal(lists.gains_ML.clamp(min=-1), lists.discounts_L, truncation if by_lightgbm else None).to(
+        dtype
+    )
     scores_ML = (sigma * lists.scores_ML).masked_fill_(~lists.mask_ML, _FAR_BELOW)
-    discounts_ML, first_ML = _discounts(scores_ML, lists.mask_ML)
+    discounts_ML, first_ML = _discounts(scores_ML, lists)
     near_ML = first_ML < (truncation or length)
     upper_ML = discounts_ML.masked_fill(~near_ML, -torch.inf)
     loss_M, total_M = scores_ML.new_zeros(2, len(scores_ML))
@@ -371,23 +377,20 @@ def _swaps(
     return loss_M * scale_M, slope_ML.mul_((sigma * scale_M)[:, None])
 
 
-def _discounts(scores_ML: Tensor, mask_ML: Tensor) -> tuple[Tensor, Tensor]:
+def _discounts(scores_ML: Tensor, lists: RankedLists) -> tuple[Tensor, Tensor]:
     """Discounts by falling scores, where tied documents share their block's mean, and the places of blocks' first.
 
     Lists without ties have one row in common.
     """
     length = scores_ML.shape[1]
-    discounts_L, places_1L = (
-        rank_discounts(length, scores_ML.device),
-        torch.arange(length, device=scores_ML.device)[None],
-    )
-    tied_ML = (scores_ML[:, 1:] == scores_ML[:, :-1]) & mask_ML[:, 1:]
+    places_1L = torch.arange(length, device=scores_ML.device)[None]
+    tied_ML = (scores_ML[:, 1:] == scores_ML[:, :-1]) & lists.mask_ML[:, 1:]
     if not most(tied_ML.any(), 1):
-        return discounts_L.to(scores_ML.dtype)[None], places_1L
+        return lists.discounts_L.to(scores_ML.dtype)[None], places_1L
     first_ML = F.pad(places_1L[:, 1:].masked_fill(tied_ML, 0), (1, 0)).cummax(1).values
     next_ML = F.pad(places_1L[:, 1:].masked_fill(tied_ML, length), (0, 1), value=length)
     end_ML = next_ML.flip(1).cummin(1).values.flip(1)
-    sums_L1 = F.pad(discounts_L.cumsum(0), (1, 0))
+    sums_L1 = F.pad(lists.discounts_L.cumsum(0), (1, 0))
     discounts_ML = (sums_L1.take(end_ML) - sums_L1.take(first_ML)) / (end_ML - first_ML)
     return discounts_ML.to(scores_ML.dtype), first_ML
 
