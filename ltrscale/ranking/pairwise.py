@@ -22,7 +22,7 @@ from ltrscale.ranking.ranked import best_first, falling_order
 
 PAIRS_PER_BLOCK, PAIRS_PER_GPU_BLOCK = 1 << 16, 1 << 25
 """Pairs handled at once: few enough to stay in the cache, so memory does not grow with the list length."""
-ROWS_PER_BLOCK = 16
+ROWS_PER_BLOCK = 10
 """Rows of a block: more meet fewer documents in vain, fewer leave more lists to a chunk."""
 _FAR_BELOW = -1e18
 """A scaled score from which any margin has a logistic of 0, yet one that divides weights without underflow."""
@@ -341,9 +341,8 @@ def _swaps(
     """
     dtype, length, by_lightgbm = lists.scores_ML.dtype, lists.scores_ML.shape[1], normalise == "lightgbm"
     # Padding has the lowest gain and is far below: to beat it costs 0.
-    gains_ML = over_ideal(lists.gains_ML.clamp(min=-1), lists.discounts_L, truncation if by_lightgbm else None).to(
-        dtype
-    )
+    gains_ML = over_ideal(lists.gains_ML.clamp(min=-1), lists.discounts_L, truncation if by_lightgbm else None)
+    gains_ML = gains_ML.to(dtype)
     scores_ML = (sigma * lists.scores_ML).masked_fill_(~lists.mask_ML, _FAR_BELOW)
     discounts_ML, first_ML = _discounts(scores_ML, lists)
     near_ML = first_ML < (truncation or length)
@@ -352,8 +351,9 @@ def _swaps(
     slope_ML = torch.zeros_like(scores_ML)
     for rows in row_blocks(scores_ML, most(near_ML.sum(1), length)):
         below = slice(rows.start, length)
-        # Limits, for the documents of the block also meet each other: to those above them their difference becomes 0.
-        leads_MRL = (scores_ML[:, None, below] - scores_ML[:, rows, None]).clamp_(max=0)  # minus the distance
+        leads_MRL = scores_ML[:, None, below] - scores_ML[:, rows, None]  # minus the distance
+        # The documents of a block also meet each other: a pair that has the lower one first gets distance and weight 0.
+        leads_MRL[..., : rows.stop - rows.start].clamp_(max=0)
         weights_MRL = gains_ML[:, rows, None] - gains_ML[:, None, below]
         weights_MRL *= (upper_ML[:, rows, None] - discounts_ML[:, None, below]).clamp_(min=0)
         if by_lightgbm:
