@@ -235,14 +235,6 @@ def layout(offsets_Q1: Tensor) -> Layout:
     return made
 
 
-def leading_columns(flags_ML: Tensor) -> int:
-    """Columns up to the last one with a flag in any row, where flags precede the others in each row.
-
-    On a GPU, which would keep the host waiting, all columns: it then works on some that do not count.
-    """
-    return int(flags_ML.sum(1).max()) if flags_ML.device.type == "cpu" and len(flags_ML) else flags_ML.shape[1]
-
-
 def _is_offsets(made: Any) -> bool:
     return torch.is_tensor(made) and made in _LAYOUTS
 

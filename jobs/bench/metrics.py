@@ -9,6 +9,7 @@ Shapes: N documents, Q groups.
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,9 +61,10 @@ def bench_metrics() -> list[Row]:
 
     qrels, run = Qrels(by_group(labels)), Run(by_group(scores))
     scores_N, labels_N = torch.from_numpy(scores), torch.from_numpy(labels).float()
+    batches = cycle([scores_N, scores_N + 1])  # in turn, for the ranking of the last batch is kept
 
     def ours() -> float:
-        return float(ndcg(scores_N, labels_N, offsets_Q1, k=10).nanmean())
+        return float(ndcg(next(batches), labels_N, offsets_Q1, k=10).nanmean())
 
     def peer() -> float:
         return float(evaluate(qrels, run, "ndcg_burges@10", threads=1, save_results_in_run=False))
@@ -75,10 +77,10 @@ def bench_metrics() -> list[Row]:
         Row(
             name=f"NDCG@10 of {GROUPS:,} groups: documents per CPU second, ours / ranx",
             ratio=peer_seconds / seconds,
-            goal=4.0,
+            goal=20.0,
             ours=f"{n / seconds / 1e6:.1f} M/s",
             peer=f"{n / peer_seconds / 1e6:.1f} M/s",
-            note="no ties",
+            note="no ties, each batch ranked anew",
         ),
         *(measure(cls) for cls in members(MetricConfig) if cls is not NDCGConfig),
         *bench_committed(),

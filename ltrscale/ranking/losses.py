@@ -22,9 +22,9 @@ from ltrscale.batch import (
     standardise_by_group,
     sum_by_group,
 )
-from ltrscale.layout import Chunk, leading_columns
+from ltrscale.layout import Chunk
 from ltrscale.ranking.loss import Loss, Scored, has_pairs
-from ltrscale.ranking.pairwise import RankedLists, over_ideal, over_lists, row_blocks
+from ltrscale.ranking.pairwise import RankedLists, most, over_ideal, over_lists, row_blocks
 
 SLOTS_PER_CHUNK = 1 << 16
 """Padded documents handled at once by losses of linear cost."""
@@ -373,8 +373,8 @@ def _list_mle(scores_N: Tensor, labels_N: Tensor, chunk: Chunk) -> Tensor:
 def _approx_ndcg(lists: RankedLists, temperature: float, with_slope: bool) -> tuple[Tensor, Tensor]:
     """The loss of each list, and its slope by the scores (0 unless `with_slope`)."""
     # Only relevant documents, which come first, add to the loss: their rows are enough.
-    relevant = leading_columns(lists.gains_ML > 0)
-    gains_ML = over_ideal(lists.gains_ML).clamp(min=0).to(lists.scores_ML.dtype)
+    relevant = most((lists.gains_ML > 0).sum(-1), lists.gains_ML.shape[1])
+    gains_ML = over_ideal(lists.gains_ML, lists.discounts_L).clamp(min=0).to(lists.scores_ML.dtype)
     scaled_ML = lists.scores_ML / temperature
     above_ML = torch.where(lists.mask_ML, scaled_ML, -torch.inf)  # padding stands above nothing
     loss_M = lists.gains_ML[:, 0].gt(0).to(scaled_ML.dtype)

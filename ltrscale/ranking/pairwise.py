@@ -6,6 +6,7 @@ compared with all L slots; P relevant documents, each in T slots with its negati
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -14,13 +15,20 @@ from pydantic import Field
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ltrscale.batch import at_least_float32, group_index, length_chunks, sum_by_group, to_offsets
-from ltrscale.layout import Chunk
+from ltrscale.batch import at_least_float32, group_index, length_chunks, sum_by_group
+from ltrscale.devices import block_entries
+from ltrscale.layout import Chunks
 from ltrscale.ranking.loss import Loss, Scored, has_pairs
-from ltrscale.ranking.metrics import rank_discounts
+from ltrscale.ranking.metrics import exponential_gain, rank_discounts
+from ltrscale.ranking.ranked import best_first, falling_order
 
-PAIRS_PER_BLOCK = 1 << 18
-"""Pairs handled at once: few enough to stay in the cache, so memory does not grow with the list length."""
+PAIRS_PER_BLOCK = 1 << 16
+"""Pairs that a CPU handles at once: few enough to stay in the cache, so memory does not grow with the list length; see
+`block_entries` for a GPU."""
+ROWS_PER_BLOCK = 10
+"""Rows of a block: more meet fewer documents in vain, fewer leave more lists to a chunk."""
+_FAR_BELOW = -1e18
+"""A scaled score from which any margin has a logistic of 0, yet one that divides weights without underflow."""
 
 
 class LambdaRankConfig(Loss):
@@ -78,9 +86,8 @@ def lambdarank(
         >>> scores.grad
         tensor([ 0.2698, -0.2698,  0.0000])
     """
-    gains_N = torch.exp2(labels_N.double()) - 1
-    weights: Literal["ndcg", "lightgbm"] = "ndcg" if normalise == "ideal" else "lightgbm"
-    return over_pairs(scores_N, gains_N, offsets_Q1, LOGISTIC, weights=weights, sigma=sigma, truncation=truncation)
+    solve = partial(_swaps, sigma=sigma, truncation=truncation, normalise=normalise)
+    return over_lists(scores_N, exponential_gain(labels_N), offsets_Q1, solve, order="scores")
 
 
 class RankNetConfig(Loss):
@@ -112,7 +119,7 @@ def ranknet(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, sigma: fl
         >>> ranknet(torch.zeros(4), labels, torch.tensor([0, 3, 4]))  # two pairs, log(2) each; a single document
         tensor([1.3863, 0.0000])
     """
-    return over_pairs(scores_N, labels_N, offsets_Q1, LOGISTIC, weights="equal", sigma=sigma)
+    return over_pairs(scores_N, labels_N, offsets_Q1, LOGISTIC, sigma=sigma)
 
 
 class HingeConfig(Loss):
@@ -142,7 +149,7 @@ def hinge(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         >>> hinge(torch.tensor([0.0, 0.0, 3.0, 1.0]), torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0, 3, 4]))
         tensor([2.5000, 0.0000])
     """
-    return over_pairs(scores_N, labels_N, offsets_Q1, HINGE, weights="mean")
+    return over_pairs(scores_N, labels_N, offsets_Q1, HINGE, mean=True)
 
 
 class SoftmaxNegativesConfig(Loss):
@@ -210,12 +217,14 @@ def softmax_negatives(
         raise ValueError(f"negatives must be at least 1, not {negatives}")
     scores_N, groups_N = at_least_float32(scores_N), group_index(offsets_Q1)
     relevant_N = labels_N >= threshold
-    rows_P = relevant_N.nonzero()[:, 0]
+    # a GPU would keep the host waiting for their number: it compares all documents, and drops those that do not count
+    rows_P = relevant_N.nonzero()[:, 0] if relevant_N.is_cpu else torch.arange(len(labels_N), device=labels_N.device)
     drawn_PT, mask_PT = _draw(relevant_N, rows_P, offsets_Q1, negatives, generator)
     others_PT = torch.where(mask_PT, scores_N.index_select(0, drawn_PT.flatten()).view_as(drawn_PT), -torch.inf)
     loss_P = -torch.cat([scores_N.index_select(0, rows_P)[:, None], others_PT], 1).log_softmax(1)[:, 0]
     if weights_N is not None:
         loss_P = loss_P * weights_N[rows_P]
+    loss_P = torch.where(relevant_N[rows_P], loss_P, 0.0)
     total_Q = scores_N.new_zeros(len(offsets_Q1) - 1).index_add(0, groups_N[rows_P], loss_P)
     return total_Q / sum_by_group(relevant_N.to(scores_N.dtype), offsets_Q1).clamp(min=1)
 
@@ -223,84 +232,165 @@ def softmax_negatives(
 def _draw(
     relevant_N: Tensor, rows_P: Tensor, offsets_Q1: Tensor, negatives: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Irrelevant documents for each relevant one [P, T - 1], and a mask: False where the group had too few of them."""
+    """Irrelevant documents for some documents [P, T - 1], and a mask: False where the group had too few of them."""
     groups_N = group_index(offsets_Q1)
     # float64: in a large batch, float32 keys would collide, and equal keys keep the order of the input.
     keys_N = torch.rand(len(groups_N), generator=generator, device=groups_N.device, dtype=torch.float64)
-    shuffled_N = keys_N.argsort()
-    pool = shuffled_N[~relevant_N[shuffled_N]]
-    pool = pool[groups_N[pool].argsort(stable=True)]  # the irrelevant documents of each group, shuffled
+    shuffled_N = keys_N.masked_fill(relevant_N, torch.inf).argsort()
+    pool_N = shuffled_N[groups_N[shuffled_N].argsort(stable=True)]  # of each group, the irrelevant documents first
     size_Q = sum_by_group((~relevant_N).long(), offsets_Q1)
-    size_P1, first_P1 = size_Q[groups_N[rows_P], None], to_offsets(size_Q)[groups_N[rows_P], None]
+    size_P1, first_P1 = size_Q[groups_N[rows_P], None], offsets_Q1[groups_N[rows_P], None]
     slots_T = torch.arange(negatives, device=groups_N.device)
     mask_PT = slots_T < size_P1
     # The keys of relevant documents did not enter the shuffle of the pool, so they can serve as random places.
     start_P1 = (keys_N[rows_P, None] * size_P1).long()
-    places_PT = torch.where(mask_PT, first_P1 + (start_P1 + slots_T) % size_P1.clamp(min=1), 0)
-    return (pool[places_PT] if len(pool) else places_PT), mask_PT
+    return pool_N[first_P1 + (start_P1 + slots_T) % size_P1.clamp(min=1)], mask_PT
 
 
 class RankedLists(NamedTuple):
-    """The lists of a chunk, each in order of falling gain; padding comes last and has gain -inf."""
+    """The lists of a chunk, each in falling order of gains or scores; padding comes last.
 
-    rows_ML: Tensor
+    In padding the score is 0 and the gain is -inf.
+    """
+
     mask_ML: Tensor
     scores_ML: Tensor
     gains_ML: Tensor
+    discounts_L: Tensor
+    """Of ranks 1 to L, float64."""
 
 
+Order = Literal["gains", "scores"]
 Solve = Callable[[RankedLists, bool], tuple[Tensor, Tensor]]
-"""Computes the loss of each list [M] and its slope by the scores [M, L]; without the flag the slope may be 0."""
+"""Computes the loss of each list [M] and its slope by the scores [M, L]; without the flag the slope may be 0.
+
+The slope is 0 in padding.
+"""
 
 
-def over_lists(scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, solve: Solve) -> Tensor:
+def over_lists(
+    scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, solve: Solve, *, order: Order = "gains"
+) -> Tensor:
     """The loss of each group, shape [Q], computed chunk by chunk together with its gradient.
 
     `solve` can free its matrices of pairs after each block of rows: for backward, the whole batch keeps only one slope
-    per document. `solve` receives lists of similar length, and half precision scores in float32.
+    per document. `solve` receives lists of similar length in falling order, and half precision scores in float32.
     """
-    loss_Q: Tensor = _ListLoss.apply(at_least_float32(scores_N), gains_N, offsets_Q1, solve)  # type: ignore[no-untyped-call]
+    loss_Q: Tensor = _ListLoss.apply(at_least_float32(scores_N), gains_N, offsets_Q1, solve, order)  # type: ignore[no-untyped-call]
     return loss_Q
 
 
 class _ListLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, solve: Solve) -> Tensor:
-        loss_Q = scores_N.new_zeros(len(offsets_Q1) - 1)
-        slope_N, gains_N = torch.zeros_like(scores_N), gains_N.double()
-        for chunk in length_chunks(offsets_Q1, budget=PAIRS_PER_BLOCK):
-            lists = _best_first(scores_N, gains_N, chunk)
-            loss_Q[chunk.groups_M], slope_ML = solve(lists, ctx.needs_input_grad[0])
-            slope_N[lists.rows_ML[lists.mask_ML]] = slope_ML[lists.mask_ML]
-        ctx.save_for_backward(slope_N, offsets_Q1)
-        return loss_Q
+    def forward(ctx: Any, scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, solve: Solve, order: Order) -> Tensor:
+        chunks, gains_N, losses, slopes = _chunks(offsets_Q1), gains_N.double(), [], []
+        discounts_L = rank_discounts(max(length for _, length in chunks.shapes), scores_N.device)
+        keys_S = chunks.pad(gains_N if order == "gains" else scores_N, -torch.inf)
+        values = keys_S, chunks.pad(scores_N), chunks.pad(gains_N, -torch.inf), chunks.mask_S
+        for keys_ML, scores_ML, gains_ML, mask_ML in zip(*map(chunks.split, values), strict=True):
+            order_ML = falling_order(keys_ML)
+            # The mask stays valid: padding was last before the sort and has the lowest key.
+            in_order = scores_ML.gather(1, order_ML), gains_ML.gather(1, order_ML)
+            lists = RankedLists(mask_ML, *in_order, discounts_L[: mask_ML.shape[1]])
+            loss_M, slope_ML = solve(lists, ctx.needs_input_grad[0])
+            losses.append(loss_M)
+            slopes.append(torch.empty_like(slope_ML).scatter_(1, order_ML, slope_ML))
+        ctx.save_for_backward(chunks.ragged(slopes), offsets_Q1)
+        return chunks.by_group(losses, len(offsets_Q1) - 1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_Q: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad_Q: Tensor) -> tuple[Tensor, None, None, None, None]:
         slope_N, offsets_Q1 = ctx.saved_tensors
-        return slope_N * grad_Q.repeat_interleave(offsets_Q1.diff()), None, None, None
+        return slope_N * grad_Q[group_index(offsets_Q1)], None, None, None, None
 
 
-def _best_first(scores_N: Tensor, gains_N: Tensor, chunk: Chunk) -> RankedLists:
-    gains_ML, order_ML = torch.where(chunk.mask_ML, gains_N[chunk.rows_ML], -torch.inf).sort(descending=True)
-    rows_ML = chunk.rows_ML.gather(1, order_ML)
-    # The mask stays valid: padding was last before the sort and has the lowest gain.
-    return RankedLists(rows_ML, chunk.mask_ML, scores_N[rows_ML], gains_ML)
+def _chunks(offsets_Q1: Tensor) -> Chunks:
+    """Groups of similar length, so few that a block of pairs spans some rows of all of them."""
+    return length_chunks(offsets_Q1, budget=PAIRS_PER_BLOCK // ROWS_PER_BLOCK, quadratic=False)
 
 
-def over_ideal(gains_ML: Tensor, truncation: int | None = None) -> Tensor:
-    """Gains, in falling order, divided by the DCG of this order; unchanged if no document is relevant."""
-    top_ML = gains_ML.clamp(min=0)[:, :truncation]
-    ideal_M1 = (top_ML @ rank_discounts(top_ML.shape[1], gains_ML.device))[:, None]
-    return gains_ML / torch.where(ideal_M1 > 0, ideal_M1, 1.0)
+def most(counts: Tensor, bound: int) -> int:
+    """The highest of these counts, or their bound on a device that the host would have to wait for."""
+    return int(counts.max()) if counts.is_cpu and counts.numel() else bound
+
+
+def over_ideal(gains_ML: Tensor, discounts_L: Tensor, truncation: int | None = None) -> Tensor:
+    """Gains divided by the DCG of their best order; unchanged if no document is relevant."""
+    best_MK = best_first(gains_ML, truncation or gains_ML.shape[1]).clamp(min=0)
+    ideal_M = best_MK @ discounts_L[: best_MK.shape[1]]
+    return gains_ML / ideal_M.masked_fill_(ideal_M == 0, 1.0)[:, None]
 
 
 def row_blocks(values_ML: Tensor, rows: int) -> Iterator[slice]:
-    """Slices of the first `rows` rows; each spans at most PAIRS_PER_BLOCK pairs of a row and a slot, or one row."""
-    step = max(1, PAIRS_PER_BLOCK // values_ML.numel())
+    """Slices of the first `rows` rows; each spans a block of pairs of a row and a slot, or has one row."""
+    entries = PAIRS_PER_BLOCK if values_ML.is_cpu else block_entries(values_ML.device)
+    step = max(1, entries // max(1, values_ML.numel()))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
+
+
+def _swaps(
+    lists: RankedLists, with_slope: bool, *, sigma: float, truncation: int | None, normalise: str
+) -> tuple[Tensor, Tensor]:
+    """LambdaRank of lists by score: the loss of each, and its slope by the scores (0 unless `with_slope`).
+
+    Each document of a block of rows meets those below it, so that no margin or discount needs its size taken.
+    """
+    dtype, length, by_lightgbm = lists.scores_ML.dtype, lists.scores_ML.shape[1], normalise == "lightgbm"
+    # Padding has the lowest gain and is far below: to beat it costs 0.
+    gains_ML = over_ideal(lists.gains_ML.clamp(min=-1), lists.discounts_L, truncation if by_lightgbm else None)
+    gains_ML = gains_ML.to(dtype)
+    scores_ML = (sigma * lists.scores_ML).masked_fill_(~lists.mask_ML, _FAR_BELOW)
+    discounts_ML, first_ML = _discounts(scores_ML, lists)
+    near_ML = first_ML < (truncation or length)
+    upper_ML = discounts_ML.masked_fill(~near_ML, -torch.inf)
+    loss_M, total_M = scores_ML.new_zeros(2, len(scores_ML))
+    slope_ML = torch.zeros_like(scores_ML)
+    for rows in row_blocks(scores_ML, most(near_ML.sum(1), length)):
+        below = slice(rows.start, length)
+        leads_MRL = scores_ML[:, None, below] - scores_ML[:, rows, None]  # minus the distance
+        # The documents of a block also meet each other: a pair that has the lower one first gets distance and weight 0.
+        leads_MRL[..., : rows.stop - rows.start].clamp_(max=0)
+        weights_MRL = gains_ML[:, rows, None] - gains_ML[:, None, below]
+        weights_MRL *= (upper_ML[:, rows, None] - discounts_ML[:, None, below]).clamp_(min=0)
+        if by_lightgbm:
+            weights_MRL /= 0.01 * sigma - leads_MRL
+        wrong_MRL = weights_MRL.clamp(max=0)  # of pairs in the wrong order
+        weights_MRL.abs_()
+        chance_MRL = leads_MRL.sigmoid()
+        # log(1 + exp(-m)) is -log(1 - sigmoid(-|m|)), plus |m| in the wrong order
+        loss_MRL = (1 - chance_MRL).log_().mul_(weights_MRL).addcmul_(wrong_MRL, leads_MRL, value=-1)
+        loss_M -= loss_MRL.sum((1, 2))
+        if with_slope or by_lightgbm:
+            pull_MRL = wrong_MRL.addcmul_(weights_MRL, chance_MRL)
+            slope_ML[:, rows].sub_(pull_MRL.sum(2))
+            slope_ML[:, below].add_(pull_MRL.sum(1))
+            if by_lightgbm:
+                total_M += pull_MRL.abs_().sum((1, 2))
+    if not by_lightgbm:
+        return loss_M, slope_ML.mul_(sigma)
+    total_M = (2 * sigma**2 * total_M).clamp_(min=torch.finfo(dtype).tiny)
+    scale_M = total_M.log1p().div_(total_M).mul_(sigma / math.log(2))
+    return loss_M * scale_M, slope_ML.mul_((sigma * scale_M)[:, None])
+
+
+def _discounts(scores_ML: Tensor, lists: RankedLists) -> tuple[Tensor, Tensor]:
+    """Discounts by falling scores, where tied documents share their block's mean, and the places of blocks' first.
+
+    Lists without ties have one row in common.
+    """
+    length = scores_ML.shape[1]
+    places_1L = torch.arange(length, device=scores_ML.device)[None]
+    tied_ML = (scores_ML[:, 1:] == scores_ML[:, :-1]) & lists.mask_ML[:, 1:]
+    if not most(tied_ML.any(), 1):
+        return lists.discounts_L.to(scores_ML.dtype)[None], places_1L
+    first_ML = F.pad(places_1L[:, 1:].masked_fill(tied_ML, 0), (1, 0)).cummax(1).values
+    next_ML = F.pad(places_1L[:, 1:].masked_fill(tied_ML, length), (0, 1), value=length)
+    end_ML = next_ML.flip(1).cummin(1).values.flip(1)
+    sums_L1 = F.pad(lists.discounts_L.cumsum(0), (1, 0))
+    discounts_ML = (sums_L1.take(end_ML) - sums_L1.take(first_ML)) / (end_ML - first_ML)
+    return discounts_ML.to(scores_ML.dtype), first_ML
 
 
 class Penalty(NamedTuple):
@@ -312,126 +402,59 @@ class Penalty(NamedTuple):
     """The derivative of the penalty, from margins and rewards; it may overwrite both."""
 
 
-# d penalty / d margin from the reward: exp(logsigmoid(m)) - 1 = -sigmoid(-m), without another pass over the block
-LOGISTIC = Penalty(F.logsigmoid, lambda _, reward: reward.expm1_())
+LOGISTIC = Penalty(F.logsigmoid, lambda margins, _: margins.neg_().sigmoid_().neg_())
 """`log(1 + exp(-margin))`."""
 HINGE = Penalty(lambda margins: (margins - 1).clamp_(max=0), lambda _, reward: reward.sign_())
 """`max(0, 1 - margin)`."""
-PairWeights = Literal["equal", "mean", "ndcg", "lightgbm"]
-
-
-class _Rule(NamedTuple):
-    """The penalty of a pair, and its weight."""
-
-    penalty: Penalty
-    weights: PairWeights
-    sigma: float
-    truncation: int | None
 
 
 def over_pairs(
-    scores_N: Tensor,
-    gains_N: Tensor,
-    offsets_Q1: Tensor,
-    penalty: Penalty,
-    *,
-    weights: PairWeights = "mean",
-    sigma: float = 1.0,
-    truncation: int | None = None,
+    scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, penalty: Penalty, *, sigma: float = 1.0, mean: bool = False
 ) -> Tensor:
-    """The weighted sum of a penalty over the pairs with `g_i > g_j`, shape [Q]; the margin is `sigma (s_i - s_j)`.
+    """The sum of a penalty over the pairs with `g_i > g_j`, shape [Q]; the margin is `sigma (s_i - s_j)`.
 
     Memory is independent of the list length: pairs are taken block by block, forward and backward at once.
 
     Args:
         scores_N: finite scores. Half precision is computed, and returned, in float32.
-        gains_N: finite gains; their order makes the pairs, and their size the weights by NDCG.
+        gains_N: finite gains, of which only the order matters.
         offsets_Q1: offsets of the groups. A group without a pair has loss 0.
         penalty: of a pair.
-        weights: `equal` sums, `mean` divides by the number of pairs, `ndcg` and `lightgbm` weigh as `lambdarank` does.
         sigma: scale of the margins.
-        truncation: only pairs with a document among this many first ranks count, by NDCG; None for all.
+        mean: divide by the number of pairs.
 
     Example:
         >>> squared = Penalty(lambda m: -(1 - m).clamp(min=0) ** 2, lambda m, _: -2 * (1 - m).clamp(min=0))
         >>> over_pairs(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0]), torch.tensor([0, 2]), squared)
         tensor([4.])
     """
-    rule = _Rule(penalty, weights, sigma, truncation)
-    return over_lists(scores_N, gains_N, offsets_Q1, lambda lists, with_slope: _solve(lists, rule, with_slope))
+    solve = partial(_pairs, penalty=penalty, sigma=sigma, mean=mean)
+    return over_lists(scores_N, gains_N, offsets_Q1, solve)
 
 
-def _solve(lists: RankedLists, rule: _Rule, with_slope: bool) -> tuple[Tensor, Tensor]:
+def _pairs(
+    lists: RankedLists, with_slope: bool, *, penalty: Penalty, sigma: float, mean: bool
+) -> tuple[Tensor, Tensor]:
     """The loss of each list, and its slope by the scores (0 unless `with_slope`)."""
-    lowest_M1 = lists.gains_ML.gather(1, lists.mask_ML.sum(-1, keepdim=True) - 1)
+    # Places in the order of gains stand in for the gains: small integers are exact in any floating-point type.
+    places_ML = torch.searchsorted(-lists.gains_ML, -lists.gains_ML).to(lists.scores_ML.dtype)
+    beaten_ML = torch.where(lists.mask_ML, places_ML, 0)  # nothing beats padding
     # Gains fall along a row, so only the first documents beat another one: their rows are enough.
-    winners = int((lists.gains_ML > lowest_M1).sum(-1).max())
-    weigh = _weigher(lists, rule)
-    loss_M, total_M = lists.scores_ML.new_zeros(2, len(lists.mask_ML))
-    slope_ML = torch.zeros_like(lists.scores_ML)
-    for block in row_blocks(lists.scores_ML, winners):
-        margins_MRL = rule.sigma * (lists.scores_ML[:, block, None] - lists.scores_ML[:, None])
-        weights_MRL = weigh(block, margins_MRL)
-        reward_MRL = rule.penalty.reward(margins_MRL)
-        loss_M -= (weights_MRL * reward_MRL).sum((1, 2))
-        if rule.weights == "mean":
+    winners = most((places_ML < beaten_ML.amax(1, keepdim=True)).sum(1), places_ML.shape[1])
+    scores_ML = sigma * lists.scores_ML
+    loss_M, total_M = scores_ML.new_zeros(2, len(scores_ML))
+    slope_ML = torch.zeros_like(scores_ML)
+    for rows in row_blocks(scores_ML, winners):
+        below = slice(rows.start, None)
+        weights_MRL = (beaten_ML[:, None, below] - places_ML[:, rows, None]).clamp_(0, 1)
+        margins_MRL = scores_ML[:, rows, None] - scores_ML[:, None, below]
+        reward_MRL = penalty.reward(margins_MRL)
+        loss_M -= (reward_MRL * weights_MRL).sum((1, 2))
+        if mean:
             total_M += weights_MRL.sum((1, 2))
-        if with_slope or rule.weights == "lightgbm":
-            pull_MRL = weights_MRL.mul_(rule.penalty.slope(margins_MRL, reward_MRL))
-            pull_MR = pull_MRL.sum(2)
-            slope_ML[:, block] += pull_MR
-            slope_ML -= pull_MRL.sum(1)
-            if rule.weights == "lightgbm":
-                total_M -= 2 * rule.sigma * pull_MR.sum(1)
-    scale_M = _scale(total_M, rule)
-    return loss_M * scale_M, slope_ML * (rule.sigma * scale_M[:, None])
-
-
-def _scale(total_M: Tensor, rule: _Rule) -> Tensor:
-    """Factor of each list, from its number of pairs or from the summed size of its lambdas."""
-    some_M = total_M > 0
-    match rule.weights:
-        case "mean":
-            return torch.where(some_M, 1 / total_M, 0.0)
-        case "lightgbm":
-            return torch.where(some_M, total_M.log1p() / (math.log(2) * total_M), 0.0)
-        case _:
-            return torch.ones_like(total_M)
-
-
-def _weigher(lists: RankedLists, rule: _Rule) -> Callable[[slice, Tensor], Tensor]:
-    """A function of a block and its margins that weighs pairs; 0 unless the first document beats the second."""
-    dtype = lists.scores_ML.dtype
-    if rule.weights in ("equal", "mean"):
-        # Places in the order of gains stand in for the gains: small integers are exact in any floating-point type.
-        better_ML = torch.searchsorted(-lists.gains_ML, -lists.gains_ML).to(dtype)
-        beaten_ML = torch.where(lists.mask_ML, better_ML, -1)  # nothing beats padding
-        return lambda block, _: (better_ML[:, block, None] < beaten_ML[:, None]).to(dtype)
-
-    gains_ML = over_ideal(lists.gains_ML, rule.truncation if rule.weights == "lightgbm" else None).to(dtype)
-    beaten_ML = torch.where(lists.mask_ML, gains_ML, torch.inf)
-    discounts_ML, first_ML = _discounts(lists)
-
-    def by_ndcg(block: slice, margins_MRL: Tensor) -> Tensor:
-        weights_MRL = (gains_ML[:, block, None] - beaten_ML[:, None]).clamp_(min=0)
-        weights_MRL *= (discounts_ML[:, block, None] - discounts_ML[:, None]).abs_()
-        if rule.truncation is not None:
-            near_ML = first_ML < rule.truncation
-            weights_MRL *= near_ML[:, block, None] | near_ML[:, None]
-        if rule.weights == "lightgbm":
-            weights_MRL /= margins_MRL.abs().div_(rule.sigma).add_(0.01)
-        return weights_MRL
-
-    return by_ndcg
-
-
-def _discounts(lists: RankedLists) -> tuple[Tensor, Tensor]:
-    """Discounts by score, where tied documents share their block's mean; and the number of documents scored higher."""
-    rising_ML = torch.where(lists.mask_ML, -lists.scores_ML, torch.inf)
-    sorted_ML = rising_ML.sort().values
-    first_ML = torch.searchsorted(sorted_ML, rising_ML)
-    end_ML = torch.searchsorted(sorted_ML, rising_ML, right=True)
-    discounts_L = rank_discounts(rising_ML.shape[1], rising_ML.device)
-    sums_L1 = F.pad(discounts_L.cumsum(0), (1, 0))
-    discounts_ML = (sums_L1[end_ML] - sums_L1[first_ML]) / (end_ML - first_ML)
-    return discounts_ML.to(lists.scores_ML.dtype), first_ML
+        if with_slope:
+            pull_MRL = weights_MRL.mul_(penalty.slope(margins_MRL, reward_MRL))
+            slope_ML[:, rows].add_(pull_MRL.sum(2))
+            slope_ML[:, below].sub_(pull_MRL.sum(1))
+    scale_M = 1 / total_M.clamp(min=1) if mean else torch.ones_like(total_M)
+    return loss_M * scale_M, slope_ML * (sigma * scale_M[:, None])

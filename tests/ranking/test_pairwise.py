@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise as neighbours
+from typing import Literal
 
 import lightgbm
 import numpy as np
@@ -13,6 +15,7 @@ from reference import losses as reference
 from torch import Tensor
 
 from ltrscale.batch import to_offsets
+from ltrscale.ranking import pairwise
 from ltrscale.ranking.loss import has_pairs
 from ltrscale.ranking.pairwise import hinge, lambdarank, ranknet, softmax_negatives
 
@@ -63,6 +66,27 @@ def test_ranknet_and_hinge_use_the_order_of_labels_alone() -> None:
         expected = value_and_gradient(loss, scores_N.float(), labels_N, offsets_Q1, weights_N)
         assert_same(value_and_gradient(loss, scores_N.float(), near_N, offsets_Q1, weights_N), expected)
         assert_same(value_and_gradient(loss, scores_N.float(), -1 / near_N, offsets_Q1, weights_N), expected)
+
+
+@pytest.mark.parametrize("truncation", [None, 1, 4])
+@pytest.mark.parametrize("normalise", ["ideal", "lightgbm"])
+def test_bounds_in_place_of_counts_that_a_gpu_would_wait_for_change_nothing(
+    normalise: Literal["ideal", "lightgbm"], truncation: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores_N, labels_N, offsets_Q1, weights_N = random_lists(3, [30, 1, 7, 12])
+    scores_N = (2 * scores_N).round() / 2  # ties, also across the truncation
+
+    def values() -> list[tuple[Tensor, Tensor]]:
+        losses: list[Loss] = [partial(lambdarank, normalise=normalise, truncation=truncation), ranknet, hinge]
+        return [
+            value_and_gradient(lambda s, y, offsets, _: loss(s, y, offsets), scores_N, labels_N, offsets_Q1, weights_N)  # noqa: B023
+            for loss in losses
+        ]
+
+    expected = values()
+    monkeypatch.setattr(pairwise, "most", lambda _, bound: bound)
+    for actual, of_counts in zip(values(), expected, strict=True):
+        assert_same(actual, of_counts)
 
 
 @pytest.mark.parametrize(("sigma", "truncation"), [(1.0, 100), (2.0, 3)])
