@@ -23,6 +23,7 @@ from ltrscale.config import kind_of, members
 from ltrscale.data.stream.batches import MicroBatches, StreamConfig
 from ltrscale.devices import choose_device
 from ltrscale.models.choices import ContextConfig, FeatureEncoderConfig, NetworkConfig
+from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.models.layers import EncoderSettings
 from ltrscale.models.ranker import Architecture, Ranker
@@ -95,16 +96,16 @@ Step = Callable[[torch.device, QueryGroups], Callable[[], object]]
 """Puts a model on a device, and returns one step on these groups, as often as it is called."""
 
 
-def steps() -> dict[str, Step]:
-    """Every objective, encoder, list context and ranking loss, and scoring, by name."""
-    pretexts = {f"method {kind_of(cls)}": partial(_pretext, cls(), RESNET) for cls in members(FeatureMethodConfig)}
+def steps(resnet: ResNetConfig = RESNET) -> dict[str, Step]:
+    """Every objective, encoder, list context and ranking loss, and scoring, by name; most of them on this encoder."""
+    pretexts = {f"method {kind_of(cls)}": partial(_pretext, cls(), resnet) for cls in members(FeatureMethodConfig)}
     encoders = {
         f"encoder {kind_of(cls)}": partial(_pretext, SimSiamConfig(), cls.model_validate({}))
         for cls in members(FeatureEncoderConfig)
     }
-    contexts = {f"context {kind_of(cls)}": partial(_finetune, cls, None) for cls in members(ContextConfig)}
-    losses = {f"loss {kind_of(cls)}": partial(_finetune, None, cls) for cls in members(LossConfig)}
-    return {**pretexts, **encoders, **contexts, **losses, "scoring": _score}
+    contexts = {f"context {kind_of(cls)}": partial(_finetune, resnet, cls, None) for cls in members(ContextConfig)}
+    losses = {f"loss {kind_of(cls)}": partial(_finetune, resnet, None, cls) for cls in members(LossConfig)}
+    return {**pretexts, **encoders, **contexts, **losses, "scoring": partial(_score, resnet)}
 
 
 def bench_device(quick: bool = False, device: str = "cpu") -> list[Row]:
@@ -318,13 +319,15 @@ def _pretext(
     return _trained(model, groups, precision)
 
 
-def _ranker(context: type | None) -> Ranker:
-    parts = {"transform": {}, "encoder": RESNET.model_dump(), "head": {}}
+def _ranker(resnet: ResNetConfig, context: type | None = None) -> Ranker:
+    torch.manual_seed(0)
+    parts = {"transform": {}, "encoder": resnet.model_dump(), "head": {}}
     of_context = {"context": {"kind": kind_of(context)}} if context else {}
     return Ranker(Architecture.model_validate(parts | of_context), _transform())
 
 
 def _finetune(
+    resnet: ResNetConfig,
     context: type | None,
     loss: type[Loss] | None,
     device: torch.device,
@@ -332,14 +335,15 @@ def _finetune(
     precision: Precision = "float32",
 ) -> Callable[[], object]:
     config = FinetuneConfig.model_validate({"loss": {"kind": kind_of(loss)}} if loss else {})
-    return _trained(RankingObjective(_ranker(context).to(device), config).to(device), groups, precision)
+    return _trained(RankingObjective(_ranker(resnet, context).to(device), config).to(device), groups, precision)
 
 
-def _score(device: torch.device, groups: QueryGroups) -> Callable[[], object]:
-    ranker = _ranker(None).to(device).eval()
+def _score(resnet: ResNetConfig, device: torch.device, groups: QueryGroups) -> Callable[[], Tensor]:
+    ranker = _ranker(resnet).to(device).eval()
 
-    def work() -> None:
+    def work() -> Tensor:
         with torch.no_grad():
-            ranker(groups.to(device)).cpu()
+            scores_N: Tensor = ranker(groups.to(device)).cpu()
+        return scores_N
 
     return work

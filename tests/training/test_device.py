@@ -1,0 +1,134 @@
+"""On a GPU nothing is left on the CPU, no step waits but once, and values are those of a CPU.
+
+A device that pretends refuses an operation over two devices, as a GPU does, and counts waits and launches.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_trainers import finetune, pretrain, splits
+from torch import Tensor
+
+from jobs.bench import device as bench
+from jobs.bench.pretend import NAME, Counts, counting, pretending
+from ltrscale import bundle
+from ltrscale.batch import QueryGroups
+from ltrscale.models.encoders import ResNetConfig
+from ltrscale.training import settings
+from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.training.loop import StepResult
+from ltrscale.training.pretrain import PretrainConfig
+
+STEPS = bench.steps(ResNetConfig(width=16, blocks=1, dropout=0.0))
+every_step = pytest.mark.parametrize("name", STEPS)
+
+
+@pytest.fixture(scope="module")
+def small() -> QueryGroups:
+    return bench.lists(6)
+
+
+@pytest.mark.slow
+@every_step
+def test_a_step_leaves_nothing_on_the_cpu_and_waits_once(name: str, small: QueryGroups) -> None:
+    counts = bench.count(STEPS[name], small, values=True).counts
+    assert counts.launches > 10
+    assert counts.waits.total() <= 1, counts.waits
+
+
+@pytest.mark.slow
+@every_step
+def test_launches_do_not_grow_with_the_number_of_lists(name: str) -> None:
+    few, many = (bench.count(STEPS[name], bench.lists(n)).counts for n in (bench.FEW, bench.MANY))
+    assert many.launches <= 1.3 * few.launches
+    assert many.waits.total() <= 1, many.waits
+
+
+def test_the_steps_with_goals_reach_them() -> None:
+    rows = bench.bench_device(quick=True)
+    assert {row.name.removeprefix("launches of a step, ") for row in rows} >= set(bench.GOALS)
+    for row in rows:
+        assert row.ratio is not None
+        assert row.goal is None or row.ratio <= row.goal, row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in STEPS if not name.startswith(("method", "encoder"))])
+def test_values_are_those_of_the_cpu(name: str, small: QueryGroups) -> None:
+    def two_steps(device: torch.device) -> Any:
+        work = STEPS[name](device, small)
+        return work(), work()
+
+    expected = two_steps(torch.device("cpu"))
+    with pretending() as device:
+        results = two_steps(device)
+    for result, other in zip(results, expected, strict=True):
+        if isinstance(result, Tensor):
+            torch.testing.assert_close(result, other)
+            continue
+        assert isinstance(result, StepResult)
+        assert result.loss == pytest.approx(other.loss, rel=1e-4)
+        assert result.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-3)
+        assert result.count == other.count
+
+
+def test_an_operation_over_two_devices_is_refused_and_a_look_is_counted() -> None:
+    with pretending() as device:
+        x_N = torch.arange(3.0).to(device)
+        with pytest.raises(RuntimeError, match=r"aten::add: expected all tensors on one device, but \[\[3\]\] lie on"):
+            x_N + torch.arange(3.0)
+        with counting() as counted:
+            assert bool(x_N[0] == 0)
+            assert x_N[x_N > 0].cpu().tolist() == [1, 2]
+        assert counted.counts.waits.total() == 3  # the comparison, the boolean index, and the copy to the host
+        assert counted.counts.launches > 0
+
+
+def trained_on(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> Counts:
+    """What a whole training asks of the device."""
+    with pretending() as device:
+        monkeypatch.setattr(settings, "choose_device", lambda _: device)
+        with counting() as counted:
+            work()
+        monkeypatch.undo()
+    return counted.counts
+
+
+@pytest.mark.slow
+def test_whole_trainings_run_on_the_device(
+    synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, validation, _ = splits(synthetic_dataset)
+    stream = {"docs_per_batch": 512, "streams": 2, "prefetch": 0}
+    records: list[dict[str, Any]] = []
+    pretraining = PretrainConfig.model_validate({"epochs": 1, "stream": stream})
+    out = str(tmp_path / "pretrained")
+    counts = trained_on(monkeypatch, lambda: pretrain(pretraining, train, out, origin={}, report=records.append))
+    steps = sum("step" in record for record in records)
+    assert steps > 2
+    in_steps = counts.waits["training/loop.py:" + line_of("cpu().tolist()")]
+    assert in_steps == steps + 1  # the last one finds that all is read
+    finetuning = FinetuneConfig.model_validate({"epochs": 1, "head_epochs": 1, "stream": stream, "average": 0.5})
+    tuned = str(tmp_path / "tuned")
+    counts = trained_on(
+        monkeypatch,
+        lambda: finetune(finetuning, train, validation, tuned, pretrained=out, origin={}, report=records.append),
+    )
+    assert counts.launches > 100
+    assert bundle.load(tuned).metrics["validation_ndcg@5"] > 0
+
+
+def line_of(text: str) -> str:
+    """The line of the training loop with this text."""
+    lines = (Path(settings.__file__).parent / "loop.py").read_text().splitlines()
+    (number,) = [number for number, line in enumerate(lines, 1) if text in line and "loss, count, norm" in line]
+    return str(number)
+
+
+def test_the_name_of_the_device_is_its_own() -> None:
+    with pretending() as device:
+        assert device.type == NAME
+        assert torch.zeros(2, device=device).device == device
