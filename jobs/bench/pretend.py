@@ -161,7 +161,8 @@ def _count(
         args[1] if name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_") else ()
     )
     boolean = any(value is not None and value.dtype in (torch.bool, torch.uint8) for value in indexes)
-    if name in _WAITS or boolean or to_host or name == "aten::repeat_interleave":
+    unknown = name == "aten::repeat_interleave" and kwargs.get("output_size") is None
+    if name in _WAITS or boolean or to_host or unknown:
         counts.waits[_place()] += 1
     if name in ("aten::copy_", "aten::_to_copy") and (
         to_host or any(not isinstance(t, PretendTensor) for t in tensors)

@@ -9,6 +9,7 @@ from config_variations import keys_without_effect
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from jobs.bench.pretend import counting, pretending
 from ltrscale.batch import group_index, to_offsets
 from ltrscale.config import kind_of, members
 from ltrscale.pretext.augment import (
@@ -413,3 +414,16 @@ def test_configs_are_distinguished_by_kind() -> None:
     ):
         with pytest.raises(ValidationError):
             read(wrong)
+
+
+def test_a_gpu_permutes_all_columns_at_once() -> None:
+    x_NF = addresses(500)
+    with pretending() as device:
+        there_NF = x_NF.to(device)
+        with counting() as counted:
+            permuted_NF = permute_columns(there_NF, generator=torch.Generator().manual_seed(0)).cpu()
+    assert counted.counts.launches <= 4
+    assert torch.equal(permuted_NF.sort(0).values, x_NF)
+    source_NF = permuted_NF.long() // 10
+    assert all((source_NF[:, a] == source_NF[:, b]).sum() < 10 for a in range(8) for b in range(a))
+    assert (source_NF == torch.arange(500)[:, None]).sum(0).max() < 10
