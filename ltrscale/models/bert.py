@@ -107,7 +107,8 @@ def ragged_attention(qkv_T3HE: Tensor, sequences: Sequences) -> Tensor:
     if not len(qkv_T3HE):
         return qkv_T3HE[:, 2]
     if VARLEN and qkv_T3HE.is_cuda and qkv_T3HE.dtype in (torch.float16, torch.bfloat16):
-        return _on_gpu(*qkv_T3HE.unbind(1), sequences)
+        query_THE, key_THE, value_THE = qkv_T3HE.unbind(1)
+        return _on_gpu(query_THE, key_THE, value_THE, sequences)
     chunks, parts = sequences.chunks, []
     for qkv_ML3HE, mask_ML in zip(chunks.split(chunks.pad(qkv_T3HE, None)), sequences.masks, strict=True):
         query, key, value = qkv_ML3HE.transpose(1, 3).unbind(2)

@@ -68,7 +68,7 @@ def feature_errors(decoded_NO: Tensor, x_NF: Tensor, numeric_F: Tensor, cardinal
 def _cross_entropies(logits_NO: Tensor, targets_NC: Tensor, classes: tuple[int, ...]) -> Tensor:
     """The cross entropy of each category, shape [N, C]; on a GPU all take part in the same few operations."""
     if logits_NO.device.type == "cpu":
-        of_each = zip(logits_NO.split(classes, -1), targets_NC.unbind(-1), classes, strict=True)
+        of_each = zip(torch.split(logits_NO, list(classes), -1), targets_NC.unbind(-1), classes, strict=True)
         return torch.stack([_cross_entropy(logits, targets % n) for logits, targets, n in of_each], -1)
     feature_O, first_C, classes_C = _outputs(classes, logits_NO.device)
     lowest_NC = logits_NO.new_full((*logits_NO.shape[:-1], len(classes)), -torch.inf)
