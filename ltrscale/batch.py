@@ -53,6 +53,19 @@ def repeated(offsets_Q1: Tensor, times: int) -> Tensor:
     return offsets
 
 
+def longer(offsets_Q1: Tensor) -> Tensor:
+    """Offsets of the same groups with one row more each.
+
+    Example:
+        >>> longer(torch.tensor([0, 2, 2, 5])).tolist()
+        [0, 3, 4, 8]
+    """
+    if len(offsets_Q1) == 2:  # of a single group an exported graph knows no length
+        return offsets_Q1 + torch.arange(2, device=offsets_Q1.device)
+    offsets: Tensor = layout(offsets_Q1).get("longer")
+    return offsets
+
+
 def to_offsets(lengths_Q: Tensor) -> Tensor:
     """Offsets of groups that have these lengths, shape [Q + 1].
 
@@ -124,8 +137,9 @@ def standardise_groups(x_NF: Tensor, offsets_Q1: Tensor) -> Tensor:
     y_NF = x_NF.to(torch.float64, copy=True)
     zeros_QF = y_NF.new_zeros(len(counts_QF), y_NF.shape[1])
     missing_NF = y_NF.isnan()
-    # an exported graph cannot skip steps
-    if some_missing := torch.compiler.is_exporting() or bool(missing_NF.any()):
+    # an exported graph cannot skip steps, and a GPU would make the host wait for the answer
+    skips = x_NF.device.type == "cpu" and not torch.compiler.is_exporting()
+    if some_missing := not skips or bool(missing_NF.any()):
         y_NF.masked_fill_(missing_NF, 0.0)
         counts_QF = (counts_QF - zeros_QF.index_add(0, group_N, missing_NF.double())).clamp(min=1)
     mean_QF = zeros_QF.index_add(0, group_N, y_NF) / counts_QF

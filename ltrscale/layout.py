@@ -69,8 +69,11 @@ class Chunks(NamedTuple):
         """Values of `groups_G`, [G, ...], as one view [M, ...] for each chunk."""
         return list(torch.split(values_G, [m for m, _ in self.shapes]))
 
-    def pad(self, values_N: Tensor, fill: float = 0.0) -> Tensor:
-        """Values of documents, [N, ...], in their slots, [S, ...], with `fill` in padding."""
+    def pad(self, values_N: Tensor, fill: float | None = 0.0) -> Tensor:
+        """Values of documents, [N, ...], in their slots, [S, ...], with `fill` in padding.
+
+        None leaves there what comes first: values of the list's last document, whose gradient must be 0.
+        """
         padded_S: Tensor = _Pad.apply(values_N, self, fill)  # type: ignore[no-untyped-call]
         return padded_S
 
@@ -89,9 +92,10 @@ class _Pad(torch.autograd.Function):
     """Each document has one slot, so both directions, and both gradients, are gathers."""
 
     @staticmethod
-    def forward(ctx: Any, values_N: Tensor, chunks: Chunks, fill: float) -> Tensor:
+    def forward(ctx: Any, values_N: Tensor, chunks: Chunks, fill: float | None) -> Tensor:
         ctx.chunks = chunks
-        return values_N.index_select(0, chunks.rows_S).masked_fill_(_padding(chunks, values_N), fill)
+        values_S = values_N.index_select(0, chunks.rows_S)
+        return values_S if fill is None else values_S.masked_fill_(_padding(chunks, values_N), fill)
 
     @staticmethod
     def backward(ctx: Any, grad_S: Tensor) -> tuple[Tensor, None, None]:
@@ -183,6 +187,10 @@ class Layout:
         place_N = np.arange(self.offsets_Q1[-1]) - self.offsets_Q1[:-1].repeat(self.lengths_Q)
         return self._send(np.flatnonzero(place_N < k))
 
+    def longer(self) -> Tensor:
+        """Offsets of the same groups with one row more each."""
+        return self._tell(self.offsets_Q1 + np.arange(len(self.offsets_Q1)))
+
     def chunks(self, budget: int, quadratic: bool) -> Chunks:
         """See `ltrscale.batch.length_chunks`."""
         lengths_Q, power = self.lengths_Q, 2 if quadratic else 1
@@ -205,15 +213,18 @@ class Layout:
         return Chunks(shapes or ((0, 1),), *map(self._send, indices))
 
     def _tell(self, offsets_Q1: NDArray[np.int64]) -> Tensor:
-        offsets = self._send(offsets_Q1)
-        tell(offsets, offsets_Q1)
-        return offsets
+        return told(offsets_Q1, self.device)
 
     def _send(self, values: NDArray[Any]) -> Tensor:
-        tensor = torch.from_numpy(values)
-        if self.device.type == "cuda":  # from pinned memory a copy does not make the host wait
-            return tensor.pin_memory().to(self.device, non_blocking=True)
-        return tensor.to(self.device)
+        return send(values, self.device)
+
+
+def send(values: NDArray[Any], device: torch.device) -> Tensor:
+    """The values on a device, without waiting for it; on a CPU they share memory."""
+    tensor = torch.from_numpy(values)
+    if device.type == "cuda":  # from pinned memory a copy does not make the host wait
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 _LAYOUTS = WeakTensorKeyDictionary()
@@ -223,6 +234,13 @@ _LAYOUTS = WeakTensorKeyDictionary()
 def tell(offsets_Q1: Tensor, values_Q1: NDArray[np.int64]) -> None:
     """Say what values offsets on a device have, so that nobody needs to ask the device."""
     _LAYOUTS[offsets_Q1] = Layout(values_Q1, offsets_Q1.device)
+
+
+def told(values_Q1: NDArray[np.int64], device: torch.device) -> Tensor:
+    """Offsets on a device that have these values, of which nobody needs to ask it."""
+    offsets_Q1 = send(values_Q1, device)
+    tell(offsets_Q1, values_Q1)
+    return offsets_Q1
 
 
 def layout(offsets_Q1: Tensor) -> Layout:

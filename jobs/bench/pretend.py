@@ -38,7 +38,6 @@ _WAITS = {
     "aten::unique_dim",
     "aten::unique_consecutive",
     "aten::bincount",
-    "aten::repeat_interleave",
 }
 """Operations whose result, or its shape, the host must see before it goes on."""
 _COPIES = {"aten::copy_", "aten::_to_copy"}
@@ -179,11 +178,10 @@ def _check_devices(call: _Call) -> None:
 
 
 def _count(call: _Call, result: Any, counts: Counts) -> None:
-    indexes = (
-        call.args[1] if call.name.startswith(("aten::index.", "aten::index_put")) or call.name == "aten::index" else ()
-    )
+    indexes = call.args[1] if call.name == "aten::index" or call.name.startswith("aten::index_put") else ()
     boolean = any(value is not None and value.dtype in (torch.bool, torch.uint8) for value in indexes)
-    if call.name in _WAITS or boolean or call.to_host:
+    unknown = call.name == "aten::repeat_interleave" and call.kwargs.get("output_size") is None
+    if call.name in _WAITS or boolean or call.to_host or unknown:
         counts.waits[_place()] += 1
     if call.name in _COPIES and (call.to_host or call.others):
         counts.copies += 1

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from ltrscale.batch import QueryGroups, group_index
+from ltrscale.batch import QueryGroups, group_index, longer
 from ltrscale.errors import InputError
 from ltrscale.models.context import (
     ContextSettings,
@@ -233,8 +233,7 @@ class RankFormer(ListContext):
         token_Q = offsets_Q1[1:] + lists_Q
         tokens_QD = self.token.to(x_ND.dtype).expand(groups.n_groups, -1)
         x_TD = torch.cat([x_ND, tokens_QD]).index_select(0, inverse(torch.cat([document_N, token_Q])))
-        tokens_Q1 = offsets_Q1 + torch.arange(len(offsets_Q1), device=offsets_Q1.device)
-        z_TD = map_lists(self._transform, x_TD, tokens_Q1, quadratic=True)
+        z_TD = map_lists(self._transform, x_TD, longer(offsets_Q1), quadratic=True)
         lists_QD = z_TD.index_select(0, token_Q)
         documents_ND = torch.cat([z_TD.index_select(0, document_N), lists_QD.index_select(0, group_N)], dim=1)
         return Contextual(documents_ND, lists_QD)

@@ -11,8 +11,9 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
@@ -21,7 +22,8 @@ from torch import Tensor, nn
 from ltrscale.batch import group_index, length_chunks
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.models.context import PAIRS_PER_CHUNK, inverse
+from ltrscale.layout import Chunks, layout
+from ltrscale.models.context import PAIRS_PER_CHUNK
 from ltrscale.models.layers import Dropout, Stack
 
 VARLEN = importlib.util.find_spec("torch.nn.attention.varlen") is not None
@@ -56,73 +58,63 @@ class BertConfig(Config):
         return self
 
 
-class _Bucket(NamedTuple):
-    """Sequences of similar length, padded: the token of each slot (0 in padding), and which slots hold one."""
-
-    rows_ML: Tensor
-    mask_ML: Tensor | None
-    """None if all sequences are equally long."""
-    slots: Tensor
-    """Numbers of the slots that hold a token."""
-
-
 @dataclass(frozen=True)
 class Sequences:
     """Where the sequences of a batch begin and end, and how attention cuts them into buckets, once for all layers."""
 
     offsets_S1: Tensor
 
-    @cached_property
+    @property
     def longest(self) -> int:
         """Tokens of the longest sequence."""
-        return int(self.offsets_S1.diff().max()) if len(self.offsets_S1) > 1 else 0
+        return int(layout(self.offsets_S1).lengths_Q.max(initial=0))
 
     @cached_property
-    def buckets(self) -> list[_Bucket]:
-        """All sequences in buckets; their padded matrices of attention stay within `PAIRS_PER_CHUNK` each."""
+    def chunks(self) -> Chunks:
+        """All sequences in buckets; on a CPU their padded matrices of attention stay within `PAIRS_PER_CHUNK` each."""
+        return length_chunks(self.offsets_S1, budget=PAIRS_PER_CHUNK)
+
+    @cached_property
+    def masks(self) -> list[Tensor | None]:
+        """Of each bucket the slots that hold a token, [M, L]; None if all its sequences are equally long."""
+        ends = [m for m, _ in self.chunks.shapes]
+        lengths_S = np.sort(layout(self.offsets_S1).lengths_Q)  # chunks begin with the shortest
+        of_chunks = np.split(lengths_S[len(lengths_S) - sum(ends) :], np.cumsum(ends)[:-1])
+        masks = self.chunks.split(self.chunks.mask_S)
         return [
-            _Bucket(rows_ML, None if bool(mask_ML.all()) else mask_ML, mask_ML.flatten().nonzero()[:, 0])
-            for _, rows_ML, mask_ML in length_chunks(self.offsets_S1, budget=PAIRS_PER_CHUNK)
+            None if (lengths_M == length).all() else mask_ML
+            for lengths_M, (_, length), mask_ML in zip(of_chunks, self.chunks.shapes, masks, strict=True)
         ]
-
-    @cached_property
-    def places_T(self) -> Tensor:
-        """Where each token lies after the buckets' tokens are concatenated."""
-        return inverse(torch.cat([rows_ML.flatten()[slots] for rows_ML, _, slots in self.buckets]))
 
     @cached_property
     def positions_T(self) -> Tensor:
         """The place of each token in its sequence, from 0."""
-        tokens_T = torch.arange(int(self.offsets_S1[-1]), device=self.offsets_S1.device)
-        return tokens_T - self.offsets_S1[group_index(self.offsets_S1)]
+        sequence_T = group_index(self.offsets_S1)
+        return torch.arange(len(sequence_T), device=sequence_T.device) - self.offsets_S1[sequence_T]
 
 
-def ragged_attention(query_THE: Tensor, key_THE: Tensor, value_THE: Tensor, sequences: Sequences) -> Tensor:
-    """Attention of each token over the tokens of its sequence, shape [T, H, E].
+def ragged_attention(qkv_T3HE: Tensor, sequences: Sequences) -> Tensor:
+    """Attention of each token over the tokens of its sequence, shape [T, H, E], from queries, keys and values.
 
     `softmax(Q_h K_h' / sqrt(E)) V_h` for each head and each sequence, without dropout. In half precision on a GPU this
     is torch's kernel for ragged sequences; elsewhere sequences of similar length share a padded call.
 
     Example:
-        >>> value_THE = torch.tensor([1.0, 3.0, 5.0]).view(3, 1, 1)
-        >>> same_THE = torch.zeros(3, 1, 1)
-        >>> ragged_attention(same_THE, same_THE, value_THE, Sequences(torch.tensor([0, 2, 3]))).flatten().tolist()
+        >>> qkv_T3HE = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 3.0], [0.0, 0.0, 5.0]]).view(3, 3, 1, 1)
+        >>> ragged_attention(qkv_T3HE, Sequences(torch.tensor([0, 2, 3]))).flatten().tolist()
         [2.0, 2.0, 5.0]
     """
-    if not len(query_THE):
-        return value_THE
-    if VARLEN and query_THE.is_cuda and query_THE.dtype in (torch.float16, torch.bfloat16):
+    if not len(qkv_T3HE):
+        return qkv_T3HE[:, 2]
+    if VARLEN and qkv_T3HE.is_cuda and qkv_T3HE.dtype in (torch.float16, torch.bfloat16):
+        query_THE, key_THE, value_THE = qkv_T3HE.unbind(1)
         return _on_gpu(query_THE, key_THE, value_THE, sequences)
-    parts = []
-    for rows_ML, mask_ML, slots in sequences.buckets:
-        query, key, value = (
-            x_THE.index_select(0, rows_ML.flatten()).view(*rows_ML.shape, *x_THE.shape[1:]).transpose(1, 2)
-            for x_THE in (query_THE, key_THE, value_THE)
-        )
+    chunks, parts = sequences.chunks, []
+    for qkv_ML3HE, mask_ML in zip(chunks.split(chunks.pad(qkv_T3HE, None)), sequences.masks, strict=True):
+        query, key, value = qkv_ML3HE.transpose(1, 3).unbind(2)
         mask = None if mask_ML is None else mask_ML[:, None, None, :]
-        heads_MHLE = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        parts.append(heads_MHLE.transpose(1, 2).flatten(0, 1).index_select(0, slots))
-    return torch.cat(parts).index_select(0, sequences.places_T)
+        parts.append(F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2))
+    return chunks.ragged(parts)
 
 
 def _on_gpu(query_THE: Tensor, key_THE: Tensor, value_THE: Tensor, sequences: Sequences) -> Tensor:
@@ -158,8 +150,8 @@ class BertLayer(nn.Module):
         """Apply the layer to the tokens of all sequences."""
         bias = torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
         qkv = F.linear(x_TD, self.qkv.weight, bias)
-        query, key, value = qkv.view(len(x_TD), 3, self.heads, x_TD.shape[1] // self.heads).unbind(1)
-        attended_TD = self.output(ragged_attention(query, key, value, sequences).flatten(1))
+        qkv_T3HE = qkv.view(len(x_TD), 3, self.heads, x_TD.shape[1] // self.heads)
+        attended_TD = self.output(ragged_attention(qkv_T3HE, sequences).flatten(1))
         x_TD = self.attention_norm(x_TD + self.dropout(attended_TD))
         added_TD = self.dropout(self.second(F.gelu(self.first(x_TD))))
         y_TD: Tensor = self.feedforward_norm(x_TD + added_TD)

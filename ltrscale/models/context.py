@@ -178,7 +178,11 @@ def _check_positions(groups: QueryGroups) -> None:
         raise InputError(f"the model ranks documents by position, and this data set has none: {remedy}")
     group_N, has_position_N = group_index(groups.offsets_Q1), ~groups.positions_N.isnan()
     positions_Q = torch.zeros_like(groups.lengths_Q).index_add(0, group_N, has_position_N.long())
-    without_positions = ((positions_Q == 0) & (groups.lengths_Q > 0)).nonzero()[:, 0]
+    without_Q = (positions_Q == 0) & (groups.lengths_Q > 0)
+    if without_Q.device.type != "cpu":  # which group it is would be a question for which the host waits
+        torch._assert_async(~without_Q.any(), f"the model ranks documents by position, and a group has none: {remedy}")
+        return
+    without_positions = without_Q.nonzero()[:, 0]
     if len(without_positions):
         name = (
             f"query group {int(without_positions[0] if groups.ids_Q is None else groups.ids_Q[without_positions[0]])}"

@@ -1,19 +1,22 @@
 """The cross-encoder: a transformer over query and document, beside the dense features.
 
-Shapes: N documents, Q groups, F features, D embedding, K pieces of a sequence, T tokens of all sequences.
+Shapes: N documents, Q groups, F features, D embedding, P pieces of all sequences, T tokens of them.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Literal, NamedTuple, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from ltrscale.batch import QueryGroups, Tokens, group_index, to_offsets
+from ltrscale.batch import QueryGroups, Tokens
 from ltrscale.config import Config
 from ltrscale.errors import InputError
+from ltrscale.layout import layout, send, told
 from ltrscale.models.bert import Bert, BertConfig
 from ltrscale.models.layers import Encoder, EncoderSettings, FeatureEmbedding, Sizes, TokenFields, hidden_layers
 
@@ -123,29 +126,31 @@ def pairs_of(groups: QueryGroups, config: CrossEncoderConfig) -> Pairs:
     """
     assert config.vocabulary is not None
     n, device = groups.n_documents, groups.offsets_Q1.device
-    group_N, zeros_N = group_index(groups.offsets_Q1), groups.offsets_Q1.new_zeros(n)
-    ones_N, left_N = zeros_N + 1, zeros_N + config.max_tokens - 1 - len(config.query) - len(config.document)
-    pool, size = [torch.tensor([config.vocabulary.cls, config.vocabulary.sep], device=device)], 2
-    pieces, types, text = [(zeros_N, ones_N)], [0], [False]  # the place in the pool and the length of each piece
+    # The pieces are laid out on the CPU, which knows all lengths: a GPU is not asked how many tokens there are.
+    group_N = np.arange(groups.n_groups).repeat(layout(groups.offsets_Q1).lengths_Q)
+    zeros_N, ones_N = np.zeros(n, np.int64), np.ones(n, np.int64)
+    left_N = zeros_N + config.max_tokens - 1 - len(config.query) - len(config.document)
+    pool, size = [send(np.array([config.vocabulary.cls, config.vocabulary.sep]), device)], 2
+    pieces, types, text = [(zeros_N, ones_N)], [0], [0]  # the place in the pool and the length of each piece
     for of_query, name in [*((True, name) for name in config.query), *((False, name) for name in config.document)]:
         tokens = _tokens_of(groups, name, of_query=of_query)
-        starts_N, lengths_N = tokens.offsets_R1[:-1], tokens.lengths_R
+        starts_N, lengths_N = layout(tokens.offsets_R1).offsets_Q1[:-1], layout(tokens.offsets_R1).lengths_Q
         if of_query:
             starts_N, lengths_N = starts_N[group_N], lengths_N[group_N]
-        taken_N = torch.minimum(lengths_N, left_N)
+        taken_N = np.minimum(lengths_N, left_N)
         left_N = left_N - taken_N
         pieces += [(starts_N + size, taken_N), (ones_N, ones_N)]
-        types, text = [*types, *[int(not of_query)] * 2], [*text, True, False]
+        types, text = [*types, *[int(not of_query)] * 2], [*text, 1, 0]
         pool, size = [*pool, tokens.ids_T.long()], size + len(tokens.ids_T)
-    starts_NK, lengths_NK = (torch.stack(values, 1) for values in zip(*pieces, strict=True))
-    bounds = to_offsets(lengths_NK.flatten())
-    places_T = torch.arange(int(bounds[-1]), device=device)
-    places_T += (starts_NK.flatten() - bounds[:-1]).repeat_interleave(lengths_NK.flatten())
-
-    def spread(values: list[int] | list[bool]) -> Tensor:
-        return torch.tensor(values, device=device).repeat(n).repeat_interleave(lengths_NK.flatten())
-
-    return Pairs(torch.cat(pool)[places_T], spread(types), spread(text), to_offsets(lengths_NK.sum(1)))
+    starts_P, lengths_P = (np.stack(values, 1).ravel() for values in zip(*pieces, strict=True))
+    bounds_P1 = np.concatenate([[0], lengths_P.cumsum()])
+    of_pieces = np.stack([lengths_P, starts_P - bounds_P1[:-1], np.tile(types, n), np.tile(text, n)])
+    lengths, *values = send(of_pieces, device)
+    n_tokens = int(bounds_P1[-1])
+    shift_T, types_T, text_T = torch.stack(values).repeat_interleave(lengths, 1, output_size=n_tokens)
+    places_T = shift_T + torch.arange(n_tokens, device=device)
+    offsets_N1 = told(bounds_P1[:: len(pieces)].copy(), device)
+    return Pairs(torch.cat(pool)[places_T], types_T, text_T.bool(), offsets_N1)
 
 
 def _tokens_of(groups: QueryGroups, name: str, *, of_query: bool) -> Tokens:
@@ -203,26 +208,25 @@ class CrossEncoder(Encoder):
         return pairs_of(groups, self.config)
 
     def _embed_text(self, pairs: Pairs) -> Tensor:
-        bounds = [0, len(pairs.offsets_N1) - 1] if torch.is_grad_enabled() else _cuts(pairs.offsets_N1)
-        parts = []
-        for first, last in pairwise(bounds):
-            begin, end = pairs.offsets_N1[[first, last]].tolist()
-            offsets_M1 = pairs.offsets_N1[first : last + 1] - begin
+        values_N1, parts = layout(pairs.offsets_N1).offsets_Q1, []
+        for first, last in pairwise([0, len(values_N1) - 1] if torch.is_grad_enabled() else _cuts(values_N1)):
+            begin, end = values_N1[[first, last]].tolist()
+            offsets_M1 = told(values_N1[first : last + 1] - begin, pairs.ids_T.device)
             h_TD = self.bert(pairs.ids_T[begin:end], pairs.types_T[begin:end], offsets_M1)
             parts.append(self.bert.pool(h_TD, offsets_M1))
         return torch.cat(parts)
 
 
-def _cuts(offsets_N1: Tensor) -> list[int]:
+def _cuts(offsets_N1: NDArray[np.int64]) -> list[int]:
     """Numbers of documents between which the sequences have at most `TOKENS_AT_ONCE` tokens, or are one.
 
     Example:
-        >>> _cuts(torch.tensor([0, 40_000, 80_000, 90_000])), _cuts(torch.tensor([0]))
+        >>> _cuts(np.array([0, 40_000, 80_000, 90_000])), _cuts(np.array([0]))
         ([0, 1, 3], [0, 0])
     """
     last, cuts = len(offsets_N1) - 1, [0]
     while cuts[-1] < last:
         limit = offsets_N1[cuts[-1]] + TOKENS_AT_ONCE
-        fitting = int(torch.searchsorted(offsets_N1, limit, right=True)) - 1
+        fitting = int(offsets_N1.searchsorted(limit, side="right")) - 1
         cuts.append(max(fitting, cuts[-1] + 1))
     return cuts if last else [0, 0]

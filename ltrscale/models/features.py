@@ -76,6 +76,7 @@ class FeatureTransform(nn.Module):
 
     numeric_F: Tensor
     cardinalities_C: Tensor
+    categorical_C: Tensor
     mean_F: Tensor
     scale_F: Tensor
     quantiles_FK: Tensor
@@ -93,6 +94,8 @@ class FeatureTransform(nn.Module):
         numeric_F = torch.tensor([kind == "numeric" for kind in kinds], dtype=torch.bool)
         self.register_buffer("numeric_F", numeric_F)
         self.register_buffer("cardinalities_C", torch.tensor(self.cardinalities, dtype=torch.int64))
+        # follows from the kinds, so it is not saved
+        self.register_buffer("categorical_C", torch.tensor(self.categorical, dtype=torch.int64), persistent=False)
         self.register_buffer("mean_F", torch.zeros(n_features))
         self.register_buffer("scale_F", torch.ones(n_features))
         self.register_buffer("quantiles_FK", torch.zeros(n_features, n_quantiles))
@@ -132,6 +135,9 @@ class FeatureTransform(nn.Module):
             if offsets_Q1 is None:
                 raise ValueError("a transform with per_query needs the offsets of the groups besides the features")
             x_NF = standardise_groups(x_NF, offsets_Q1)
+        if features_NF.device.type != "cpu" and self.categorical:
+            indices_NC = _indices(features_NF.index_select(1, self.categorical_C), self.codes_V, self.cardinalities_C)
+            return x_NF.index_copy(1, self.categorical_C, indices_NC.to(x_NF.dtype))
         vocabularies = torch.split(self.codes_V, [n - 1 for n in self.cardinalities])
         for column, codes_V in zip(self.categorical, vocabularies, strict=True):
             x_NF[:, column] = _index(features_NF[:, column], codes_V)
@@ -230,3 +236,25 @@ def _index(codes_N: Tensor, codes_V: Tensor) -> Tensor:
         return torch.zeros_like(codes_N)
     place_N = torch.searchsorted(codes_V, codes_N.contiguous()).clamp(max=len(codes_V) - 1)
     return torch.where(codes_V[place_N] == codes_N, place_N + 1.0, 0.0)
+
+
+def _indices(codes_NC: Tensor, codes_V: Tensor, cardinalities_C: Tensor) -> Tensor:
+    """`_index` of all categorical features at once, for a device on which each operation costs the same.
+
+    Codes are looked up in a single sorted vocabulary of pairs (feature, code).
+    """
+    if len(codes_V) == 0:
+        return torch.zeros_like(codes_NC)
+    ends_C, features_C = (cardinalities_C - 1).cumsum(0), torch.arange(len(cardinalities_C), device=codes_V.device)
+    feature_V = torch.searchsorted(ends_C, torch.arange(len(codes_V), device=codes_V.device), right=True)
+    keys_V, keys_NC = _keys(feature_V, codes_V), _keys(features_C, codes_NC)
+    place_NC = torch.searchsorted(keys_V, keys_NC).clamp_(max=len(codes_V) - 1)
+    first_C = ends_C - cardinalities_C  # one before the feature's first code
+    return (place_NC - first_C).masked_fill_(keys_V[place_NC] != keys_NC, 0)
+
+
+def _keys(feature: Tensor, codes: Tensor) -> Tensor:
+    """Integers in the order of pairs (feature, float32 code)."""
+    bits = (codes.float() + 0.0).view(torch.int32)  # -0 + 0 is 0
+    bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # of a negative number they rise as it falls
+    return (feature << 32) + bits

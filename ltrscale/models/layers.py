@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Annotated, Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
+from ltrscale.layout import send
 
 Activation = Literal["relu", "gelu", "elu"]
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
@@ -162,7 +164,7 @@ class MicroBatchNorm(nn.Module):
         self._remember(len(x_ND), statistics_2D)
         return y_ND
 
-    @torch.compiler.disable  # compiled code would depend on how many micro-batches were seen
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # compiled code would depend on how many micro-batches were seen
     def _remember(self, count: int, statistics_2D: Tensor) -> None:
         self.seen.append((count, statistics_2D))
 
@@ -175,7 +177,7 @@ def moments(norms: Sequence[MicroBatchNorm]) -> Tensor:
         part in the same few operations, because on a GPU each costs the same however short its vectors are.
     """
     device = norms[0].running_mean.device
-    counts = torch.tensor([float(sum(n for n, _ in norm.seen)) for norm in norms], dtype=torch.float64).to(device)
+    counts = send(np.array([sum(n for n, _ in norm.seen) for norm in norms], np.float64), device)
     of_norms = {norm: norm.seen or [(0, norm.running_mean.new_zeros(2, len(norm.running_mean)))] for norm in norms}
     seen = [statistics for of_norm in of_norms.values() for statistics in of_norm]
     # in float32, the sum of squares minus the squared mean would cancel
@@ -209,12 +211,12 @@ def update_running_statistics(
         momentum: in place of the norms' own; 1 sets the statistics.
     """
     widths, device = [len(norm.running_mean) for norm in norms], moments.device
-    norm_D = torch.arange(len(norms)).repeat_interleave(torch.tensor(widths)).to(device)
+    norm_D = send(np.arange(len(norms)).repeat(widths), device)
     count_D, sums_2D = moments[: len(norms)][norm_D], moments[len(norms) :].view(2, -1)
     mean_D, square_D = (sums_2D / count_D.clamp(min=1)).unbind()
     var_D = (square_D - mean_D.square()).clamp(min=0) * count_D / (count_D - 1).clamp(min=1)
     own = [norm.momentum if momentum is None else momentum for norm in norms]
-    weight_D = torch.tensor(own, dtype=torch.float64).to(device)[norm_D]
+    weight_D = send(np.array(own, np.float64).repeat(widths), device)
     running = [norm.running_mean for norm in norms], [norm.running_var for norm in norms]
     for buffers, new_D, least in zip(running, (mean_D, var_D), (1, 2), strict=True):
         old_D = torch.cat(buffers)

@@ -6,14 +6,17 @@ A state of the recurrent network, U units; W windows (`size` documents scored to
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import ClassVar, Literal, NamedTuple, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups, group_index
+from ltrscale.layout import layout, send
 from ltrscale.models.context import (
     ContextSettings,
     Contextual,
@@ -193,28 +196,28 @@ class GSF(ListContext):
         offsets_Q1, config = groups.offsets_Q1, self.config
         if self.training:
             keys_N = torch.rand(len(h_ND), device=h_ND.device)
-            strides_QR = torch.ones_like(offsets_Q1[1:])[:, None]
+            strides_QR = np.ones((groups.n_groups, 1), np.int64)
         else:
             keys_N = content_keys(groups.features_NF)
             rounds = config.strides if config.size > 1 else 1
-            strides_QR = _strides(groups.lengths_Q, config.size, rounds)
+            strides_QR = _strides(layout(offsets_Q1).lengths_Q, config.size, rounds)
         order_N = order_within_lists(keys_N, offsets_Q1)
         sums_NB = self._sum_blocks(h_ND.index_select(0, order_N), offsets_Q1, strides_QR)
-        rounds_Q = config.size * (strides_QR > 0).sum(1)
+        rounds_Q = send(config.size * (strides_QR > 0).sum(1), offsets_Q1.device)
         means_NB = sums_NB / rounds_Q[group_index(offsets_Q1)][:, None]
         if not self.training:
             means_NB = _mean_of_equals(means_NB, keys_N[order_N], offsets_Q1)
         return Contextual(means_NB.index_select(0, inverse(order_N)))
 
-    def _sum_blocks(self, h_ND: Tensor, offsets_Q1: Tensor, strides_QR: Tensor) -> Tensor:
+    def _sum_blocks(self, h_ND: Tensor, offsets_Q1: Tensor, strides_QR: NDArray[np.int64]) -> Tensor:
         """Sum of each document's blocks over strides and places, one stride at a time."""
-        config, group_N = self.config, group_index(offsets_Q1)
+        config = self.config
         places_NmH = self.places(h_ND).unflatten(1, (config.size, -1))
         # Float32 even under autocast: a document has many blocks, and bfloat16 would round their sum.
         dtype = torch.promote_types(h_ND.dtype, torch.float32)
         sums_NB = torch.zeros(len(h_ND), config.width, dtype=dtype, device=h_ND.device)
         for strides_Q in strides_QR.T:
-            windows = _Windows.of(offsets_Q1, group_N, strides_Q)
+            windows = _Windows.of(offsets_Q1, strides_Q)
             hidden_WH = self.bias.expand(len(windows.row_W), -1)
             for place in range(config.size):
                 hidden_WH = hidden_WH + places_NmH[:, place].index_select(0, windows.document_W(place))
@@ -233,11 +236,12 @@ class _Windows(NamedTuple):
     stride_W: Tensor
 
     @staticmethod
-    def of(offsets_Q1: Tensor, group_N: Tensor, strides_Q: Tensor) -> "_Windows":
+    def of(offsets_Q1: Tensor, strides_Q: NDArray[np.int64]) -> "_Windows":
         """The windows of one round; a list with stride 0 has none."""
-        row_W = (strides_Q[group_N] > 0).nonzero()[:, 0]
-        group_W = group_N[row_W]
-        return _Windows(row_W, offsets_Q1[group_W], offsets_Q1.diff()[group_W], strides_Q[group_W])
+        has_one_N, device = (strides_Q > 0).repeat(layout(offsets_Q1).lengths_Q), offsets_Q1.device
+        row_W = send(np.flatnonzero(has_one_N), device)
+        group_W = group_index(offsets_Q1)[row_W]
+        return _Windows(row_W, offsets_Q1[group_W], offsets_Q1.diff()[group_W], send(strides_Q.copy(), device)[group_W])
 
     def document_W(self, place: int) -> Tensor:
         """The document at a place of each group, wrapping around the end of the list."""
@@ -286,13 +290,11 @@ def content_keys(features_NF: Tensor) -> Tensor:
     return (words_NF ^ (words_NF >> 32)).sum(1)
 
 
-def _strides(lengths_Q: Tensor, size: int, rounds: int | None) -> Tensor:
+def _strides(lengths_Q: NDArray[np.int64], size: int, rounds: int | None) -> NDArray[np.int64]:
     """Strides of each list [Q, R]; 0 fills the rows of lists with fewer strides."""
-    if not len(lengths_Q):
-        return lengths_Q.new_zeros(0, 1)
-    lengths, place_Q = torch.unique(lengths_Q, return_inverse=True)
-    numbers = [torch.tensor(stride_numbers(length, size, rounds)) for length in lengths.tolist()]
-    return nn.utils.rnn.pad_sequence(numbers, batch_first=True).to(lengths_Q.device)[place_Q]
+    lengths, place_Q = np.unique(lengths_Q, return_inverse=True)
+    numbers = [stride_numbers(length, size, rounds) for length in lengths.tolist()]
+    return np.array(list(zip_longest(*numbers, fillvalue=0)) or [()], np.int64).T[place_Q]
 
 
 def _mean_of_equals(values_NB: Tensor, keys_N: Tensor, offsets_Q1: Tensor) -> Tensor:

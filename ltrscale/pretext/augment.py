@@ -293,7 +293,7 @@ def mixup(
     if not 0 <= amount <= 1 or not forms:
         raise ValueError(f"mixup needs an amount between 0 and 1 and at least one form, not {amount} and {forms}")
     n, device = len(x_NF), x_NF.device
-    ahead_N = 1 + random_below(torch.tensor(max(1, n - 1), device=device), (n,), generator)
+    ahead_N = 1 + random_below(torch.full((), max(1, n - 1), device=device), (n,), generator)
     other_NF = x_NF[(torch.arange(n, device=device) + ahead_N) % max(1, n)]
     share_N1 = 1 - amount * torch.rand(n, 1, generator=generator, device=device)
     form_N1 = torch.randint(len(forms), (n, 1), generator=generator, device=device)
@@ -334,7 +334,10 @@ def permute_columns(x_NF: Tensor, *, generator: torch.Generator) -> Tensor:
                 [ 2., 10.]])
     """
     n, n_features = x_NF.shape
-    source_FN = torch.empty(n_features, n, dtype=torch.int64, device=x_NF.device)
+    if x_NF.device.type != "cpu":  # one sort of random keys for all columns
+        keys_NF = torch.randint(1 << 31, (n, n_features), generator=generator, device=x_NF.device, dtype=torch.int32)
+        return x_NF.gather(0, keys_NF.argsort(0))
+    source_FN = torch.empty(n_features, n, dtype=torch.int64)
     for source_N in source_FN:
         torch.randperm(n, generator=generator, out=source_N)
     return x_NF.gather(0, source_FN.T)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement, product
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from ltrscale.batch import length_chunks
 from ltrscale.devices import block_entries
-from ltrscale.layout import Chunks
+from ltrscale.layout import Chunks, told
 from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext.augment import MIXUPS, Augmentation, Draw, MarginalConfig, Mixup, MixupConfig
 from ltrscale.pretext.objective import Parts, Pretrainer
@@ -162,8 +163,8 @@ def simclr(z0_ND: Tensor, z1_ND: Tensor, *, temperature: float) -> Tensor:
         >>> simclr(z, z, temperature=1.0)  # 2 log(1 + 2 / e)
         tensor([1.1029, 1.1029])
     """
-    all_of_them = torch.tensor([0, len(z0_ND)])
-    return simclr_rank(z0_ND, z1_ND, all_of_them.to(z0_ND.device), temperature=temperature)
+    all_of_them = told(np.array([0, len(z0_ND)]), z0_ND.device)
+    return simclr_rank(z0_ND, z1_ND, all_of_them, temperature=temperature)
 
 
 class ScarfConfig(Contrastive):

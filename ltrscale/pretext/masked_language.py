@@ -3,6 +3,7 @@
 Shapes: N documents, T tokens of all sequences, M hidden tokens, D embedding, V tokens of the vocabulary.
 """
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal, NamedTuple
 
@@ -39,13 +40,16 @@ class MaskedLanguageConfig(Objective):
         assert isinstance(encoder, CrossEncoder)
         return Parts(decoder=TokenDecoder(encoder.config.bert.width, encoder.bert.tokens.num_embeddings))
 
-    def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:  # noqa: ARG002
-        """See `masked_language`."""
+    def summed(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """The summed loss of the hidden tokens, and their number, see `masked_language`."""
         encoder = net.encoder
         assert isinstance(encoder, CrossEncoder)
         assert isinstance(net.decoder, TokenDecoder)
         assert draw.groups is not None
-        return masked_language(encoder, net.decoder, encoder.pairs(draw.groups), draw.generator, rate=self.rate)
+        losses_M, there_M = masked_language(
+            encoder, net.decoder, encoder.pairs(draw.groups), draw.generator, rate=self.rate
+        )
+        return losses_M.sum(), there_M.sum()
 
 
 class TokenDecoder(nn.Module):
@@ -69,12 +73,15 @@ class Hidden(NamedTuple):
     ids_T: Tensor
     rows_M: Tensor
     """Places of the tokens to restore."""
+    there_M: Tensor
+    """True where there is such a token; all are, except on a GPU."""
 
 
 def hide(pairs: Pairs, vocabulary: TokenNumbers, generator: torch.Generator, *, rate: float) -> Hidden:
     """Hide tokens of the sequences, each independently.
 
-    [CLS] and [SEP] are never chosen. The number of draws depends on the number of tokens alone.
+    [CLS] and [SEP] are never chosen. The number of draws depends on the number of tokens alone. A GPU is not asked how
+    many tokens it has chosen: it has eight standard deviations of places more than it needs on average.
 
     Args:
         pairs: the sequences.
@@ -84,19 +91,26 @@ def hide(pairs: Pairs, vocabulary: TokenNumbers, generator: torch.Generator, *, 
     """
     chosen_T, how_T = torch.rand(2, len(pairs.ids_T), generator=generator, device=pairs.ids_T.device)
     random_T = torch.randint(vocabulary.size, how_T.shape, generator=generator, device=how_T.device)
-    rows_M = (pairs.text_T & (chosen_T < rate)).nonzero()[:, 0]
-    how_M, ids_T = how_T[rows_M], pairs.ids_T.clone()
-    kept_M = torch.where(how_M < MASKED + RANDOM, random_T[rows_M], ids_T[rows_M])
-    ids_T[rows_M] = torch.where(how_M < MASKED, vocabulary.mask, kept_M)
-    return Hidden(ids_T, rows_M)
+    hidden_T = pairs.text_T & (chosen_T < rate)
+    kept_T = torch.where(how_T < MASKED + RANDOM, random_T, pairs.ids_T)
+    ids_T = torch.where(hidden_T, torch.where(how_T < MASKED, vocabulary.mask, kept_T), pairs.ids_T)
+    if hidden_T.device.type == "cpu":
+        rows_M = hidden_T.nonzero()[:, 0]
+        return Hidden(ids_T, rows_M, torch.ones_like(rows_M, dtype=torch.bool))
+    n = len(hidden_T)
+    places = min(n, math.ceil(n * rate + 8 * math.sqrt(n * rate)) + 8)
+    number_T = torch.where(hidden_T, hidden_T.cumsum(0) - 1, places).clamp_(max=places)  # what has no place is last
+    rows_M = torch.zeros(places + 1, dtype=torch.int64, device=hidden_T.device)
+    rows_M = rows_M.scatter_(0, number_T, torch.arange(n, device=hidden_T.device))[:-1]
+    return Hidden(ids_T, rows_M, torch.arange(places, device=hidden_T.device) < hidden_T.sum())
 
 
 def masked_language(
     encoder: CrossEncoder, decoder: TokenDecoder, pairs: Pairs, generator: torch.Generator, *, rate: float
-) -> Tensor:
-    """The cross entropy of each hidden token, shape [M] (Devlin et al. 2019, section 3.1)."""
+) -> tuple[Tensor, Tensor]:
+    """The cross entropy of each hidden token, shape [M] (Devlin et al. 2019, section 3.1), and where there is one."""
     assert encoder.config.vocabulary is not None
-    ids_T, rows_M = hide(pairs, encoder.config.vocabulary, generator, rate=rate)
+    ids_T, rows_M, there_M = hide(pairs, encoder.config.vocabulary, generator, rate=rate)
     h_TD = encoder.bert(ids_T, pairs.types_T, pairs.offsets_N1)
     logits_MV = decoder(h_TD.index_select(0, rows_M), encoder.bert.tokens.weight)
-    return F.cross_entropy(logits_MV.float(), pairs.ids_T[rows_M], reduction="none")
+    return F.cross_entropy(logits_MV.float(), pairs.ids_T[rows_M], reduction="none") * there_M, there_M

@@ -73,8 +73,13 @@ class Objective(Config):
             )
 
     def losses(self, net: "Pretrainer", x_NF: Tensor, draw: Draw) -> Tensor:
-        """The loss of each document of a micro-batch, shape [N], or of each hidden token."""
+        """The loss of each document of a micro-batch, shape [N]."""
         raise NotImplementedError
+
+    def summed(self, net: "Pretrainer", x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor | float]:
+        """The summed loss of a micro-batch, and what divides it: by default the number of its documents."""
+        losses_N = self.losses(net, x_NF, draw)
+        return losses_N.sum(), float(len(losses_N))
 
 
 class Pretrainer(nn.Module):
@@ -128,12 +133,11 @@ class Pretrainer(nn.Module):
         projector = None if self.projector is None else self.projector.config
         return Architecture(transform=self.network.transform, encoder=self.network.encoder, projector=projector)
 
-    def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:
+    def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, Tensor | float]:
         """The loss summed over documents or hidden tokens, and their number."""
         x_NF = self.transform(groups.features_NF, groups.offsets_Q1)
         draw = Draw(self.transform.numeric_F, groups.offsets_Q1, generator, self.marginals_SF, self.rates_F, groups)
-        losses = self.method.losses(self, x_NF, draw)
-        return losses.sum(), float(len(losses))
+        return self.method.summed(self, x_NF, draw)
 
     def project(self, x_NF: Tensor) -> Tensor:
         """Projections [N, P] of documents."""

@@ -1,9 +1,11 @@
 """Reconstruction of features: the decoder and its error, and VIME-self, which also detects corrupted features.
 
-Shapes: N documents, F features, D embedding, O outputs (a value for each numeric feature, then class logits).
+Shapes: N documents, F features, C categorical ones, D embedding, O outputs (a value for each numeric feature, then
+class logits).
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Literal
 
 import torch
@@ -53,13 +55,42 @@ def feature_errors(decoded_NO: Tensor, x_NF: Tensor, numeric_F: Tensor, cardinal
     """
     classes = reconstruction_classes(cardinalities)
     decoded_NO, x_NF = at_least_float32(decoded_NO), at_least_float32(x_NF)
-    n_numeric = int(numeric_F.sum())
-    errors_NF = torch.empty_like(x_NF)
-    errors_NF[:, numeric_F] = (decoded_NO[:, :n_numeric] - x_NF[:, numeric_F]).square()
-    columns = (~numeric_F).nonzero()[:, 0].tolist()
-    for column, n, logits_NO in zip(columns, classes, torch.split(decoded_NO[:, n_numeric:], classes, 1), strict=True):
-        errors_NF[:, column] = F.cross_entropy(logits_NO, x_NF[:, column].long() % n, reduction="none")
-    return errors_NF
+    if not classes:
+        return (decoded_NO - x_NF).square()
+    order_F = (~numeric_F).int().argsort(stable=True)  # numbers, then categories: a sort asks the device for nothing
+    n_numeric = len(numeric_F) - len(classes)
+    numbers_NF, targets_NF = x_NF.index_select(-1, order_F).tensor_split([n_numeric], -1)
+    errors_NF = (decoded_NO[..., :n_numeric] - numbers_NF).square()
+    entropies_NC = _cross_entropies(decoded_NO[..., n_numeric:], targets_NF.long(), tuple(classes))
+    return torch.cat([errors_NF, entropies_NC], -1).index_select(-1, order_F.argsort())
+
+
+def _cross_entropies(logits_NO: Tensor, targets_NC: Tensor, classes: tuple[int, ...]) -> Tensor:
+    """The cross entropy of each category, shape [N, C]; on a GPU all take part in the same few operations."""
+    if logits_NO.device.type == "cpu":
+        of_each = zip(torch.split(logits_NO, list(classes), -1), targets_NC.unbind(-1), classes, strict=True)
+        return torch.stack([_cross_entropy(logits, targets % n) for logits, targets, n in of_each], -1)
+    feature_O, first_C, classes_C = _outputs(classes, logits_NO.device)
+    lowest_NC = logits_NO.new_full((*logits_NO.shape[:-1], len(classes)), -torch.inf)
+    detached_NO = logits_NO.detach()
+    peak_NC = lowest_NC.scatter_reduce(-1, feature_O.expand_as(logits_NO), detached_NO, "amax")
+    shares_NO = (logits_NO - peak_NC.index_select(-1, feature_O)).exp()
+    sums_NC = torch.zeros_like(lowest_NC).index_add(-1, feature_O, shares_NO)
+    right_NC = logits_NO.gather(-1, (first_C + targets_NC % classes_C).expand_as(lowest_NC))
+    return sums_NC.log() + peak_NC - right_NC
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    targets = targets.expand(logits.shape[:-1])
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none").view(targets.shape)
+
+
+@cache
+def _outputs(classes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The category of each logit [O], and the first logit and the number of classes of each category [C]."""
+    classes_C = torch.tensor(classes)
+    feature_O = torch.arange(len(classes)).repeat_interleave(classes_C)
+    return feature_O.to(device), (classes_C.cumsum(0) - classes_C).to(device), classes_C.to(device)
 
 
 class DecoderConfig(Config):

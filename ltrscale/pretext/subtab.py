@@ -1,6 +1,7 @@
 """SubTab: reconstruct all features from overlapping subsets, and align their projections, one value per document.
 
-Shapes: N documents, Q1 offsets of groups, F features, O outputs of a decoder, K subsets of the features, P projection.
+Shapes: N documents, Q1 offsets of groups, F features, O outputs of a decoder, K subsets of the features, R pairs of
+them, P projection.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ltrscale.batch import one_list
+from ltrscale.batch import one_list, repeated
 from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext.augment import Draw, add_noise, permute_columns, random_entries
 from ltrscale.pretext.contrast import simclr_rank
@@ -22,7 +23,7 @@ from ltrscale.pretext.watch import RIVALS, collapse_measures, unit_vectors
 Noise = Literal["swap", "gaussian", "zero"]
 
 
-def feature_subsets(n_features: int, *, subsets: int, overlap: float) -> Tensor:
+def feature_subsets(n_features: int, *, subsets: int, overlap: float, device: torch.device | str = "cpu") -> Tensor:
     """SubTab's subsets of neighbouring features, a mask of shape [K, F].
 
     The features are cut into K blocks of `ceil(F / K)`, evenly spaced; subset k is block k with the
@@ -35,6 +36,7 @@ def feature_subsets(n_features: int, *, subsets: int, overlap: float) -> Tensor:
         n_features: F, at least 1.
         subsets: K.
         overlap: shared part of a block, in [0, 1).
+        device: where the mask is made.
 
     Raises:
         ValueError: n_features or subsets is below 1, or overlap is not in [0, 1).
@@ -50,8 +52,8 @@ def feature_subsets(n_features: int, *, subsets: int, overlap: float) -> Tensor:
         raise ValueError(f"{n_features} features cannot be cut into {subsets} subsets with an overlap of {overlap}")
     block = -(-n_features // subsets)
     shared = round(overlap * block)
-    first_K1 = torch.arange(subsets)[:, None] * n_features // subsets - shared
-    return (torch.arange(n_features) - first_K1) % n_features < block + shared
+    first_K1 = torch.arange(subsets, device=device)[:, None] * n_features // subsets - shared
+    return (torch.arange(n_features, device=device) - first_K1) % n_features < block + shared
 
 
 def subtab_views(
@@ -144,14 +146,17 @@ def subtab(
     """
     if len(z_KNP) < 2:
         raise ValueError(f"SubTab compares pairs of subsets and needs two of them, not {len(z_KNP)}")
-    errors = [feature_errors(decoded_NO, x_NF, numeric_F, cardinalities).sum(1) for decoded_NO in decoded_KNO]
-    loss_N = torch.stack(errors).mean(0)
+    loss_N = feature_errors(decoded_KNO, x_NF, numeric_F, cardinalities).sum(2).mean(0)
     pairs = list(combinations(unit_vectors(z_KNP), 2))
-    for a_NP, b_NP in pairs:
-        loss_N = loss_N + distance / len(pairs) * (a_NP - b_NP).square().sum(1)
-        if contrast > 0:
-            info_N = simclr_rank(a_NP, b_NP, offsets_Q1, temperature=temperature)
-            loss_N = loss_N + contrast / len(pairs) * info_N / 2  # simclr_rank sums over both views
+    at_once = 1 if z_KNP.device.type == "cpu" else len(pairs)  # one pair stays in a CPU's cache
+    for first in range(0, len(pairs), at_once):
+        a_RNP, b_RNP = map(torch.stack, zip(*pairs[first : first + at_once], strict=True))
+        loss_RN = distance * (a_RNP - b_RNP).square().sum(2)
+        if contrast > 0:  # as if each pair's documents were groups of their own
+            among = repeated(offsets_Q1, at_once)
+            info = simclr_rank(a_RNP.flatten(0, 1), b_RNP.flatten(0, 1), among, temperature=temperature)
+            loss_RN = loss_RN + contrast * info.view_as(loss_RN) / 2  # simclr_rank sums over both views
+        loss_N = loss_N + loss_RN.sum(0) / len(pairs)
     return loss_N
 
 
@@ -201,7 +206,7 @@ class SubTabConfig(Objective):
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
         """See `subtab`."""
         assert net.projector is not None
-        subsets_KF = feature_subsets(x_NF.shape[1], subsets=self.subsets, overlap=self.overlap).to(x_NF.device)
+        subsets_KF = feature_subsets(x_NF.shape[1], subsets=self.subsets, overlap=self.overlap, device=x_NF.device)
         views_KNF = subtab_views(
             x_NF,
             draw.numeric_F,

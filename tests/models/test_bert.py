@@ -116,8 +116,8 @@ def test_attention_does_not_depend_on_buckets(budget: int, monkeypatch: pytest.M
     """A loop over sequences and heads, for buckets of one sequence, of several, and of all."""
     monkeypatch.setattr(bert_module, "PAIRS_PER_CHUNK", budget)
     offsets_S1 = to_offsets(torch.tensor([3, 0, 1, 7, 3]))
-    q, k, v = torch.randn(3, 14, 2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    out_THE = ragged_attention(q, k, v, Sequences(offsets_S1))
+    qkv_T3HE = torch.randn(14, 3, 2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    out_THE, (q, k, v) = ragged_attention(qkv_T3HE, Sequences(offsets_S1)), qkv_T3HE.unbind(1)
     for first, last in zip(offsets_S1[:-1].tolist(), offsets_S1[1:].tolist(), strict=True):
         for head in range(2):
             scores = q[first:last, head] @ k[first:last, head].T / 5**0.5
@@ -154,17 +154,17 @@ def test_the_path_for_gpus_gets_whole_sequences(monkeypatch: pytest.MonkeyPatch)
         return torch.cat([part.transpose(0, 1) for part in parts])
 
     monkeypatch.setattr(varlen, "varlen_attn", stand_in)
-    q, k, v = torch.randn(3, 14, 2, 5)
+    qkv_T3HE = torch.randn(14, 3, 2, 5)
     there = Sequences(to_offsets(torch.tensor([3, 1, 7, 3])))
-    torch.testing.assert_close(bert_module._on_gpu(q, k, v, there), ragged_attention(q, k, v, there))
+    torch.testing.assert_close(bert_module._on_gpu(*qkv_T3HE.unbind(1), there), ragged_attention(qkv_T3HE, there))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="attention over ragged sequences needs a GPU")
 def test_attention_on_a_gpu_equals_that_of_buckets() -> None:
-    q, k, v = torch.randn(3, 200, 2, 64, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    qkv_T3HE = torch.randn(200, 3, 2, 64, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
     there = Sequences(to_offsets(torch.tensor([3, 1, 96, 100], device="cuda")))
-    half = ragged_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), there)
-    torch.testing.assert_close(half.float(), ragged_attention(q, k, v, there), rtol=0.02, atol=0.02)
+    half = ragged_attention(qkv_T3HE.bfloat16(), there)
+    torch.testing.assert_close(half.float(), ragged_attention(qkv_T3HE, there), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize(

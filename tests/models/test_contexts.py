@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from config_variations import keys_without_effect
 from reference import models as reference
 from reference.lists import WIDTH, apply, make, make_lists, shuffled
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from jobs.bench.pretend import counting, pretending
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, kind_of, members, validate
 from ltrscale.errors import InputError
@@ -51,7 +53,9 @@ def value_and_gradients(module: ListContext, groups: QueryGroups, h_ND: Tensor) 
     h_ND = h_ND.detach().requires_grad_()
     out = apply(module, groups, h_ND)
     loss = sum(
-        (part * torch.linspace(-1, 2, part.numel()).view_as(part).cos()).sum() for part in out if part is not None
+        (part * torch.linspace(-1, 2, part.numel(), device=part.device).view_as(part).cos()).sum()
+        for part in out
+        if part is not None
     )
     assert isinstance(loss, Tensor)
     return out, list(torch.autograd.grad(loss, [h_ND, *module.parameters()]))
@@ -299,3 +303,46 @@ def test_a_config_names_a_context_by_its_kind() -> None:
             validate(Holder, {"context": {"kind": kind, "initial_rank": "positions", "feature": 1}}, "here")
     with pytest.raises(InputError, match="at least 1"):
         validate(Holder, {"context": {"kind": "gsf", "hidden": [4, 0]}}, "here")
+
+
+class PlainGRU(nn.Module):
+    """The formulas of torch's GRU, of which the kernel for GPUs runs on nothing else."""
+
+    def __init__(self, gru: nn.GRU) -> None:
+        super().__init__()
+        self.weights = gru
+
+    def forward(self, x_MLD: Tensor) -> tuple[Tensor, None]:
+        inputs = F.linear(x_MLD, self.weights.weight_ih_l0, self.weights.bias_ih_l0)
+        state_MA, outputs = inputs.new_zeros(len(inputs), self.weights.hidden_size), []
+        for input_M in inputs.unbind(1):
+            reset, update, new = input_M.chunk(3, 1)
+            of_state = F.linear(state_MA, self.weights.weight_hh_l0, self.weights.bias_hh_l0).chunk(3, 1)
+            candidate_MA = (new + (reset + of_state[0]).sigmoid() * of_state[2]).tanh()
+            state_MA = torch.lerp(candidate_MA, state_MA, (update + of_state[1]).sigmoid())
+            outputs.append(state_MA)
+        return torch.stack(outputs, 1), None
+
+
+@every_context
+def test_a_gpu_gives_the_same_values_and_is_asked_for_nothing(config: ContextConfig) -> None:
+    module, launches = make(config), []
+    if isinstance(module, DLCM):
+        module.gru = PlainGRU(module.gru)
+    for lengths in ([3, 0, 1, 3, 1], [3, 0, 1, 3, 1] * 3):
+        groups, h_ND = make_lists(lengths)
+        out, gradients = value_and_gradients(module.cpu(), groups, h_ND)
+        with pretending() as device:
+            there = groups.to(device)
+            with counting() as counted:
+                out_there, gradients_there = value_and_gradients(module.to(device), there, h_ND.to(device))
+            with counting() as in_training:
+                value_and_gradients(module.train(), there, h_ND.to(device))
+            module.eval()
+        assert not counted.counts.waits | in_training.counts.waits
+        launches.append((counted.counts.launches, in_training.counts.launches))
+        for here, far in zip((*out, *gradients), (*out_there, *gradients_there), strict=True):
+            assert (here is None) == (far is None)
+            if here is not None and far is not None:
+                torch.testing.assert_close(far.cpu(), here)
+    assert launches[0] == launches[1]

@@ -16,6 +16,7 @@ from token_batches import (
     text_transform,
 )
 
+from jobs.bench.pretend import counting, pretending
 from ltrscale.batch import QueryGroups
 from ltrscale.errors import InputError
 from ltrscale.models import cross_encoder
@@ -196,3 +197,25 @@ def test_a_ranker_scores_with_it() -> None:
     torch.testing.assert_close(ranker.head[:-1](embedded(ranker.encoder, groups)), ranker.penultimate(groups))  # type: ignore[arg-type]
     scores_N.sum().backward()
     assert ranker.encoder.get_parameter("bert.tokens.weight").grad is not None
+
+
+def test_a_gpu_gives_the_same_embeddings_and_is_asked_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_encoder, "TOKENS_AT_ONCE", 40)
+    encoder, launches = text_encoder(), []
+    for lengths in ([5, 1, 6, 4] * 2, [5, 1, 6, 4] * 6):
+        encoder.zero_grad()
+        groups = text_groups(lengths)
+        x_NF = text_transform()(groups.features_NF)
+        expected_ND = encoder.cpu().embed(x_NF, groups)
+        with pretending() as device:
+            there, x_there_NF = groups.to(device), x_NF.to(device)
+            with counting() as counted:
+                found_ND = encoder.to(device).embed(x_there_NF, there)
+                found_ND.sum().backward()
+            with counting() as at_inference, torch.no_grad():
+                in_parts_ND = encoder.embed(x_there_NF, there)
+        assert not counted.counts.waits | at_inference.counts.waits
+        launches.append(counted.counts.launches)
+        torch.testing.assert_close(found_ND.detach().cpu(), expected_ND)
+        torch.testing.assert_close(in_parts_ND.cpu(), expected_ND.detach())
+    assert launches[1] < 1.3 * launches[0]

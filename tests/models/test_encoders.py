@@ -10,8 +10,10 @@ from config_variations import keys_without_effect
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
+from jobs.bench.pretend import counting, pretending
+from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, kind_of, members
-from ltrscale.models.choices import FeatureEncoderConfig, NetworkConfig
+from ltrscale.models.choices import EncoderConfig, FeatureEncoderConfig, NetworkConfig
 from ltrscale.models.encoders import (
     MLP,
     Identity,
@@ -331,3 +333,20 @@ def test_every_parameter_has_one_depth(kind: str) -> None:
     assert id(encoder.features.table.weight) in map(id, layers[0])
     expected = {"resnet": 5, "identity": 1, "mlp": 4, "industrial_mlp": 5, "deepfm": 4, "dcnv2": 6}
     assert kind not in expected or len(layers) == expected[kind]
+
+
+@pytest.mark.parametrize("config", [cls() for cls in members(FeatureEncoderConfig)], ids=lambda config: config.kind)
+def test_a_gpu_gives_the_same_scores_and_is_asked_for_nothing(config: EncoderConfig) -> None:
+    kinds: list[FeatureKind] = ["numeric"] * 5 + ["categorical"] * 2
+    x_NF = rows(40).round()
+    transform = fit_transform([x_NF], kinds, TransformConfig())
+    ranker = Ranker(Architecture(transform=transform.config, encoder=config, head=HeadConfig()), transform).eval()
+    groups = QueryGroups(x_NF, torch.tensor([0, 10, 40]))
+    expected_N = ranker(groups)
+    with pretending() as device:
+        there = groups.to(device)
+        with counting() as counted:
+            scores_N = ranker.to(device)(there)
+            ranker.train()(there).sum().backward()
+    assert not counted.counts.waits
+    torch.testing.assert_close(scores_N.detach().cpu(), expected_N)

@@ -11,9 +11,10 @@ from reference import encoders as reference
 from sklearn.preprocessing import QuantileTransformer, StandardScaler
 from torch import Tensor
 
-from ltrscale.batch import standardise_groups, to_offsets
+from jobs.bench.pretend import counting, pretending
+from ltrscale.batch import QueryGroups, standardise_groups, to_offsets
 from ltrscale.errors import InputError
-from ltrscale.models.features import FeatureTransform, TransformConfig, fit_transform, signed_log1p
+from ltrscale.models.features import FeatureKind, FeatureTransform, TransformConfig, fit_transform, signed_log1p
 
 METHODS = ["none", "log1p", "standard", "log1p_standard", "quantile_normal"]
 FAR = 1e30
@@ -317,3 +318,32 @@ def test_a_feature_without_values_is_discrete_and_always_unknown() -> None:
     transform = fit_transform([x_N1], ["numeric"], TransformConfig(discrete_up_to=1))
     assert transform.cardinalities == (1,)
     assert transform(torch.tensor([[4.0]])).tolist() == [[0.0]]
+
+
+def test_a_gpu_looks_all_categories_up_at_once() -> None:
+    codes = [[-7.5, 3.0, 5.0, math.nan], [-0.25, 3.0, 16777215.0, math.nan], [0.0, 4.0, 0.0, math.nan]]
+    kinds: list[FeatureKind] = ["categorical"] * 4 + ["numeric"]
+    fitted_NF = torch.cat([torch.tensor(codes), torch.ones(3, 1)], 1)
+    transform = fit_transform([fitted_NF], kinds, TransformConfig())
+    values = [-torch.inf, -7.5, -0.25, -0.0, 0.0, 3.0, 3.5, 4.0, 5.0, 16777215.0, torch.inf, math.nan, -math.nan]
+    new_NF = torch.tensor(values)[:, None].expand(-1, 5).clone()
+    expected_NF = transform(new_NF)
+    assert expected_NF[:, :4].max(0).values.tolist() == [3, 2, 3, 0]
+    with pretending() as device:
+        there_NF = new_NF.to(device)
+        with counting() as counted:
+            found_NF = transform.to(device)(there_NF)
+    assert not counted.counts.waits
+    assert torch.equal(found_NF.cpu().nan_to_num(9), expected_NF.nan_to_num(9))
+
+
+def test_per_query_asks_a_gpu_for_nothing() -> None:
+    x_NF, offsets_Q1 = in_groups()
+    transform = fit(x_NF, "standard", per_query=True)
+    expected_NF = transform(x_NF, offsets_Q1)
+    with pretending() as device:
+        there = QueryGroups(x_NF, offsets_Q1).to(device)
+        with counting() as counted:
+            found_NF = transform.to(device)(there.features_NF, there.offsets_Q1)
+    assert not counted.counts.waits
+    torch.testing.assert_close(found_NF.cpu(), expected_NF)

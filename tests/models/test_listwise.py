@@ -7,6 +7,7 @@ import torch
 from reference.lists import apply, make, make_lists, shuffled
 from torch import Tensor, nn
 
+from jobs.bench.pretend import pretending
 from ltrscale.batch import QueryGroups
 from ltrscale.errors import InputError
 from ltrscale.models.attention import SetRankConfig
@@ -178,3 +179,12 @@ def test_content_keys_distinguish_rows_and_match_equal_ones() -> None:
     assert len(content_keys(torch.stack([row, row.neg()])).unique()) == 1  # -0 is 0, and missing values are equal
     assert len(content_keys(torch.eye(30)).unique()) == 30  # which column a value is in counts
     assert 0.45 < (keys > 0).double().mean() < 0.55
+
+
+def test_a_gpu_that_is_asked_for_no_name_refuses_missing_positions_too() -> None:
+    groups, h_ND = make_lists([2, 0, 2])
+    lacking = with_positions(groups, [1, 2, torch.nan, torch.nan])
+    with pretending() as device:
+        module = make(DLCMConfig(state=3)).to(device)
+        with pytest.raises(RuntimeError, match="ranks documents by position, and a group has none"):
+            apply(module, lacking.to(device), h_ND.to(device))

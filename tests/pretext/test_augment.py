@@ -9,7 +9,8 @@ from config_variations import keys_without_effect
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from ltrscale.batch import group_index, to_offsets
+from jobs.bench.pretend import counting, pretending
+from ltrscale.batch import QueryGroups, group_index, to_offsets
 from ltrscale.config import kind_of, members
 from ltrscale.pretext.augment import (
     MIXUPS,
@@ -413,3 +414,29 @@ def test_configs_are_distinguished_by_kind() -> None:
     ):
         with pytest.raises(ValidationError):
             read(wrong)
+
+
+def test_a_gpu_permutes_all_columns_at_once() -> None:
+    x_NF = addresses(500)
+    with pretending() as device:
+        there_NF = x_NF.to(device)
+        with counting() as counted:
+            permuted_NF = permute_columns(there_NF, generator=torch.Generator().manual_seed(0)).cpu()
+    assert counted.counts.launches <= 4
+    assert torch.equal(permuted_NF.sort(0).values, x_NF)
+    source_NF = permuted_NF.long() // 10
+    assert all((source_NF[:, a] == source_NF[:, b]).sum() < 10 for a in range(8) for b in range(a))
+    assert (source_NF == torch.arange(500)[:, None]).sum(0).max() < 10
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
+def test_a_gpu_is_asked_for_nothing_and_gives_the_same_view_from_the_same_draws(config: AnyAugmentConfig) -> None:
+    groups = QueryGroups(documents(100), torch.tensor([0, 1, 40, 100]))
+    expected_NF = view(groups.features_NF, config, offsets_Q1=groups.offsets_Q1)
+    with pretending() as device:
+        there, values_SF = groups.to(device), marginals().to(device)
+        draw = Draw(NUMERIC_F.to(device), there.offsets_Q1, torch.Generator().manual_seed(0), values_SF)
+        with counting() as counted:
+            view_NF = config.view(there.features_NF, draw)
+    assert not counted.counts.waits
+    torch.testing.assert_close(view_NF.cpu(), expected_NF)

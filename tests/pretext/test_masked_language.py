@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from token_batches import VOCABULARY, text_config, text_encoder, text_groups, text_transform
 
+from jobs.bench.pretend import counting, pretending
 from ltrscale.batch import QueryGroups
 from ltrscale.models.choices import NetworkConfig
+from ltrscale.models.cross_encoder import Pairs
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
@@ -32,7 +34,7 @@ def pretrainer(**settings: float) -> Pretrainer:
 
 def test_hiding_has_the_frequencies_of_the_paper() -> None:
     pairs = text_encoder(max_tokens=40).pairs(text_groups([40] * 200))
-    ids_T, rows_M = hide(pairs, VOCABULARY, generator(), rate=0.15)
+    ids_T, rows_M, _ = hide(pairs, VOCABULARY, generator(), rate=0.15)
     hidden_T = torch.zeros_like(pairs.text_T).index_fill(0, rows_M, True)
     assert not hidden_T[~pairs.text_T].any()
     assert torch.equal(ids_T[~hidden_T], pairs.ids_T[~hidden_T])
@@ -55,8 +57,8 @@ def test_the_loss_equals_a_loop_over_documents_and_tokens() -> None:
     encoder, groups = text_encoder(), text_groups()
     torch.manual_seed(3)
     decoder, pairs = TokenDecoder(8, VOCABULARY.size), encoder.pairs(groups)
-    losses_M = masked_language(encoder, decoder, pairs, generator(), rate=0.3)
-    ids_T, rows_M = hide(pairs, VOCABULARY, generator(), rate=0.3)
+    losses_M, _ = masked_language(encoder, decoder, pairs, generator(), rate=0.3)
+    ids_T, rows_M, _ = hide(pairs, VOCABULARY, generator(), rate=0.3)
     expected = []
     for n in range(groups.n_documents):
         first, last = pairs.offsets_N1[[n, n + 1]].tolist()
@@ -124,3 +126,24 @@ def test_an_objective_and_an_encoder_of_different_kinds_are_refused(text: bool) 
 
 def test_it_may_be_an_auxiliary_objective() -> None:
     assert AuxiliaryConfig(method=MaskedLanguageConfig()).method.reads_tokens
+
+
+def test_a_gpu_hides_the_same_tokens_and_is_asked_for_nothing() -> None:
+    model, groups = pretrainer(rate=0.4), text_groups()
+    pairs = text_encoder().pairs(groups)
+    expected = hide(pairs, VOCABULARY, generator(), rate=0.4)
+    loss, count = model.eval()(groups, generator())
+    with pretending() as device:
+        there = Pairs(*(values.to(device) for values in pairs))
+        found = hide(there, VOCABULARY, generator(), rate=0.4)
+        moved = groups.to(device)
+        with counting() as counted:
+            loss_there, count_there = model.to(device)(moved, generator())
+            loss_there.backward()
+    assert not counted.counts.waits
+    assert torch.equal(found.ids_T.cpu(), expected.ids_T)
+    there_M = found.there_M.cpu()
+    assert len(there_M) > there_M.sum() == len(expected.rows_M)
+    assert found.rows_M.cpu()[there_M].tolist() == expected.rows_M.tolist()
+    assert count_there.cpu() == count
+    torch.testing.assert_close(loss_there.detach().cpu(), loss.detach())

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from reference import pretext as reference
 from torch import Tensor, nn
 
+from jobs.bench.pretend import counting, pretending
 from ltrscale.models.encoders import ResNet, ResNetConfig
 from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext import reconstruct
@@ -348,3 +349,25 @@ def test_subtab_needs_a_pair_of_subsets() -> None:
             CARDINALITIES,
             temperature=0.1,
         )
+
+
+def test_a_gpu_gives_the_same_errors_of_all_categories_at_once() -> None:
+    generator, launches = torch.Generator().manual_seed(0), []
+    for cardinalities in ([5], [5, 3, 1000, 1]):
+        numeric_F = torch.tensor([True, *[False, True] * len(cardinalities)])
+        x_NF = torch.randint(0, 900, (20, len(numeric_F)), generator=generator).float()
+        outputs = int(numeric_F.sum()) + sum(min(256, n) for n in cardinalities)
+        decoded_KNO = 30 * torch.randn(2, 20, outputs, generator=generator)
+        decoded_KNO.requires_grad_()
+        expected = feature_errors(decoded_KNO, x_NF, numeric_F, cardinalities)
+        (gradient,) = torch.autograd.grad(expected.sum(), decoded_KNO)
+        with pretending() as device:
+            there = [values.detach().to(device) for values in (decoded_KNO, x_NF, numeric_F)]
+            with counting() as counted:
+                errors = feature_errors(there[0].requires_grad_(), *there[1:], cardinalities)
+                (gradient_there,) = torch.autograd.grad(errors.sum(), there[0])
+        assert not counted.counts.waits
+        launches.append(counted.counts.launches)
+        torch.testing.assert_close(errors.detach().cpu(), expected.detach())
+        torch.testing.assert_close(gradient_there.cpu(), gradient)
+    assert launches[0] == launches[1]

@@ -42,7 +42,9 @@ def test_a_step_leaves_nothing_on_the_cpu_and_waits_once(name: str, small: Query
 @pytest.mark.slow
 @every_step
 def test_launches_do_not_grow_with_the_number_of_lists(name: str) -> None:
-    few, many = (bench.count(STEPS[name], bench.lists(n)).counts for n in (bench.FEW, bench.MANY))
+    # what contrasts all documents of a batch is cut into tiles where their square fills the memory
+    sizes = (16, bench.FEW) if name in bench.OF_A_BATCH else (bench.FEW, bench.MANY)
+    few, many = (bench.count(STEPS[name], bench.lists(n)).counts for n in sizes)
     assert many.launches <= 1.3 * few.launches
     assert many.waits.total() <= 1, many.waits
 
