@@ -2,9 +2,9 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Annotated
+from typing import Annotated, Self
 
 import torch
 from pydantic import Field
@@ -52,8 +52,33 @@ def choose_device(name: str) -> torch.device:
     return chosen
 
 
-def cpu_seconds(*works: Callable[[], object], repeats: int = 7) -> list[float]:
-    """Median processor time (user and system) of each work on one torch thread.
+class Turns(float):
+    """A quantity measured in turns with others: their median, and the single turns in `turns`.
+
+    A quotient of two is again one, turn by turn, so that a change in the machine's speed cancels out.
+
+    Example:
+        >>> ratio = Turns([2.0, 6.0, 3.0]) / Turns([1.0, 2.0, 3.0])
+        >>> ratio, ratio.turns
+        (2.0, (2.0, 3.0, 1.0))
+    """
+
+    turns: tuple[float, ...]
+
+    def __new__(cls, turns: Sequence[float]) -> Self:
+        """The median of these values."""
+        made = super().__new__(cls, statistics.median(turns))
+        made.turns = tuple(turns)
+        return made
+
+    def __truediv__(self, other: float) -> "Turns":
+        """The quotient of each turn."""
+        others = other.turns if isinstance(other, Turns) else [other] * len(self.turns)
+        return Turns([a / b for a, b in zip(self.turns, others, strict=True)])
+
+
+def cpu_seconds(*works: Callable[[], object], repeats: int = 7) -> list[Turns]:
+    """Processor time (user and system) of each work on one torch thread.
 
     The works take turns, so that a change in the machine's speed affects all of them. The first turn warms up and is
     not counted.
@@ -64,7 +89,7 @@ def cpu_seconds(*works: Callable[[], object], repeats: int = 7) -> list[float]:
         turns = [[_seconds(work) for work in works] for _ in range(repeats + 1)]
     finally:
         torch.set_num_threads(threads)
-    return [statistics.median(times) for times in zip(*turns[1:], strict=True)]
+    return [Turns(times) for times in zip(*turns[1:], strict=True)]
 
 
 def _seconds(work: Callable[[], object]) -> float:

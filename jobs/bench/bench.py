@@ -19,7 +19,7 @@ from jobs.bench.stream import bench_stream
 from jobs.bench.trees import bench_trees
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.devices import Device
+from ltrscale.devices import Device, Turns
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 from ltrscale.stages.runs import environment
@@ -79,13 +79,15 @@ def _table(rows: list[Row]) -> Table:
         if row.goal is not None and row.ratio is not None:
             reached = row.ratio >= row.goal if row.at_least else row.ratio <= row.goal
             goal, verdict = f"{'>=' if row.at_least else '<='} {row.goal:g}", "met" if reached else "missed"
-        table.add_row(
-            row.name,
-            "" if row.ratio is None else f"{row.ratio:,}" if isinstance(row.ratio, int) else f"{row.ratio:.2f}",
-            goal,
-            verdict,
-            row.ours,
-            row.peer,
-            row.note,
-        )
+        table.add_row(row.name, _figure(row.ratio), goal, verdict, row.ours, row.peer, row.note)
     return table
+
+
+def _figure(ratio: float | None) -> str:
+    """A count as it is, a ratio with two digits and the range of its turns."""
+    if ratio is None:
+        return ""
+    if isinstance(ratio, int):
+        return f"{ratio:,}"
+    turns = ratio.turns if isinstance(ratio, Turns) else ()
+    return f"{ratio:.2f}" + (f" ({min(turns):.2f}-{max(turns):.2f})" if len(turns) > 1 else "")
