@@ -1,7 +1,8 @@
 """Data for growing trees: labels and group sizes in memory, features streamed into a library's bins.
 
-No float matrix of all documents is made. A first pass gathers labels, lengths, the codes of categorical features and a
-sample of documents for the borders of bins. A second pass streams the features, some thousand documents at a time.
+A first pass gathers labels, lengths, the codes of categorical features and a sample of documents for the borders of bins.
+A second pass streams the features, some thousand documents at a time. Only groups whose features take little memory are
+read once and kept; of others no float matrix of all documents is made.
 
 Of several workers each bins its share of the training groups and all validation groups. Libraries exchange histograms
 by themselves, and need the addresses of all workers. With one worker all that workers share is the identity.
@@ -10,18 +11,20 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M sampled documen
 """
 
 import socket
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale.arrays import Doubles
-from ltrscale.batch import QueryGroups, group_index, to_offsets
+from ltrscale.batch import Chunk, QueryGroups, group_index, length_chunks, to_offsets
 from ltrscale.bundle.boosters import renumber
 from ltrscale.bundle.views import View, raw
 from ltrscale.data.dataset.selection import Selection
@@ -32,6 +35,7 @@ from ltrscale.errors import InputError
 from ltrscale.models.fitting import Sample, ValueCounts
 from ltrscale.progress import progress
 from ltrscale.ranking.metrics import ndcg
+from ltrscale.ranking.ranked import SLOTS_PER_CHUNK
 from ltrscale.runtime.workers import Context, rank_and_world
 
 HIGHEST_EXPONENTIAL = 31
@@ -42,7 +46,7 @@ SAMPLE = 200_000
 """Documents from which bins are made; LightGBM's default."""
 _DOCS_PER_BATCH = 1 << 13
 _MEMORY_GB = 0.25
-"""Largest size of the groups that are kept in memory."""
+"""Largest size of the features of a split that are kept in memory."""
 _MEMORIES = 4
 
 
@@ -74,7 +78,7 @@ class Labelled:
 
     `weights_N` is 1 for a document without a weight, and None if the whole split has no weights. `positions_N` is NaN
     for a document without a position, and None if the whole split has none. `start_N` are the scores to which trees are
-    added, None for 0.
+    added, None for 0. `memory` holds the features, None if they are too many: then every pass reads them.
     """
 
     split: str
@@ -85,6 +89,7 @@ class Labelled:
     weights_N: NDArray[np.float64] | None
     positions_N: NDArray[np.float32] | None
     view: View
+    memory: Memory | None
     start_N: NDArray[np.float64] | None = None
 
     @property
@@ -94,7 +99,7 @@ class Labelled:
 
     def rows(self, vocabularies: Mapping[int, NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
         """All documents in the order of the labels, some thousand at a time, with categorical codes renumbered."""
-        for groups in iterate(self.selection, docs_per_batch=_DOCS_PER_BATCH, memory=_memory(self.selection)):
+        for groups in iterate(self.selection, docs_per_batch=_DOCS_PER_BATCH, memory=self.memory):
             yield renumber(self.view.columns(groups), vocabularies)
 
     def group_of(self, row: int) -> int:
@@ -102,9 +107,37 @@ class Labelled:
         return int(self.ids_Q[np.searchsorted(self.offsets_Q1, row, side="right") - 1])
 
     def mean_ndcg(self, scores_N: NDArray[np.float64], k: int) -> float:
-        """Mean NDCG@k over the groups that define it."""
-        labels_N, offsets_Q1 = torch.from_numpy(self.labels_N), torch.from_numpy(self.offsets_Q1)
-        return float(ndcg(torch.from_numpy(scores_N), labels_N, offsets_Q1, k=k).nanmean())
+        """Mean NDCG@k over the groups that define it.
+
+        It is asked for after every tree, so only the k best documents of each group are ranked: by score, with those
+        that tie with the last, and by label. The others reach neither the first k ranks nor those of the best order.
+        """
+        scores, labels_N, offsets_Q1 = map(torch.from_numpy, (scores_N, self.labels_N, self.offsets_Q1))
+        if k not in self._best_labels:
+            earlier_N = torch.linspace(0.5, 0, len(labels_N))  # of equal labels any k will do
+            self._best_labels[k] = _among_best(labels_N + earlier_N, offsets_Q1, self._chunks, k)
+        kept_N = _among_best(scores, offsets_Q1, self._chunks, k) | self._best_labels[k]
+        kept_N1 = F.pad(kept_N.cumsum(0), (1, 0))
+        return float(ndcg(scores[kept_N], labels_N[kept_N], kept_N1[offsets_Q1], k=k).nanmean())
+
+    @cached_property
+    def _chunks(self) -> list[Chunk]:
+        return list(length_chunks(torch.from_numpy(self.offsets_Q1), budget=SLOTS_PER_CHUNK, quadratic=False))
+
+    @cached_property
+    def _best_labels(self) -> dict[int, Tensor]:
+        """For each k, True for the k best documents of each group by label, shape [N]."""
+        return {}
+
+
+def _among_best(values_N: Tensor, offsets_Q1: Tensor, chunks: Sequence[Chunk], k: int) -> Tensor:
+    """True for documents that fewer than k of their group exceed, shape [N]; for all if a value is NaN."""
+    kth_Q = values_N.new_full((len(offsets_Q1) - 1,), -torch.inf)
+    for groups_M, rows_ML, mask_ML in chunks:
+        if rows_ML.shape[1] > k:
+            values_ML = values_N[rows_ML].masked_fill_(~mask_ML, -torch.inf)
+            kth_Q[groups_M] = values_ML.topk(k, sorted=False).values.amin(1)
+    return ~(values_N < kth_Q.repeat_interleave(offsets_Q1.diff()))
 
 
 def read_labelled(selection: Selection, split: str, view: View | None = None) -> tuple[Labelled, BinCodes]:
@@ -119,8 +152,9 @@ def read_labelled(selection: Selection, split: str, view: View | None = None) ->
     categorical = [column for column, feature in enumerate(view.features) if feature.kind == "categorical"]
     codes = BinCodes({column: ValueCounts() for column in categorical}, Sample(SAMPLE, selection.n_documents))
     parts: list[QueryGroups] = []
+    memory = _memory(selection)
     with progress(f"read {split}", selection.n_documents) as advance:
-        for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH, memory=_memory(selection)):
+        for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH, memory=memory):
             _check_lengths(groups, split)
             features_NF = view.columns(groups)
             for column, vocabulary in codes.vocabularies.items():
@@ -129,7 +163,7 @@ def read_labelled(selection: Selection, split: str, view: View | None = None) ->
             no_features_N0 = groups.features_NF.new_empty(groups.n_documents, 0)  # a slice would keep them alive
             parts.append(replace(groups, features_NF=no_features_N0))
             advance(groups.n_documents)
-    return _joined_groups(split, selection, parts, view), codes
+    return _joined_groups(split, selection, parts, view, memory), codes
 
 
 _memories: dict[Hashable, Memory] = {}
@@ -137,20 +171,23 @@ _memories: dict[Hashable, Memory] = {}
 
 
 def _memory(selection: Selection) -> Memory | None:
-    """Memory for few groups that lie among many others, which take most of the time of reading; None for others."""
-    if 4 * selection.n_documents >= sum(row_group.documents for row_group in selection.row_groups):
-        return None
+    """Memory for groups whose features fit, so that they are read once; None for others.
+
+    If the groups are few among many others, which take most of the time of reading, the next trees get it too.
+    """
+    memory = memory_for(selection, _MEMORY_GB)
+    if memory is None or 4 * selection.n_documents >= sum(row_group.documents for row_group in selection.row_groups):
+        return memory
     key = (selection.hash, selection.n_groups, selection.features, selection.tokens)
-    memory = _memories.pop(key, None) or memory_for(selection, _MEMORY_GB)
-    if memory is None:
-        return None
-    _memories[key] = memory
+    _memories[key] = _memories.pop(key, memory)  # the newest is last
     for oldest in list(_memories)[:-_MEMORIES]:
         del _memories[oldest]
-    return memory
+    return _memories[key]
 
 
-def _joined_groups(split: str, selection: Selection, parts: list[QueryGroups], view: View) -> Labelled:
+def _joined_groups(
+    split: str, selection: Selection, parts: list[QueryGroups], view: View, memory: Memory | None
+) -> Labelled:
     n_documents = sum(part.n_documents for part in parts)
     labels_N, weights_N, positions_N = (_field_of(parts, name) for name in ("labels_N", "weights_N", "positions_N"))
     return Labelled(
@@ -162,6 +199,7 @@ def _joined_groups(split: str, selection: Selection, parts: list[QueryGroups], v
         None if weights_N is None else weights_N.nan_to_num(1.0).double().numpy(),
         None if positions_N is None else positions_N.numpy(),
         view,
+        memory,
     )
 
 

@@ -1,9 +1,9 @@
 """Growing trees with LightGBM: features are streamed into its bins, and missing objectives are added.
 
-Shapes: N documents, Q1 = groups + 1 offsets, F features.
+Shapes: N documents, M sampled documents, Q1 = groups + 1 offsets, F features.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import lightgbm as lgb
@@ -18,6 +18,8 @@ from ltrscale.trees.library import StoppingWatch
 
 GradientFunction = Callable[[Doubles, lgb.Dataset], tuple[Doubles, Doubles]]
 """Maps scores to the loss's first and second derivatives."""
+_BLOCK = 1 << 10
+"""Documents that are turned into columns at once, while they are in the cache."""
 
 
 def boost(
@@ -39,10 +41,8 @@ def boost(
         # LightGBM's NDCG checks that labels are grades, on the training groups too
         parameters = {**parameters, "metric": "none"}
     vocabularies = codes.known()
-    # a data set of the sample alone fixes the borders for both splits, the same on all workers
-    borders = lgb.Dataset(
-        codes.sample_rows(vocabularies), categorical_feature=list(vocabularies), params=parameters
-    ).construct()
+    # one sample fixes the borders for both splits, the same on all workers
+    borders = _borders(codes.sample_rows(vocabularies), list(vocabularies), parameters)
     train_set = _dataset(train, targets_N, vocabularies, borders)
     if unbiased:
         assert train.positions_N is not None
@@ -98,6 +98,35 @@ def _network() -> dict[str, Any]:
     }
 
 
+class _Dataset(lgb.Dataset):  # type: ignore[misc]
+    """A data set that hands all its parameters on; LightGBM's own drops the threads and the verbosity of a stream."""
+
+    def get_params(self) -> dict[str, Any]:
+        """All parameters."""
+        return dict(self.params)
+
+
+def _borders(rows_MF: NDArray[np.float32], categorical: Sequence[int], parameters: Mapping[str, Any]) -> lgb.Dataset:
+    """The borders of bins that LightGBM finds in a sample; the sample itself is not put into bins, which takes longer.
+
+    LightGBM takes columns without their zeros, as it would make them from a matrix.
+    """
+    columns_FM = np.empty(rows_MF.shape[::-1])
+    for first in range(0, len(rows_MF), _BLOCK):
+        columns_FM[:, first : first + _BLOCK] = rows_MF[first : first + _BLOCK].T
+    values, places, every_M = [], [], np.arange(len(rows_MF), dtype=np.int32)
+    for column_M in columns_FM:
+        places.append(every_M)
+        if (zero_M := np.abs(column_M) <= lgb.basic.ZERO_THRESHOLD).any():
+            places[-1] = every_M[~zero_M]
+            column_M[: len(places[-1])] = column_M[~zero_M]  # in place, for a copy of all columns takes memory
+        values.append(column_M[: len(places[-1])])
+    # the list is in two places: LightGBM takes the parameter, and the data sets with these borders the attribute
+    named = {**parameters, "categorical_column": list(categorical)}
+    borders = _Dataset(None, categorical_feature=list(categorical), params=named)
+    return borders._init_from_sample(values, places, len(rows_MF), len(rows_MF))
+
+
 class _Rows(lgb.Sequence):  # type: ignore[misc]
     """The rows of a split; LightGBM asks for them once and in order, some thousand at a time."""
 
@@ -125,7 +154,7 @@ def _dataset(
     groups: Labelled, labels_N: Doubles, vocabularies: Mapping[int, NDArray[np.float32]], borders: lgb.Dataset
 ) -> lgb.Dataset:
     """A split in bins with these borders; columns have no names, for LightGBM refuses some names."""
-    return lgb.Dataset(
+    return _Dataset(
         _Rows(len(labels_N), groups.rows(vocabularies)),
         label=labels_N,
         weight=groups.weights_N,
