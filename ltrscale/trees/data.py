@@ -1,8 +1,8 @@
 """Data for growing trees: labels and group sizes in memory, features streamed into a library's bins.
 
-A first pass gathers labels, lengths, the codes of categorical features and a sample of documents for the borders of bins.
-A second pass streams the features, some thousand documents at a time. Only groups whose features take little memory are
-read once and kept; of others no float matrix of all documents is made.
+A first pass gathers labels, lengths, the codes of categorical features and a sample of documents for the borders of
+bins. A second pass streams the features, some thousand documents at a time. Features that take little memory are read
+once and kept; of others no float matrix of all documents is made.
 
 Of several workers each bins its share of the training groups and all validation groups. Libraries exchange histograms
 by themselves, and need the addresses of all workers. With one worker all that workers share is the identity.

@@ -39,13 +39,14 @@ CONFIG = LightGBMConfig(num_trees=15, num_threads=1, min_data_in_leaf=5, early_s
 
 
 def make_groups(rng: np.random.Generator, count: int) -> Groups:
-    """A category, a number, and a number that is often missing; relevance depends on all three."""
+    """A category, a number that is often 0, and one that is often missing; relevance depends on all three."""
     found: Groups = []
     for _ in range(count):
         length = int(rng.integers(1, 12))
         x_LF = np.column_stack([rng.choice([3, 70, 5_000_000], length), rng.normal(size=(length, 2))])
         labels_L = np.clip(np.round(x_LF[:, 1] + (x_LF[:, 0] == 70) + np.abs(x_LF[:, 2])), 0, 4)
         x_LF[rng.random(length) < 0.3, 2] = np.nan
+        x_LF[rng.random(length) < 0.2, 1] = 0.0
         found.append((x_LF.astype(np.float32), labels_L.astype(np.float32)))
     return found
 
