@@ -3,7 +3,7 @@
 Shapes: N documents, M sampled documents, Q1 = groups + 1 offsets, F features.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightgbm as lgb
@@ -18,8 +18,8 @@ from ltrscale.trees.library import StoppingWatch
 
 GradientFunction = Callable[[Doubles, lgb.Dataset], tuple[Doubles, Doubles]]
 """Maps scores to the loss's first and second derivatives."""
-_BLOCK = 1 << 10
-"""Documents that are turned into columns at once, while they are in the cache."""
+_AT_ONCE = 16
+"""Columns that are taken from rows at once, for a read from memory brings neighbours along."""
 
 
 def boost(
@@ -111,59 +111,28 @@ def _borders(rows_MF: NDArray[np.float32], categorical: Sequence[int], parameter
 
     LightGBM takes columns without their zeros, as it would make them from a matrix.
     """
-    columns_FM = np.empty(rows_MF.shape[::-1])
-    for first in range(0, len(rows_MF), _BLOCK):
-        columns_FM[:, first : first + _BLOCK] = rows_MF[first : first + _BLOCK].T
-    values, places, every_M = [], [], np.arange(len(rows_MF), dtype=np.int32)
-    for column_M in columns_FM:
-        places.append(every_M)
-        if (zero_M := np.abs(column_M) <= lgb.basic.ZERO_THRESHOLD).any():
-            places[-1] = every_M[~zero_M]
-            column_M[: len(places[-1])] = column_M[~zero_M]  # in place, for a copy of all columns takes memory
-        values.append(column_M[: len(places[-1])])
-    # the list is in two places: LightGBM takes the parameter, and the data sets with these borders the attribute
-    named = {**parameters, "categorical_column": list(categorical)}
-    borders = _Dataset(None, categorical_feature=list(categorical), params=named)
+    values, places = [], []
+    for first in range(0, rows_MF.shape[1], _AT_ONCE):
+        for column_M in rows_MF[:, first : first + _AT_ONCE].T.astype(np.float64, order="C"):
+            place_M = np.flatnonzero(~(np.abs(column_M) <= lgb.basic.ZERO_THRESHOLD))  # NaN stays
+            values.append(column_M[place_M])
+            places.append(place_M.astype(np.int32))
+    borders = _Dataset(None, params={**parameters, "categorical_feature": list(categorical)})
     return borders._init_from_sample(values, places, len(rows_MF), len(rows_MF))
-
-
-class _Rows(lgb.Sequence):  # type: ignore[misc]
-    """The rows of a split; LightGBM asks for them once and in order, some thousand at a time."""
-
-    batch_size = 1 << 14
-
-    def __init__(self, n_documents: int, rows: Iterator[NDArray[np.float32]]) -> None:
-        self._n_documents, self._rows = n_documents, rows
-        self._first = 0
-        self._waiting: list[NDArray[np.float32]] = []
-
-    def __len__(self) -> int:
-        return self._n_documents
-
-    def __getitem__(self, rows: slice) -> NDArray[np.float32]:
-        assert rows.start == self._first, "rows are read once, in order"
-        n = rows.stop - rows.start
-        while sum(map(len, self._waiting)) < n:
-            self._waiting.append(next(self._rows))
-        rows_NF = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
-        self._first, self._waiting = rows.stop, [rows_NF[n:]]
-        return rows_NF[:n]
 
 
 def _dataset(
     groups: Labelled, labels_N: Doubles, vocabularies: Mapping[int, NDArray[np.float32]], borders: lgb.Dataset
 ) -> lgb.Dataset:
     """A split in bins with these borders; columns have no names, for LightGBM refuses some names."""
-    return _Dataset(
-        _Rows(len(labels_N), groups.rows(vocabularies)),
-        label=labels_N,
-        weight=groups.weights_N,
-        reference=borders,
-        group=groups.lengths_Q,
-        init_score=groups.start_N,
-        categorical_feature=list(vocabularies),
-        params=borders.get_params(),
-    )
+    dataset = _Dataset(None, params=borders.params)._init_from_ref_dataset(len(labels_N), borders._handle)
+    for rows_NF in groups.rows(vocabularies):
+        dataset._push_rows(rows_NF)
+    dataset.set_label(labels_N)
+    dataset.set_weight(groups.weights_N)
+    dataset.set_group(groups.lengths_Q)
+    dataset.set_init_score(groups.start_N)
+    return dataset
 
 
 def softmax_objective(targets_N: Doubles, offsets_Q1: NDArray[np.int64], temperature: float) -> GradientFunction:
