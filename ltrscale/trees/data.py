@@ -2,12 +2,12 @@
 
 A first pass gathers labels, lengths, the codes of categorical features and a sample of documents for the borders of
 bins. A second pass streams the features, some thousand documents at a time. Features that take little memory are read
-once and kept; of others no float matrix of all documents is made.
+once and kept; of more no float matrix of all documents is made.
 
 Of several workers each bins its share of the training groups and all validation groups. Libraries exchange histograms
 by themselves, and need the addresses of all workers. With one worker all that workers share is the identity.
 
-Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M sampled documents.
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M sampled documents, B documents that may be best.
 """
 
 import socket
@@ -19,7 +19,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -46,7 +45,7 @@ SAMPLE = 200_000
 """Documents from which bins are made; LightGBM's default."""
 _DOCS_PER_BATCH = 1 << 13
 _MEMORY_GB = 0.25
-"""Largest size of the features of a split that are kept in memory."""
+"""Largest size of the features that are kept in memory."""
 _MEMORIES = 4
 
 
@@ -78,7 +77,7 @@ class Labelled:
 
     `weights_N` is 1 for a document without a weight, and None if the whole split has no weights. `positions_N` is NaN
     for a document without a position, and None if the whole split has none. `start_N` are the scores to which trees are
-    added, None for 0. `memory` holds the features, None if they are too many: then every pass reads them.
+    added, None for 0. `kept` has the features in chunks, None if they are too many: then every pass reads them.
     """
 
     split: str
@@ -89,7 +88,7 @@ class Labelled:
     weights_N: NDArray[np.float64] | None
     positions_N: NDArray[np.float32] | None
     view: View
-    memory: Memory | None
+    kept: Sequence[NDArray[np.float32]] | None = None
     start_N: NDArray[np.float64] | None = None
 
     @property
@@ -99,8 +98,9 @@ class Labelled:
 
     def rows(self, vocabularies: Mapping[int, NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
         """All documents in the order of the labels, some thousand at a time, with categorical codes renumbered."""
-        for groups in iterate(self.selection, docs_per_batch=_DOCS_PER_BATCH, memory=self.memory):
-            yield renumber(self.view.columns(groups), vocabularies)
+        batches = iterate(self.selection, docs_per_batch=_DOCS_PER_BATCH, memory=_memory(self.selection))
+        for features_NF in map(self.view.columns, batches) if self.kept is None else self.kept:
+            yield renumber(features_NF, vocabularies)
 
     def group_of(self, row: int) -> int:
         """Id of a document's group."""
@@ -116,9 +116,10 @@ class Labelled:
         if k not in self._best_labels:
             earlier_N = torch.linspace(0.5, 0, len(labels_N))  # of equal labels any k will do
             self._best_labels[k] = _among_best(labels_N + earlier_N, offsets_Q1, self._chunks, k)
-        kept_N = _among_best(scores, offsets_Q1, self._chunks, k) | self._best_labels[k]
-        kept_N1 = F.pad(kept_N.cumsum(0), (1, 0))
-        return float(ndcg(scores[kept_N], labels_N[kept_N], kept_N1[offsets_Q1], k=k).nanmean())
+        best_N = _among_best(scores, offsets_Q1, self._chunks, k) | self._best_labels[k]
+        best_B = best_N.nonzero().squeeze(1)
+        offsets_of_best_Q1 = torch.searchsorted(best_B, offsets_Q1)
+        return float(ndcg(scores[best_B], labels_N[best_B], offsets_of_best_Q1, k=k).nanmean())
 
     @cached_property
     def _chunks(self) -> list[Chunk]:
@@ -140,8 +141,10 @@ def _among_best(values_N: Tensor, offsets_Q1: Tensor, chunks: Sequence[Chunk], k
     return ~(values_N < kth_Q.repeat_interleave(offsets_Q1.diff()))
 
 
-def read_labelled(selection: Selection, split: str, view: View | None = None) -> tuple[Labelled, BinCodes]:
-    """The first pass over the labelled groups of a split.
+def read_labelled(
+    selection: Selection, split: str, view: View | None = None, *, keep: bool = True
+) -> tuple[Labelled, BinCodes]:
+    """The first pass over the labelled groups of a split; with `keep` the only one, if the features take little memory.
 
     If the selection serves all groups, labels are NaN, which the caller replaces.
 
@@ -152,18 +155,21 @@ def read_labelled(selection: Selection, split: str, view: View | None = None) ->
     categorical = [column for column, feature in enumerate(view.features) if feature.kind == "categorical"]
     codes = BinCodes({column: ValueCounts() for column in categorical}, Sample(SAMPLE, selection.n_documents))
     parts: list[QueryGroups] = []
-    memory = _memory(selection)
+    fits = 4e-9 * selection.n_documents * len(view.features) <= _MEMORY_GB
+    kept: list[NDArray[np.float32]] | None = [] if keep and fits else None
     with progress(f"read {split}", selection.n_documents) as advance:
-        for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH, memory=memory):
+        for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH, memory=_memory(selection)):
             _check_lengths(groups, split)
             features_NF = view.columns(groups)
+            if kept is not None:
+                kept.append(features_NF)
             for column, vocabulary in codes.vocabularies.items():
                 vocabulary.add(features_NF[:, column])
             codes.sample.add(_document_numbers(groups), features_NF)
             no_features_N0 = groups.features_NF.new_empty(groups.n_documents, 0)  # a slice would keep them alive
             parts.append(replace(groups, features_NF=no_features_N0))
             advance(groups.n_documents)
-    return _joined_groups(split, selection, parts, view, memory), codes
+    return replace(_joined_groups(split, selection, parts, view), kept=kept), codes
 
 
 _memories: dict[Hashable, Memory] = {}
@@ -171,23 +177,20 @@ _memories: dict[Hashable, Memory] = {}
 
 
 def _memory(selection: Selection) -> Memory | None:
-    """Memory for groups whose features fit, so that they are read once; None for others.
-
-    If the groups are few among many others, which take most of the time of reading, the next trees get it too.
-    """
-    memory = memory_for(selection, _MEMORY_GB)
-    if memory is None or 4 * selection.n_documents >= sum(row_group.documents for row_group in selection.row_groups):
-        return memory
+    """Memory for few groups that lie among many others, which take most of the time of reading; None for others."""
+    if 4 * selection.n_documents >= sum(row_group.documents for row_group in selection.row_groups):
+        return None
     key = (selection.hash, selection.n_groups, selection.features, selection.tokens)
-    _memories[key] = _memories.pop(key, memory)  # the newest is last
+    memory = _memories.pop(key, None) or memory_for(selection, _MEMORY_GB)
+    if memory is None:
+        return None
+    _memories[key] = memory
     for oldest in list(_memories)[:-_MEMORIES]:
         del _memories[oldest]
-    return _memories[key]
+    return memory
 
 
-def _joined_groups(
-    split: str, selection: Selection, parts: list[QueryGroups], view: View, memory: Memory | None
-) -> Labelled:
+def _joined_groups(split: str, selection: Selection, parts: list[QueryGroups], view: View) -> Labelled:
     n_documents = sum(part.n_documents for part in parts)
     labels_N, weights_N, positions_N = (_field_of(parts, name) for name in ("labels_N", "weights_N", "positions_N"))
     return Labelled(
@@ -199,7 +202,6 @@ def _joined_groups(
         None if weights_N is None else weights_N.nan_to_num(1.0).double().numpy(),
         None if positions_N is None else positions_N.numpy(),
         view,
-        memory,
     )
 
 
@@ -273,7 +275,7 @@ def read_judged(selection: Selection, view: View) -> Labelled:
     Raises:
         InputError: as `read_labelled`; no group has a relevant document, or a label is not a grade.
     """
-    validation, _ = read_labelled(selection, "validation", view)
+    validation, _ = read_labelled(selection, "validation", view, keep=False)  # it lives until the last tree
     if misfit := _first_misfit(validation, validation.labels_N, HIGHEST_EXPONENTIAL):
         raise InputError(
             f"{misfit}, and NDCG is of integers from 0 to {HIGHEST_EXPONENTIAL}; leave scores out of the validation "

@@ -44,13 +44,15 @@ def boost(
     # one sample fixes the borders for both splits, the same on all workers
     borders = _borders(codes.sample_rows(vocabularies), list(vocabularies), parameters)
     train_set = _dataset(train, targets_N, vocabularies, borders)
+    validation_set = validation and _dataset(validation, validation.labels_N, vocabularies, borders)
+    del borders  # it has room for the bins of the sample
     if unbiased:
         assert train.positions_N is not None
         train_set.set_position(train.positions_N.astype(np.int32))
     objective = None if temperature is None else softmax_objective(targets_N, train.offsets_Q1, temperature)
     booster = lgb.Booster({**parameters, **_network()}, train_set)
-    if validation is not None:
-        booster.add_valid(_dataset(validation, validation.labels_N, vocabularies, borders), "validation")
+    if validation_set is not None:
+        booster.add_valid(validation_set, "validation")
     try:
         _grow(booster, objective, watch, f"ndcg@{parameters['eval_at'][0]}", parameters["min_data_in_leaf"])
     finally:
