@@ -62,9 +62,10 @@ def splits(write_dataset: WriteDataset) -> Read:
 
 def model_of(config: XGBoostConfig, splits: Read, train: Labelled | None = None, batch: int = 100) -> bytes:
     whole, codes, validation = splits
+    streamed = replace(train or whole, kept=None)  # in batches of this size
     with watching(config, validation, "xgboost", Context()) as watch, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree_data, "_DOCS_PER_BATCH", batch)
-        return config.boost(train or whole, whole.labels_N, validation, codes, watch)
+        return config.boost(streamed, whole.labels_N, validation, codes, watch)
 
 
 def directly(
