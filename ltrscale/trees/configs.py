@@ -6,14 +6,16 @@ A library is one class here and one line in `GBDTConfig`. No library is imported
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import torch
 from pydantic import Field, model_validator
 
 from ltrscale.arrays import Doubles
 from ltrscale.bundle.boosters import import_catboost
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.devices import Device
 from ltrscale.errors import InputError
 from ltrscale.trees.data import SAMPLE, BinCodes, Labelled
-from ltrscale.trees.library import Direction, StoppingWatch, TreesConfig, directions
+from ltrscale.trees.library import CPU, Direction, StoppingWatch, TreesConfig, directions, own_device
 
 _LIGHTGBM = {
     "num_leaves", "learning_rate", "min_data_in_leaf", "feature_fraction", "bagging_fraction", "bagging_by_query",
@@ -25,6 +27,10 @@ _XGBOOST = {
     "max_leaves", "max_depth", "learning_rate", "min_child_weight", "colsample_bytree", "subsample", "reg_alpha",
     "reg_lambda", "max_bin", "seed",
 }  # fmt: skip
+
+_ON_CPU = "set device to cpu"
+_MOST_BORDERS, _LONGEST_ON_GPU = 255, 1023
+"""CatBoost's limits on a GPU: borders of a feature, and documents of a group with YetiRank."""
 
 
 class LightGBMConfig(TreesConfig):
@@ -191,6 +197,13 @@ class XGBoostConfig(TreesConfig):
     """Numeric features on which scores must depend monotonically, by name or prefix and *: {price: -1, f_clicks*: 1};
     1 = the score never falls as the value rises. Missing values are not bound."""
 
+    device: Device = "cpu"
+    """Where trees are grown: `auto` takes this worker's GPU if it has one; or `cpu`, `cuda`, `cuda:1`. Trees grown on a
+    GPU differ slightly, for its bins and sums do."""
+    external_memory: bool = False
+    """Keep the bins out of the device's memory: those of a GPU in the machine's memory, others in scratch files. For
+    data whose bins do not fit; every split of a tree then reads all of them."""
+
     @model_validator(mode="after")
     def _has_gains(self) -> Self:
         if isinstance(self.label_gain, tuple):
@@ -224,12 +237,20 @@ class XGBoostConfig(TreesConfig):
         """See `with_xgboost.boost`."""
         from ltrscale.trees import with_xgboost
 
-        parameters, by_group = self.parameters(train.view.features), self.uses_gains
-        return with_xgboost.boost(
-            parameters, train, targets_N, validation, codes, watch, by_group=by_group, by_position=self.unbiased
-        )
+        parameters = self.parameters(train.view.features, self.check_device())
+        as_data = {"by_group": self.uses_gains, "by_position": self.unbiased, "external_memory": self.external_memory}
+        return with_xgboost.boost(parameters, train, targets_N, validation, codes, watch, **as_data)
 
-    def parameters(self, features: Sequence[Feature] = ()) -> dict[str, Any]:
+    def check_device(self) -> torch.device:
+        """See `TreesConfig.check_device`."""
+        from ltrscale.trees import with_xgboost
+
+        device = own_device(self.device)
+        if device.type == "cuda" and not with_xgboost.has_cuda():
+            raise InputError(f"device: {self.device} is asked for and this XGBoost was built without CUDA; {_ON_CPU}")
+        return device
+
+    def parameters(self, features: Sequence[Feature] = (), device: torch.device = CPU) -> dict[str, Any]:
         """The settings under XGBoost's names, for columns of these features, without what the objective lacks."""
         ranking = {
             "lambdarank_pair_method": self.pair_method,
@@ -243,7 +264,7 @@ class XGBoostConfig(TreesConfig):
             **(ranking if self.uses_gains else {}),
             "eval_metric": f"ndcg@{self.stop_on}",
             "tree_method": "hist",
-            "device": "cpu",
+            "device": str(device),
             "grow_policy": "lossguide",
             **({"monotone_constraints": tuple(directions(self.monotone, features))} if self.monotone else {}),
             "nthread": self.num_threads,
@@ -265,7 +286,11 @@ class CatBoostConfig(TreesConfig):
     rsm: float = Field(1.0, gt=0, le=1)
     """Share of the features that each split may use, drawn at random."""
     border_count: int = Field(254, ge=1, le=65_535)
-    """Maximum number of borders between the bins of a feature."""
+    """Maximum number of borders between the bins of a feature; on a GPU at most 255."""
+    device: Device = "cpu"
+    """Where trees are grown: `auto` takes this worker's GPU if it has one; or `cpu`, `cuda`, `cuda:1`. On a GPU all
+    `num_trees` are grown and those after the best are dropped, `rsm` is refused, `deterministic` is not promised, and
+    YetiRank takes groups of at most 1,023 documents."""
 
     @model_validator(mode="after")
     def _has_gains(self) -> Self:
@@ -297,18 +322,46 @@ class CatBoostConfig(TreesConfig):
         """See `with_catboost.boost`."""
         from ltrscale.trees import with_catboost
 
-        parameters = self.parameters()
-        return with_catboost.boost(parameters, train, targets_N, validation, codes, watch, stop_on=self.stop_on)
+        device = self.check_device()
+        if device.type == "cuda" and self.objective == "YetiRank":
+            _check_lengths(train)
+        parameters, calls_back = self.parameters(device), device.type == "cpu"
+        return with_catboost.boost(
+            parameters, train, targets_N, validation, codes, watch, stop_on=self.stop_on, calls_back=calls_back
+        )
 
-    def parameters(self) -> dict[str, Any]:
+    def check_device(self) -> torch.device:
+        """See `TreesConfig.check_device`."""
+        device = own_device(self.device)
+        if device.type == "cuda":
+            if self.rsm < 1:
+                raise InputError(f"rsm: on a GPU CatBoost has no share of the features; leave it out, or {_ON_CPU}")
+            if self.border_count > _MOST_BORDERS:
+                raise InputError(
+                    f"border_count: on a GPU CatBoost takes at most {_MOST_BORDERS}, not {self.border_count}; lower it"
+                )
+        return device
+
+    def parameters(self, device: torch.device = CPU) -> dict[str, Any]:
         """The settings under CatBoost's names."""
+        on_gpu = {"task_type": "GPU", "devices": str(device.index)} if device.type == "cuda" else {"rsm": self.rsm}
         return {
-            **self.model_dump(include={"learning_rate", "depth", "l2_leaf_reg", "rsm", "border_count"}),
+            **self.model_dump(include={"learning_rate", "depth", "l2_leaf_reg", "border_count"}),
+            **on_gpu,
             "loss_function": self.objective,
             "iterations": self.num_trees,
             "random_seed": self.seed,
             "thread_count": self.num_threads or -1,
         }
+
+
+def _check_lengths(groups: Labelled) -> None:
+    """Check that no group is too long for YetiRank on a GPU, before CatBoost fails on it."""
+    if len(groups.lengths_Q) and (length := int(groups.lengths_Q.max())) > _LONGEST_ON_GPU:
+        raise InputError(
+            f"{groups.split}: group {groups.ids_Q[groups.lengths_Q.argmax()]} has {length:,} documents, YetiRank on a "
+            f"GPU takes {_LONGEST_ON_GPU:,}; prepare again with a lower max_group, or {_ON_CPU}"
+        )
 
 
 GBDTConfig = Annotated[LightGBMConfig | XGBoostConfig | CatBoostConfig, Field(discriminator="kind")]

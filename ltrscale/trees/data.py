@@ -1,17 +1,19 @@
 """Data for growing trees: labels and group sizes in memory, features streamed into a library's bins.
 
-No float matrix of all documents is made. A first pass gathers labels, lengths, the codes of categorical features and a
-sample of documents for the borders of bins. A second pass streams the features, some thousand documents at a time.
+A first pass gathers labels, lengths, the codes of categorical features and a sample of documents for the borders of
+bins. A second pass streams the features, some thousand documents at a time. Features that take little memory are read
+once and kept; of more no float matrix of all documents is made.
 
 Of several workers each bins its share of the training groups and all validation groups. Libraries exchange histograms
 by themselves, and need the addresses of all workers. With one worker all that workers share is the identity.
 
-Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M sampled documents.
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M sampled documents, B documents that may be best.
 """
 
 import socket
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -21,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale.arrays import Doubles
-from ltrscale.batch import QueryGroups, group_index, to_offsets
+from ltrscale.batch import Chunk, QueryGroups, group_index, length_chunks, to_offsets
 from ltrscale.bundle.boosters import renumber
 from ltrscale.bundle.views import View, raw
 from ltrscale.data.dataset.selection import Selection
@@ -32,6 +34,7 @@ from ltrscale.errors import InputError
 from ltrscale.models.fitting import Sample, ValueCounts
 from ltrscale.progress import progress
 from ltrscale.ranking.metrics import ndcg
+from ltrscale.ranking.ranked import SLOTS_PER_CHUNK
 from ltrscale.runtime.workers import Context, rank_and_world
 
 HIGHEST_EXPONENTIAL = 31
@@ -42,7 +45,7 @@ SAMPLE = 200_000
 """Documents from which bins are made; LightGBM's default."""
 _DOCS_PER_BATCH = 1 << 13
 _MEMORY_GB = 0.25
-"""Largest size of the groups that are kept in memory."""
+"""Largest size of the features that are kept in memory."""
 _MEMORIES = 4
 
 
@@ -74,7 +77,7 @@ class Labelled:
 
     `weights_N` is 1 for a document without a weight, and None if the whole split has no weights. `positions_N` is NaN
     for a document without a position, and None if the whole split has none. `start_N` are the scores to which trees are
-    added, None for 0.
+    added, None for 0. `kept` has the features in chunks, None if they are too many: then every pass reads them.
     """
 
     split: str
@@ -85,6 +88,7 @@ class Labelled:
     weights_N: NDArray[np.float64] | None
     positions_N: NDArray[np.float32] | None
     view: View
+    kept: Sequence[NDArray[np.float32]] | None = None
     start_N: NDArray[np.float64] | None = None
 
     @property
@@ -94,21 +98,53 @@ class Labelled:
 
     def rows(self, vocabularies: Mapping[int, NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
         """All documents in the order of the labels, some thousand at a time, with categorical codes renumbered."""
-        for groups in iterate(self.selection, docs_per_batch=_DOCS_PER_BATCH, memory=_memory(self.selection)):
-            yield renumber(self.view.columns(groups), vocabularies)
+        batches = iterate(self.selection, docs_per_batch=_DOCS_PER_BATCH, memory=_memory(self.selection))
+        for features_NF in map(self.view.columns, batches) if self.kept is None else self.kept:
+            yield renumber(features_NF, vocabularies)
 
     def group_of(self, row: int) -> int:
         """Id of a document's group."""
         return int(self.ids_Q[np.searchsorted(self.offsets_Q1, row, side="right") - 1])
 
     def mean_ndcg(self, scores_N: NDArray[np.float64], k: int) -> float:
-        """Mean NDCG@k over the groups that define it."""
-        labels_N, offsets_Q1 = torch.from_numpy(self.labels_N), torch.from_numpy(self.offsets_Q1)
-        return float(ndcg(torch.from_numpy(scores_N), labels_N, offsets_Q1, k=k).nanmean())
+        """Mean NDCG@k over the groups that define it.
+
+        It is asked for after every tree, so only the k best documents of each group are ranked: by score, with those
+        that tie with the last, and by label. The others reach neither the first k ranks nor those of the best order.
+        """
+        scores, labels_N, offsets_Q1 = map(torch.from_numpy, (scores_N, self.labels_N, self.offsets_Q1))
+        if k not in self._best_labels:
+            earlier_N = torch.linspace(0.5, 0, len(labels_N))  # of equal labels any k will do
+            self._best_labels[k] = _among_best(labels_N + earlier_N, offsets_Q1, self._chunks, k)
+        best_N = _among_best(scores, offsets_Q1, self._chunks, k) | self._best_labels[k]
+        best_B = best_N.nonzero().squeeze(1)
+        offsets_of_best_Q1 = torch.searchsorted(best_B, offsets_Q1)
+        return float(ndcg(scores[best_B], labels_N[best_B], offsets_of_best_Q1, k=k).nanmean())
+
+    @cached_property
+    def _chunks(self) -> list[Chunk]:
+        return list(length_chunks(torch.from_numpy(self.offsets_Q1), budget=SLOTS_PER_CHUNK, quadratic=False))
+
+    @cached_property
+    def _best_labels(self) -> dict[int, Tensor]:
+        """For each k, True for the k best documents of each group by label, shape [N]."""
+        return {}
 
 
-def read_labelled(selection: Selection, split: str, view: View | None = None) -> tuple[Labelled, BinCodes]:
-    """The first pass over the labelled groups of a split.
+def _among_best(values_N: Tensor, offsets_Q1: Tensor, chunks: Sequence[Chunk], k: int) -> Tensor:
+    """True for documents that fewer than k of their group exceed, shape [N]; for all if a value is NaN."""
+    kth_Q = values_N.new_full((len(offsets_Q1) - 1,), -torch.inf)
+    for groups_M, rows_ML, mask_ML in chunks:
+        if rows_ML.shape[1] > k:
+            values_ML = values_N[rows_ML].masked_fill_(~mask_ML, -torch.inf)
+            kth_Q[groups_M] = values_ML.topk(k, sorted=False).values.amin(1)
+    return ~(values_N < kth_Q.repeat_interleave(offsets_Q1.diff()))
+
+
+def read_labelled(
+    selection: Selection, split: str, view: View | None = None, *, keep: bool = True
+) -> tuple[Labelled, BinCodes]:
+    """The first pass over the labelled groups of a split; with `keep` the only one, if the features take little memory.
 
     If the selection serves all groups, labels are NaN, which the caller replaces.
 
@@ -119,17 +155,21 @@ def read_labelled(selection: Selection, split: str, view: View | None = None) ->
     categorical = [column for column, feature in enumerate(view.features) if feature.kind == "categorical"]
     codes = BinCodes({column: ValueCounts() for column in categorical}, Sample(SAMPLE, selection.n_documents))
     parts: list[QueryGroups] = []
+    fits = 4e-9 * selection.n_documents * len(view.features) <= _MEMORY_GB
+    kept: list[NDArray[np.float32]] | None = [] if keep and fits else None
     with progress(f"read {split}", selection.n_documents) as advance:
         for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH, memory=_memory(selection)):
             _check_lengths(groups, split)
             features_NF = view.columns(groups)
+            if kept is not None:
+                kept.append(features_NF)
             for column, vocabulary in codes.vocabularies.items():
                 vocabulary.add(features_NF[:, column])
             codes.sample.add(_document_numbers(groups), features_NF)
             no_features_N0 = groups.features_NF.new_empty(groups.n_documents, 0)  # a slice would keep them alive
             parts.append(replace(groups, features_NF=no_features_N0))
             advance(groups.n_documents)
-    return _joined_groups(split, selection, parts, view), codes
+    return replace(_joined_groups(split, selection, parts, view), kept=kept), codes
 
 
 _memories: dict[Hashable, Memory] = {}
@@ -235,7 +275,7 @@ def read_judged(selection: Selection, view: View) -> Labelled:
     Raises:
         InputError: as `read_labelled`; no group has a relevant document, or a label is not a grade.
     """
-    validation, _ = read_labelled(selection, "validation", view)
+    validation, _ = read_labelled(selection, "validation", view, keep=False)  # it lives until the last tree
     if misfit := _first_misfit(validation, validation.labels_N, HIGHEST_EXPONENTIAL):
         raise InputError(
             f"{misfit}, and NDCG is of integers from 0 to {HIGHEST_EXPONENTIAL}; leave scores out of the validation "

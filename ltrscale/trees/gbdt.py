@@ -145,12 +145,13 @@ def train_gbdt(
 
 
 def check_alone(config: GBDTConfig) -> None:
-    """Check that the library is installed and this process is the only one, for trainers that are not distributed.
+    """Check that the library and its device are there and this process is the only one, for trainers that need that.
 
     Raises:
-        InputError: the library is not installed, or there are other processes.
+        InputError: the library is not installed, the device is not there, or there are other processes.
     """
     config.check_workers(1)
+    config.check_device()
     if rank_and_world()[1] > 1:
         raise InputError("semi-supervised and stacked trees train in one process; start the job without torchrun")
 
@@ -204,6 +205,7 @@ class TreeGrowing:
     def __call__(self, context: Context) -> None:
         """Take part; rank 0 writes the bundle."""
         config: GBDTConfig = self.config
+        config.check_device()  # before anything is read
         rank, world = rank_and_world()
         view = seen_by(config, self.train.features)
         train, codes = read_labelled(deal(self.train, rank=rank, world=world), "train", view)

@@ -20,6 +20,7 @@ from ltrscale.arrays import Doubles
 from ltrscale.batch import standardise_by_group
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, matching
+from ltrscale.devices import choose_device
 from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import Advance, progress
 from ltrscale.runtime.workers import Context
@@ -185,6 +186,14 @@ class TreesConfig(Config, ABC):
         if self.learns_biases and world > 1:  # each worker would learn biases from its share alone
             raise InputError(f"unbiased trees train in one process, not on {world} workers; set workers to 1")
 
+    def check_device(self) -> torch.device:
+        """The device of this process on which trees are grown; the CPU for a library without a choice.
+
+        Raises:
+            InputError: the config asks for a GPU, and there is none or the library or a setting cannot use it.
+        """
+        return CPU
+
     def highest_label(self) -> int | None:
         """The highest label that has a gain; None if the objective takes any number."""
         if not self.uses_gains:
@@ -196,6 +205,19 @@ class TreesConfig(Config, ABC):
                 return HIGHEST_LINEAR
             case table:
                 return len(table) - 1
+
+
+CPU = torch.device("cpu")
+
+
+def own_device(name: str) -> torch.device:
+    """The device that a config names, a GPU with its number: libraries would take the first of all for none.
+
+    Raises:
+        InputError: as `choose_device`.
+    """
+    device = choose_device(name)
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
 def directions(monotone: Mapping[str, Direction], features: Sequence[Feature]) -> list[int]:

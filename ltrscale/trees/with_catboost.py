@@ -3,6 +3,7 @@
 Shapes: N documents, F features.
 """
 
+import itertools
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,12 +32,15 @@ def boost(
     watch: StoppingWatch,
     *,
     stop_on: int,
+    calls_back: bool = True,
 ) -> bytes:
     """Add trees until the watch ends it; returns the trees to keep in CatBoost's own format.
 
     CatBoost's ranking objectives weight groups, not documents: a group's weight is the mean of its documents'.
 
-    `stop_on` is the cut-off of CatBoost's own NDCG, reported beside ours.
+    `stop_on` is the cut-off of CatBoost's own NDCG, reported beside ours. On a GPU CatBoost calls nobody: without
+    `calls_back` all trees are grown before the watch sees the first, which keeps the same trees, and CatBoost's NDCG is
+    not reported.
 
     Raises:
         InputError: all features, or all targets, are the same for all documents; or CatBoost is not installed.
@@ -45,7 +49,7 @@ def boost(
     vocabularies = codes.known()
     train_pool = _pool(catboost, train, targets_N, vocabularies)
     validation_pool = validation and _pool(catboost, validation, validation.labels_N, vocabularies)
-    look_at_scores = _Look(len(validation.labels_N)) if validation else None
+    look_at_scores = _Look(len(validation.labels_N)) if validation and calls_back else None
     notify = _Notify(look_at_scores, watch, f"NDCG:top={stop_on};type=Exp")
     metrics = (
         {"eval_metric": look_at_scores, "custom_metric": [f"{notify.metric};hints=skip_train~true"]}
@@ -60,7 +64,11 @@ def boost(
     model = catboost.CatBoost({**parameters, **metrics, **own_settings})
     with warnings.catch_warnings(), _refusals(catboost, train.split):
         warnings.filterwarnings("ignore", message="Can't optim")  # CatBoost would compile `_Look` if it could
-        model.fit(train_pool, eval_set=validation_pool, callbacks=[notify])
+        if calls_back:
+            model.fit(train_pool, eval_set=validation_pool, callbacks=[notify])
+        else:
+            model.fit(train_pool)
+            _watch_afterwards(model, validation_pool, watch)
     if notify.error is not None:
         raise notify.error
     model.shrink(watch.kept)
@@ -85,6 +93,14 @@ def _pool(catboost: Any, groups: Labelled, labels_N: Doubles, vocabularies: Mapp
         cat_features=list(vocabularies),
         **weights,
     )
+
+
+def _watch_afterwards(model: Any, validation_pool: Any, watch: StoppingWatch) -> None:
+    """Show a watch the trees of a finished model, one after the other, until it has enough."""
+    no_scores = itertools.repeat(None, model.tree_count_)
+    for scores_N in no_scores if validation_pool is None else model.staged_predict(validation_pool):
+        if watch(scores_N):
+            return
 
 
 @contextmanager

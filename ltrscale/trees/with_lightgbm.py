@@ -1,9 +1,9 @@
 """Growing trees with LightGBM: features are streamed into its bins, and missing objectives are added.
 
-Shapes: N documents, Q1 = groups + 1 offsets, F features.
+Shapes: N documents, M sampled documents, Q1 = groups + 1 offsets, F features.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightgbm as lgb
@@ -18,6 +18,8 @@ from ltrscale.trees.library import StoppingWatch
 
 GradientFunction = Callable[[Doubles, lgb.Dataset], tuple[Doubles, Doubles]]
 """Maps scores to the loss's first and second derivatives."""
+_AT_ONCE = 16
+"""Columns that are taken from rows at once, for a read from memory brings neighbours along."""
 
 
 def boost(
@@ -39,18 +41,18 @@ def boost(
         # LightGBM's NDCG checks that labels are grades, on the training groups too
         parameters = {**parameters, "metric": "none"}
     vocabularies = codes.known()
-    # a data set of the sample alone fixes the borders for both splits, the same on all workers
-    borders = lgb.Dataset(
-        codes.sample_rows(vocabularies), categorical_feature=list(vocabularies), params=parameters
-    ).construct()
+    # one sample fixes the borders for both splits, the same on all workers
+    borders = _borders(codes.sample_rows(vocabularies), list(vocabularies), parameters)
     train_set = _dataset(train, targets_N, vocabularies, borders)
+    validation_set = validation and _dataset(validation, validation.labels_N, vocabularies, borders)
+    del borders  # it has room for the bins of the sample
     if unbiased:
         assert train.positions_N is not None
         train_set.set_position(train.positions_N.astype(np.int32))
     objective = None if temperature is None else softmax_objective(targets_N, train.offsets_Q1, temperature)
     booster = lgb.Booster({**parameters, **_network()}, train_set)
-    if validation is not None:
-        booster.add_valid(_dataset(validation, validation.labels_N, vocabularies, borders), "validation")
+    if validation_set is not None:
+        booster.add_valid(validation_set, "validation")
     try:
         _grow(booster, objective, watch, f"ndcg@{parameters['eval_at'][0]}", parameters["min_data_in_leaf"])
     finally:
@@ -98,43 +100,41 @@ def _network() -> dict[str, Any]:
     }
 
 
-class _Rows(lgb.Sequence):  # type: ignore[misc]
-    """The rows of a split; LightGBM asks for them once and in order, some thousand at a time."""
+class _Dataset(lgb.Dataset):  # type: ignore[misc]
+    """A data set that hands all its parameters on; LightGBM's own drops the threads and the verbosity of a stream."""
 
-    batch_size = 1 << 14
+    def get_params(self) -> dict[str, Any]:
+        """All parameters."""
+        return dict(self.params)
 
-    def __init__(self, n_documents: int, rows: Iterator[NDArray[np.float32]]) -> None:
-        self._n_documents, self._rows = n_documents, rows
-        self._first = 0
-        self._waiting: list[NDArray[np.float32]] = []
 
-    def __len__(self) -> int:
-        return self._n_documents
+def _borders(rows_MF: NDArray[np.float32], categorical: Sequence[int], parameters: Mapping[str, Any]) -> lgb.Dataset:
+    """The borders of bins that LightGBM finds in a sample; the sample itself is not put into bins, which takes longer.
 
-    def __getitem__(self, rows: slice) -> NDArray[np.float32]:
-        assert rows.start == self._first, "rows are read once, in order"
-        n = rows.stop - rows.start
-        while sum(map(len, self._waiting)) < n:
-            self._waiting.append(next(self._rows))
-        rows_NF = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
-        self._first, self._waiting = rows.stop, [rows_NF[n:]]
-        return rows_NF[:n]
+    LightGBM takes columns without their zeros, as it would make them from a matrix.
+    """
+    values, places = [], []
+    for first in range(0, rows_MF.shape[1], _AT_ONCE):
+        for column_M in rows_MF[:, first : first + _AT_ONCE].T.astype(np.float64, order="C"):
+            place_M = np.flatnonzero(~(np.abs(column_M) <= lgb.basic.ZERO_THRESHOLD))  # NaN stays
+            values.append(column_M[place_M])
+            places.append(place_M.astype(np.int32))
+    borders = _Dataset(None, params={**parameters, "categorical_feature": list(categorical)})
+    return borders._init_from_sample(values, places, len(rows_MF), len(rows_MF))
 
 
 def _dataset(
     groups: Labelled, labels_N: Doubles, vocabularies: Mapping[int, NDArray[np.float32]], borders: lgb.Dataset
 ) -> lgb.Dataset:
     """A split in bins with these borders; columns have no names, for LightGBM refuses some names."""
-    return lgb.Dataset(
-        _Rows(len(labels_N), groups.rows(vocabularies)),
-        label=labels_N,
-        weight=groups.weights_N,
-        reference=borders,
-        group=groups.lengths_Q,
-        init_score=groups.start_N,
-        categorical_feature=list(vocabularies),
-        params=borders.get_params(),
-    )
+    dataset = _Dataset(None, params=borders.params)._init_from_ref_dataset(len(labels_N), borders._handle)
+    for rows_NF in groups.rows(vocabularies):
+        dataset._push_rows(rows_NF)
+    dataset.set_label(labels_N)
+    dataset.set_weight(groups.weights_N)
+    dataset.set_group(groups.lengths_Q)
+    dataset.set_init_score(groups.start_N)
+    return dataset
 
 
 def softmax_objective(targets_N: Doubles, offsets_Q1: NDArray[np.int64], temperature: float) -> GradientFunction:

@@ -1,4 +1,4 @@
-"""Growing trees with XGBoost: features are streamed into its bins.
+"""Growing trees with XGBoost: features are streamed into its bins, which may stay outside the device's memory.
 
 Shapes: N documents, Q groups, F features.
 """
@@ -9,15 +9,25 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 import xgboost as xgb
 from numpy.typing import NDArray
 from xgboost.collective import CommunicatorContext
 from xgboost.tracker import RabitTracker
 
+from ltrscale import storage
 from ltrscale.arrays import Doubles
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.trees.data import BinCodes, Labelled, all_workers, own_address
 from ltrscale.trees.library import StoppingWatch
+
+_PAGE = 1 << 16
+"""Documents of a page of external memory, at least; every tree reads all pages many times."""
+
+
+def has_cuda() -> bool:
+    """Whether XGBoost was built for GPUs; one that was not, or that sees none, warns and uses the CPU."""
+    return bool(xgb.build_info()["USE_CUDA"])
 
 
 def boost(
@@ -30,6 +40,7 @@ def boost(
     *,
     by_group: bool,
     by_position: bool,
+    external_memory: bool = False,
 ) -> bytes:
     """Add trees until the watch ends it; returns the model's JSON with the trees to keep.
 
@@ -37,34 +48,48 @@ def boost(
 
     Of `codes` only the vocabularies count: XGBoost makes its own bins, from all documents.
     """
-    vocabularies = codes.known()
+    vocabularies, device = codes.known(), torch.device(parameters["device"])
     options = {"max_bin": parameters["max_bin"], "enable_categorical": True, "nthread": parameters["nthread"]}
-    with _collective():
-        rows = _Rows(train, targets_N, vocabularies, by_group=by_group, by_position=by_position)
-        train_set = xgb.QuantileDMatrix(rows, **options)
+    matrix = xgb.ExtMemQuantileDMatrix if external_memory else xgb.QuantileDMatrix
+    with _collective(), storage.scratch.directory() as folder:
+        cache = str(folder / "bins") if external_memory else None
+        rows = _Rows(train, targets_N, vocabularies, device, cache, by_group=by_group, by_position=by_position)
+        train_set = matrix(rows, **options)
         validation_set = None
         if validation is not None:
-            validation_rows = _Rows(validation, validation.labels_N, vocabularies, by_group=True)
-            validation_set = xgb.QuantileDMatrix(validation_rows, ref=train_set, **options)
-        cached = [train_set] if validation_set is None else [train_set, validation_set]
-        booster = xgb.Booster(dict(parameters), cached)
-        enough = False
-        while not enough:
-            booster.update(train_set, watch.trees)
-            if validation_set is None:
-                enough = watch()
-                continue
-            evaluated = booster.eval(validation_set, iteration=watch.trees)
-            # evaluates only the new tree, for XGBoost caches the scores of matrices that its booster knows
-            scores_N = booster.predict(validation_set, output_margin=True)
-            enough = watch(scores_N.astype(np.float64), float(evaluated.rpartition(":")[2]))
+            validation_rows = _Rows(validation, validation.labels_N, vocabularies, device, cache, by_group=True)
+            validation_set = matrix(validation_rows, ref=train_set, **options)
+        booster = _grow(parameters, train_set, validation_set, watch)
+        del rows, train_set  # XGBoost deletes its files
     kept = booster[: watch.kept]
     kept.set_attr(codes=json.dumps([codes_of_one.astype(int).tolist() for codes_of_one in vocabularies.values()]))
     return bytes(kept.save_raw("json"))
 
 
+def _grow(
+    parameters: Mapping[str, Any], train_set: xgb.DMatrix, validation_set: xgb.DMatrix | None, watch: StoppingWatch
+) -> xgb.Booster:
+    """Add trees until the watch ends it."""
+    cached = [train_set] if validation_set is None else [train_set, validation_set]
+    booster = xgb.Booster(dict(parameters), cached)
+    enough = False
+    while not enough:
+        booster.update(train_set, watch.trees)
+        if validation_set is None:
+            enough = watch()
+            continue
+        evaluated = booster.eval(validation_set, iteration=watch.trees)
+        # evaluates only the new tree, for XGBoost caches the scores of matrices that its booster knows
+        scores_N = booster.predict(validation_set, output_margin=True)
+        enough = watch(scores_N.astype(np.float64), float(evaluated.rpartition(":")[2]))
+    return booster
+
+
 class _Rows(xgb.DataIter):  # type: ignore[misc]
     """The rows of a split in chunks of whole groups, some thousand rows each; XGBoost reads them four times.
+
+    XGBoost makes bins where the rows are, so they go to the device. With a `cache`, the beginning of names of files,
+    the bins stay in external memory.
 
     With `by_group`, groups are weighted, otherwise documents. With `by_position`, each group is sorted by position, for
     XGBoost takes the place in its group for a document's position.
@@ -75,10 +100,13 @@ class _Rows(xgb.DataIter):  # type: ignore[misc]
         groups: Labelled,
         labels_N: Doubles,
         vocabularies: Mapping[int, NDArray[np.float32]],
+        device: torch.device,
+        cache: str | None,
         *,
         by_group: bool,
         by_position: bool = False,
     ) -> None:
+        self._device, self._page = device, 1 if cache is None else _PAGE
         self._groups, self._labels_N, self._vocabularies, self._by_group = groups, labels_N, vocabularies, by_group
         self._group_N = np.repeat(np.arange(len(groups.ids_Q)), groups.lengths_Q)
         self._order_N = np.arange(len(labels_N))
@@ -88,11 +116,11 @@ class _Rows(xgb.DataIter):  # type: ignore[misc]
             self._order_N = np.lexsort((groups.positions_N, self._group_N))
         self._types = ["c" if i in vocabularies else "q" for i in range(len(groups.view.features))]
         self.reset()
-        super().__init__()
+        super().__init__(cache)
 
     def reset(self) -> None:
         """Start again at the first row."""
-        self._rows: Iterator[NDArray[np.float32]] = self._groups.rows(self._vocabularies)
+        self._rows = _pages(self._groups.rows(self._vocabularies), self._page)
         self._first = 0
 
     def next(self, input_data: Callable[..., None]) -> bool:
@@ -109,8 +137,26 @@ class _Rows(xgb.DataIter):  # type: ignore[misc]
         if self._groups.weights_N is not None:
             weights_N = self._groups.weights_N[rows]
             row_data["weight"] = _means(weights_N, row_data["qid"]) if self._by_group else weights_N
-        input_data(data=features_NF, feature_types=self._types, **row_data)
+        if self._device.type == "cpu":
+            input_data(data=features_NF, feature_types=self._types, **row_data)
+            return True
+        # what `input_data` does, which would need CuPy; the tensor lives until XGBoost asks for the next one
+        self._on_device_NF = torch.from_numpy(features_NF).to(self._device)
+        self.proxy._ref_data_from_cuda_interface(self._on_device_NF)
+        self.proxy.set_info(feature_types=self._types, **row_data)
         return True
+
+
+def _pages(chunks: Iterator[NDArray[np.float32]], documents: int) -> Iterator[NDArray[np.float32]]:
+    """Chunks of rows joined until they have at least so many documents; the last page may have fewer."""
+    page: list[NDArray[np.float32]] = []
+    for chunk in chunks:
+        page.append(chunk)
+        if sum(map(len, page)) >= documents:
+            yield page[0] if len(page) == 1 else np.concatenate(page)
+            page = []
+    if page:
+        yield np.concatenate(page)
 
 
 def _means(values_N: Doubles, group_N: NDArray[np.int64]) -> Doubles:

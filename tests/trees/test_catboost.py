@@ -9,6 +9,7 @@ import catboost
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from ltrscale.bundle import boosters
@@ -19,10 +20,11 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError, Stopped
 from ltrscale.runtime.workers import Context
+from ltrscale.trees import with_catboost
 from ltrscale.trees.configs import CatBoostConfig
 from ltrscale.trees.data import BinCodes, Labelled, read_labelled
 from ltrscale.trees.gbdt import train_gbdt
-from ltrscale.trees.library import watching
+from ltrscale.trees.library import StoppingWatch, watching
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -105,6 +107,47 @@ def test_groups_are_weighted_by_the_mean_of_their_documents(splits: Read) -> Non
     config = CONFIG.replace(objective="QueryRMSE")
     np.testing.assert_allclose(scores_of(model_of(weighted, config), splits), expected_N, atol=1e-9)
     assert not np.allclose(scores_of(model_of(splits, config), splits), expected_N)
+
+
+def test_trees_judged_after_the_last_are_those_judged_one_by_one(splits: Read) -> None:
+    """As on a GPU, from which CatBoost calls nobody: the trees after the best are grown and dropped."""
+    config = CONFIG.replace(num_trees=60, early_stopping_rounds=3)
+
+    def grow(validation: Labelled | None, *, calls_back: bool) -> tuple[StoppingWatch, bytes]:
+        train, codes, _ = splits
+        with watching(config, validation, "catboost", Context()) as watch:
+            given = config.parameters(), train, train.labels_N, validation, codes, watch
+            return watch, with_catboost.boost(*given, stop_on=5, calls_back=calls_back)
+
+    (one_by_one, model), (afterwards, model_afterwards) = (grow(splits[2], calls_back=way) for way in (True, False))
+    assert one_by_one.trees == afterwards.trees < 60
+    assert one_by_one.kept == afterwards.kept == one_by_one.trees - 3
+    np.testing.assert_array_equal(scores_of(model_afterwards, splits), scores_of(model, splits))
+    assert grow(None, calls_back=False)[0].kept == 60
+
+
+def test_on_a_gpu_it_gets_the_task_and_what_it_cannot_take_is_refused(
+    splits: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert CONFIG.parameters() == CONFIG.parameters(torch.device("cpu"))
+    on_gpu = CONFIG.parameters(torch.device("cuda", 1))
+    assert (on_gpu["task_type"], on_gpu["devices"]) == ("GPU", "1")
+    assert "rsm" not in on_gpu
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match=r"^device: cuda is asked for and torch sees 0 GPUs; "):
+            model_of(splits, CONFIG.replace(device="cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    config = CONFIG.replace(device="cuda")
+    assert config.check_device() == torch.device("cuda", 0)
+    with pytest.raises(InputError, match=r"^rsm: on a GPU CatBoost has no share of the features; leave it out"):
+        config.replace(rsm=0.5).check_device()
+    with pytest.raises(InputError, match=r"^border_count: on a GPU CatBoost takes at most 255, not 256; lower it$"):
+        config.replace(border_count=256).check_device()
+    long = replace(splits[0], offsets_Q1=np.array([0, 5, 1029]), ids_Q=np.array([3, 8]))
+    message = r"^train: group 8 has 1,024 documents, YetiRank on a GPU takes 1,023; .* set device to cpu$"
+    with pytest.raises(InputError, match=message):
+        model_of((long, *splits[1:]), config)
 
 
 def test_a_request_to_stop_comes_through_the_library(splits: Read) -> None:

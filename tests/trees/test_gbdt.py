@@ -16,14 +16,17 @@ import pyarrow as pa
 import pytest
 import torch
 from dataset_columns import add_column
+from hypothesis import given
+from hypothesis import strategies as st
 from linear_teacher import linear_teacher
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
+from ltrscale.bundle.views import raw
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
@@ -32,6 +35,7 @@ from ltrscale.ranking.metrics import ndcg
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.trees import data as tree_data
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
+from ltrscale.trees.data import Labelled, read_labelled
 from ltrscale.trees.gbdt import TreesStudent, train_gbdt
 from ltrscale.trees.library import QuantisedConfig, StandardisedConfig, make_targets, quantised, standardised
 
@@ -293,6 +297,38 @@ def test_few_groups_among_many_are_read_once_for_all_trees_of_a_process(
     assert grow(out=str(tmp_path / "first")).content == read_each_time.content
     monkeypatch.setattr("ltrscale.data.stream.readers.pq", None)  # any further reading fails
     assert grow(out=str(tmp_path / "second")).content == read_each_time.content
+
+
+def test_features_that_fit_are_read_once_and_others_at_every_pass(
+    write_dataset: WriteDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = splits_of(write_dataset(three(np.random.default_rng(2), grades), NUMERIC)).train
+    kept, _ = read_labelled(select(split, labelled=True), "train")
+    monkeypatch.setattr(tree_data, "_MEMORY_GB", 4e-9 * (len(kept.labels_N) * len(NUMERIC) - 1))
+    streamed, _ = read_labelled(select(split, labelled=True), "train")
+    rows_NF = np.concatenate(list(streamed.rows({})))
+    monkeypatch.setattr("ltrscale.data.stream.readers.pq", None)  # any further reading fails
+    np.testing.assert_array_equal(np.concatenate(list(kept.rows({}))), rows_NF)
+    with pytest.raises(AttributeError):
+        list(streamed.rows({}))
+
+
+@given(data=st.data(), k=st.integers(1, 7))
+def test_the_ndcg_after_a_tree_is_that_of_all_documents(data: st.DataObject, k: int) -> None:
+    """Of short and long groups, with ties of scores and labels; a score that is not a number is an error."""
+    lengths_Q = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=8))
+    n = sum(lengths_Q)
+    numbers = st.lists(st.integers(0, 4), min_size=n, max_size=n).map(lambda values: np.array(values, np.float64))
+    labels_N, offsets_Q1 = data.draw(numbers), np.cumsum([0, *lengths_Q])
+    groups = Labelled(
+        "v", Selection((), (), "", labelled=True), labels_N, offsets_Q1, offsets_Q1[1:], None, None, raw(()), None
+    )
+    for scores_N in (data.draw(numbers), np.random.default_rng(0).normal(size=n), -np.inf * data.draw(numbers).clip(1)):
+        expected_Q = ndcg(torch.from_numpy(scores_N), torch.from_numpy(labels_N), torch.from_numpy(offsets_Q1), k=k)
+        assert groups.mean_ndcg(scores_N, k) == pytest.approx(float(expected_Q.nanmean()), nan_ok=True)
+    scores_N[data.draw(st.integers(0, n - 1))] = np.nan
+    with pytest.raises(ValueError, match="scores contain NaN"):
+        groups.mean_ndcg(scores_N, k)
 
 
 @every_library

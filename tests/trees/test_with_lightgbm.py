@@ -12,8 +12,6 @@ import pyarrow as pa
 import pytest
 import torch
 from dataset_columns import add_column
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ltrscale.batch import QueryGroups
@@ -30,7 +28,7 @@ from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.data import read_labelled
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.trees.library import QuantisedConfig, watching
-from ltrscale.trees.with_lightgbm import _Rows, softmax_objective
+from ltrscale.trees.with_lightgbm import softmax_objective
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -39,13 +37,14 @@ CONFIG = LightGBMConfig(num_trees=15, num_threads=1, min_data_in_leaf=5, early_s
 
 
 def make_groups(rng: np.random.Generator, count: int) -> Groups:
-    """A category, a number, and a number that is often missing; relevance depends on all three."""
+    """A category, a number that is often 0, and one that is often missing; relevance depends on all three."""
     found: Groups = []
     for _ in range(count):
         length = int(rng.integers(1, 12))
         x_LF = np.column_stack([rng.choice([3, 70, 5_000_000], length), rng.normal(size=(length, 2))])
         labels_L = np.clip(np.round(x_LF[:, 1] + (x_LF[:, 0] == 70) + np.abs(x_LF[:, 2])), 0, 4)
         x_LF[rng.random(length) < 0.3, 2] = np.nan
+        x_LF[rng.random(length) < 0.2, 1] = 0.0
         found.append((x_LF.astype(np.float32), labels_L.astype(np.float32)))
     return found
 
@@ -202,16 +201,6 @@ def test_document_weights_count(splits: Splits) -> None:
     )
     direct = lgb.train(parameters, data, CONFIG.num_trees)
     np.testing.assert_array_equal(lgb.Booster(model_str=text.decode()).predict(rows_NF), direct.predict(rows_NF))
-
-
-@given(cuts=st.lists(st.integers(1, 40), min_size=1, max_size=20), batch=st.integers(1, 70))
-def test_rows_come_as_they_are_however_they_are_cut(cuts: list[int], batch: int) -> None:
-    x_NF = np.arange(2 * sum(cuts), dtype=np.float32).reshape(-1, 2)
-    rows = _Rows(len(x_NF), iter(np.split(x_NF, np.cumsum(cuts)[:-1])))
-    bounds = [*range(0, len(rows), batch), len(rows)]
-    found = [rows[first:last] for first, last in itertools.pairwise(bounds)]
-    assert max(map(len, found)) <= batch
-    np.testing.assert_array_equal(np.concatenate(found), x_NF)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])

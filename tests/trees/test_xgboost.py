@@ -1,13 +1,19 @@
-"""XGBoost: streamed bins, group weights and the content of its model file, against XGBoost on the whole matrix."""
+"""XGBoost: streamed bins, external memory, group weights and its model file, against XGBoost on the whole matrix."""
 
 import itertools
 import json
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import xgboost as xgb
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ltrscale.bundle import boosters
@@ -18,9 +24,11 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.runtime.workers import Context
 from ltrscale.trees import data as tree_data
+from ltrscale.trees import with_xgboost
 from ltrscale.trees.configs import XGBoostConfig
 from ltrscale.trees.data import BinCodes, Labelled, check_labels, read_labelled
 from ltrscale.trees.library import watching
+from ltrscale.trees.with_xgboost import _pages
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -53,10 +61,11 @@ def splits(write_dataset: WriteDataset) -> Read:
 
 
 def model_of(config: XGBoostConfig, splits: Read, train: Labelled | None = None, batch: int = 100) -> bytes:
-    given, codes, validation = splits
+    whole, codes, validation = splits
+    streamed = replace(train or whole, kept=None)  # in batches of this size
     with watching(config, validation, "xgboost", Context()) as watch, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree_data, "_DOCS_PER_BATCH", batch)
-        return config.boost(train or given, given.labels_N, validation, codes, watch)
+        return config.boost(streamed, whole.labels_N, validation, codes, watch)
 
 
 def directly(
@@ -136,6 +145,60 @@ def test_unbiased_trees_see_each_group_in_the_order_of_its_positions(splits: Rea
     np.testing.assert_allclose(found_N, direct_scores(expected, clicked), atol=1e-6)
     in_file_order = directly(CONFIG, clicked, changes={"lambdarank_unbiased": True})
     assert not np.allclose(found_N, direct_scores(in_file_order, clicked), atol=1e-3)
+
+
+@pytest.mark.parametrize("option", [{}, {"objective": "reg:squarederror"}, {"subsample": 0.5}], ids=str)
+def test_trees_from_external_memory_are_those_from_memory(
+    splits: Read, option: Mapping[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages hold the batches that bins in memory are made of, for XGBoost's borders depend a little on these."""
+    monkeypatch.setattr(with_xgboost, "_PAGE", 1)
+    monkeypatch.setattr(with_xgboost.storage.scratch, "directory", lambda: nullcontext(tmp_path))
+    files: set[str] = set()
+    grow = with_xgboost._grow
+
+    def looking(*given: Any) -> xgb.Booster:
+        files.update(path.name for path in tmp_path.iterdir())
+        return grow(*given)
+
+    monkeypatch.setattr(with_xgboost, "_grow", looking)
+    config = CONFIG.replace(**option)
+    from_memory = model_of(config, splits)
+    assert not files
+    assert model_of(config.replace(external_memory=True), splits) == from_memory
+    assert len(files) == 2, "of the training and of the validation groups"
+    assert not list(tmp_path.iterdir()), "they are deleted"
+
+
+@given(lengths=st.lists(st.integers(1, 9), max_size=12), documents=st.integers(1, 30))
+def test_a_page_joins_chunks_up_to_its_size(lengths: list[int], documents: int) -> None:
+    rows_NF = np.arange(sum(lengths), dtype=np.float32)[:, None]
+    pages = list(_pages(iter(np.split(rows_NF, np.cumsum(lengths)[:-1]) if lengths else []), documents))
+    assert all(documents <= len(page) < documents + 9 for page in pages[:-1])
+    np.testing.assert_array_equal(np.concatenate([np.empty((0, 1), np.float32), *pages]), rows_NF)
+
+
+def test_the_device_is_passed_with_its_number() -> None:
+    assert CONFIG.parameters()["device"] == "cpu"
+    assert CONFIG.parameters(device=torch.device("cuda", 1))["device"] == "cuda:1"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused(splits: Read) -> None:
+    assert model_of(CONFIG.replace(device="auto"), splits) == model_of(CONFIG, splits)
+    with pytest.raises(InputError, match=r"^device: cuda is asked for and torch sees 0 GPUs; set device to auto"):
+        model_of(CONFIG.replace(device="cuda"), splits)
+
+
+def test_an_xgboost_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert with_xgboost.has_cuda(), "the wheel of PyPI is built with CUDA"
+    assert CONFIG.replace(device="cuda").check_device() == torch.device("cuda", 0)
+    monkeypatch.setattr(xgb, "build_info", lambda: {"USE_CUDA": False})
+    message = r"^device: cuda is asked for and this XGBoost was built without CUDA; set device to cpu$"
+    with pytest.raises(InputError, match=message):
+        CONFIG.replace(device="cuda").check_device()
 
 
 def test_ranking_weights_groups_by_the_mean_of_their_documents(splits: Read) -> None:
