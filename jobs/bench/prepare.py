@@ -1,9 +1,15 @@
-"""Parsing LETOR text against scikit-learn and XGBoost, and the memory of `prepare`."""
+"""`prepare`: its memory, LETOR text against scikit-learn and XGBoost, and rows of items against DuckDB."""
 
+import logging
+from itertools import count
 from pathlib import Path
 
+import duckdb
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import xgboost
+from pyarrow import csv
 
 from jobs.bench.measure import N_FEATURES, Row, apart, resident_peak, write_letor
 from ltrscale import storage
@@ -12,6 +18,7 @@ from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.letor import read_letor
 from ltrscale.ingest.prepare import prepare
+from ltrscale.progress import log
 
 _LISTS_OF_50_MB, _LISTS_OF_500_MB = 400, 4_000
 _PARSED_LISTS, _ROUNDS = 160, 9
@@ -92,3 +99,75 @@ def bench_letor() -> list[Row]:
         )
         for peer, goal, peer_s in zip(("XGBoost", "scikit-learn"), (1, 6), peers_s, strict=True)
     ]
+
+
+_QUERIES, _ITEMS = 15_000, 20
+_NUMBERS = tuple(f"f{i}" for i in range(10))
+_CATEGORIES = ("brand", "shelf")
+_COLUMNS = {"query": "query", "item": "item", "label": "label", "features": _NUMBERS, "categorical": _CATEGORIES}
+_TURNS = 5
+
+
+def bench_items(queries: int = _QUERIES) -> list[Row]:
+    """Prepare logs with a row an item and let DuckDB write the same lists: Parquet, CSV, and rows of queries apart."""
+    with storage.scratch.directory() as folder:
+        rows = _log_rows(queries)
+        apart_N = np.random.default_rng(1).permutation(len(rows))
+        for name, table in (("runs", rows), ("apart", rows.take(pa.array(apart_N)))):
+            pq.write_table(table, folder / f"{name}.parquet")
+        csv.write_csv(rows, folder / "runs.csv")
+        return [
+            _against_duckdb(folder, "runs.parquet", len(rows), "Parquet"),
+            _against_duckdb(folder, "runs.csv", len(rows), "CSV"),
+            _against_duckdb(folder, "apart.parquet", len(rows), "Parquet, rows of a query apart (`sort`)"),
+        ]
+
+
+def _log_rows(queries: int) -> pa.Table:
+    """The rows of a log, those of a query together."""
+    rng, n = np.random.default_rng(0), queries * _ITEMS
+    items_N = rng.permuted(np.tile(np.arange(100, 100 + _ITEMS), (queries, 1)), axis=1).ravel()
+    brands = pa.array([f"brand {i}" for i in range(500)])
+    columns = {
+        "query": pa.array(np.repeat(np.arange(queries), _ITEMS)).cast(pa.string()),
+        "item": pa.array(items_N).cast(pa.string()),
+        "label": pa.array(rng.integers(0, 5, n)),
+        **{name: pa.array(rng.lognormal(size=n).round(4)) for name in _NUMBERS},
+        "brand": brands.take(pa.array(rng.integers(0, len(brands), n))),
+        "shelf": pa.array(rng.integers(0, 40, n)),
+    }
+    return pa.table(columns)
+
+
+def _against_duckdb(folder: Path, file: str, n: int, what: str) -> Row:
+    path, turn = folder / file, count()
+    source = {"kind": "items", "columns": _COLUMNS}
+    config = PrepareConfig.model_validate({"inputs": str(path), "source": source, "sort": file.startswith("apart")})
+    codes = [f"(hash({name}) >> 40)::FLOAT" for name in _CATEGORIES]
+    features = ", ".join([*(f"{name}::FLOAT" for name in _NUMBERS), *codes])  # list by list, which is its fastest way
+    lists = f"list(item) AS doc_ids, flatten(list([{features}])) AS features, list(label::FLOAT) AS labels"
+    types = {".csv": ", types = {'query': 'VARCHAR', 'item': 'VARCHAR'}"}.get(path.suffix, "")
+    grouped = f"SELECT query, {lists} FROM read_{path.suffix[1:]}('{path}'{types}) GROUP BY query"
+
+    def ours() -> None:
+        dataset = prepare(config, f"{folder}/{next(turn)}")
+        assert dataset.manifest.counts().documents == n
+
+    def peer() -> None:
+        with duckdb.connect(config={"threads": 1}) as connection:
+            connection.sql(f"COPY ({grouped}) TO '{folder}/{next(turn)}.parquet' (COMPRESSION zstd)")
+
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        ours_s, peer_s = cpu_seconds(ours, peer, repeats=_TURNS)
+    finally:
+        log.setLevel(level)
+    return Row(
+        name=f"prepare items / DuckDB: {what}",
+        ratio=peer_s / ours_s,
+        goal=0.5,
+        ours=f"{n / ours_s / 1000:.0f} k rows/CPU-s",
+        peer=f"{n / peer_s / 1000:.0f} k rows/CPU-s",
+        note=f"{n:,} rows, {len(_NUMBERS)} numbers, {len(_CATEGORIES)} categories; ours with checks, sums, hashes",
+    )
