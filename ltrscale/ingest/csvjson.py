@@ -153,7 +153,8 @@ def _fields_M(lines: Lines, dialect: Dialect) -> NDArray[np.int64]:
     if odd_before_M.any():  # after a broken line
         odd ^= np.repeat(odd_before_M, marks_M)
     fields = np.append(0, np.cumsum(~(is_quote | odd)))
-    return fields[firsts_M + marks_M] - fields[firsts_M] + 1
+    fields_M: NDArray[np.int64] = fields[firsts_M + marks_M] - fields[firsts_M] + 1
+    return fields_M
 
 
 def _runs_M(places: NDArray[np.int64], lines: Lines) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
