@@ -88,7 +88,7 @@ class Letor(Source):
 
 
 def read_letor(
-    url: str, *, n_features: int, dense: bool, group_sizes: str | None = None, block_bytes: int = 1 << 24
+    url: str, *, n_features: int, dense: bool, group_sizes: str | None = None, block_bytes: int = _BLOCK_BYTES
 ) -> Iterator[RowBlock]:
     r"""Stream the rows of a LETOR or svmlight file in blocks of about `block_bytes` bytes of text.
 
