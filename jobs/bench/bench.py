@@ -14,7 +14,8 @@ from jobs.bench.losses import bench_losses
 from jobs.bench.measure import Row
 from jobs.bench.metrics import bench_metrics
 from jobs.bench.networks import bench_contrast, bench_networks, bench_text
-from jobs.bench.prepare import bench_letor, bench_prepare_memory
+from jobs.bench.prepare import bench_items, bench_letor, bench_prepare_memory
+from jobs.bench.scoring import bench_scoring
 from jobs.bench.stream import bench_stream
 from jobs.bench.trees import bench_trees
 from ltrscale import storage
@@ -28,11 +29,13 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "stream": bench_stream,
     "ddp": bench_ddp,
     "letor": bench_letor,
+    "items": bench_items,
     "contrast": bench_contrast,
     "losses": bench_losses,
     "metrics": bench_metrics,
     "networks": bench_networks,
     "prepare": bench_prepare_memory,
+    "scoring": bench_scoring,
     "text": bench_text,
     "trees": bench_trees,
 }

@@ -121,13 +121,16 @@ def _broken_M(lines: Lines, dialect: Dialect) -> NDArray[np.bool_]:
     quotes = np.flatnonzero(lines.text_U8 == _QUOTE)
     if len(quotes) and dialect.quotes:
         # quotes alternate, from 0 in each line: even ones open or end an escape (""), odd ones close or begin one
-        line = np.searchsorted(lines.ends_M, quotes)
-        ordinal = np.arange(len(quotes)) - np.searchsorted(quotes, lines.starts_M)[line]
+        firsts_M, quotes_M = _runs_M(quotes, lines)
+        line = np.repeat(np.arange(len(lines)), quotes_M)
+        ordinal = np.arange(len(quotes)) - firsts_M[line]
         before, after = lines.text_U8[quotes - 1], lines.text_U8[quotes + 1]
         opens = (
             (quotes == lines.starts_M[line]) | (before == ord(dialect.delimiter)) | ((ordinal > 0) & (before == _QUOTE))
         )
-        closes = np.isin(after, [ord(dialect.delimiter), _NEWLINE, _RETURN, _QUOTE])
+        closing = np.zeros(256, dtype=bool)
+        closing[[ord(dialect.delimiter), _NEWLINE, _RETURN, _QUOTE]] = True
+        closes = closing[after]
         broken.append(quotes[np.where(ordinal % 2 == 0, ~opens, ~closes)])
         last = np.append(line[1:] != line[:-1], True)
         broken.append(quotes[last & (ordinal % 2 == 0)])  # a quote that never closes
@@ -138,13 +141,27 @@ def _broken_M(lines: Lines, dialect: Dialect) -> NDArray[np.bool_]:
 
 def _fields_M(lines: Lines, dialect: Dialect) -> NDArray[np.int64]:
     """The number of fields of each line that is not broken: delimiters outside quotes, plus one."""
-    commas = np.flatnonzero(lines.text_U8 == ord(dialect.delimiter))
-    commas_M = np.diff(np.searchsorted(commas, lines.ends_M), prepend=0)
-    quotes = np.flatnonzero(lines.text_U8 == _QUOTE)
-    if len(quotes) and dialect.quotes:
-        before = np.searchsorted(quotes, commas) - np.repeat(np.searchsorted(quotes, lines.starts_M), commas_M)
-        commas_M = np.diff(np.searchsorted(commas[before % 2 == 0], lines.ends_M), prepend=0)
-    return commas_M + 1
+    comma_U8 = lines.text_U8 == ord(dialect.delimiter)
+    quote_U8 = lines.text_U8 == _QUOTE
+    if not (dialect.quotes and quote_U8.any()):
+        return _runs_M(np.flatnonzero(comma_U8), lines)[1] + 1
+    marks = np.flatnonzero(comma_U8 | quote_U8)
+    is_quote = quote_U8[marks]
+    odd = np.bitwise_xor.accumulate(is_quote)  # whether the quotes up to here are odd in number
+    firsts_M, marks_M = _runs_M(marks, lines)
+    odd_before_M = np.append(False, odd)[firsts_M]
+    if odd_before_M.any():  # after a broken line
+        odd ^= np.repeat(odd_before_M, marks_M)
+    fields = np.append(0, np.cumsum(~(is_quote | odd)))
+    fields_M: NDArray[np.int64] = fields[firsts_M + marks_M] - fields[firsts_M] + 1
+    return fields_M
+
+
+def _runs_M(places: NDArray[np.int64], lines: Lines) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How many of these places in the text are before each line, and how many are in it."""
+    ends_M = np.searchsorted(places, lines.ends_M)
+    counts_M = np.diff(ends_M, prepend=0)
+    return ends_M - counts_M, counts_M
 
 
 @dataclass

@@ -9,14 +9,17 @@
 - Words are separated by blanks, tabs or carriage returns. A line without words, or with a comment only, is not a row.
 
 Rows of the common shape are parsed together: one pass finds the separators, and Arrow casts all indices and all values
-in place. Any other row takes the slow path (`_parse_row`), which finds its values or the rule that it breaks. Both
-accept the same rows and return the same numbers.
+in place. Where all lines of a text are dense rows with one blank between words, as in most files, the colons alone say
+where the words are (`_even_layout`). Any other row takes the slow path (`_parse_row`), which finds its values or the
+rule that it breaks. All accept the same rows and return the same numbers.
 
-Shapes: L lines of a text, R rows among them, S separators, V values, N rows of a block, F features.
+Shapes: L lines of a text, R rows among them, S separators, V values, N rows of a block, F features, W words with a
+colon: the features' and the qid.
 """
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -30,10 +33,10 @@ from ltrscale.arrays import Bools, Floats, Ints
 from ltrscale.ingest.lines import LineTexts, shown_line
 from ltrscale.ingest.rows import Rejection, RowBlock, Rule
 
-_SEPARATES = bytes(byte in b" \t\r\v\f\n:" for byte in range(256))  # as `bytes.split`, which the slow path uses
-_NEWLINE, _COLON, _ZERO = b"\n:0"
+_TAB, _NEWLINE, _RETURN, _BLANK, _ZERO, _COLON = b"\t\n\r 0:"
 _MISSING = (b"", b"null", b"nan")
 _INDEX = re.compile(rb"[0-9]{1,18}")
+_PLAIN = re.compile(rb"[!-~]+")  # a query id in ASCII
 _DOC_ID = re.compile(rb"\s*docid\s*=\s*(\S+)")
 
 
@@ -58,27 +61,33 @@ class _Rows(NamedTuple):
     """Parsed rows; `at_R` are their lines, counted from 0."""
 
     at_R: Ints
-    ids: list[str]
+    ids_R: pa.StringArray
     labels_R: Floats
     features_RF: Floats
 
 
-class _Words(NamedTuple):
-    """Words of a text, by the index of their first byte and of the byte after their last."""
+_Places = NDArray[np.integer[Any]]
 
-    starts: Ints
-    ends: Ints
+
+class _Words(NamedTuple):
+    """Words of a text, by the index of their first byte and of the byte after their last; arrays of any one shape."""
+
+    starts: _Places
+    ends: _Places
 
 
 class _Layout(NamedTuple):
-    """The places of the words in rows of the common shape, and the lines that are not rows."""
+    """The places of the words in rows of the common shape, and the lines that are not rows.
+
+    `indices_V` is None for dense rows: their indices are 1 to F.
+    """
 
     blank_L: Bools
     at_R: Ints
     counts_R: Ints
     labels_R: _Words
-    ids_R: _Words
-    indices_V: _Words
+    ids_R: pa.StringArray
+    indices_V: _Words | None
     values_V: _Words
 
 
@@ -92,13 +101,7 @@ def parse_lines(text: bytes, file: str, first_line: int, row_format: RowFormat) 
     if b"#" in text:
         parts = [line.partition(b"#") for line in text.split(b"\n")]
         bare, comments = b"\n".join([part[0] for part in parts]), [part[2] for part in parts]
-    layout = _find_layout(bare, row_format)
-    try:
-        rows = _convert(bare, layout, row_format)
-    except pa.ArrowInvalid:  # some word is no number: all rows take the slow path, which finds it
-        rows = _stack([], row_format)
-    left_L = ~layout.blank_L
-    left_L[rows.at_R] = False
+    rows, left_L = _parse_usual(bare, row_format)
     rejected: list[Rejection] = []
     if left_L.any():
         slow = []
@@ -115,7 +118,7 @@ def parse_lines(text: bytes, file: str, first_line: int, row_format: RowFormat) 
     return RowBlock(
         file=file,
         lines_N=rows.at_R + first_line,
-        query_ids_N=pa.array(rows.ids, pa.string()),
+        query_ids_N=rows.ids_R,
         features_NF=rows.features_RF,
         labels_N=rows.labels_R,
         doc_ids_N=None if comments is None else _doc_ids([comments[index] for index in rows.at_R.tolist()]),
@@ -145,7 +148,7 @@ def _stack(rows: Sequence[tuple[int, _Row]], row_format: RowFormat) -> _Rows:
         features_RF[r] = row.features_F
     return _Rows(
         np.array([index for index, _ in rows], np.int64),
-        [row.query_id for _, row in rows],
+        pa.array([row.query_id for _, row in rows], pa.string()),
         np.array([row.label for _, row in rows], np.float32),
         features_RF,
     )
@@ -155,13 +158,101 @@ def _merge(first: _Rows, second: _Rows) -> _Rows:
     """All rows in the order of their lines."""
     at_R = np.concatenate([first.at_R, second.at_R])
     order = np.argsort(at_R)
-    ids = [*first.ids, *second.ids]
     return _Rows(
         at_R[order],
-        [ids[r] for r in order.tolist()],
+        pa.concat_arrays([first.ids_R, second.ids_R]).take(pa.array(order)),
         np.concatenate([first.labels_R, second.labels_R])[order],
         np.concatenate([first.features_RF, second.features_RF])[order],
     )
+
+
+def _parse_usual(text: bytes, row_format: RowFormat) -> tuple[_Rows, Bools]:
+    """The rows of the common shape, and which lines must take the slow path."""
+    layout, rows = _even_layout(text, row_format), None
+    if layout is not None:
+        with suppress(pa.ArrowInvalid):  # some word is no number, perhaps because a blank is in it
+            rows = _convert(text, layout, row_format)
+    if layout is None or rows is None:
+        layout = _scanned_layout(text, row_format)
+        try:
+            rows = _convert(text, layout, row_format)
+        except pa.ArrowInvalid:  # all rows take the slow path, which finds the word that is no number
+            rows = _stack([], row_format)
+    left_L = ~layout.blank_L
+    left_L[rows.at_R] = False
+    return rows, left_L
+
+
+def _even_layout(text: bytes, row_format: RowFormat) -> _Layout | None:
+    """The layout of a text whose lines are all dense rows with one blank between words; None for most other texts.
+
+    Of some other texts it is a layout with a word that is no number.
+    """
+    bytes_, n_words = np.frombuffer(text, np.uint8), row_format.n_features + row_format.qid
+    newlines_L, colons = np.flatnonzero(bytes_ == _NEWLINE), np.flatnonzero(bytes_ == _COLON)
+    if not (row_format.dense and len(colons) == len(newlines_L) * n_words):
+        return None
+    colons_LW = colons.astype(np.int32).reshape(-1, n_words)  # the type of Arrow's offsets
+    starts_L = np.concatenate([[0], newlines_L[:-1] + 1])
+    value = text[colons[-1] + 1 :]
+    n_ending = len(value) - len(value.rstrip())  # all lines must end as the last one
+    ends_L = (newlines_L + 1 - n_ending).astype(np.int32)
+    if not ((starts_L < colons_LW[:, 0]) & (colons_LW[:, -1] < ends_L)).all():
+        return None
+    endings = bytes_[ends_L[:, None] + np.arange(n_ending)]
+    blanks_LF, good_L = _indices_before(bytes_, colons_LW[:, row_format.qid :])
+    labels, ids_L = _Words(starts_L, blanks_LF[:, 0]), pa.repeat("", len(newlines_L))
+    if row_format.qid:
+        names, ids = _Words(colons_LW[:, 0] - 3, colons_LW[:, 0]), _Words(colons_LW[:, 0] + 1, blanks_LF[:, 0])
+        labels = _Words(starts_L, names.starts - 1)
+        good_L &= _are_qid(bytes_, names) & _is_space(bytes_[labels.ends]) & (ids.starts <= ids.ends)
+        ids_L = _strings(text, ids).drop_null() if good_L.all() else ids_L
+        good_L &= all(map(_PLAIN.fullmatch, ids_L.cast(pa.binary()).unique().to_pylist()))
+    if not ((good_L & (labels.starts < labels.ends)).all() and _is_space(endings).all()):
+        return None
+    return _Layout(
+        blank_L=~good_L,
+        at_R=np.arange(len(newlines_L)),
+        counts_R=np.full(len(newlines_L), row_format.n_features),
+        labels_R=labels,
+        ids_R=ids_L,
+        indices_V=None,
+        values_V=_Words(colons_LW[:, row_format.qid :] + 1, np.column_stack([blanks_LF[:, 1:], ends_L])),
+    )
+
+
+def _indices_before(bytes_: NDArray[np.uint8], colons_RF: _Places) -> tuple[_Places, Bools]:
+    """The bytes before the words 1 to F before these colons, and the rows that have these words after whitespace.
+
+    It compares digits, which takes a third of the time of a cast.
+    """
+    n_rows, n_features = colons_RF.shape
+    index_F = np.arange(1, n_features + 1)
+    good_R = np.ones(n_rows, dtype=bool)
+    places_FR = colons_RF.T.astype(np.int64, order="C")  # `take` wants no strides
+    first, power = 0, 1  # of the indices from `first` on, those below the power have a space here, others a digit
+    while first < n_features:
+        places_FR -= 1
+        spaces, digits = np.split(bytes_.take(places_FR[first:]), [power - 1 - first])
+        good_R &= _is_space(spaces).all(axis=0)
+        good_R &= (digits == (_ZERO + index_F[power - 1 :, None] // power % 10).astype(np.uint8)).all(axis=0)
+        first, power = power - 1, 10 * power
+    return colons_RF - (np.char.str_len(index_F.astype(str)) + 1).astype(colons_RF.dtype), good_R
+
+
+def _is_space(bytes_: NDArray[np.uint8]) -> Bools:
+    """The whitespace of `bytes.split`, which the slow path uses."""
+    is_space: Bools = bytes_ - _TAB <= _RETURN - _TAB  # bytes below a tab wrap around
+    is_space |= bytes_ == _BLANK
+    return is_space
+
+
+def _are_qid(bytes_: NDArray[np.uint8], words: _Words) -> Bools:
+    """Which words, none of which ends the text, are `qid`."""
+    are: Bools = words.ends - words.starts == 3
+    for i, byte in enumerate(b"qid"):
+        are &= bytes_[words.starts + i] == byte
+    return are
 
 
 class _Scan:
@@ -169,7 +260,7 @@ class _Scan:
 
     def __init__(self, text: bytes) -> None:
         self.bytes = np.frombuffer(text, np.uint8)
-        self.ends_S = np.flatnonzero(np.frombuffer(text.translate(_SEPARATES), np.bool_))
+        self.ends_S = np.flatnonzero(_is_space(self.bytes) | (self.bytes == _COLON))
         self.starts_S = np.concatenate([[0], self.ends_S[:-1] + 1])
         kinds_S = self.bytes[self.ends_S]
         colon_S = kinds_S == _COLON
@@ -211,29 +302,33 @@ def _usual_lines(scan: _Scan, row_format: RowFormat) -> Bools:
         usual_L[np.searchsorted(scan.ends_S[scan.newlines_L], np.flatnonzero(scan.bytes >= 128))] = False
     if row_format.qid:
         first = scan.first_colon_L[usual_L]
-        starts, ends = scan.words(first)
-        is_qid = (ends - starts == 3) & (np.diff(scan.words(first + 1), axis=0)[0] > 0)
-        for i, byte in enumerate(b"qid"):
-            is_qid &= scan.bytes[starts + i] == byte
-        usual_L[usual_L] = is_qid
+        ids = scan.words(first + 1)
+        usual_L[usual_L] = _are_qid(scan.bytes, scan.words(first)) & (ids.starts < ids.ends)
     return usual_L
 
 
-def _find_layout(text: bytes, row_format: RowFormat) -> _Layout:
+def _scanned_layout(text: bytes, row_format: RowFormat) -> _Layout:
+    """The layout of any text."""
     scan = _Scan(text)
     usual_L = _usual_lines(scan, row_format)
     kept = np.repeat(usual_L, scan.colons_L)
     if row_format.qid:
         kept[scan.colons_before_L[usual_L]] = False
     colons = scan.colons[kept]
-    qids_R = scan.first_colon_L[usual_L] + 1 if row_format.qid else np.empty(0, np.int64)
+    if row_format.dense:
+        colons_RF = colons.reshape(-1, row_format.n_features)
+        _, good_R = _indices_before(scan.bytes, scan.ends_S[colons_RF])
+        usual_L[usual_L], colons = good_R, colons_RF[good_R].ravel()
+    ids_R = pa.repeat("", int(usual_L.sum()))
+    if row_format.qid:
+        ids_R = _strings(text, scan.words(scan.first_colon_L[usual_L] + 1)).drop_null()
     return _Layout(
         blank_L=(scan.bare_L == 0) & (scan.colons_L == 0),
         at_R=np.flatnonzero(usual_L),
         counts_R=scan.colons_L[usual_L] - row_format.qid,
         labels_R=scan.words(scan.label_L[usual_L]),
-        ids_R=scan.words(qids_R),
-        indices_V=scan.words(colons),
+        ids_R=ids_R,
+        indices_V=None if row_format.dense else scan.words(colons),
         values_V=scan.words(colons + 1),
     )
 
@@ -245,13 +340,13 @@ def _convert(text: bytes, layout: _Layout, row_format: RowFormat) -> _Rows:
         pa.ArrowInvalid: a word is no number.
     """
     n_rows, n_features = len(layout.at_R), row_format.n_features
-    values_V, odd_V = _cast_numbers(text, layout.values_V)
-    labels_R, odd_R = _cast_numbers(text, layout.labels_R)
+    may_miss = b"n" in text or b"N" in text
+    values_V, odd_V = _cast_numbers(text, layout.values_V, may_miss)
+    labels_R, odd_R = _cast_numbers(text, layout.labels_R, may_miss)
     ends_R = np.cumsum(layout.counts_R)
     good_R = ~odd_R
     good_R[np.searchsorted(ends_R, np.flatnonzero(odd_V), side="right")] = False
-    if row_format.dense:
-        good_R &= _rising(text, layout.indices_V, n_features)
+    if layout.indices_V is None:
         features_RF = values_V.reshape(n_rows, n_features)
     else:
         indices_V = _cast(text, layout.indices_V, pa.int32())
@@ -264,44 +359,17 @@ def _convert(text: bytes, layout: _Layout, row_format: RowFormat) -> _Rows:
         sound_V = np.repeat(good_R, layout.counts_R)
         features_RF = np.zeros((n_rows, n_features), np.float32)
         features_RF[row_V[sound_V], indices_V[sound_V] - 1] = values_V[sound_V]
-    ids = [""] * n_rows
-    if row_format.qid:
-        starts, ends = layout.ids_R
-        ids = [text[start:end].decode() for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
     if good_R.all():
-        return _Rows(layout.at_R, ids, labels_R, features_RF)
-    good_rows = np.flatnonzero(good_R)
-    return _Rows(
-        layout.at_R[good_rows], [ids[r] for r in good_rows.tolist()], labels_R[good_rows], features_RF[good_rows]
-    )
+        return _Rows(layout.at_R, layout.ids_R, labels_R, features_RF)
+    return _Rows(layout.at_R[good_R], layout.ids_R.filter(pa.array(good_R)), labels_R[good_R], features_RF[good_R])
 
 
-def _rising(text: bytes, indices_V: _Words, n_features: int) -> Bools:
-    """Which rows have the indices 1 to F, by comparing digits, which takes half the time of a cast."""
-    bytes_ = np.frombuffer(text, np.uint8)
-    starts_RF, ends_RF = (words.reshape(-1, n_features) for words in indices_V)
-    index_F = np.arange(1, n_features + 1)
-    good_R: Bools = (ends_RF - starts_RF == np.char.str_len(index_F.astype(str))).all(axis=1)
-    power = 1
-    while power <= n_features:  # compare the digit of this power in all indices that have one
-        digits = (ord("0") + index_F[power - 1 :] // power % 10).astype(np.uint8)
-        good_R &= (bytes_[ends_RF[:, power - 1 :] - len(str(power))] == digits).all(axis=1)
-        power *= 10
-    return good_R
+def _cast_numbers(text: bytes, words: _Words, may_miss: bool) -> tuple[Floats, Bools]:
+    """The numbers, NaN where missing, and which words the slow path must parse (nan and inf have many spellings).
 
-
-def _cast_numbers(text: bytes, words: _Words) -> tuple[Floats, Bools]:
-    """The numbers, NaN where missing, and which words the slow path must parse (nan and inf have many spellings)."""
-    bytes_ = np.frombuffer(text, np.uint8)
-    starts, ends = words
-    suspects = np.flatnonzero((starts == ends) | (bytes_[starts] | 32 == ord("n")))
-    lengths = (ends - starts)[suspects]
-    letters = bytes_.take(starts[suspects, None] + np.arange(4), mode="clip") | 32
-    missing = np.zeros(len(suspects), dtype=bool)
-    for word in _MISSING:
-        same = letters[:, : len(word)] == np.frombuffer(word, np.uint8)
-        missing |= (lengths == len(word)) & same.all(axis=1)
-    absent = suspects[missing]
+    `may_miss`: whether some may be missing by a word.
+    """
+    absent = _find_absent(np.frombuffer(text, np.uint8), words, may_miss)
     numbers = _cast(text, words, pa.float32(), absent)
     odd = ~np.isfinite(numbers)
     odd[absent] = False  # the cast leaves an undefined value for a null
@@ -309,18 +377,38 @@ def _cast_numbers(text: bytes, words: _Words) -> tuple[Floats, Bools]:
     return numbers, odd
 
 
+def _find_absent(bytes_: NDArray[np.uint8], words: _Words, may_miss: bool) -> Ints:
+    suspect = words.starts == words.ends
+    if may_miss:
+        suspect |= bytes_[words.starts] | 32 == ord("n")
+    suspects = np.flatnonzero(suspect)
+    if not len(suspects):
+        return suspects
+    starts, ends = words.starts[suspect], words.ends[suspect]
+    letters = bytes_.take(starts[:, None] + np.arange(4), mode="clip") | 32
+    missing = np.zeros(len(suspects), dtype=bool)
+    for word in _MISSING:
+        same = letters[:, : len(word)] == np.frombuffer(word, np.uint8)
+        missing |= (ends - starts == len(word)) & same.all(axis=1)
+    return suspects[missing]
+
+
 def _cast(text: bytes, words: _Words, kind: pa.DataType, absent: Ints | None = None) -> NDArray[Any]:
-    """Cast words in place: as an array of strings in which every second one, the text between two words, is null."""
-    n = len(words.starts)
+    cast = pc.cast(_strings(text, words, absent), kind)
+    return np.frombuffer(cast.buffers()[1], kind.to_pandas_dtype())[::2].copy()
+
+
+def _strings(text: bytes, words: _Words, absent: Ints | None = None) -> pa.StringArray:
+    """Words in place, each followed by a null, which is the text between two words; those in `absent` are null too."""
+    n = words.starts.size
     offsets = np.empty(2 * n + 1, np.int32)
-    offsets[:-1:2], offsets[1::2] = words
+    pairs = offsets[:-1].reshape(*words.starts.shape, 2)
+    pairs[..., 0], pairs[..., 1] = words
     offsets[-1] = len(text)
     bitmap = np.full((2 * n + 7) // 8, 0b01010101, np.uint8)  # Arrow's validity bits, the lowest first: words only
     if absent is not None and len(absent):
         np.bitwise_and.at(bitmap, absent // 4, ~(np.uint8(1) << (absent % 4 * 2).astype(np.uint8)))
-    strings = pa.StringArray.from_buffers(2 * n, pa.py_buffer(offsets), pa.py_buffer(text), pa.py_buffer(bitmap))
-    cast = pc.cast(strings, kind)
-    return np.frombuffer(cast.buffers()[1], kind.to_pandas_dtype())[: 2 * n : 2].copy()
+    return pa.StringArray.from_buffers(2 * n, pa.py_buffer(offsets), pa.py_buffer(text), pa.py_buffer(bitmap))
 
 
 def _query_id(words: Sequence[bytes]) -> str:

@@ -243,6 +243,22 @@ def test_common_rows_take_the_fast_path_whatever_bad_rows_are_beside_them(dense:
     assert len(calls) == len(found.rejected) == 4
 
 
+@pytest.mark.parametrize("qid", [True, False])
+def test_one_changed_byte_of_even_rows_gives_what_the_slow_path_gives(qid: bool) -> None:
+    text = b"0 qid:1 1:2 2:.5 3:1 \r\n2 qid:ab 1:0 2:13 3:7 \r\n"
+    text = text if qid else re.sub(rb"qid:\w+ ", b"", text)
+    row_format = svmlight.RowFormat(n_features=F, dense=True, qid=qid)
+    assert svmlight._even_layout(text, row_format) is not None
+    for at in range(len(text) - 1):
+        for byte in b" :\t\n\v\x1cx0n1\xe9":
+            changed = text[:at] + bytes([byte]) + text[at + 1 :]
+            fast = flatten(iter([svmlight.parse_lines(changed, "f", 1, row_format)]))
+            with mock.patch.object(svmlight, "_convert", side_effect=pa.ArrowInvalid("refused")):
+                slow = flatten(iter([svmlight.parse_lines(changed, "f", 1, row_format)]))
+            np.testing.assert_equal(fast.rows, slow.rows, err_msg=str(changed))
+            assert fast.rejected == slow.rejected, changed
+
+
 @pytest.mark.parametrize("wrong", [b"%d" % i for i in (2, 9, 13, 21, 100, 102, 111, 201, 1000, 1101)] + [b"1O", b"10a"])
 def test_every_digit_of_an_index_counts(wrong: bytes) -> None:
     words = [b"%d:%d" % (i, i) for i in range(1, 121)]

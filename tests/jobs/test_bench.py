@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.bench import losses, metrics, networks
+from jobs.bench import losses, metrics, networks, prepare, scoring
 from ltrscale.config import kind_of, members
 from ltrscale.models.choices import FeatureEncoderConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
@@ -63,3 +63,17 @@ def test_the_encoder_of_text_is_timed_beside_its_padded_form(monkeypatch: pytest
     assert speed.goal == 1.5
     assert speed.ratio
     assert memory.ratio == 1
+
+
+@pytest.mark.slow
+def test_preparing_rows_of_items_is_timed_beside_duckdb() -> None:
+    rows = prepare.bench_items(queries=20)
+    assert len(rows) == 3
+    assert all(row.goal == 0.5 and row.ratio for row in rows)
+
+
+@pytest.mark.slow
+def test_scoring_is_timed_beside_a_bare_loop() -> None:
+    (row,) = scoring.bench_scoring(groups=4)
+    assert row.goal == 0.9
+    assert row.ratio

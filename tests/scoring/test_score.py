@@ -20,6 +20,7 @@ from dataset_changes import add_period
 from writer_tokens import without_writer
 
 from ltrscale import bundle, storage
+from ltrscale.batch import QueryGroups, standardise_groups, to_offsets
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.dataset.scores import period_url, read_period
 from ltrscale.data.dataset.selection import select
@@ -208,6 +209,29 @@ def test_the_scores_do_not_depend_on_the_batches(data: str, bundles: dict[str, s
         run(config(data, bundles["trees"], docs_per_batch=docs), tmp_path / str(docs))
     one, *others = (files_of(tmp_path / str(docs)) for docs in (1, 37, 100_000))
     assert all(other == one for other in others)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "calls"),
+    [([2, 3, 1, 4, 2], [2, 1, 1, 1]), ([1, 1, 9], [3]), ([9, 1, 1], [1, 2]), ([3, 3], [1, 1]), ([12], [1])],
+)
+def test_a_network_sees_whole_lists_though_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[int], calls: list[int]
+) -> None:
+    monkeypatch.setattr(files, "_IN_CACHE", 3)
+    n, offsets_Q1 = sum(lengths), to_offsets(torch.tensor(lengths))
+    groups = QueryGroups(torch.randn(n, 2), offsets_Q1, ids_Q=torch.arange(len(lengths)), positions_N=torch.rand(n))
+    sizes: list[int] = []
+
+    def score(part: QueryGroups) -> torch.Tensor:
+        assert part.checked().ids_Q is not None
+        assert part.positions_N is not None
+        sizes.append(part.n_groups)
+        within_N = standardise_groups(part.features_NF, part.offsets_Q1)[:, 0]
+        return within_N + part.positions_N + part.ids_Q.repeat_interleave(part.lengths_Q)
+
+    assert torch.equal(files._in_cache(score)(groups), score(groups))
+    assert sizes[:-1] == calls
 
 
 def test_they_serve_as_labels(data: str, bundles: dict[str, str], tmp_path: Path) -> None:
