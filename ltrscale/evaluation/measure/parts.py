@@ -44,7 +44,7 @@ from ltrscale.ranking.calibration import tally
 
 _VALUES = 1 << 20
 """Feature values of a part, over all trials."""
-_DOCUMENTS = 3 << 14
+_DOCUMENTS = 7 << 14
 """Documents of a part where no features are read, whatever the trials: the last bits of a metric depend on the part."""
 
 CLICKS = "clicks"
