@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ltrscale.arrays import Bools, Doubles, Ints
@@ -175,10 +176,11 @@ def bootstrap_means(
     rng, b = np.random.default_rng(seed), len(numbers_B)
     defined = [_distinct(part.defined_BM) for part in parts]
     columns = [np.hstack([part.sums_BTM[:, 0], of[0]]) for part, of in zip(parts, defined, strict=True)]
+    products = _Products(numbers_B, parts, columns)
     sums = [np.zeros((samples, of_part_BC.shape[1])) for of_part_BC in columns]
     for first, last in _bounded_parts(samples, b):
         times_SB = _times(rng, last - first, b)
-        for sums_SC, product_SC in zip(sums, _products(times_SB, numbers_B, parts, columns), strict=True):
+        for sums_SC, product_SC in zip(sums, products.of(times_SB), strict=True):
             sums_SC[first:last] = product_SC
     with np.errstate(invalid="ignore"):
         return [
@@ -231,28 +233,35 @@ def sign_flip_p(parts: Sequence[Blocks], *, samples: int, seed: int, numbers_B: 
     numbers_B = all_numbers(parts) if numbers_B is None else numbers_B
     rng, b = np.random.default_rng(seed), len(numbers_B)
     columns = [part.sums_BTM[:, 0] for part in parts]
+    products = _Products(numbers_B, parts, columns)
     totals = [of_part_BM.sum(axis=0) for of_part_BM in columns]
     as_far = [np.ones(of_part_BM.shape[1]) for of_part_BM in columns]
     for first, last in _bounded_parts(samples, b):
         bits = np.frombuffer(rng.bytes((last - first) * -(-b // 8)), np.uint8).reshape(last - first, -1)
         kept_SB = np.unpackbits(bits, axis=1, count=b).astype(np.float64)
-        products = _products(kept_SB, numbers_B, parts, columns)
-        for as_far_M, total_M, kept_SM in zip(as_far, totals, products, strict=True):
+        for as_far_M, total_M, kept_SM in zip(as_far, totals, products.of(kept_SB), strict=True):
             # the sum with random signs is that of the kept groups minus that of the others: twice the first minus all
             limit_M = np.abs(total_M) * (1 - 1e-9)  # equal sums differ by rounding
             as_far_M += (np.abs(2 * kept_SM - total_M) >= limit_M).sum(axis=0)
     return [as_far_M / (samples + 1) for as_far_M in as_far]
 
 
-def _products(
-    factors_SB: Doubles, numbers_B: Ints, parts: Sequence[Blocks], columns: Sequence[Doubles]
-) -> Iterator[Doubles]:
-    """The sums of each part's columns, with the factors of its own blocks, shape [S, C] each."""
-    for part, columns_BC in zip(parts, columns, strict=True):
-        own_SB = factors_SB
-        if len(columns_BC) < len(numbers_B):
-            own_SB = factors_SB[:, np.searchsorted(numbers_B, part.places_B)]
-        yield own_SB @ columns_BC
+class _Products:
+    """Sums of each part's columns with factors of the blocks, in torch, whose products take half the time of numpy's.
+
+    Equal columns of two methods must give equal sums: tensors of torch's own lie alike in memory.
+    """
+
+    def __init__(self, numbers_B: Ints, parts: Sequence[Blocks], columns: Sequence[Doubles]) -> None:
+        places = [np.searchsorted(numbers_B, part.places_B) for part in parts]
+        self._places = [None if len(place_B) == len(numbers_B) else torch.tensor(place_B) for place_B in places]
+        self._columns = [torch.tensor(columns_BC) for columns_BC in columns]
+
+    def of(self, factors_SB: Doubles) -> Iterator[Doubles]:
+        """The sums of each part, shape [S, C], with these factors of all blocks."""
+        factors = torch.from_numpy(factors_SB)
+        for place_B, columns_BC in zip(self._places, self._columns, strict=True):
+            yield ((factors if place_B is None else factors[:, place_B]) @ columns_BC).numpy()
 
 
 def holm(p_M: Doubles) -> Doubles:
