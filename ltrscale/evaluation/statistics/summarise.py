@@ -157,18 +157,11 @@ def scopes_of(
     folds_Q: NDArray[np.int64] | None = None,
     together: int | None = None,
 ) -> list[list[Scope]]:
-    """As `scopes`, for several slices of the same groups: all have the same resamples and patterns of all blocks.
+    """As `scopes`, for several slices of the same groups, which share all resamples and sign patterns.
 
-    Args:
-        slices: for each slice the blocks of each method.
-        metrics: see `scopes`, as for all that follow but the last.
-        baseline: an index.
-        samples: a number.
-        seed: a seed.
-        labels_K: identities.
-        folds_Q: folds.
-        together: comparisons of a metric that p is adjusted for, each of which asks for 40 sign patterns: p of one is
-            at least 1 / (patterns + 1), and Holm multiplies it by their number. None for those of one slice.
+    Arguments are those of `scopes`, with the blocks of each method for every slice. `together` is the number of
+    comparisons of a metric that p is adjusted for, None for those of one slice. Each of them asks for 40 patterns: p of
+    one is at least 1 / (patterns + 1), and Holm multiplies it by their number.
     """
     labels_K = labels_K or [[None] * blocks.sums_BTM.shape[1] for blocks in slices[0]]
     compared = len(labels_K) - 1 if together is None else together
