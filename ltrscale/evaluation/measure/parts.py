@@ -115,12 +115,12 @@ class Measuring:
         values = max(1, _VALUES // max(1, len(self.models))) if read.features else _DOCUMENTS
         parts = cut_into_parts(read, values=values)
         with progress("evaluate", selection.n_documents) as advance:
-            for of_window in itertools.chain.from_iterable(run(self, parts)):
-                yield of_window
-                advance(int(of_window.documents_Q.sum()))
+            for of_batch in itertools.chain.from_iterable(run(self, parts)):
+                yield of_batch
+                advance(int(of_batch.documents_Q.sum()))
 
     def __call__(self, part: Part) -> list[GroupValues]:
-        """The values of the groups of a part: of each row group, or of each period where no features are read.
+        """The values of the groups of a part, each row group by itself, or each period where no features are read.
 
         Raises:
             InputError: a file is missing or damaged, scores are missing or not finite, or a group cannot be sliced.
@@ -129,9 +129,10 @@ class Measuring:
         windows: Iterable[Iterable[RowGroup]] = zip(selection.row_groups)
         if not selection.features:
             windows = (row_groups for _, row_groups in itertools.groupby(selection.row_groups, of_period))
-        return [self._of_window(replace(selection, row_groups=tuple(row_groups))) for row_groups in windows]
+        of_windows = (self._of_window(replace(selection, row_groups=tuple(row_groups))) for row_groups in windows)
+        return list(itertools.chain.from_iterable(of_windows))
 
-    def _of_window(self, selection: Selection) -> GroupValues:
+    def _of_window(self, selection: Selection) -> Iterator[GroupValues]:
         """The values of the groups of a selection, which has one period."""
         row_groups, decoder = selection.row_groups, Decoder(selection)
         stored = [*self.slicer.stored, *([CLICKS] if self.on_clicks else [])]
@@ -182,15 +183,13 @@ class Measuring:
 
     def _measured(
         self, period: str, window: Window, rows: pa.Table, committed: Mapping[str, Tensor], n_features: int
-    ) -> GroupValues:
-        """The values of a window's groups, in batches of documents."""
+    ) -> Iterator[GroupValues]:
+        """The values of a window's groups, in batches of documents; the last has the window's clicks."""
         assert window.ids_Q is not None
         scorers = {**self._opened().scorers, POSITIONS: order_shown}
-        values, slices, scores, corrected, lengths = [], [], [], [], []
+        scores = []
         for first, last in _batches(window.offsets_Q1, self.docs_per_batch):
-            groups = assemble([Cut(window, first, last)], n_features)
-            lengths.append(groups.n_groups)
-            slices.append(self.slicer.find(groups, period, rows.slice(first, last - first)))
+            groups, of_groups = assemble([Cut(window, first, last)], n_features), rows.slice(first, last - first)
             own = slice(*window.offsets_Q1[[first, last]])
             scores_T = [
                 scored.finite(committed[url][own] if url in committed else scorers[url](groups), url)
@@ -198,27 +197,20 @@ class Measuring:
             ]
             values_TMQ = [self.metrics(scores_N, groups).numpy() for scores_N in scores_T]
             if self.on_clicks:
-                clicked = replace(groups, labels_N=_clicks_of(rows.slice(first, last - first), groups))
+                clicked = replace(groups, labels_N=_clicks_of(of_groups, groups))
                 clicked_TCQ = [self.on_clicks(scores_N, clicked).numpy() for scores_N in scores_T]
                 values_TMQ = [np.concatenate(parts) for parts in zip(values_TMQ, clicked_TCQ, strict=True)]
-            if self.correction:
-                corrected.append(self.correction.of(scores_T, groups))
             scores.append([scores_T[t] for t in self.logits])
-            values.append(np.stack(values_TMQ) if values_TMQ else np.empty((0, 0, groups.n_groups)))
-        names = dict.fromkeys(name for of_batch in slices for name in of_batch)
-        return GroupValues(
-            period,
-            window.ids_Q,
-            np.diff(window.offsets_Q1),
-            np.concatenate(values, axis=2),
-            {
-                name: np.concatenate([s.get(name, np.zeros(n, np.bool_)) for s, n in zip(slices, lengths, strict=True)])
-                for name in names
-            },
-            int(np.isnan(window.columns_N.get(POSITIONS, np.empty(0))).sum()),
-            CorrectedSums.joined(corrected) if corrected else None,
-            self._clicks(scores, window.columns_N["labels"]),
-        )
+            yield GroupValues(
+                period,
+                window.ids_Q[first:last],
+                groups.lengths_Q.numpy(),
+                np.stack(values_TMQ) if values_TMQ else np.empty((0, 0, groups.n_groups)),
+                self.slicer.find(groups, period, of_groups),
+                0 if groups.positions_N is None else int(groups.positions_N.isnan().sum()),
+                self.correction.of(scores_T, groups) if self.correction else None,
+                self._clicks(scores, window.columns_N["labels"]) if last == len(window.ids_Q) else {},
+            )
 
     def _clicks(self, scores: Sequence[Sequence[Tensor]], labels_N: NDArray[np.float32]) -> dict[int, Tensor]:
         """Tallies of the window as a whole: sums of batches would depend, in their last bits, on the batches."""

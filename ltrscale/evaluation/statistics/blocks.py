@@ -11,7 +11,6 @@ Shapes: Q groups, B blocks, T trials or draws of labels, M metrics or columns (m
 a group that a metric leaves undefined.
 """
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -102,24 +101,25 @@ class Tally:
 
     def add(self, blocks_Q: Ints, values_TMQ: Doubles) -> None:
         """Add groups with these blocks and values, NaN where undefined."""
-        defined_MQ: Bools = np.asarray(~np.isnan(values_TMQ).any(axis=0))
-        self._add(blocks_Q, np.where(defined_MQ, values_TMQ, 0.0), defined_MQ.astype(np.float64))
+        rows_Q, metrics = self._rows(blocks_Q), self._shape[1]
+        for m in range(metrics):
+            values_TQ = values_TMQ[:, m]
+            defined_Q: Bools = np.asarray(~np.isnan(values_TQ).any(axis=0))
+            for t, column_Q in enumerate([*np.where(defined_Q, values_TQ, 0.0), defined_Q.astype(np.float64)]):
+                np.add.at(self._columns_CB[t * metrics + m], rows_Q, column_Q)  # in one dimension it is fast
 
     def add_sums(self, blocks_Q: Ints, part: Blocks) -> None:
         """Add groups with these blocks, each with its own sums."""
-        self._add(blocks_Q, part.sums_BTM.transpose(1, 2, 0), part.defined_BM.T)
-
-    def _add(self, blocks_Q: Ints, sums_TMQ: Doubles, defined_MQ: Doubles) -> None:
-        if not len(blocks_Q):
-            return
-        self.groups += len(blocks_Q)
-        rows_Q = self._rows(blocks_Q)  # before the columns are used, for it may replace them
-        columns_CQ = itertools.chain(sums_TMQ.reshape(-1, len(rows_Q)), defined_MQ)
-        for column_B, column_Q in zip(self._columns_CB, columns_CQ, strict=True):
-            np.add.at(column_B, rows_Q, column_Q)  # in one dimension it is fast
+        rows_Q = self._rows(blocks_Q)
+        columns_QC = np.concatenate([part.sums_BTM, part.defined_BM[:, None]], axis=1).reshape(
+            -1, len(self._columns_CB)
+        )
+        for column_B, column_Q in zip(self._columns_CB, columns_QC.T, strict=True):
+            np.add.at(column_B, rows_Q, column_Q)
 
     def _rows(self, blocks_Q: Ints) -> Ints:
-        """The row of each block; those that are new get the next ones."""
+        """The row of each group's block; those that are new get the next ones."""
+        self.groups += len(blocks_Q)
         new_B = np.unique(blocks_Q[self._place_B[blocks_Q] < 0])
         self._place_B[new_B] = np.arange(self._used, self._used + len(new_B))
         self._used += len(new_B)
