@@ -16,7 +16,6 @@ ones, then the same with all weights 1.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -80,15 +79,6 @@ class CorrectedSums:
     blocks: Blocks
     """Of each group as a block: `sums_BTM` the discounted gains, `defined_BM` the gains that they are a share of."""
     counts: WeightCounts
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """The groups of all parts (at least one), one after the other."""
-        sums_QTM, mass_QM = (
-            np.concatenate(arrays)
-            for arrays in zip(*((p.blocks.sums_BTM, p.blocks.defined_BM) for p in parts), strict=True)
-        )
-        return cls(Blocks(sums_QTM, mass_QM, len(sums_QTM)), reduce(WeightCounts.plus, (p.counts for p in parts)))
 
 
 @dataclass(frozen=True, eq=False)

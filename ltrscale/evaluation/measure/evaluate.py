@@ -38,7 +38,7 @@ from ltrscale.evaluation.measure.report import (
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL, Slicer, check_few, in_order
 from ltrscale.evaluation.statistics.blocks import Blocks, Tally, block_numbers
-from ltrscale.evaluation.statistics.summarise import Comparison, Scope, judged_together, scopes
+from ltrscale.evaluation.statistics.summarise import Comparison, Scope, judged_together, scopes_of
 from ltrscale.progress import Report
 from ltrscale.ranking.calibration import Calibration, calibration
 from ltrscale.reports.findings import print_report, write_report
@@ -220,10 +220,10 @@ class Tallies:
             InputError: a column of `slice_by` has too many values.
         """
         blocks_Q = block_numbers(values.gids_Q, first=self.slices[ALL].groups, groups=groups)
-        self.slices[ALL].add(blocks_Q, values.values_QTM)
+        self.slices[ALL].add(blocks_Q, values.values_TMQ)
         for name, member_Q in values.slices.items():
-            tally = self.slices.setdefault(name, Tally(*values.values_QTM.shape[1:]))
-            tally.add(blocks_Q[member_Q], values.values_QTM[member_Q])
+            tally = self.slices.setdefault(name, Tally(*values.values_TMQ.shape[:2]))
+            tally.add(blocks_Q[member_Q], values.values_TMQ[..., member_Q])
         check_few(list(self.slices), slice_by)
         for t, tally_CB in values.clicks.items():
             self.clicks[t] = self.clicks.get(t, 0) + tally_CB
@@ -322,18 +322,21 @@ _Methods = Mapping[str, Sequence[MethodTrial]]
 
 
 def _scopes_of(
-    blocks: Blocks,
+    slices: Sequence[Blocks],
     metrics: Sequence[str],
     methods: _Methods,
     config: EvaluateConfig,
     *,
     baseline: int | None,
     together: int | None = None,
-) -> list[Scope]:
-    """Summaries and comparisons of each method from the sums of all trials."""
+) -> list[list[Scope]]:
+    """Summaries and comparisons of each method on each slice, from the sums of all trials."""
     ends = np.cumsum([len(of_method) for of_method in methods.values()])[:-1]
-    return scopes(
-        [replace(blocks, sums_BTM=sums_BtM) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)],
+    return scopes_of(
+        [
+            [replace(blocks, sums_BTM=sums_BtM) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)]
+            for blocks in slices
+        ],
         metrics,
         baseline=baseline,
         samples=config.resamples,
@@ -349,18 +352,10 @@ def _by_slice(tallies: Tallies, methods: _Methods, config: EvaluateConfig) -> di
     with_names = [name for name in tallies.slices if "=" not in name]
     by_value = [in_order([n for n in tallies.slices if n.startswith(f"{column}=")]) for column in config.slice_by]
     names = [*with_names, *itertools.chain(*by_value)]
-    others = len(methods) - 1
-    by_slice = {
-        name: _scopes_of(
-            tallies.slices[name].blocks(),
-            list(all_metrics(config)),
-            methods,
-            config,
-            baseline=baseline,
-            together=others if name == ALL else others * (len(names) - 1),
-        )
-        for name in names
-    }
+    blocks = [tallies.slices[name].blocks() for name in names]
+    together = (len(methods) - 1) * max(1, len(names) - 1)
+    slices = _scopes_of(blocks, list(all_metrics(config)), methods, config, baseline=baseline, together=together)
+    by_slice = dict(zip(names, slices, strict=True))
     return {ALL: by_slice.pop(ALL), **judged_together(by_slice)}
 
 
@@ -374,7 +369,7 @@ def _leads_of_best(
         return {}  # there are no others, or no group defines the metric
     best, column = int(np.argmax(means)), list(all_metrics(config)).index(primary)
     blocks = tallies.slices[ALL].blocks().of_metric(column)
-    scopes_K = _scopes_of(blocks, [primary], methods, config, baseline=best)
+    (scopes_K,) = _scopes_of([blocks], [primary], methods, config, baseline=best)
     return {
         name: scope.comparisons[primary] for name, scope in zip(methods, scopes_K, strict=True) if scope.comparisons
     }

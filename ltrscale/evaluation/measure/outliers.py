@@ -116,8 +116,8 @@ def fit_outliers(
     consecutive empty bins: if fewer than 1% of the documents lie above them, the values above are outliers; otherwise
     the scan continues after the gap. A second scan runs from right to left (HOU24, A.2.2). Missing values are in no
     bin; categorical and constant features have no histogram. This takes three passes over the validation set: range,
-    histogram, share of outlier groups; each must yield the same groups. `data`, the hash of the validation data, is
-    kept with the rules.
+    histogram, share of outlier groups; each must yield the same groups. Without a histogram and a rule nothing is read.
+    `data`, the hash of the validation data, is kept with the rules.
 
     Raises:
         InputError: `known` names a feature that the data set does not have.
@@ -211,8 +211,10 @@ def histograms(validation: Pass, columns: Sequence[int]) -> Mapping[int, Histogr
 
 
 def _outlier_shares(validation: Pass, detectors: Sequence[OutlierDetector]) -> list[float]:
-    """The share of outlier groups according to each detector."""
+    """The share of outlier groups according to each detector; nothing is read where none has a rule."""
     outliers, total = [0] * len(detectors), 0
+    if not any(detector.rules for detector in detectors):
+        return [0.0] * len(detectors)
     for groups in validation():
         total += groups.n_groups
         for i, detector in enumerate(detectors):

@@ -6,10 +6,12 @@ order of the manifests. Memory holds some parts, whatever the size of the split.
 Shapes: N documents, Q groups, T trials (one model each), M metrics.
 """
 
+import itertools
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +26,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, Scorer, load, with_tokens_of
 from ltrscale.data.columns import spread_over_documents
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.scores import SCORES
 from ltrscale.data.dataset.selection import RowGroup, Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream import scored
@@ -40,7 +43,9 @@ from ltrscale.progress import progress
 from ltrscale.ranking.calibration import tally
 
 _VALUES = 1 << 20
-"""Feature values, or documents where no features are read, of a part, over all trials."""
+"""Feature values of a part, over all trials."""
+_DOCUMENTS = 7 << 14
+"""Documents of a part where no features are read, whatever the trials: the last bits of a metric depend on the part."""
 
 CLICKS = "clicks"
 """The column of clicks."""
@@ -50,12 +55,12 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, eq=False)
 class GroupValues:
-    """The groups of a row group that are measured: every metric of every trial, NaN where undefined, and the slices."""
+    """Some groups of a period that are measured: every metric of every trial, NaN where undefined, and the slices."""
 
     period: str
     gids_Q: NDArray[np.int64]
     documents_Q: NDArray[np.int64]
-    values_QTM: Doubles
+    values_TMQ: Doubles
     slices: Mapping[str, Truths]
     unshown: int = 0
     """Documents without a position, where the data have positions."""
@@ -101,52 +106,69 @@ class Measuring:
         return tuple(dict.fromkeys(url for url in self.models if url not in self.scores and url != POSITIONS))
 
     def on(self, selection: Selection, run: Run = run_here) -> Iterator[GroupValues]:
-        """The values of each row group of a selection, in the order of the manifests.
+        """The values of all groups of a selection, in the order of the manifests.
 
         Raises:
             InputError: as a call with a part.
         """
         read = selection if self.needs_features else replace(selection, features=())
-        parts = cut_into_parts(read, values=max(1, _VALUES // max(1, len(self.models))))
+        values = max(1, _VALUES // max(1, len(self.models))) if read.features else _DOCUMENTS
+        parts = cut_into_parts(read, values=values)
         with progress("evaluate", selection.n_documents) as advance:
-            for of_part in run(self, parts):
-                for values in of_part:
-                    yield values
-                    advance(int(values.documents_Q.sum()))
+            for of_batch in itertools.chain.from_iterable(run(self, parts)):
+                yield of_batch
+                advance(int(of_batch.documents_Q.sum()))
 
     def __call__(self, part: Part) -> list[GroupValues]:
-        """The values of each row group of a part.
+        """The values of the groups of a part, each row group by itself, or each period where no features are read.
 
         Raises:
             InputError: a file is missing or damaged, scores are missing or not finite, or a group cannot be sliced.
         """
-        row_groups, decoder = part.selection.row_groups, Decoder(part.selection)
+        selection, of_period = part.selection, attrgetter("period")
+        windows: Iterable[Iterable[RowGroup]] = zip(selection.row_groups)
+        if not selection.features:
+            windows = (row_groups for _, row_groups in itertools.groupby(selection.row_groups, of_period))
+        of_windows = (self._of_window(replace(selection, row_groups=tuple(row_groups))) for row_groups in windows)
+        return list(itertools.chain.from_iterable(of_windows))
+
+    def _of_window(self, selection: Selection) -> Iterator[GroupValues]:
+        """The values of the groups of a selection, which has one period."""
+        row_groups, decoder = selection.row_groups, Decoder(selection)
         stored = [*self.slicer.stored, *([CLICKS] if self.on_clicks else [])]
-        tables = read_direct(row_groups, [*decoder.columns, *stored])
-        committed = {
-            url: read_direct([at[row_group.url, row_group.index] for row_group in row_groups], scored.COLUMNS)
-            for url, at in self.scores.items()
-        }
-        values = []
+        tables, committed = self._read(row_groups, [*decoder.columns, *stored])
         for row_group, table in zip(row_groups, tables, strict=True):
             if lacking := next((name for name in stored if name not in table.column_names), None):
                 asker = "evaluate.clicks" if lacking == CLICKS else "a slice"
                 raise InputError(f"{row_group.url}: no column {lacking!r}, which {asker} names; leave it out")
-            rows_Q = decoder.served_rows([row_group], [table])
-            window = decoder.decode([row_group], [table], rows_Q)
-            rows = table.select(stored).take(pa.array(rows_Q))
-            scorers = self._scorers({url: scored.of_tables([next(tables)]) for url, tables in committed.items()})
-            values.append(self._measured(row_group.period, window, rows, scorers, len(part.selection.features)))
-        return values
+        rows_Q = decoder.served_rows(row_groups, tables)
+        window = decoder.decode(row_groups, tables, rows_Q)
+        rows = pa.concat_tables([table.select(stored) for table in tables]).take(pa.array(rows_Q))
+        scores = {url: _known(url, of_url, rows_Q, window) for url, of_url in committed.items()}
+        return self._measured(row_groups[0].period, window, rows, scores, len(selection.features))
+
+    def _read(
+        self, row_groups: Sequence[RowGroup], columns: Sequence[str]
+    ) -> tuple[list[pa.Table], dict[str, list[pa.Table]]]:
+        """The tables of row groups, and for each directory of committed scores tables with these, in the same rows."""
+        tables: list[pa.Table] = []
+        committed = {}
+        for url, at in self.scores.items():
+            scored_row_groups = [at[row_group.url, row_group.index] for row_group in row_groups]
+            if not tables and SCORES not in columns:  # which are the labels then
+                tables = committed[url] = list(read_direct(scored_row_groups, [*columns, SCORES]))
+            else:
+                committed[url] = list(read_direct(scored_row_groups, scored.COLUMNS))
+        return tables or list(read_direct(row_groups, columns)), committed
 
     def without_list(self, period: str, groups: QueryGroups, shape: tuple[int, int]) -> GroupValues:
         """The values of queries without a list, which are alike in all trials and in no slice; shape is [T, M]."""
         assert groups.ids_Q is not None
-        values_QTM = np.full((groups.n_groups, *shape), np.nan)  # metrics of clicks stay undefined
+        values_TMQ = np.full((*shape, groups.n_groups), np.nan)  # metrics of clicks stay undefined
         values_MQ = self.metrics(torch.zeros(0), groups).numpy()
-        values_QTM[:, :, : len(values_MQ)] = values_MQ.T[:, None]
+        values_TMQ[:, : len(values_MQ)] = values_MQ
         none = dict.fromkeys(self.slicer.names, np.zeros(groups.n_groups, np.bool_))
-        return GroupValues(period, groups.ids_Q.numpy(), np.zeros(groups.n_groups, np.int64), values_QTM, none)
+        return GroupValues(period, groups.ids_Q.numpy(), np.zeros(groups.n_groups, np.int64), values_TMQ, none)
 
     def open(self, selection: Selection) -> Selection:
         """Open the bundles, and check that they fit the data; returns the selection with the tokens that they read.
@@ -159,54 +181,53 @@ class Measuring:
     def _opened(self) -> "_Opened":
         return _open_bundles(self.identity, self._bundles, self.features, self.threads)
 
-    def _scorers(self, committed: Mapping[str, scored.DocumentScores]) -> list[Scorer]:
-        """The scorer of each trial, with these committed scores."""
-        of_bundles = self._opened().scorers
-        others: dict[str, Scorer] = {url: look_up(url, scores) for url, scores in committed.items()}
-        others[POSITIONS] = order_shown
-        return [(of_bundles | others)[url] for url in self.models]
-
     def _measured(
-        self, period: str, window: Window, rows: pa.Table, scorers: Sequence[Scorer], n_features: int
-    ) -> GroupValues:
-        """The values of a row group, in batches of documents."""
+        self, period: str, window: Window, rows: pa.Table, committed: Mapping[str, Tensor], n_features: int
+    ) -> Iterator[GroupValues]:
+        """The values of a window's groups, in batches of documents; the last has the window's clicks."""
         assert window.ids_Q is not None
-        values, slices, scores, corrected = [], [], [], []
+        scorers = {**self._opened().scorers, POSITIONS: order_shown}
+        scores = []
         for first, last in _batches(window.offsets_Q1, self.docs_per_batch):
-            groups = assemble([Cut(window, first, last)], n_features)
-            slices.append(self.slicer.find(groups, period, rows.slice(first, last - first)))
-            scores_T = [scored.finite(scorer(groups), url) for url, scorer in zip(self.models, scorers, strict=True)]
+            groups, of_groups = assemble([Cut(window, first, last)], n_features), rows.slice(first, last - first)
+            own = slice(*window.offsets_Q1[[first, last]])
+            scores_T = [
+                scored.finite(committed[url][own] if url in committed else scorers[url](groups), url)
+                for url in self.models
+            ]
             values_TMQ = [self.metrics(scores_N, groups).numpy() for scores_N in scores_T]
             if self.on_clicks:
-                clicked = replace(groups, labels_N=_clicks_of(rows.slice(first, last - first), groups))
+                clicked = replace(groups, labels_N=_clicks_of(of_groups, groups))
                 clicked_TCQ = [self.on_clicks(scores_N, clicked).numpy() for scores_N in scores_T]
                 values_TMQ = [np.concatenate(parts) for parts in zip(values_TMQ, clicked_TCQ, strict=True)]
-            if self.correction:
-                corrected.append(self.correction.of(scores_T, groups))
             scores.append([scores_T[t] for t in self.logits])
-            values.append(np.stack(values_TMQ).transpose(2, 0, 1) if scorers else np.empty((groups.n_groups, 0, 0)))
-        lengths = [last - first for first, last in _batches(window.offsets_Q1, self.docs_per_batch)]
-        names = dict.fromkeys(name for of_batch in slices for name in of_batch)
-        return GroupValues(
-            period,
-            window.ids_Q,
-            np.diff(window.offsets_Q1),
-            np.concatenate(values),
-            {
-                name: np.concatenate([s.get(name, np.zeros(n, np.bool_)) for s, n in zip(slices, lengths, strict=True)])
-                for name in names
-            },
-            int(np.isnan(window.columns_N.get(POSITIONS, np.empty(0))).sum()),
-            CorrectedSums.joined(corrected) if corrected else None,
-            self._clicks(scores, window.columns_N["labels"]),
-        )
+            yield GroupValues(
+                period,
+                window.ids_Q[first:last],
+                groups.lengths_Q.numpy(),
+                np.stack(values_TMQ) if values_TMQ else np.empty((0, 0, groups.n_groups)),
+                self.slicer.find(groups, period, of_groups),
+                0 if groups.positions_N is None else int(groups.positions_N.isnan().sum()),
+                self.correction.of(scores_T, groups) if self.correction else None,
+                self._clicks(scores, window.columns_N["labels"]) if last == len(window.ids_Q) else {},
+            )
 
     def _clicks(self, scores: Sequence[Sequence[Tensor]], labels_N: NDArray[np.float32]) -> dict[int, Tensor]:
-        """Tallies of the row group as a whole: sums of batches would depend, in their last bits, on the batches."""
+        """Tallies of the window as a whole: sums of batches would depend, in their last bits, on the batches."""
         if not self.logits or not np.isin(labels_N, (0, 1)).all():
             return {}
         of_trials = zip(self.logits, zip(*scores, strict=True), strict=True)
         return {t: tally(torch.cat(parts), torch.tensor(labels_N)) for t, parts in of_trials}
+
+
+def _known(url: str, tables: Sequence[pa.Table], rows_Q: NDArray[np.int64], window: Window) -> Tensor:
+    """The committed scores of a window's documents, which are in these rows of the tables."""
+    lists = pa.concat_arrays([chunk for table in tables for chunk in table.column(SCORES).chunks])
+    if len(rows_Q) < len(lists):
+        lists = lists.take(pa.array(rows_Q))
+    if not np.array_equal(lists.value_lengths().to_numpy(), np.diff(window.offsets_Q1)):
+        raise InputError(f"{url}: does not have a score for each document of the test groups; score them again")
+    return torch.tensor(lists.flatten().to_numpy())
 
 
 def _clicks_of(rows: pa.Table, groups: QueryGroups) -> Tensor:

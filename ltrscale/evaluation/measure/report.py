@@ -214,7 +214,7 @@ class GroupFile:
                 pa.ListArray.from_arrays(pa.array(offsets_Q1), names),
                 pa.repeat(trial.method, q),
                 np.full(q, trial.number, np.int32),
-                *(pa.array(values_Q, mask=np.isnan(values_Q)) for values_Q in values.values_QTM[:, t].T),
+                *(pa.array(values_Q, mask=np.isnan(values_Q)) for values_Q in values.values_TMQ[t]),
             ]
             self._waiting.append(pa.table(columns, schema=self._writer.schema))
         if sum(map(len, self._waiting)) >= _ROWS_WAITING:

@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 
 from ltrscale.arrays import Doubles
 from ltrscale.config import Config
-from ltrscale.evaluation.statistics.blocks import Blocks, bootstrap_means, holm, sign_flip_p
+from ltrscale.evaluation.statistics.blocks import Blocks, all_numbers, bootstrap_means, holm, sign_flip_p
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, looks_skewed, or_none
 
 _INTERVAL = (0.025, 0.975)
+_RESAMPLED = 1 << 24
+"""Means of resamples that are held at once, of all slices, methods and metrics; 8 bytes each."""
 PATTERNS = 40
 """The fewest random sign patterns for each comparison that Holm adjusts with others: p may fall to a fortieth then."""
 
@@ -121,7 +123,6 @@ def scopes(
     seed: int,
     labels_K: Sequence[Sequence[str | None]] | None = None,
     folds_Q: NDArray[np.int64] | None = None,
-    together: int | None = None,
 ) -> list[Scope]:
     """Summaries of each method over the given groups, and comparisons with the baseline.
 
@@ -134,8 +135,6 @@ def scopes(
         seed: of the resampling.
         labels_K: for each method the identity of the labels of every trial; None if all have the same.
         folds_Q: fold of each group, if each fold has its own draws and each group is a block; None for one fold.
-        together: comparisons of a metric that p is adjusted for, each of which asks for 40 sign patterns: p of one is
-            at least 1 / (patterns + 1), and Holm multiplies it by their number. None for those of this call.
 
     Example:
         >>> methods = [Blocks.of(np.zeros((9, 1, 1))), Blocks.of(np.ones((9, 2, 1)))]
@@ -143,31 +142,69 @@ def scopes(
         >>> better.summaries["map"].mean, better.comparisons["map"].difference
         (1.0, 1.0)
     """
-    labels_K = labels_K or [[None] * blocks.sums_BTM.shape[1] for blocks in blocks_K]
-    drawn_K = [_Drawn.of(*of_method) for of_method in zip(blocks_K, labels_K, strict=True)]
-    means_K = _resampled(drawn_K, samples, seed)
-    comparisons: list[dict[str, Comparison]] = [{} for _ in blocks_K]
-    if baseline is not None:
-        base, base_SM = drawn_K[baseline], means_K[baseline]
-        compared = len(drawn_K) - 1 if together is None else together
-        patterns = max(samples, PATTERNS * compared - 1)
-        verdicts = {}
-        for k, (drawn, means_SM) in enumerate(zip(drawn_K, means_K, strict=True)):
-            if k != baseline:
-                resampled_SM = None if means_SM is None or base_SM is None else means_SM - base_SM
-                verdicts[k] = _verdict(*drawn.minus(base), resampled_SM, patterns, seed, folds_Q)
-        for k, of_method in _comparisons(verdicts, metrics).items():
-            comparisons[k] = of_method
-    by_method = []
-    for blocks, drawn, means_SM, of_method in zip(blocks_K, drawn_K, means_K, comparisons, strict=True):
-        crossed = crossed_means(drawn.blocks.values_BTM(), folds_Q)
-        ends_2M = _ends(means_SM) if means_SM is not None else crossed.interval()
-        summaries = {
-            metric: _summary(blocks, j, (ends_2M[0][j], ends_2M[1][j]), len(drawn.draws))
-            for j, metric in enumerate(metrics)
-        }
-        by_method.append(Scope(summaries=summaries, comparisons=of_method))
-    return by_method
+    resampling = {"samples": samples, "seed": seed}
+    return scopes_of([blocks_K], metrics, baseline=baseline, **resampling, labels_K=labels_K, folds_Q=folds_Q)[0]
+
+
+def scopes_of(
+    slices: Sequence[Sequence[Blocks]],
+    metrics: Sequence[str],
+    *,
+    baseline: int | None,
+    samples: int,
+    seed: int,
+    labels_K: Sequence[Sequence[str | None]] | None = None,
+    folds_Q: NDArray[np.int64] | None = None,
+    together: int | None = None,
+) -> list[list[Scope]]:
+    """As `scopes`, for several slices of the same groups, which share all resamples and sign patterns.
+
+    Arguments are those of `scopes`, with the blocks of each method for every slice. `together` is the number of
+    comparisons of a metric that p is adjusted for, None for those of one slice. Each of them asks for 40 patterns: p of
+    one is at least 1 / (patterns + 1), and Holm multiplies it by their number.
+    """
+    labels_K = labels_K or [[None] * blocks.sums_BTM.shape[1] for blocks in slices[0]]
+    compared = len(labels_K) - 1 if together is None else together
+    patterns, numbers_B = max(samples, PATTERNS * compared - 1), all_numbers(blocks_K[0] for blocks_K in slices)
+    size = max(1, _RESAMPLED // (samples * len(labels_K) * len(metrics)))
+    scopes: list[list[Scope]] = []
+    for first in range(0, len(slices), size):  # more slices at once would take much memory: these draw the same again
+        some = list(enumerate(slices[first : first + size]))
+        drawn = {(s, k): _Drawn.of(blocks, labels_K[k]) for s, blocks_K in some for k, blocks in enumerate(blocks_K)}
+        single = {cell: of_method.blocks for cell, of_method in drawn.items() if len(of_method.draws) == 1}
+        resampled = bootstrap_means(list(single.values()), samples=samples, seed=seed, numbers_B=numbers_B)
+        means = dict(zip(single, resampled, strict=True))
+        base = {(s, k): (s, baseline) for s, k in drawn if baseline is not None and k != baseline}
+        differences = {cell: drawn[cell].minus(drawn[of_base]) for cell, of_base in base.items()}
+        flipped = [cell for cell, of_base in base.items() if cell in means and of_base in means]
+        blocks_of = [differences[cell][0] for cell in flipped]
+        p = sign_flip_p(blocks_of, samples=patterns, seed=seed, numbers_B=numbers_B)
+        flips = {cell: (means[cell] - means[base[cell]], p_M) for cell, p_M in zip(flipped, p, strict=True)}
+        verdicts = {cell: _verdict(*of_cell, folds_Q, flips.get(cell)) for cell, of_cell in differences.items()}
+        for s, blocks_K in some:
+            comparisons = _comparisons({k: verdict for (of, k), verdict in verdicts.items() if of == s}, metrics)
+            of_methods = [
+                (blocks, drawn[s, k], means.get((s, k)), comparisons.get(k, {})) for k, blocks in enumerate(blocks_K)
+            ]
+            scopes.append([_scope(*of_method, metrics, folds_Q) for of_method in of_methods])
+    return scopes
+
+
+def _scope(
+    blocks: Blocks,
+    drawn: _Drawn,
+    means_SM: Doubles | None,
+    comparisons: dict[str, Comparison],
+    metrics: Sequence[str],
+    folds_Q: NDArray[np.int64] | None,
+) -> Scope:
+    """The results of one method; its intervals are of the resampled means, or of several draws if there are none."""
+    ends_2M = _ends(means_SM) if means_SM is not None else crossed_means(drawn.blocks.values_BTM(), folds_Q).interval()
+    summaries = {
+        metric: _summary(blocks, j, (ends_2M[0][j], ends_2M[1][j]), len(drawn.draws))
+        for j, metric in enumerate(metrics)
+    }
+    return Scope(summaries=summaries, comparisons=comparisons)
 
 
 def judged_together(by_slice: Mapping[str, Sequence[Scope]]) -> dict[str, list[Scope]]:
@@ -190,18 +227,6 @@ def judged_together(by_slice: Mapping[str, Sequence[Scope]]) -> dict[str, list[S
         return scope.replace(comparisons=comparisons)
 
     return {name: [judged(name, k, scope) for k, scope in enumerate(of_slice)] for name, of_slice in by_slice.items()}
-
-
-def _resampled(drawn_K: Sequence[_Drawn], samples: int, seed: int) -> list[Doubles | None]:
-    """Bootstrap means [S, M] of the methods of one draw, all from the same resamples; None for the others."""
-    single = [drawn.blocks for drawn in drawn_K if len(drawn.draws) == 1]
-    if not single:
-        return [None] * len(drawn_K)
-    sums_BM = np.concatenate([blocks.sums_BTM[:, 0] for blocks in single], axis=1)
-    defined_BM = np.concatenate([blocks.defined_BM for blocks in single], axis=1)
-    means_SM = bootstrap_means(sums_BM, defined_BM, samples=samples, seed=seed)
-    parts = iter(np.split(means_SM, len(single), axis=1))
-    return [next(parts) if len(drawn.draws) == 1 else None for drawn in drawn_K]
 
 
 def _ends(means_SM: Doubles) -> tuple[Doubles, Doubles]:
@@ -228,17 +253,15 @@ class _Verdict:
 def _verdict(
     differences: Blocks,
     draws: int,
-    resampled_SM: Doubles | None,
-    patterns: int,
-    seed: int,
     folds_Q: NDArray[np.int64] | None,
+    resampled: tuple[Doubles, Doubles] | None,
 ) -> _Verdict:
-    """Interval and test of paired differences, by resampling if neither method has several draws."""
+    """Interval and test of paired differences; by resampled means [S, M] and p [M] if neither has several draws."""
     values_BTM = differences.values_BTM()
     means, skewed_M = crossed_means(values_BTM, folds_Q), looks_skewed(values_BTM, folds_Q)
-    if resampled_SM is not None:
-        p_M = sign_flip_p(differences.sums_BTM[:, 0], samples=patterns, seed=seed)
-        return _Verdict(means.mean_M, *_ends(resampled_SM), p_M, means.detectable(), skewed_M, draws)
+    if resampled is not None:
+        means_SM, p_M = resampled
+        return _Verdict(means.mean_M, *_ends(means_SM), p_M, means.detectable(), skewed_M, draws)
     if draws < FEWEST_DRAWS:
         unknown_M = np.full_like(means.mean_M, math.nan)
         return _Verdict(means.mean_M, unknown_M, unknown_M, unknown_M, unknown_M, skewed_M, draws)

@@ -3,12 +3,14 @@
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -544,7 +546,7 @@ def scored(write_dataset: WriteDataset, tmp_path_factory: pytest.TempPathFactory
         labels = [rng.integers(0, 3, n).astype(np.float32) if i % 3 else None for i, n in enumerate(lengths)]
         return [(rng.normal(size=(n, 2)).astype(np.float32), y) for n, y in zip(lengths, labels, strict=True)]
 
-    url = write_dataset({period: groups(30) for period in "abc"}, [Feature(name="x"), Feature(name="y")])
+    url = write_dataset({period: groups(30) for period in "abcd"}, [Feature(name="x"), Feature(name="y")])
     folder = tmp_path_factory.mktemp("scored")
     teacher = linear_teacher(str(folder / "teacher"), url, WEIGHTS)
     ScoreJob(bundle=teacher, data=url, out=str(folder / "scores")).run()
@@ -594,3 +596,46 @@ def test_scores_are_evaluated_as_the_bundle_that_gave_them(scored: tuple[str, st
     assert second.slices["all"].comparisons["ndcg@5"].difference == 0
     with pytest.raises(ValueError, match="models and scores both have a method 'bundle'"):
         EvaluateConfig.model_validate({**values, "scores": {"bundle": scores}, "baseline": None})
+
+
+def test_committed_scores_have_the_same_figures_in_any_parts(
+    scored: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, _, scores = scored
+    splits = {"train": {"data": url, "periods": "a"}, "validation": {"data": url, "periods": "b"}}
+    splits["test"] = {"data": url, "periods": "c..d"}
+    values = {"scores": {"one": scores, "two": scores}, "splits": splits, "baseline": "one"}
+    config = EvaluateConfig.model_validate({**values, "resamples": 100, "outliers": {"gap": None}})
+    whole = evaluate(config, str(tmp_path / "whole"), made_by={}, report=lambda _: None)
+    monkeypatch.setattr(parts, "_DOCUMENTS", 10)
+    evaluate(config, str(tmp_path / "parts"), made_by={}, report=lambda _: None)
+    order = [("method", "ascending"), ("gid", "ascending")]
+    one, other = (pq.read_table(tmp_path / out / "groups.parquet").sort_by(order) for out in ("whole", "parts"))
+    assert one.num_rows == 2 * whole.test.groups == 80
+    for name in one.column_names:
+        if name in ("gid", "period", "documents", "slices", "method", "trial"):
+            assert one[name].combine_chunks().equals(other[name].combine_chunks())
+        else:
+            np.testing.assert_allclose(one[name].to_numpy(), other[name].to_numpy(), rtol=1e-12)
+    (batch,) = iterate(select(config.splits.test, labelled=True), docs_per_batch=10_000)
+    assert batch.labels_N is not None
+    expected_Q = metrics.ndcg(committed(scores, config.splits.test)(batch), batch.labels_N, batch.offsets_Q1, k=5)
+    np.testing.assert_allclose(one["ndcg@5"].to_numpy()[: len(expected_Q)], expected_Q.numpy(), rtol=1e-12)
+
+
+def test_scores_of_another_number_of_documents_are_an_error(scored: tuple[str, str, str], tmp_path: Path) -> None:
+    url, _, scores = scored
+    shutil.copytree(scores, tmp_path / "scores")
+    (file,) = (tmp_path / "scores" / "period=c").glob("*.parquet")
+    source = pq.ParquetFile(pa.BufferReader(file.read_bytes()))
+    with pq.ParquetWriter(file, source.schema_arrow) as writer:
+        for number in range(source.num_row_groups):
+            table = source.read_row_group(number)
+            at = table.column_names.index("scores")
+            fewer = pa.array([of_group[:1] for of_group in table["scores"].to_pylist()], table.schema[at].type)
+            writer.write_table(table.set_column(at, table.schema[at], fewer))
+    named = {"train": "a", "validation": "b", "test": "c"}
+    splits = {name: {"data": url, "periods": period} for name, period in named.items()}
+    values = {"scores": {"short": str(tmp_path / "scores")}, "splits": splits, "baseline": None}
+    with pytest.raises(InputError, match="does not have a score for each document of the test groups"):
+        evaluate(EvaluateConfig.model_validate(values), str(tmp_path / "out"), made_by={}, report=lambda _: None)

@@ -98,6 +98,19 @@ def test_auto_chooses_the_gap_whose_share_is_nearest() -> None:
     assert flagged / 2000 == auto.share
 
 
+def test_without_rules_nothing_is_read() -> None:
+    passes = []
+
+    def validation() -> list[QueryGroups]:
+        passes.append(1)
+        return [groups_of([[1.0], [2.0]], [2])]
+
+    detector = fit_outliers(validation, numeric(1), OutlierConfig(gap=None))
+    assert (detector.rules, detector.share, passes) == ({}, 0.0, [])
+    fit_outliers(validation, numeric(1), OutlierConfig(gap=None, known={"f0": OutlierRule(at_least=2)}))
+    assert len(passes) == 1
+
+
 def test_known_features_are_judged_by_their_rule_only() -> None:
     values = [[i / 1000, 0.0] for i in range(999)] + [[1000.0, 1.0]]
     validation = [groups_of(values, [10] * 100)]

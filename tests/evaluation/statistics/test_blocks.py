@@ -1,5 +1,7 @@
 """Sums over blocks of groups: equal to those of the groups, in any parts, and intervals that mean the same."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -27,7 +29,7 @@ def added(gids_Q: NDArray[np.int64], values_QTM: Doubles, cuts: list[int]) -> Bl
     tally = Tally(*values_QTM.shape[1:])
     for first, last in zip([0, *cuts], [*cuts, len(gids_Q)], strict=True):
         numbers_Q = block_numbers(gids_Q[first:last], first=first, groups=len(gids_Q))
-        tally.add(numbers_Q, values_QTM[first:last])
+        tally.add(numbers_Q, values_QTM[first:last].transpose(1, 2, 0))
     return tally.blocks()
 
 
@@ -80,8 +82,7 @@ def test_memory_is_that_of_the_blocks_with_a_group() -> None:
 
 def ends(values_QM: Doubles, seed: int) -> Doubles:
     """The interval of each column from the bootstrap of groups."""
-    groups = Blocks.of(values_QM[:, None])
-    means_SM = bootstrap_means(groups.sums_BTM[:, 0], groups.defined_BM, samples=4000, seed=seed)
+    (means_SM,) = bootstrap_means([Blocks.of(values_QM[:, None])], samples=4000, seed=seed)
     return np.quantile(means_SM, [0.025, 0.975], axis=0)
 
 
@@ -100,9 +101,8 @@ def poisson_ends(gids_Q: NDArray[np.int64], values_QM: Doubles, seed: int) -> Do
 def test_intervals_of_blocks_are_those_of_groups_and_of_the_poisson_bootstrap() -> None:
     gids_Q, values_Q1M = made(3)
     blocks = added(gids_Q, values_Q1M, [])
-    of_blocks = np.quantile(
-        bootstrap_means(blocks.sums_BTM[:, 0], blocks.defined_BM, samples=4000, seed=0), [0.025, 0.975], axis=0
-    )
+    (means_SM,) = bootstrap_means([blocks], samples=4000, seed=0)
+    of_blocks = np.quantile(means_SM, [0.025, 0.975], axis=0)
     of_groups, of_poisson = ends(values_Q1M[:, 0], 1), poisson_ends(gids_Q, values_Q1M[:, 0], 2)
     width_M = of_groups[1] - of_groups[0]
     # 512 blocks know a deviation to 3%, that is an end to 1.6% of the width; resamples add 1% and 1.5%
@@ -115,13 +115,53 @@ def test_a_few_groups_among_many_have_their_own_interval() -> None:
     gids_Q, values_Q1M = made(4)
     blocks = block_numbers(gids_Q, first=0, groups=GROUPS)
     rare = Tally(1, 2)
-    rare.add(blocks[:60], values_Q1M[:60])
-    found = rare.blocks()
-    of_blocks = np.quantile(
-        bootstrap_means(found.sums_BTM[:, 0], found.defined_BM, samples=4000, seed=0), [0.025, 0.975], axis=0
-    )
+    rare.add(blocks[:60], values_Q1M[:60].transpose(1, 2, 0))
     of_groups = ends(values_Q1M[:60, 0], 1)
-    assert (np.abs(of_blocks - of_groups) < 0.15 * (of_groups[1] - of_groups[0])).all()
+    among_all = bootstrap_means([added(gids_Q, values_Q1M, []), rare.blocks()], samples=4000, seed=0)
+    for means_SM in (among_all[1], *bootstrap_means([rare.blocks()], samples=4000, seed=0)):
+        of_blocks = np.quantile(means_SM, [0.025, 0.975], axis=0)
+        assert (np.abs(of_blocks - of_groups) < 0.15 * (of_groups[1] - of_groups[0])).all()
+
+
+@pytest.mark.usefixtures("few_blocks")
+@pytest.mark.parametrize("groups", [60, GROUPS])
+def test_all_slices_have_the_same_resamples_and_signs(groups: int) -> None:
+    """A slice with all groups has the figures of all, one of some depends on its own groups alone."""
+    gids_Q, values_QTM = made(12, groups=groups)
+    numbers_Q = block_numbers(gids_Q, first=0, groups=groups)
+    some = Tally(1, 2)
+    some.add(numbers_Q[::3], values_QTM[::3].transpose(1, 2, 0))
+    whole, part = added(gids_Q, values_QTM, []), some.blocks()
+    for test in (bootstrap_means, sign_flip_p):
+        of_whole, of_part, again = test([whole, part, whole], samples=200, seed=3)
+        np.testing.assert_array_equal(again, of_whole)
+        np.testing.assert_array_equal(test([whole], samples=200, seed=3)[0], of_whole)
+        (alone,) = test([part], samples=200, seed=3, numbers_B=whole.places_B)
+        np.testing.assert_array_equal(alone, of_part)
+        shifted = replace(whole, sums_BTM=whole.sums_BTM + 1)
+        np.testing.assert_array_equal(test([shifted, part], samples=200, seed=3)[1], of_part)
+
+
+def slow_means(blocks: Blocks, numbers_B: NDArray[np.int64], samples: int, seed: int) -> Doubles:
+    """One draw after the other, by the numbers of the blocks."""
+    rng, means = np.random.default_rng(seed), []
+    sums = dict(zip(blocks.places_B.tolist(), blocks.sums_BTM[:, 0], strict=True))
+    defined = dict(zip(blocks.places_B.tolist(), blocks.defined_BM, strict=True))
+    for _ in range(samples):
+        drawn = [numbers_B[rng.integers(len(numbers_B))] for _ in numbers_B]
+        means.append(sum(sums.get(b, 0) for b in drawn) / sum(defined.get(b, 0) for b in drawn))
+    return np.array(means)
+
+
+def test_a_slice_has_the_interval_of_its_groups_among_all_that_are_drawn() -> None:
+    """A resample has more or fewer of the slice's groups: their number is a sample, too."""
+    _, values_QTM = made(13, groups=80)
+    some = Tally(1, 2)
+    some.add(np.arange(80)[::2], values_QTM[::2].transpose(1, 2, 0))
+    (found_SM,) = bootstrap_means([some.blocks()], samples=4000, seed=0, numbers_B=np.arange(80))
+    slow_SM = slow_means(some.blocks(), np.arange(80), 4000, 1)
+    expected, ends_2M = (np.quantile(means_SM, [0.025, 0.5, 0.975], axis=0) for means_SM in (slow_SM, found_SM))
+    assert (np.abs(ends_2M - expected) < 0.06 * (expected[2] - expected[0])).all()
 
 
 @pytest.mark.usefixtures("few_blocks")
@@ -129,11 +169,29 @@ def test_intervals_and_tests_of_blocks_keep_their_size() -> None:
     rng, repetitions = np.random.default_rng(5), 300
     values_QM = rng.exponential(size=(2000, repetitions)) - 1  # experiments side by side, with mean 0
     blocks = added(np.arange(2000), values_QM[:, None], [])
-    means_SM = bootstrap_means(blocks.sums_BTM[:, 0], blocks.defined_BM, samples=500, seed=6)
+    (means_SM,) = bootstrap_means([blocks], samples=500, seed=6)
     low_M, high_M = np.quantile(means_SM, [0.025, 0.975], axis=0)
     assert 0.91 <= ((low_M <= 0) & (high_M >= 0)).mean() <= 0.98
-    p_M = sign_flip_p(blocks.sums_BTM[:, 0], samples=500, seed=7)
+    (p_M,) = sign_flip_p([blocks], samples=500, seed=7)
     assert 0.02 <= (p_M < 0.05).mean() <= 0.085
+
+
+def test_a_draw_from_many_blocks_serves_eight_resamples_that_are_as_good_as_independent() -> None:
+    rng, repetitions = np.random.default_rng(14), 300
+    values_QM = rng.exponential(size=(module._TURNED, repetitions))
+    (means_SM,) = bootstrap_means([Blocks.of(values_QM[:, None])], samples=4000, seed=15)
+    low_M, high_M = np.quantile(means_SM, [0.025, 0.975], axis=0)
+    assert 0.91 <= ((low_M <= 1) & (high_M >= 1)).mean() <= 0.98
+    np.testing.assert_allclose(means_SM.mean(axis=0), values_QM.mean(axis=0), rtol=0.005)
+    errors_M = values_QM.std(axis=0) / module._TURNED**0.5
+    assert (means_SM.std(axis=0) / errors_M).mean() == pytest.approx(1, abs=0.01)
+    # the resamples of one draw, which lie an eighth of a part apart
+    part = module._DRAWN // module._TURNED
+    of_draws_M = (
+        means_SM[: 4000 // part * part].reshape(-1, 8, part // 8, repetitions) - means_SM.mean(axis=0)
+    ) / errors_M
+    together = np.einsum("dtsm,dusm->tum", of_draws_M, of_draws_M) / (len(of_draws_M) * part // 8)
+    assert np.abs(together.mean(axis=2) - np.eye(8)).max() < 0.02
 
 
 @pytest.mark.usefixtures("few_blocks")

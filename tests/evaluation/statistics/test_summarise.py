@@ -12,16 +12,23 @@ from numpy.typing import NDArray
 
 from ltrscale.arrays import Doubles
 from ltrscale.evaluation.pages import verdicts
-from ltrscale.evaluation.statistics.blocks import Blocks, holm, sign_flip_p
+from ltrscale.evaluation.statistics.blocks import Blocks, holm
 from ltrscale.evaluation.statistics.blocks import bootstrap_means as means_over_blocks
+from ltrscale.evaluation.statistics.blocks import sign_flip_p as flips_of_blocks
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means
-from ltrscale.evaluation.statistics.summarise import PATTERNS, Scope, judged_together, scopes
+from ltrscale.evaluation.statistics.summarise import PATTERNS, Scope, judged_together, scopes, scopes_of
 
 
 def bootstrap_means(values_QM: Doubles, *, samples: int, seed: int) -> Doubles:
     """With each group as a block."""
-    groups = Blocks.of(values_QM[:, None])
-    return means_over_blocks(groups.sums_BTM[:, 0], groups.defined_BM, samples=samples, seed=seed)
+    (means_SM,) = means_over_blocks([Blocks.of(values_QM[:, None])], samples=samples, seed=seed)
+    return means_SM
+
+
+def sign_flip_p(differences_QM: Doubles, *, samples: int, seed: int) -> Doubles:
+    """With each group as a block."""
+    (p_M,) = flips_of_blocks([Blocks.of(differences_QM[:, None])], samples=samples, seed=seed)
+    return p_M
 
 
 def test_bootstrap_agrees_with_scipy() -> None:
@@ -59,7 +66,7 @@ def test_bootstrap_draws_the_same_groups_for_all_columns_and_seeds_repeat() -> N
 
 
 def test_blocks_cut_the_resamples_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ltrscale.evaluation.statistics.blocks._RESAMPLED", 70)
+    monkeypatch.setattr("ltrscale.evaluation.statistics.blocks._DRAWN", 70)
     means_SM = bootstrap_means(np.arange(10.0)[:, None], samples=101, seed=0)
     assert means_SM.shape == (101, 1)
     assert not np.isnan(means_SM).any()
@@ -198,13 +205,10 @@ def test_holm_counts_the_methods_that_are_judged() -> None:
 def test_a_clear_difference_stands_among_many_slices_however_few_resamples() -> None:
     """150 comparisons by 400 patterns alone had p = 150 / 401 at the least."""
     rng, names = np.random.default_rng(18), [f"s{i}" for i in range(150)]
-    both = {name: [rng.normal(0, 1, (40, 1, 1)), rng.normal(3.0 * (name == "s0"), 1, (40, 1, 1))] for name in names}
-    found = judged_together(
-        {
-            name: scopes(list(map(Blocks.of, of)), ["map"], baseline=0, samples=400, seed=0, together=len(names))
-            for name, of in both.items()
-        }
-    )
+    both = [[rng.normal(0, 1, (40, 1, 1)), rng.normal(3.0 * (name == "s0"), 1, (40, 1, 1))] for name in names]
+    slices = [list(map(Blocks.of, of_slice)) for of_slice in both]
+    by_slice = scopes_of(slices, ["map"], baseline=0, samples=400, seed=0, together=len(names))
+    found = judged_together(dict(zip(names, by_slice, strict=True)))
     p = [found[name][1].comparisons["map"].p_holm for name in names]
     assert p[0] == pytest.approx(1 / PATTERNS)
     assert min(value or 0 for value in p[1:]) > 0.05
