@@ -1,7 +1,7 @@
 """List contexts with attention: the attention layer, DASALC, RankFormer and SetRank.
 
-Shapes: N documents, Q groups, F features, D embedding; M lists of a chunk, L slots of each, K queries of each, P
-inducing points; T = N + Q tokens.
+Shapes: N documents, Q groups, F features, D embedding; M lists of a chunk, L slots of each, K queries of each; S
+slots and R queries of all chunks; P inducing points; T = N + Q tokens.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,12 @@ from ltrscale.models.context import (
     ContextSettings,
     Contextual,
     ListContext,
+    Lists,
     check_feature,
     check_order,
     initial_order,
     inverse,
-    map_lists,
+    map_slots,
 )
 from ltrscale.models.layers import Dropout, FeatureEmbedding
 
@@ -34,9 +35,9 @@ class Attention(nn.Module):
 
     Example:
         >>> attention = Attention(4, 6, heads=2, head_width=8)
-        >>> x_MLD, mask_ML = torch.zeros(1, 3, 4), torch.tensor([[True, True, False]])
-        >>> attention(x_MLD, x_MLD, mask_ML).shape
-        torch.Size([1, 3, 6])
+        >>> x_SD, lists = torch.zeros(3, 4), Lists([(1, 3)], [torch.tensor([[True, True, False]])])
+        >>> attention(x_SD, x_SD, lists, lists).shape
+        torch.Size([3, 6])
     """
 
     def __init__(
@@ -54,17 +55,18 @@ class Attention(nn.Module):
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
-    def forward(self, queries_MKD: Tensor, keys_MLD: Tensor, mask_ML: Tensor | None) -> Tensor:
-        """The weighted mean of values for each query, over keys where the mask is True; every list needs such a key."""
-        query, key, value = (
-            layer(x_MLD).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for layer, x_MLD in ((self.query, queries_MKD), (self.key, keys_MLD), (self.value, keys_MLD))
-        )
-        mask = None if mask_ML is None else mask_ML[:, None, None, :]
-        dropout = self.dropout if self.training else 0.0
-        heads_MHKD = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
-        out_MKD: Tensor = self.output(heads_MHKD.transpose(1, 2).flatten(2))
-        return out_MKD
+    def forward(self, queries_RD: Tensor, keys_SD: Tensor, of_queries: Lists, of_keys: Lists) -> Tensor:
+        """The weighted mean of values for each query, over the keys of its list; every list needs a key."""
+        sides = (self.query, queries_RD, of_queries), (self.key, keys_SD, of_keys), (self.value, keys_SD, of_keys)
+        split = (lists.split(layer(x_SD).unflatten(-1, (self.heads, -1))) for layer, x_SD, lists in sides)
+        dropout, parts = self.dropout if self.training else 0.0, []
+        for *inputs_MLHD, mask_ML in zip(*split, of_keys.masks, strict=True):
+            query, key, value = (x_MLHD.transpose(1, 2) for x_MLHD in inputs_MLHD)
+            mask = None if mask_ML is None else mask_ML[:, None, None, :]
+            heads_MHKD = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+            parts.append(heads_MHKD.transpose(1, 2).flatten(2).flatten(0, 1))
+        out_RD: Tensor = self.output(parts[0] if len(parts) == 1 else torch.cat(parts))
+        return out_RD
 
 
 class DASALCConfig(ContextSettings):
@@ -129,15 +131,15 @@ class DASALC(ListContext):
     def forward(self, x_NF: Tensor, h_ND: Tensor, groups: QueryGroups) -> Contextual:
         """See `ListContext.forward`."""
         a_ND = self.input(self.features(x_NF)).relu()
-        a_ND = self.project(map_lists(self._attend, a_ND, groups.offsets_Q1, quadratic=True))
+        a_ND = self.project(map_slots(self._attend, a_ND, groups.offsets_Q1, quadratic=True))
         if not self.cross:
             return Contextual(torch.cat([h_ND, a_ND], dim=1))
         return Contextual(((1 + a_ND) * h_ND).relu())
 
-    def _attend(self, a_MLD: Tensor, mask_ML: Tensor) -> Tensor:
+    def _attend(self, a_SD: Tensor, lists: Lists) -> Tensor:
         for attention, norm in zip(self.attention, self.norms, strict=True):
-            a_MLD = norm(a_MLD + self.dropout(attention(a_MLD, a_MLD, mask_ML)))
-        return a_MLD
+            a_SD = norm(a_SD + self.dropout(attention(a_SD, a_SD, lists, lists)))
+        return a_SD
 
 
 class RankFormerConfig(ContextSettings):
@@ -187,13 +189,13 @@ class TransformerLayer(nn.Module):
         self.attention_norm, self.feedforward_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x_MLD: Tensor, mask_ML: Tensor) -> Tensor:
-        """Apply the layer to padded lists."""
-        normed_MLD = self.attention_norm(x_MLD)
-        x_MLD = x_MLD + self.dropout(self.attention(normed_MLD, normed_MLD, mask_ML))
-        hidden = self.dropout(F.gelu(self.first(self.feedforward_norm(x_MLD))))
-        added_MLD: Tensor = self.dropout(self.second(hidden))
-        return x_MLD + added_MLD
+    def forward(self, x_SD: Tensor, lists: Lists) -> Tensor:
+        """Apply the layer to the slots of padded lists."""
+        normed_SD = self.attention_norm(x_SD)
+        x_SD = x_SD + self.dropout(self.attention(normed_SD, normed_SD, lists, lists))
+        hidden = self.dropout(F.gelu(self.first(self.feedforward_norm(x_SD))))
+        added_SD: Tensor = self.dropout(self.second(hidden))
+        return x_SD + added_SD
 
 
 class RankFormer(ListContext):
@@ -233,15 +235,15 @@ class RankFormer(ListContext):
         token_Q = offsets_Q1[1:] + lists_Q
         tokens_QD = self.token.to(x_ND.dtype).expand(groups.n_groups, -1)
         x_TD = torch.cat([x_ND, tokens_QD]).index_select(0, inverse(torch.cat([document_N, token_Q])))
-        z_TD = map_lists(self._transform, x_TD, longer(offsets_Q1), quadratic=True)
+        z_TD = map_slots(self._transform, x_TD, longer(offsets_Q1), quadratic=True)
         lists_QD = z_TD.index_select(0, token_Q)
         documents_ND = torch.cat([z_TD.index_select(0, document_N), lists_QD.index_select(0, group_N)], dim=1)
         return Contextual(documents_ND, lists_QD)
 
-    def _transform(self, x_MLD: Tensor, mask_ML: Tensor) -> Tensor:
+    def _transform(self, x_SD: Tensor, lists: Lists) -> Tensor:
         for layer in self.layers:
-            x_MLD = layer(x_MLD, mask_ML)
-        return x_MLD
+            x_SD = layer(x_SD, lists)
+        return x_SD
 
 
 class SetRankConfig(ContextSettings):
@@ -302,11 +304,11 @@ class AttentionBlock(nn.Module):
         self.attention_norm, self.feedforward_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x_MKD: Tensor, y_MLD: Tensor, mask_ML: Tensor | None) -> Tensor:
-        """Rows of x attend to the rows of y where the mask is True."""
-        h_MKD = self.attention_norm(x_MKD + self.dropout(self.attention(x_MKD, y_MLD, mask_ML)))
-        out_MKD: Tensor = self.feedforward_norm(h_MKD + self.dropout(self.feedforward(h_MKD)))
-        return out_MKD
+    def forward(self, x_RD: Tensor, y_SD: Tensor, of_x: Lists, of_y: Lists) -> Tensor:
+        """Rows of x attend to the rows of y in their list."""
+        h_RD = self.attention_norm(x_RD + self.dropout(self.attention(x_RD, y_SD, of_x, of_y)))
+        out_RD: Tensor = self.feedforward_norm(h_RD + self.dropout(self.feedforward(h_RD)))
+        return out_RD
 
 
 class SelfAttentionBlock(nn.Module):
@@ -316,10 +318,10 @@ class SelfAttentionBlock(nn.Module):
         super().__init__()
         self.block = AttentionBlock(config)
 
-    def forward(self, x_MLD: Tensor, mask_ML: Tensor) -> Tensor:
-        """Apply the block to padded lists."""
-        out_MLD: Tensor = self.block(x_MLD, x_MLD, mask_ML)
-        return out_MLD
+    def forward(self, x_SD: Tensor, lists: Lists) -> Tensor:
+        """Apply the block to the slots of padded lists."""
+        out_SD: Tensor = self.block(x_SD, x_SD, lists, lists)
+        return out_SD
 
 
 class InducedBlock(nn.Module):
@@ -330,11 +332,12 @@ class InducedBlock(nn.Module):
         self.points_PD = nn.Parameter(nn.init.xavier_uniform_(torch.empty(points, config.width)))
         self.collect, self.spread = AttentionBlock(config), AttentionBlock(config)
 
-    def forward(self, x_MLD: Tensor, mask_ML: Tensor) -> Tensor:
-        """Apply the block to padded lists."""
-        points_MPD = self.points_PD.to(x_MLD.dtype).expand(len(x_MLD), -1, -1)
-        out_MLD: Tensor = self.spread(x_MLD, self.collect(points_MPD, x_MLD, mask_ML), None)
-        return out_MLD
+    def forward(self, x_SD: Tensor, lists: Lists) -> Tensor:
+        """Apply the block to the slots of padded lists."""
+        of_points = Lists([(m, len(self.points_PD)) for m, _ in lists.shapes], [None] * len(lists.shapes))
+        points_RD = self.points_PD.to(x_SD.dtype).repeat(sum(m for m, _ in lists.shapes), 1)
+        out_SD: Tensor = self.spread(x_SD, self.collect(points_RD, x_SD, of_points, lists), lists, of_points)
+        return out_SD
 
 
 class SetRank(ListContext):
@@ -374,7 +377,7 @@ class SetRank(ListContext):
         x_ND = self.input(h_ND)
         if self.ranks is not None:
             x_ND = x_ND + self.ranks(self._ranks(groups).clamp(max=self.config.ranks - 1)).to(x_ND.dtype)
-        return Contextual(map_lists(self._blocks, x_ND, groups.offsets_Q1, quadratic=self.config.inducing is None))
+        return Contextual(map_slots(self._blocks, x_ND, groups.offsets_Q1, quadratic=self.config.inducing is None))
 
     def _ranks(self, groups: QueryGroups) -> Tensor:
         """Rank of each document in the initial ranking, from 0."""
@@ -385,7 +388,7 @@ class SetRank(ListContext):
         ranks_N[order_N] = torch.arange(order_N.shape[0], device=order_N.device) - first_N
         return ranks_N
 
-    def _blocks(self, x_MLD: Tensor, mask_ML: Tensor) -> Tensor:
+    def _blocks(self, x_SD: Tensor, lists: Lists) -> Tensor:
         for block in self.blocks:
-            x_MLD = block(x_MLD, mask_ML)
-        return x_MLD
+            x_SD = block(x_SD, lists)
+        return x_SD

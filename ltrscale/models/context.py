@@ -94,6 +94,49 @@ def map_lists(
     return chunks.ragged([layer(x_MLD, mask_ML) for x_MLD, mask_ML in zip(padded, masks, strict=True)])
 
 
+class Lists(NamedTuple):
+    """Where the slots of padded lists lie that are end to end, in one chunk after the other."""
+
+    shapes: Sequence[tuple[int, int]]
+    """Lists and slots (M, L) of each chunk."""
+    masks: Sequence[Tensor | None]
+    """True where a slot [M, L] holds a document; None if all do."""
+
+    def split(self, values_SD: Tensor) -> list[Tensor]:
+        """One view [M, L, D] for each chunk."""
+        sizes = [m * length for m, length in self.shapes]
+        parts = [values_SD] if len(sizes) == 1 else torch.split(values_SD, sizes)  # an exported graph has one list
+        return [part.view(*shape, *part.shape[1:]) for part, shape in zip(parts, self.shapes, strict=True)]
+
+
+def map_slots(layer: Callable[[Tensor, Lists], Tensor], x_ND: Tensor, offsets_Q1: Tensor, *, quadratic: bool) -> Tensor:
+    """`map_lists` for a function of slots [S, D], end to end, and of the lists that they make up.
+
+    On a GPU a single call has all chunks: what a layer does to each slot by itself is then one operation for all. On a
+    CPU each chunk is a call by itself, and stays in the cache.
+
+    Example:
+        >>> def less_the_sum(x_SD, lists):
+        ...     sums = [x_MLD.sum(1, keepdim=True).expand_as(x_MLD) for x_MLD in lists.split(x_SD)]
+        ...     return x_SD - torch.cat([sums_MLD.flatten(0, 1) for sums_MLD in sums])
+        >>> x_ND, offsets = torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([0, 1, 1, 4])
+        >>> map_slots(less_the_sum, x_ND, offsets, quadratic=True).flatten().tolist()
+        [0.0, -7.0, -6.0, -5.0]
+    """
+    if x_ND.device.type != "cpu" and len(offsets_Q1) != 2:
+        budget = PAIRS_PER_CHUNK if quadratic else SLOTS_PER_CHUNK
+        chunks = length_chunks(offsets_Q1, budget=budget, quadratic=quadratic)
+        y_SD = layer(chunks.pad(x_ND), Lists(chunks.shapes, chunks.split(chunks.mask_S)))
+        return chunks.ragged([y_SD[None]])
+
+    def of_chunk(x_MLD: Tensor, mask_ML: Tensor) -> Tensor:
+        m, length = x_MLD.shape[:2]
+        y_SD = layer(x_MLD.flatten(0, 1), Lists([(m, length)], [mask_ML]))
+        return y_SD.view(m, length, y_SD.shape[1])
+
+    return map_lists(of_chunk, x_ND, offsets_Q1, quadratic=quadratic)
+
+
 def inverse(order_N: Tensor) -> Tensor:
     """The inverse of a permutation.
 

@@ -16,6 +16,7 @@ from ltrscale.models.attention import (
     SetRank,
     SetRankConfig,
 )
+from ltrscale.models.context import Lists
 
 NUMERIC = torch.ones(3, dtype=torch.bool)
 
@@ -45,18 +46,22 @@ def test_attention_is_torchs_multi_head_attention(bias: bool) -> None:
     x, y = torch.randn(3, 5, 8, dtype=torch.float64), torch.randn(3, 7, 8, dtype=torch.float64)
     mask = torch.arange(7) < torch.tensor([[7], [1], [4]])
     expected = theirs(x, y, y, key_padding_mask=~mask, need_weights=False)[0]
-    torch.testing.assert_close(ours(x, y, mask), expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(ours(x, y, None), theirs(x, y, y, need_weights=False)[0], rtol=1e-12, atol=1e-12)
+
+    def apply(mask_ML: Tensor | None) -> Tensor:
+        out: Tensor = ours(x.flatten(0, 1), y.flatten(0, 1), Lists([(3, 5)], [None]), Lists([(3, 7)], [mask_ML]))
+        return out.unflatten(0, (3, 5))
+
+    torch.testing.assert_close(apply(mask), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(apply(None), theirs(x, y, y, need_weights=False)[0], rtol=1e-12, atol=1e-12)
 
 
 def test_attention_weights_are_dropped_in_training_only() -> None:
     torch.manual_seed(0)
     attention = Attention(4, 4, heads=1, head_width=4, dropout=0.5)
-    x = torch.randn(2, 6, 4)
-    mask = torch.ones(2, 6, dtype=torch.bool)
-    assert not torch.equal(attention(x, x, mask), attention(x, x, mask))
+    x_SD, there = torch.randn(12, 4), Lists([(2, 6)], [torch.ones(2, 6, dtype=torch.bool)])
+    assert not torch.equal(attention(x_SD, x_SD, there, there), attention(x_SD, x_SD, there, there))
     attention.eval()
-    assert torch.equal(attention(x, x, mask), attention(x, x, mask))
+    assert torch.equal(attention(x_SD, x_SD, there, there), attention(x_SD, x_SD, there, there))
 
 
 # DASALC
@@ -159,6 +164,6 @@ def test_inducing_points_make_the_work_linear() -> None:
     calls = []
     for part in module.modules():
         if isinstance(part, Attention):
-            part.register_forward_hook(lambda _m, given, _o: calls.append(tuple(g.shape[1] for g in given[:2])))
+            part.register_forward_hook(lambda _m, given, _o: calls.append(tuple(map(len, given[:2]))))
     module(groups.features_NF.float(), h_ND.float(), groups)
     assert calls == [(3, 50), (50, 3)] * 2
