@@ -112,14 +112,20 @@ class Measuring:
             InputError: as a call with a part.
         """
         read = selection if self.needs_features else replace(selection, features=())
-        values = max(1, _VALUES // max(1, len(self.models))) if read.features else _DOCUMENTS
-        parts = cut_into_parts(read, values=values)
+        budget = max(1, _VALUES // max(1, len(self.models))) if read.features else _DOCUMENTS
+        parts = cut_into_parts(read, values=budget)
         with progress("evaluate", selection.n_documents) as advance:
-            for of_batch in itertools.chain.from_iterable(run(self, parts)):
+            # another process sends a part as a whole; here memory holds one batch
+            values = map(self.values, parts) if run is run_here else run(self, parts)
+            for of_batch in itertools.chain.from_iterable(values):
                 yield of_batch
                 advance(int(of_batch.documents_Q.sum()))
 
     def __call__(self, part: Part) -> list[GroupValues]:
+        """As `values`."""
+        return list(self.values(part))
+
+    def values(self, part: Part) -> Iterator[GroupValues]:
         """The values of the groups of a part, each row group by itself, or each period where no features are read.
 
         Raises:
@@ -129,8 +135,8 @@ class Measuring:
         windows: Iterable[Iterable[RowGroup]] = zip(selection.row_groups)
         if not selection.features:
             windows = (row_groups for _, row_groups in itertools.groupby(selection.row_groups, of_period))
-        of_windows = (self._of_window(replace(selection, row_groups=tuple(row_groups))) for row_groups in windows)
-        return list(itertools.chain.from_iterable(of_windows))
+        for row_groups in windows:
+            yield from self._of_window(replace(selection, row_groups=tuple(row_groups)))
 
     def _of_window(self, selection: Selection) -> Iterator[GroupValues]:
         """The values of the groups of a selection, which has one period."""
