@@ -27,6 +27,7 @@ from ltrscale.models.context import ContextSettings
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.models.layers import EncoderSettings
+from ltrscale.models.listwise import DLCMConfig
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
@@ -104,13 +105,20 @@ Step = Callable[[torch.device, QueryGroups], Callable[[], object]]
 
 
 def steps(resnet: ResNetConfig = RESNET) -> dict[str, Step]:
-    """Every objective, encoder, list context and ranking loss, and scoring, by name; most of them on this encoder."""
+    """Every objective, encoder, list context and ranking loss, and scoring, by name; most of them on this encoder.
+
+    But for DLCM: of a GRU, torch has a kernel for CPUs and cuDNN's, and none that a pretended device could run.
+    """
     pretexts = {f"method {kind_of(cls)}": partial(_pretext, cls(), resnet) for cls in members(FeatureMethodConfig)}
     encoders = {
         f"encoder {kind_of(cls)}": partial(_pretext, SimSiamConfig(), cls.model_validate({}))
         for cls in members(FeatureEncoderConfig)
     }
-    contexts = {f"context {kind_of(cls)}": partial(_finetune, resnet, cls, None) for cls in members(ContextConfig)}
+    contexts = {
+        f"context {kind_of(cls)}": partial(_finetune, resnet, cls, None)
+        for cls in members(ContextConfig)
+        if cls is not DLCMConfig
+    }
     losses = {f"loss {kind_of(cls)}": partial(_finetune, resnet, None, cls) for cls in members(LossConfig)}
     return {**pretexts, **encoders, **contexts, **losses, "scoring": partial(_score, resnet)}
 

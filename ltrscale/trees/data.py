@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale.arrays import Doubles
-from ltrscale.batch import Chunk, QueryGroups, group_index, length_chunks, to_offsets
+from ltrscale.batch import QueryGroups, group_index, length_chunks, to_offsets
 from ltrscale.bundle.boosters import renumber
 from ltrscale.bundle.views import View, raw
 from ltrscale.data.dataset.selection import Selection
@@ -31,6 +31,7 @@ from ltrscale.data.stream import plan
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.decoder import Memory, memory_for
 from ltrscale.errors import InputError
+from ltrscale.layout import Chunk
 from ltrscale.models.fitting import Sample, ValueCounts
 from ltrscale.progress import progress
 from ltrscale.ranking.metrics import ndcg
