@@ -9,6 +9,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets; S slots of all chunks, of whi
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -38,7 +39,8 @@ class Chunk(NamedTuple):
     mask_ML: Tensor
 
 
-class Chunks(NamedTuple):
+@dataclass(frozen=True)
+class Chunks:
     """The chunks of all groups that have a document, and the ways from ragged values to padded ones and back.
 
     There is at least one chunk, which has no list if there is no document.
@@ -56,7 +58,8 @@ class Chunks(NamedTuple):
     slots_N: Tensor
     """Slot of each document."""
 
-    def __iter__(self) -> Iterator[Chunk]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Chunk]:
+        """The chunks that have a list."""
         if len(self.rows_S):
             yield from map(Chunk, self.of_groups(self.groups_G), self.split(self.rows_S), self.split(self.mask_S))
 
@@ -164,7 +167,7 @@ class Layout:
         for made in list(self.made.values()):
             if _is_offsets(made):
                 yield from layout(made).tensors()
-            yield from filter(torch.is_tensor, made if isinstance(made, tuple) else [made])
+            yield from filter(torch.is_tensor, vars(made).values() if isinstance(made, Chunks) else [made])
 
     def group_index(self) -> Tensor:
         """The group of each document, shape [N]."""
