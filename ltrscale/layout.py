@@ -3,7 +3,7 @@
 A GPU must not be asked for a length: the host would wait until all work before the question is done. So whoever moves
 offsets to a device tells their values (`tell`), and whatever follows from them alone (the group of each document, lists
 of similar length padded to blocks) is made on the CPU and kept as long as the offsets live. Reading ahead makes it in
-its own thread (`Layout.make`). Offsets of which nobody told are copied to the CPU, which costs one wait.
+its own thread (`ListLayout.make`). Offsets of which nobody told are copied to the CPU, which costs one wait.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; S slots of all chunks, of which chunk has M lists with L slots each.
 """
@@ -127,7 +127,7 @@ class Request(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
 
-class Layout:
+class ListLayout:
     """The offsets of a batch on the CPU, and what was made of them on the device."""
 
     def __init__(self, offsets_Q1: NDArray[np.int64], device: torch.device) -> None:
@@ -236,7 +236,7 @@ _LAYOUTS = WeakTensorKeyDictionary()
 
 def tell(offsets_Q1: Tensor, values_Q1: NDArray[np.int64]) -> None:
     """Say what values offsets on a device have, so that nobody needs to ask the device."""
-    _LAYOUTS[offsets_Q1] = Layout(values_Q1, offsets_Q1.device)
+    _LAYOUTS[offsets_Q1] = ListLayout(values_Q1, offsets_Q1.device)
 
 
 def told(values_Q1: NDArray[np.int64], device: torch.device) -> Tensor:
@@ -246,12 +246,12 @@ def told(values_Q1: NDArray[np.int64], device: torch.device) -> Tensor:
     return offsets_Q1
 
 
-def layout(offsets_Q1: Tensor) -> Layout:
+def layout(offsets_Q1: Tensor) -> ListLayout:
     """The layout of these offsets; those on a GPU must not be changed in place afterwards."""
-    known: Layout | None = _LAYOUTS.get(offsets_Q1)  # type: ignore[no-untyped-call]
+    known: ListLayout | None = _LAYOUTS.get(offsets_Q1)  # type: ignore[no-untyped-call]
     if known is not None and (offsets_Q1.device.type != "cpu" or np.array_equal(known.offsets_Q1, offsets_Q1.numpy())):
         return known
-    made = Layout(offsets_Q1.detach().to("cpu", copy=True).numpy(), offsets_Q1.device)
+    made = ListLayout(offsets_Q1.detach().to("cpu", copy=True).numpy(), offsets_Q1.device)
     _LAYOUTS[offsets_Q1] = made
     return made
 

@@ -110,5 +110,5 @@ def test_a_layout_lives_no_longer_than_its_offsets() -> None:
 
 @pytest.mark.parametrize("device", ["meta"])
 def test_devices_without_memory_of_their_own_have_a_block_too(device: str) -> None:
-    chunks = layouts.Layout(np.array([0, 2, 5]), torch.device(device)).chunks(1, True)
+    chunks = layouts.ListLayout(np.array([0, 2, 5]), torch.device(device)).chunks(1, True)
     assert chunks.shapes == ((1, 2), (1, 3))

@@ -45,7 +45,6 @@ def bench_scoring(groups: int = _GROUPS) -> list[Row]:
 
         def peer() -> None:
             network = bundle.load(model).ranker()
-            assert isinstance(network, Ranker)
             for file in files:
                 _score_file(network, file, folder / f"{next(turn)}.parquet")
 

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import safetensors.torch
@@ -72,7 +73,7 @@ class NetworkBundle(Bundle):
                 scores_N: Tensor = ranker(groups.to(device)).cpu()
             return scores_N
 
-        return score
+        return _in_cache(score) if torch.device(device).type == "cpu" else score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,3 +231,36 @@ def _build(architecture: Architecture, weights: Mapping[str, Tensor]) -> Ranker:
 
 def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+
+
+_IN_CACHE = 1024
+"""Documents whose hidden layers a CPU's cache holds; a network takes a quarter more time for many more at once."""
+
+
+def _in_cache(scorer: Scorer) -> Scorer:
+    """The scorer of a network on a CPU, called for a few groups at a time; all at once if they have tokens."""
+
+    def score(groups: QueryGroups) -> Tensor:
+        if groups.query_tokens or groups.document_tokens or groups.n_documents <= _IN_CACHE:
+            return scorer(groups)
+        places = torch.arange(0, groups.n_documents, _IN_CACHE)
+        cuts = sorted({*torch.searchsorted(groups.offsets_Q1, places).tolist(), groups.n_groups})
+        return torch.cat([scorer(_run(groups, *cut)) for cut in pairwise(cuts)])
+
+    return score
+
+
+def _run(groups: QueryGroups, first: int, last: int) -> QueryGroups:
+    """The groups from `first` to `last`, exclusive, without labels and tokens, and without a copy of their features."""
+    offsets_Q1 = groups.offsets_Q1[first : last + 1]
+    start, stop = int(offsets_Q1[0]), int(offsets_Q1[-1])
+    of_documents = groups.weights_N, groups.positions_N, groups.gains_N
+    weights_N, positions_N, gains_N = (None if values is None else values[start:stop] for values in of_documents)
+    return QueryGroups(
+        groups.features_NF[start:stop],
+        offsets_Q1 - start,
+        ids_Q=None if groups.ids_Q is None else groups.ids_Q[first:last],
+        weights_N=weights_N,
+        positions_N=positions_N,
+        gains_N=gains_N,
+    )

@@ -113,6 +113,7 @@ def pairs_of(groups: QueryGroups, config: CrossEncoderConfig) -> Pairs:
         InputError: the batch lacks a token field.
 
     Example:
+        >>> from ltrscale.batch import to_offsets
         >>> def tokens(*lists):
         ...     return Tokens(torch.tensor(sum(lists, [])), to_offsets(torch.tensor([len(x) for x in lists])))
         >>> groups = QueryGroups(

@@ -13,18 +13,15 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from ltrscale import bundle as bundles
 from ltrscale import storage
-from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, Operational, digest
 from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, PeriodName, one_view
 from ltrscale.data.dataset.scores import Layout, ScoredGroups, ScoreFile, file_name, period_url, read_period, write_file
@@ -169,11 +166,7 @@ class FileScorer:
             self._row_groups[row_group.url].append(row_group)
         on = choose_device(device)
         features = plan.selection.features
-        self._scorers = [
-            _in_cache(scorer) if bundle.kind == "neural" and on.type == "cpu" else scorer
-            for bundle in self._bundles
-            for scorer in [bundle.scorer(features=features, device=on, threads=threads)]
-        ]
+        self._scorers = [bundle.scorer(features=features, device=on, threads=threads) for bundle in self._bundles]
 
     def _loaded(self, url: str) -> bundles.Bundle:
         bundle = bundles.load(url)
@@ -221,39 +214,6 @@ class FileScorer:
                 )
             yield scored
             advance(groups.n_documents)
-
-
-_IN_CACHE = 1024
-"""Documents whose hidden layers a CPU's cache holds; a network takes a quarter more time for many more at once."""
-
-
-def _in_cache(scorer: bundles.Scorer) -> bundles.Scorer:
-    """The scorer of a network on a CPU, called for a few groups at a time; all at once if they have tokens."""
-
-    def score(groups: QueryGroups) -> Tensor:
-        if groups.query_tokens or groups.document_tokens or groups.n_documents <= _IN_CACHE:
-            return scorer(groups)
-        places = torch.arange(0, groups.n_documents, _IN_CACHE)
-        cuts = sorted({*torch.searchsorted(groups.offsets_Q1, places).tolist(), groups.n_groups})
-        return torch.cat([scorer(_run(groups, *cut)) for cut in pairwise(cuts)])
-
-    return score
-
-
-def _run(groups: QueryGroups, first: int, last: int) -> QueryGroups:
-    """The groups from `first` to `last`, exclusive, without labels and tokens, and without a copy of their features."""
-    offsets_Q1 = groups.offsets_Q1[first : last + 1]
-    start, stop = int(offsets_Q1[0]), int(offsets_Q1[-1])
-    of_documents = groups.weights_N, groups.positions_N, groups.gains_N
-    weights_N, positions_N, gains_N = (None if values is None else values[start:stop] for values in of_documents)
-    return QueryGroups(
-        groups.features_NF[start:stop],
-        offsets_Q1 - start,
-        ids_Q=None if groups.ids_Q is None else groups.ids_Q[first:last],
-        weights_N=weights_N,
-        positions_N=positions_N,
-        gains_N=gains_N,
-    )
 
 
 def score_here(plan: Plan, advance: Advance) -> Generator[Done]:

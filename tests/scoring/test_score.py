@@ -21,6 +21,7 @@ from writer_tokens import without_writer
 
 from ltrscale import bundle, storage
 from ltrscale.batch import QueryGroups, standardise_groups, to_offsets
+from ltrscale.bundle import networks
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.dataset.scores import period_url, read_period
 from ltrscale.data.dataset.selection import select
@@ -218,7 +219,7 @@ def test_the_scores_do_not_depend_on_the_batches(data: str, bundles: dict[str, s
 def test_a_network_sees_whole_lists_though_few_at_a_time(
     monkeypatch: pytest.MonkeyPatch, lengths: list[int], calls: list[int]
 ) -> None:
-    monkeypatch.setattr(files, "_IN_CACHE", 3)
+    monkeypatch.setattr(networks, "_IN_CACHE", 3)
     n, offsets_Q1 = sum(lengths), to_offsets(torch.tensor(lengths))
     groups = QueryGroups(torch.randn(n, 2), offsets_Q1, ids_Q=torch.arange(len(lengths)), positions_N=torch.rand(n))
     sizes: list[int] = []
@@ -230,7 +231,7 @@ def test_a_network_sees_whole_lists_though_few_at_a_time(
         within_N = standardise_groups(part.features_NF, part.offsets_Q1)[:, 0]
         return within_N + part.positions_N + part.ids_Q.repeat_interleave(part.lengths_Q)
 
-    assert torch.equal(files._in_cache(score)(groups), score(groups))
+    assert torch.equal(networks._in_cache(score)(groups), score(groups))
     assert sizes[:-1] == calls
 
 
