@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ltrscale.layout import Chunks, layout, tell
+from ltrscale.layout import UNKNOWN, Chunks, layout, tell
 
 
 def group_index(offsets_Q1: Tensor, documents: int | None = None) -> Tensor:
@@ -333,7 +333,22 @@ class QueryGroups:
         for here, there in zip(self.offsets(), moved.offsets(), strict=True):
             if there is not here:
                 tell(there, layout(here).offsets_Q1)
+        if moved.positions_N is not None and moved.offsets_Q1 is not self.offsets_Q1:
+            layout(moved.offsets_Q1).unplaced = self.first_unplaced()
         return moved
+
+    def first_unplaced(self) -> int | None:
+        """The number of the first group none of whose documents has a position; None if there is none.
+
+        A GPU is not asked if the groups were moved there.
+        """
+        assert self.positions_N is not None
+        known = layout(self.offsets_Q1).unplaced
+        if not self.offsets_Q1.is_cpu and known != UNKNOWN:
+            return known
+        placed_Q = sum_by_group((~self.positions_N.isnan()).long(), self.offsets_Q1)
+        unplaced = ((placed_Q == 0) & (self.lengths_Q > 0)).nonzero()[:, 0]
+        return int(unplaced[0]) if len(unplaced) else None
 
     def offsets(self) -> list[Tensor]:
         """The offsets of the groups, and of each field's token lists."""

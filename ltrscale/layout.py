@@ -120,6 +120,9 @@ def _padding(chunks: Chunks, like: Tensor) -> Tensor:
     return ~chunks.mask_S.view(-1, *[1] * (like.ndim - 1))
 
 
+UNKNOWN = -1
+
+
 class Request(NamedTuple):
     """What may be made of a layout: the name of one of its methods, and the arguments."""
 
@@ -133,6 +136,8 @@ class ListLayout:
     def __init__(self, offsets_Q1: NDArray[np.int64], device: torch.device) -> None:
         self.offsets_Q1, self.device = offsets_Q1, device
         self.made: dict[Request, Any] = {}
+        self.unplaced: int | None = UNKNOWN
+        """The first group none of whose documents has a position, None if there is none."""
 
     @property
     def lengths_Q(self) -> NDArray[np.int64]:
@@ -190,6 +195,27 @@ class ListLayout:
         place_N = np.arange(self.offsets_Q1[-1]) - self.offsets_Q1[:-1].repeat(self.lengths_Q)
         return self._send(np.flatnonzero(place_N < k))
 
+    def with_places(self, number: int) -> Tensor:
+        """Offsets of the groups with this many places more for documents of other groups, where there are such."""
+        return self._tell(self._with_places(number)[0])
+
+    def sources(self, number: int) -> Tensor:
+        """What stands in the groups of `with_places`, [2, M].
+
+        For a document of the group its number, and 0; for a place -1, and the number of the place in [Q, number].
+        """
+        offsets_Q1, added_Q = self._with_places(number)
+        sources_2M = np.full((2, offsets_Q1[-1]), -1)
+        own_N = np.arange(self.offsets_Q1[-1]) + (offsets_Q1 - self.offsets_Q1)[:-1].repeat(self.lengths_Q)
+        sources_2M[:, own_N] = np.arange(len(own_N)), np.zeros_like(own_N)
+        places_QK = np.arange(len(added_Q) * number).reshape(-1, number)
+        sources_2M[1, sources_2M[0] < 0] = places_QK[added_Q > 0].ravel()
+        return self._send(sources_2M)
+
+    def _with_places(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        added_Q = np.where(self.lengths_Q < self.offsets_Q1[-1], number, 0)
+        return np.concatenate([[0], (self.lengths_Q + added_Q).cumsum()]), added_Q
+
     def longer(self) -> Tensor:
         """Offsets of the same groups with one row more each."""
         return self._tell(self.offsets_Q1 + np.arange(len(self.offsets_Q1)))
@@ -226,8 +252,8 @@ def send(values: NDArray[Any], device: torch.device) -> Tensor:
     """The values on a device, without waiting for it; on a CPU they share memory."""
     tensor = torch.from_numpy(values)
     if device.type == "cuda":  # from pinned memory a copy does not make the host wait
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 _LAYOUTS = WeakTensorKeyDictionary()
@@ -240,7 +266,7 @@ def tell(offsets_Q1: Tensor, values_Q1: NDArray[np.int64]) -> None:
 
 
 def told(values_Q1: NDArray[np.int64], device: torch.device) -> Tensor:
-    """Offsets on a device that have these values, of which nobody needs to ask it."""
+    """Offsets on a device that have these values, of which nobody needs to ask it; on a CPU they share the memory."""
     offsets_Q1 = send(values_Q1, device)
     tell(offsets_Q1, values_Q1)
     return offsets_Q1
@@ -273,6 +299,8 @@ def _fill(lengths_G: NDArray[np.int64], power: int, budget: int) -> list[int]:
 
 def _cut(lengths_G: NDArray[np.int64], power: int, budget: int) -> list[int]:
     """Ends of a fixed number of chunks with the least padding; a chunk beyond the budget is cut again."""
+    if not len(lengths_G):
+        return []
     bounds_C = _candidates(lengths_G)
     sizes_CC = np.maximum(0, bounds_C - bounds_C[:, None])
     cost_CC = sizes_CC * np.concatenate([[0], lengths_G[bounds_C[1:] - 1]]) ** power

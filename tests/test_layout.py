@@ -62,6 +62,12 @@ def test_chunks_of_a_gpu_have_the_least_padding_that_their_number_allows(lengths
         assert padded(ends) == min(padded([*cuts, len(sorted_G)]) for cuts in combinations(places, number))
 
 
+def test_a_gpu_has_one_empty_chunk_where_no_list_has_a_document() -> None:
+    chunks = layouts.ListLayout(np.array([0, 0, 0]), torch.device("meta")).chunks(100, True)
+    assert chunks.shapes == ((0, 1),)
+    assert not list(chunks)
+
+
 def test_a_chunk_of_a_gpu_beyond_the_memory_is_cut_again() -> None:
     ends = layouts._cut(np.full(10, 4, np.int64), 2, budget=50)
     assert ends == [3, 6, 9, 10]
@@ -88,7 +94,7 @@ def test_a_batch_that_was_moved_is_known_and_what_was_asked_is_made_ahead() -> N
         assert [values.cpu().tolist() for values in made] == [values.tolist() for values in use(groups.offsets_Q1)]
         with counting() as counted:  # offsets of which nobody told are asked for
             assert group_index(torch.tensor([0, 1, 3]).to(device)).cpu().tolist() == [0, 1, 1]
-        assert counted.counts.waits.total() == 2
+        assert counted.counts.waits.total() == 3  # for their copy to the device, their values, and the result
         assert len(list(layout(first.offsets_Q1).tensors())) > 5
 
 

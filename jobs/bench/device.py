@@ -37,10 +37,11 @@ from ltrscale.pretext.siamese import SimSiamConfig
 from ltrscale.pretext.watch import unit_vectors
 from ltrscale.ranking.choices import LossConfig
 from ltrscale.ranking.loss import Loss
+from ltrscale.ranking.pairwise import LambdaRankConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.loop import Trainer
 from ltrscale.training.ranking import RankingObjective
-from ltrscale.training.settings import OptimizerConfig, Precision
+from ltrscale.training.settings import OptimizerConfig
 
 FEW, MANY = 64, 512
 """Lists of a batch: 8,011 and 62,523 documents."""
@@ -120,6 +121,9 @@ def steps(resnet: ResNetConfig = RESNET) -> dict[str, Step]:
         if cls is not DLCMConfig
     }
     losses = {f"loss {kind_of(cls)}": partial(_finetune, resnet, None, cls) for cls in members(LossConfig)}
+    losses["negatives of other lists"] = partial(_finetune, resnet, None, None, negatives=2)
+    deep = {"kind": "pirank", "depth": 3, "k": 10}
+    losses["loss pirank of depth 3"] = partial(_finetune, resnet, None, None, loss=deep)
     return {**pretexts, **encoders, **contexts, **losses, "scoring": partial(_score, resnet)}
 
 
@@ -318,9 +322,9 @@ def _transform() -> FeatureTransform:
     return FeatureTransform(TransformConfig(), ["numeric"] * N_FEATURES, [])
 
 
-def _trained(model: Pretrainer | RankingObjective, groups: QueryGroups, precision: Precision) -> Callable[[], object]:
+def _trained(model: Pretrainer | RankingObjective, groups: QueryGroups) -> Callable[[], object]:
     stream, optimizer = _Repeated(groups), OptimizerConfig(clip_norm=1.0)
-    trainer = Trainer(model, model, stream, optimizer, epochs=1, seed=0, precision=precision)  # type: ignore[arg-type]
+    trainer = Trainer(model, model, stream, optimizer, epochs=1, seed=0)  # type: ignore[arg-type]
     taken = trainer.epoch()
     return lambda: next(taken)
 
@@ -330,12 +334,11 @@ def _pretext(
     encoder: EncoderSettings,
     device: torch.device,
     groups: QueryGroups,
-    precision: Precision = "float32",
 ) -> Callable[[], object]:
     network = NetworkConfig.model_validate({"encoder": encoder.model_dump()})
     marginals_SF = groups.features_NF[:1000]
     model = Pretrainer(_transform(), network, method, ZeroingConfig(), marginals_SF).to(device)
-    return _trained(model, groups, precision)
+    return _trained(model, groups)
 
 
 def _ranker(resnet: ResNetConfig, context: type[ContextSettings] | None = None) -> Ranker:
@@ -351,13 +354,13 @@ def _ranker(resnet: ResNetConfig, context: type[ContextSettings] | None = None) 
 def _finetune(
     resnet: ResNetConfig,
     context: type[ContextSettings] | None,
-    loss: type[Loss] | None,
+    kind: type[Loss] | None,
     device: torch.device,
     groups: QueryGroups,
-    precision: Precision = "float32",
+    **settings: object,
 ) -> Callable[[], object]:
-    config = FinetuneConfig.model_validate({"loss": {"kind": kind_of(loss)}} if loss else {})
-    return _trained(RankingObjective(_ranker(resnet, context).to(device), config).to(device), groups, precision)
+    config = FinetuneConfig.model_validate({"loss": {"kind": kind_of(kind or LambdaRankConfig)}} | settings)
+    return _trained(RankingObjective(_ranker(resnet, context).to(device), config).to(device), groups)
 
 
 def _score(resnet: ResNetConfig, device: torch.device, groups: QueryGroups) -> Callable[[], Tensor]:
@@ -365,7 +368,7 @@ def _score(resnet: ResNetConfig, device: torch.device, groups: QueryGroups) -> C
 
     def work() -> Tensor:
         with torch.no_grad():
-            scores_N: Tensor = ranker(groups.to(device)).cpu()
+            scores_N: Tensor = ranker(groups.to(device, non_blocking=True)).cpu()
         return scores_N
 
     return work

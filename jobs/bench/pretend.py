@@ -1,7 +1,8 @@
 """A device without hardware: tensors that live on the CPU, behave as on a GPU, and count what a GPU would be asked.
 
 Under `pretending()` the device "pretend" exists. Each operation on its tensors runs on the CPU, so values are real. As
-on a GPU, an operation on tensors of two devices is refused, and a look at a value makes the host wait.
+on a GPU, an operation on tensors of two devices is refused, and a look at a value makes the host wait. What torch asks
+inside one operation is not seen; the gradient of `prod`, for example, looks at values where nobody counts.
 """
 
 import sys
@@ -34,6 +35,7 @@ _WAITS = {
     "aten::nonzero",
     "aten::masked_select",
     "aten::equal",
+    "aten::is_nonzero",
     "aten::_unique2",
     "aten::unique_dim",
     "aten::unique_consecutive",
@@ -181,7 +183,8 @@ def _count(call: _Call, result: Any, counts: Counts) -> None:
     indexes = call.args[1] if call.name == "aten::index" or call.name.startswith("aten::index_put") else ()
     boolean = any(value is not None and value.dtype in (torch.bool, torch.uint8) for value in indexes)
     unknown = call.name == "aten::repeat_interleave" and call.kwargs.get("output_size") is None
-    if call.name in _WAITS or boolean or call.to_host or unknown:
+    blocking = call.name in _COPIES and bool(call.others) and not call.kwargs.get("non_blocking")
+    if call.name in _WAITS or boolean or call.to_host or unknown or blocking:
         counts.waits[_place()] += 1
     if call.name in _COPIES and (call.to_host or call.others):
         counts.copies += 1

@@ -70,7 +70,7 @@ class NetworkBundle(Bundle):
 
         def score(groups: QueryGroups) -> Tensor:
             with torch.no_grad():
-                scores_N: Tensor = ranker(groups.to(device)).cpu()
+                scores_N: Tensor = ranker(groups.to(device, non_blocking=True)).cpu()
             return scores_N
 
         return _in_cache(score) if torch.device(device).type == "cpu" else score

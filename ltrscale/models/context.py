@@ -219,15 +219,6 @@ def _check_positions(groups: QueryGroups) -> None:
     remedy = "prepare the data with a column of positions, or set context.initial_rank to feature"
     if groups.positions_N is None:
         raise InputError(f"the model ranks documents by position, and this data set has none: {remedy}")
-    group_N, has_position_N = group_index(groups.offsets_Q1), ~groups.positions_N.isnan()
-    positions_Q = torch.zeros_like(groups.lengths_Q).index_add(0, group_N, has_position_N.long())
-    without_Q = (positions_Q == 0) & (groups.lengths_Q > 0)
-    if without_Q.device.type != "cpu":  # which group it is would be a question for which the host waits
-        torch._assert_async(~without_Q.any(), f"the model ranks documents by position, and a group has none: {remedy}")
-        return
-    without_positions = without_Q.nonzero()[:, 0]
-    if len(without_positions):
-        name = (
-            f"query group {int(without_positions[0] if groups.ids_Q is None else groups.ids_Q[without_positions[0]])}"
-        )
+    if (first := groups.first_unplaced()) is not None:
+        name = f"query group {first if groups.ids_Q is None else int(groups.ids_Q[first])}"
         raise InputError(f"the model ranks documents by position, and {name} has no positions: {remedy}")

@@ -129,7 +129,7 @@ def simclr_rank(
         raise ValueError(f"temperature must be positive, not {temperature}")
     with torch.autocast(z0_ND.device.type, enabled=False):  # autocast would compute matmuls in bfloat16
         views_N2D = unit_vectors(torch.stack([z0_ND, z1_ND], 1))
-        positive_N = views_N2D.prod(1).sum(-1) / temperature
+        positive_N = (views_N2D[:, 0] * views_N2D[:, 1]).sum(-1) / temperature
         total_N2: Tensor = _GroupLogSumExp.apply(views_N2D, offsets_Q1, temperature, with_positive)  # type: ignore[no-untyped-call]
         loss_N = total_N2.sum(1) - 2 * positive_N
         # without the positive, a document alone has nothing to sum over

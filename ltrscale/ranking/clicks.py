@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups, at_least_float32, group_index, sum_by_group, to_offsets
 from ltrscale.errors import InputError
+from ltrscale.layout import layout
 from ltrscale.ranking.losses import softmax
 
 
@@ -76,13 +77,9 @@ def with_negatives(groups: QueryGroups, number: int, generator: torch.Generator)
     drawn_QK = torch.rand(groups.n_groups, number, generator=generator, device=offsets_Q1.device, dtype=torch.float64)
     place_QK = (drawn_QK * others_Q[:, None]).long()  # among the others, that is, without the group's own documents
     rows_QK = place_QK + groups.lengths_Q[:, None] * (place_QK >= offsets_Q1[:-1, None])
-    added_Q = torch.where(others_Q > 0, number, 0)
-    ends_Q1 = to_offsets(groups.lengths_Q + added_Q)
-    rows_M = torch.full((int(ends_Q1[-1]),), -1, device=offsets_Q1.device)
-    own_N = torch.arange(n, device=offsets_Q1.device)
-    rows_M[own_N + (ends_Q1[:-1] - offsets_Q1[:-1]).repeat_interleave(groups.lengths_Q)] = own_N
-    negative_M = rows_M < 0
-    rows_M[negative_M] = rows_QK[others_Q > 0].flatten()
+    own_M, place_M = layout(offsets_Q1).get("sources", number)
+    negative_M = own_M < 0
+    rows_M = torch.where(negative_M, rows_QK.flatten()[place_M], own_M) if len(own_M) else own_M
 
     def taken(values_N: Tensor | None, of_negatives: float) -> Tensor | None:
         return None if values_N is None else values_N[rows_M].masked_fill(negative_M, of_negatives)
@@ -90,7 +87,7 @@ def with_negatives(groups: QueryGroups, number: int, generator: torch.Generator)
     return replace(
         groups,
         features_NF=groups.features_NF[rows_M],
-        offsets_Q1=ends_Q1,
+        offsets_Q1=layout(offsets_Q1).get("with_places", number),
         labels_N=taken(groups.labels_N, 0.0),
         weights_N=taken(groups.weights_N, 1.0),
         positions_N=taken(groups.positions_N, torch.nan),

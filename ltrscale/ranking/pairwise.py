@@ -296,7 +296,9 @@ class _ListLoss(torch.autograd.Function):
             losses.append(loss_M)
             slopes.append(torch.empty_like(slope_ML).scatter_(1, order_ML, slope_ML))
         ctx.save_for_backward(chunks.ragged(slopes), offsets_Q1)
-        return chunks.by_group(losses, len(offsets_Q1) - 1)
+        loss_Q = chunks.by_group(losses, len(offsets_Q1) - 1)
+        # a NaN score has no place in an order: its list has no loss, instead of that of another order
+        return loss_Q.masked_fill_(sum_by_group(scores_N.isnan().to(loss_Q.dtype), offsets_Q1) > 0, torch.nan)
 
     @staticmethod
     @once_differentiable

@@ -114,6 +114,7 @@ def read_ahead(steps: Iterator[MicroBatches], *, depth: int, device: torch.devic
     move = _Mover(device)
     if depth == 0:
         for step in map(move, steps):
+            move.take(step)
             yield step
             move.learn(step)
         return
@@ -190,7 +191,7 @@ class _Mover:
         for groups in filter(None, step.micro_batches.values()):
             asked = [layout(offsets_Q1).asked() for offsets_Q1 in groups.offsets()]
             before = self.asked or [{} for _ in asked]
-            self.asked = [old | new for old, new in zip(before, asked, strict=True)]
+            self.asked = [_merged(old, new) for old, new in zip(before, asked, strict=True)]
 
     def take(self, step: Fed) -> None:
         """Register the batch's memory with the consumer's CUDA stream.
@@ -204,3 +205,9 @@ class _Mover:
             of_layouts = (layout(offsets_Q1).tensors() for offsets_Q1 in groups.offsets())
             for values in chain(groups.tensors(), *of_layouts):
                 values.record_stream(current)
+
+
+def _merged(old: dict[Request, Any], new: dict[Request, Any]) -> dict[Request, Any]:
+    """All that either has, and of offsets all that either has of them."""
+    both = {request: _merged(old[request], new[request]) for request in old.keys() & new.keys() if new[request]}
+    return old | new | both

@@ -208,7 +208,7 @@ class Trainer:
         """Sum over all workers, and update if there is something to learn from.
 
         All that a step needs from the device (loss, count, norm of the gradient) is read at once, after the gradient:
-        a GPU keeps the host waiting once a step.
+        a GPU keeps the host waiting once a step; twice more if it has an auxiliary loss.
 
         Returns:
             The result, and the checksum of the groups that all workers read.
@@ -260,11 +260,11 @@ class Trainer:
         loss = documents = read = 0.0
         while not read:
             self.optimizer.zero_grad()
-            fed, sums = auxiliary.next(), torch.zeros(3, dtype=torch.float64)
+            fed, sums = auxiliary.next(), torch.zeros(2, dtype=torch.float64, device=self.device)
             for stream, groups in fed.in_order():
-                sums[:2] += self.add_gradient(auxiliary.objective, mix("auxiliary", self.seed), stream, groups).cpu()
-                sums[2] += groups.n_groups
-            loss, documents, read = sum_over_workers(sums).tolist()
+                sums += self.add_gradient(auxiliary.objective, mix("auxiliary", self.seed), stream, groups)
+            own_read = torch.tensor([float(fed.account.groups)], dtype=torch.float64)
+            loss, documents, read = sum_over_workers(torch.cat([sums.cpu(), own_read])).tolist()
             auxiliary.advance(fed, read)
         check_finite("auxiliary loss", loss, self.state.step)
         forget_moments(self.model)  # running statistics are those of documents, not of their views
@@ -273,6 +273,7 @@ class Trainer:
 
     def close(self) -> None:
         """End what reads in the background."""
+        self.gradient.close()
         if self.auxiliary is not None:
             self.auxiliary.close()
 

@@ -20,7 +20,7 @@ from ltrscale.data.stream.decoder import Memory, memory_for
 from ltrscale.data.stream.weighing import warn_of_weights
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, side_by_side
-from ltrscale.models.layers import MicroBatchNorm
+from ltrscale.models.layers import MicroBatchNorm, moments
 from ltrscale.progress import log
 from ltrscale.ranking.choices import METRICS, LossConfig, MetricName, metric_label, metric_named
 from ltrscale.ranking.clicks import PropensityModel, dla_propensity_loss, dla_ranking_loss, with_negatives
@@ -294,9 +294,11 @@ class Best:
             self.model.eval()
             for norm in norms:
                 norm.train()
+            seen = moments(norms)
             for groups in _shared(self.data.train, self.model, self.memory):
                 self.model(groups)
-            set_norms(norms)
+                seen += moments(norms)
+            set_norms(norms, seen)
 
     def is_stale(self, epoch: int) -> bool:
         """Whether to end the phase after this epoch: the value has not risen for `patience` epochs."""
@@ -372,7 +374,7 @@ def _shared(selection: Selection, model: AnyRanker, memory: Memory | None) -> It
     device = next(model.parameters()).device
     for index, groups in enumerate(iterate(selection, docs_per_batch=16_384, memory=memory)):
         if index % world == rank:
-            yield groups.to(device)
+            yield groups.to(device, non_blocking=True)
 
 
 def _on_cpu(module: nn.Module) -> dict[str, Tensor]:

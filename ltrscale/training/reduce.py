@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ltrscale.models.layers import MicroBatchNorm, moments, update_running_statistics
 from ltrscale.runtime.workers import rank_and_world
@@ -62,11 +63,13 @@ class FlatGradient:
                 self.buckets.append([])
             self.buckets[-1].append(parameter)
         self._filling = False
+        self._hooks: list[RemovableHandle] = []
         self._reset()
         if len(self.buckets) > 1 and dist.is_initialized():
             for number, bucket in enumerate(self.buckets):
                 for parameter in bucket:
-                    parameter.register_post_accumulate_grad_hook(partial(self._filled, number))  # type: ignore[no-untyped-call]
+                    hook = partial(self._filled, number)
+                    self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def _reset(self) -> None:
         self._left = [len(bucket) for bucket in self.buckets]
@@ -93,7 +96,7 @@ class FlatGradient:
         self._sent.append((part, dist.all_reduce(part, async_op=True) if dist.is_initialized() else None))
 
     def summed(self) -> Tensor:
-        """The vector; no other sum over workers may come between the step's last backward and this call."""
+        """The vector; no other sum over workers may come between `last_backward` and this call."""
         while len(self._sent) < len(self.buckets):
             self._send()
         for _, work in self._sent:
@@ -102,6 +105,11 @@ class FlatGradient:
         parts = [part for part, _ in self._sent]
         self._reset()
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def close(self) -> None:
+        """Let the parameters go."""
+        for hook in self._hooks:
+            hook.remove()
 
     def set(self, flat: Tensor) -> None:
         """Make the parts of a vector the parameters' gradients."""
@@ -116,9 +124,9 @@ def update_norms(model: nn.Module) -> None:
         update_running_statistics(norms, sum_over_workers(moments(norms)))
 
 
-def set_norms(norms: Sequence[MicroBatchNorm]) -> None:
-    """Set running statistics to those of all documents since the last update, on all workers."""
-    update_running_statistics(norms, sum_over_workers(moments(norms)), momentum=1.0)
+def set_norms(norms: Sequence[MicroBatchNorm], seen: Tensor) -> None:
+    """Set running statistics to those of these moments, summed over the workers."""
+    update_running_statistics(norms, sum_over_workers(seen), momentum=1.0)
 
 
 def forget_moments(model: nn.Module) -> None:

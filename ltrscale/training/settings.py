@@ -164,8 +164,9 @@ class TrainingConfig(Config):
     precision: Precision = "float32"
     """`bf16` computes matrix products in bfloat16 (autocast), `tf32` in TensorFloat-32 on GPUs that have it."""
     compile: bool = False
-    """Compile the encoder with torch.compile, for batches of any length. It fuses what lies between matrix products,
-    and takes a minute at the start of each worker: worth it for long runs on a GPU; on a CPU it is slower."""
+    """Compile the encoder with torch.compile, for batches of any length. It fuses what lies between matrix products and
+    batch norms, and takes a minute at the start of each worker: worth it for long runs on a GPU; on a CPU it is
+    slower."""
     deterministic: bool = False
     """Use only algorithms that give the same bits each time; on a GPU some of them are slower."""
     checkpoint_minutes: Operational[float] = Field(10.0, gt=0)

@@ -333,11 +333,12 @@ def test_a_gpu_gives_the_same_values_and_is_asked_for_nothing(config: ContextCon
         groups, h_ND = make_lists(lengths)
         out, gradients = value_and_gradients(module.cpu(), groups, h_ND)
         with pretending() as device:
-            there = groups.to(device)
+            there, h_there_ND = groups.to(device), h_ND.to(device)
+            module.to(device)
             with counting() as counted:
-                out_there, gradients_there = value_and_gradients(module.to(device), there, h_ND.to(device))
+                out_there, gradients_there = value_and_gradients(module, there, h_there_ND)
             with counting() as in_training:
-                value_and_gradients(module.train(), there, h_ND.to(device))
+                value_and_gradients(module.train(), there, h_there_ND)
             module.eval()
         assert not counted.counts.waits | in_training.counts.waits
         launches.append((counted.counts.launches, in_training.counts.launches))

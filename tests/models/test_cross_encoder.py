@@ -209,8 +209,9 @@ def test_a_gpu_gives_the_same_embeddings_and_is_asked_for_nothing(monkeypatch: p
         expected_ND = encoder.cpu().embed(x_NF, groups)
         with pretending() as device:
             there, x_there_NF = groups.to(device), x_NF.to(device)
+            encoder.to(device)
             with counting() as counted:
-                found_ND = encoder.to(device).embed(x_there_NF, there)
+                found_ND = encoder.embed(x_there_NF, there)
                 found_ND.sum().backward()
             with counting() as at_inference, torch.no_grad():
                 in_parts_ND = encoder.embed(x_there_NF, there)

@@ -345,8 +345,9 @@ def test_a_gpu_gives_the_same_scores_and_is_asked_for_nothing(config: EncoderCon
     expected_N = ranker(groups)
     with pretending() as device:
         there = groups.to(device)
+        ranker.to(device)
         with counting() as counted:
-            scores_N = ranker.to(device)(there)
+            scores_N = ranker(there)
             ranker.train()(there).sum().backward()
     assert not counted.counts.waits
     torch.testing.assert_close(scores_N.detach().cpu(), expected_N)

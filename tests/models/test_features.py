@@ -331,8 +331,9 @@ def test_a_gpu_looks_all_categories_up_at_once() -> None:
     assert expected_NF[:, :4].max(0).values.tolist() == [3, 2, 3, 0]
     with pretending() as device:
         there_NF = new_NF.to(device)
+        transform.to(device)
         with counting() as counted:
-            found_NF = transform.to(device)(there_NF)
+            found_NF = transform(there_NF)
     assert not counted.counts.waits
     assert torch.equal(found_NF.cpu().nan_to_num(9), expected_NF.nan_to_num(9))
 
@@ -343,7 +344,8 @@ def test_per_query_asks_a_gpu_for_nothing() -> None:
     expected_NF = transform(x_NF, offsets_Q1)
     with pretending() as device:
         there = QueryGroups(x_NF, offsets_Q1).to(device)
+        transform.to(device)
         with counting() as counted:
-            found_NF = transform.to(device)(there.features_NF, there.offsets_Q1)
+            found_NF = transform(there.features_NF, there.offsets_Q1)
     assert not counted.counts.waits
     torch.testing.assert_close(found_NF.cpu(), expected_NF)

@@ -7,7 +7,7 @@ import torch
 from reference.lists import apply, make, make_lists, shuffled
 from torch import Tensor, nn
 
-from jobs.bench.pretend import pretending
+from jobs.bench.pretend import counting, pretending
 from ltrscale.batch import QueryGroups
 from ltrscale.errors import InputError
 from ltrscale.models.attention import SetRankConfig
@@ -181,10 +181,11 @@ def test_content_keys_distinguish_rows_and_match_equal_ones() -> None:
     assert 0.45 < (keys > 0).double().mean() < 0.55
 
 
-def test_a_gpu_that_is_asked_for_no_name_refuses_missing_positions_too() -> None:
+def test_a_gpu_is_not_asked_which_list_has_no_positions() -> None:
     groups, h_ND = make_lists([2, 0, 2])
     lacking = with_positions(groups, [1, 2, torch.nan, torch.nan])
     with pretending() as device:
-        module = make(DLCMConfig(state=3)).to(device)
-        with pytest.raises(RuntimeError, match="ranks documents by position, and a group has none"):
-            apply(module, lacking.to(device), h_ND.to(device))
+        module, there, h_there_ND = make(DLCMConfig(state=3)).to(device), lacking.to(device), h_ND.to(device)
+        with counting() as counted, pytest.raises(InputError, match="query group 2 has no positions"):
+            apply(module, there, h_there_ND)
+        assert counted.counts.waits.total() <= 1  # for the id of the group, once it is known to be refused

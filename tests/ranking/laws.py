@@ -191,6 +191,15 @@ def the_value_is_the_same_without_a_gradient(case: Case) -> None:
     assert torch.equal(case.loss(*lists), value_and_gradient(case.loss, *lists)[0])
 
 
+def a_score_that_is_no_number_makes_the_loss_of_its_list_none(case: Case) -> None:
+    scores_N, labels_N, offsets_Q1, weights_N = random_lists(6, [30, 10])
+    labels_N[:2] = torch.tensor([1.0, 0.0])
+    scores_N[:2] = torch.nan
+    loss_Q = case.loss(scores_N, labels_N, offsets_Q1, weights_N)
+    assert loss_Q[0].isnan()
+    assert loss_Q[1].isfinite()
+
+
 def labels_may_be_integers_and_float32_is_close_to_float64(case: Case) -> None:
     scores_N, labels_N, offsets_Q1, weights_N = random_lists(7, [300, 20])
     scores_N = scores_N.float()  # the same ranks in both
@@ -219,6 +228,7 @@ LAWS: dict[str, Callable[[Case], None]] = {
         extreme_inputs_stay_finite,
         an_empty_batch_gives_no_values,
         the_value_is_the_same_without_a_gradient,
+        a_score_that_is_no_number_makes_the_loss_of_its_list_none,
         labels_may_be_integers_and_float32_is_close_to_float64,
         no_temporary_grows_with_the_square_of_lengths,
     )

@@ -41,6 +41,19 @@ def test_a_step_leaves_nothing_on_the_cpu_and_waits_once(name: str, small: Query
 
 @pytest.mark.slow
 @every_step
+def test_torch_looks_at_no_value_where_nobody_counts(name: str, small: QueryGroups) -> None:
+    """Backward passes ask less where operations are counted; here a step runs as it is."""
+    work = STEPS[name](torch.device("cpu"), small)
+    work()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        work()
+    asked = [event for event in profile.events() if event.name == "aten::item"]
+    inside = {event.cpu_parent.name for event in asked if event.cpu_parent is not None}
+    assert not {name for name in inside if "Backward" in name}
+
+
+@pytest.mark.slow
+@every_step
 def test_launches_do_not_grow_with_the_number_of_lists(name: str) -> None:
     # what contrasts all documents of a batch is cut into tiles where their square fills the memory
     sizes = (16, bench.FEW) if name in bench.OF_A_BATCH else (bench.FEW, bench.MANY)
