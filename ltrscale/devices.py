@@ -58,8 +58,9 @@ class Turns(float):
     A quotient of two is again one, turn by turn, so that a change in the machine's speed cancels out.
 
     Example:
+        >>> from copy import copy
         >>> ratio = Turns([2.0, 6.0, 3.0]) / Turns([1.0, 2.0, 3.0])
-        >>> ratio, ratio.turns
+        >>> ratio, copy(ratio).turns
         (2.0, (2.0, 3.0, 1.0))
     """
 
@@ -70,6 +71,10 @@ class Turns(float):
         made = super().__new__(cls, statistics.median(turns))
         made.turns = tuple(turns)
         return made
+
+    def __reduce__(self) -> tuple[type[Self], tuple[tuple[float, ...]]]:
+        """Copies and pickles keep the turns."""
+        return type(self), (self.turns,)
 
     def __truediv__(self, other: float) -> "Turns":
         """The quotient of each turn."""
