@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from ltrscale.batch import at_least_float32
 from ltrscale.config import Config
+from ltrscale.layout import send
 from ltrscale.models.ranker import HeadConfig, mlp_head
 from ltrscale.pretext.augment import Draw, permute_columns, random_entries
 from ltrscale.pretext.objective import Objective, Parts, Pretrainer
@@ -88,9 +90,9 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 @cache
 def _outputs(classes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """The category of each logit [O], and the first logit and the number of classes of each category [C]."""
-    classes_C = torch.tensor(classes)
-    feature_O = torch.arange(len(classes)).repeat_interleave(classes_C)
-    return feature_O.to(device), (classes_C.cumsum(0) - classes_C).to(device), classes_C.to(device)
+    classes_C = np.array(classes, np.int64)
+    feature_O = np.arange(len(classes)).repeat(classes_C)
+    return send(feature_O, device), send(classes_C.cumsum() - classes_C, device), send(classes_C, device)
 
 
 class DecoderConfig(Config):

@@ -137,8 +137,9 @@ def test_a_gpu_hides_the_same_tokens_and_is_asked_for_nothing() -> None:
         there = Pairs(*(values.to(device) for values in pairs))
         found = hide(there, VOCABULARY, generator(), rate=0.4)
         moved = groups.to(device)
+        model.to(device)
         with counting() as counted:
-            loss_there, count_there = model.to(device)(moved, generator())
+            loss_there, count_there = model(moved, generator())
             loss_there.backward()
     assert not counted.counts.waits
     assert torch.equal(found.ids_T.cpu(), expected.ids_T)

@@ -239,8 +239,9 @@ def test_a_gpu_gives_the_same_loss_and_is_asked_for_nothing(config: FeatureMetho
         loss, count = model.cpu().eval()(batch, generator())
         with pretending() as device:
             there = batch.to(device)
+            model.to(device)
             with counting() as counted:
-                loss_there, count_there = model.to(device)(there, generator())
+                loss_there, count_there = model(there, generator())
             with counting() as in_training:
                 model.train().zero_grad()
                 model(there, generator())[0].backward()
