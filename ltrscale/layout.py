@@ -65,8 +65,7 @@ class Chunks:
 
     def split(self, values_S: Tensor) -> list[Tensor]:
         """Values of all slots, [S, ...], as one view [M, L, ...] for each chunk."""
-        parts = torch.split(values_S, [m * length for m, length in self.shapes])
-        return [part.view(*shape, *values_S.shape[1:]) for part, shape in zip(parts, self.shapes, strict=True)]
+        return split_slots(values_S, self.shapes)
 
     def of_groups(self, values_G: Tensor) -> list[Tensor]:
         """Values of `groups_G`, [G, ...], as one view [M, ...] for each chunk."""
@@ -89,6 +88,13 @@ class Chunks:
         """One value for each group, [Q, ...], from a part [M, ...] for each chunk; 0 for one without documents."""
         values_G = torch.cat(list(parts))
         return values_G.new_zeros(n_groups, *values_G.shape[1:]).index_copy(0, self.groups_G, values_G)
+
+
+def split_slots(values_S: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Values of slots that lie end to end, [S, ...], as one view [M, L, ...] for each of the shapes (M, L)."""
+    sizes = [m * length for m, length in shapes]
+    parts = [values_S] if len(sizes) == 1 else torch.split(values_S, sizes)  # an exported graph has one list
+    return [part.view(*shape, *part.shape[1:]) for part, shape in zip(parts, shapes, strict=True)]
 
 
 class _Pad(torch.autograd.Function):

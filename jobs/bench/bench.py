@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 from pydantic import Field
 from rich.console import Console
@@ -38,10 +39,8 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "scoring": bench_scoring,
     "text": bench_text,
     "trees": bench_trees,
+    "device": bench_device,
 }
-
-
-NAMES = (*BENCHES, "device")
 
 
 class BenchJob(Config):
@@ -51,7 +50,7 @@ class BenchJob(Config):
     """Only what takes seconds: counts, which are the same on every machine."""
     device: Device = "cpu"
     """A GPU on which `device` also times its steps."""
-    only: tuple[str, ...] = Field((), description=f"Which of {', '.join(NAMES)} to run; empty for all.")
+    only: tuple[str, ...] = Field((), description=f"Which of {', '.join(BENCHES)} to run; empty for all.")
     out: str | None = None
     """Directory for `bench.json`; if empty, the results are only printed."""
 
@@ -63,12 +62,13 @@ def bench(job: BenchJob) -> None:
         InputError: `only` names no benchmark.
     """
     for name in job.only:
-        if name not in NAMES:
-            raise InputError(f"only: no benchmark {name!r}; there are {', '.join(NAMES)}")
+        if name not in BENCHES:
+            raise InputError(f"only: no benchmark {name!r}; there are {', '.join(BENCHES)}")
     rows: list[Row] = []
-    for name in job.only or (["device"] if job.quick else [*BENCHES, "device"]):
+    benches = BENCHES | {"device": partial(bench_device, quick=job.quick, device=job.device)}
+    for name in job.only or (["device"] if job.quick else benches):
         log.info("measuring %s", name)
-        rows += bench_device(quick=job.quick, device=job.device) if name == "device" else BENCHES[name]()
+        rows += benches[name]()
     Console(width=180).print(_table(rows))
     if job.out is not None:
         document = {"environment": environment(), "rows": [asdict(row) for row in rows]}

@@ -76,7 +76,6 @@ GOALS = {
 }
 """Launches of a step at 62,523 documents."""
 
-
 OF_A_BATCH = {f"method {kind_of(cls)}" for cls in members(FeatureMethodConfig) if cls.contrasts_batch} | {
     "method subtab"
 }
@@ -200,24 +199,14 @@ def _bytes(counted: dict[str, dict[int, Counted]]) -> Row:
     )
 
 
-class _Epoch(NamedTuple):
-    """An epoch of HOU24's Table 6 on MSLR-WEB30K, on one V100."""
-
-    step: Step
-    documents: int
-    """Of a step, and of the epoch below: the training part of a fold."""
-    seconds: float
-
-
 def _published() -> list[Row]:
     """What the model says of published steps, in the plain form that their authors run, against the paper's seconds."""
-    epochs = {
-        "SimSiam": _Epoch(partial(_pretext, SimSiamConfig(), RESNET), 200_000, 0.87),
-        "SimCLR-Rank, a loop over lists": _Epoch(_looped, 200_000, 9.47),
+    epochs: dict[str, tuple[Step, float]] = {
+        "SimSiam": (partial(_pretext, SimSiamConfig(), RESNET), 0.87),
+        "SimCLR-Rank, a loop over lists": (_looped, 9.47),
     }
-    rows = []
-    for name, (step, documents, seconds) in epochs.items():
-        groups = lists(round(documents / MEAN_LENGTH))
+    groups, rows = lists(round(STEP_DOCUMENTS / MEAN_LENGTH)), []
+    for name, (step, seconds) in epochs.items():
         rate, bound = count(step, groups).rate(GPUS[0])
         rows.append(
             Row(
@@ -231,8 +220,8 @@ def _published() -> list[Row]:
     return rows
 
 
-MEAN_LENGTH, MSLR_DOCUMENTS = 122, 2_270_296
-"""Documents of a list, and of the training part of MSLR-WEB30K's first fold."""
+STEP_DOCUMENTS, MEAN_LENGTH, MSLR_DOCUMENTS = 200_000, 122, 2_270_296
+"""Documents of a step of HOU24, of a list, and of the training part of MSLR-WEB30K's first fold."""
 
 
 def _looped(device: torch.device, groups: QueryGroups) -> Callable[[], object]:

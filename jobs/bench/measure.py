@@ -1,5 +1,6 @@
 """The row that a benchmark reports, and measurements of memory and time whose ratios hold on a busy machine."""
 
+import logging
 import os
 import re
 import threading
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Feature, Manifest
 from ltrscale.data.dataset.writer import Compression, DatasetWriter
+from ltrscale.devices import Turns, cpu_seconds
+from ltrscale.progress import log
 
 _LOOK_S = 0.003
 
@@ -40,6 +43,16 @@ class Row:
     note: str = ""
     goal: float | None = None
     at_least: bool = True
+
+
+def quiet_cpu_seconds(*works: Callable[[], object], repeats: int) -> list[Turns]:
+    """As `cpu_seconds`, for works that log their progress: only their warnings appear."""
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        return cpu_seconds(*works, repeats=repeats)
+    finally:
+        log.setLevel(level)
 
 
 def apart(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:

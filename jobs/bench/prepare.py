@@ -1,6 +1,5 @@
 """`prepare`: its memory, LETOR text against scikit-learn and XGBoost, and rows of items against DuckDB."""
 
-import logging
 from itertools import count
 from pathlib import Path
 
@@ -11,14 +10,13 @@ import pyarrow.parquet as pq
 import xgboost
 from pyarrow import csv
 
-from jobs.bench.measure import N_FEATURES, Row, apart, resident_peak, write_letor
+from jobs.bench.measure import N_FEATURES, Row, apart, quiet_cpu_seconds, resident_peak, write_letor
 from ltrscale import storage
 from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.letor import read_letor
 from ltrscale.ingest.prepare import prepare
-from ltrscale.progress import log
 
 _LISTS_OF_50_MB, _LISTS_OF_500_MB = 400, 4_000
 _PARSED_LISTS, _ROUNDS = 160, 7
@@ -158,12 +156,7 @@ def _against_duckdb(folder: Path, file: str, n: int, what: str) -> Row:
         with duckdb.connect(config={"threads": 1}) as connection:
             connection.sql(f"COPY ({grouped}) TO '{folder}/{next(turn)}.parquet' (COMPRESSION zstd)")
 
-    level = log.level
-    log.setLevel(logging.WARNING)
-    try:
-        ours_s, peer_s = cpu_seconds(ours, peer, repeats=_TURNS)
-    finally:
-        log.setLevel(level)
+    ours_s, peer_s = quiet_cpu_seconds(ours, peer, repeats=_TURNS)
     return Row(
         name=f"prepare items / DuckDB: {what}",
         ratio=peer_s / ours_s,

@@ -3,7 +3,6 @@
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features.
 """
 
-import logging
 from itertools import count
 from pathlib import Path
 
@@ -13,16 +12,14 @@ import pyarrow.parquet as pq
 import torch
 from torch import nn
 
-from jobs.bench.measure import N_FEATURES, Row, mslr_lengths
+from jobs.bench.measure import N_FEATURES, Row, mslr_lengths, quiet_cpu_seconds
 from ltrscale import bundle, storage
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.dataset.writer import DatasetWriter
-from ltrscale.devices import cpu_seconds
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import fit_transform
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
-from ltrscale.progress import log
 from ltrscale.scoring.score import ScoreJob
 
 _GROUPS, _TURNS = 1000, 5
@@ -48,12 +45,7 @@ def bench_scoring(groups: int = _GROUPS) -> list[Row]:
             for file in files:
                 _score_file(network, file, folder / f"{next(turn)}.parquet")
 
-        level = log.level
-        log.setLevel(logging.WARNING)
-        try:
-            ours_s, peer_s = cpu_seconds(ours, peer, repeats=_TURNS)
-        finally:
-            log.setLevel(level)
+        ours_s, peer_s = quiet_cpu_seconds(ours, peer, repeats=_TURNS)
     return [
         Row(
             name="scoring with a network / a bare torch loop",

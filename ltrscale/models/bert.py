@@ -67,7 +67,7 @@ class Sequences:
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence."""
-        return int(layout(self.offsets_S1).lengths_Q.max(initial=0))
+        return layout(self.offsets_S1).longest
 
     @cached_property
     def chunks(self) -> Chunks:

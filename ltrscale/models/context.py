@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ltrscale.batch import QueryGroups, group_index, length_chunks
 from ltrscale.config import Config
 from ltrscale.errors import InputError
+from ltrscale.layout import Chunks, split_slots
 
 PAIRS_PER_CHUNK = 2**18  # entries of one attention matrix: about 2,000 documents in lists of 128
 SLOTS_PER_CHUNK = 2**12  # documents, for layers whose work is linear in the length of a list
@@ -87,11 +88,15 @@ def map_lists(
     """
     if len(offsets_Q1) == 2 and x_ND.shape[0] > 0:  # one list, without a look at the values of the offsets
         return layer(x_ND[None], x_ND.new_ones(1, x_ND.shape[0], dtype=torch.bool))[0]
-    budget = PAIRS_PER_CHUNK if quadratic else SLOTS_PER_CHUNK
     # Without documents there is one chunk without lists: only the layer knows the width of its output.
-    chunks = length_chunks(offsets_Q1, budget=budget, quadratic=quadratic)
+    chunks = _chunks(offsets_Q1, quadratic=quadratic)
     padded, masks = chunks.split(chunks.pad(x_ND)), chunks.split(chunks.mask_S)
     return chunks.ragged([layer(x_MLD, mask_ML) for x_MLD, mask_ML in zip(padded, masks, strict=True)])
+
+
+def _chunks(offsets_Q1: Tensor, *, quadratic: bool) -> Chunks:
+    budget = PAIRS_PER_CHUNK if quadratic else SLOTS_PER_CHUNK
+    return length_chunks(offsets_Q1, budget=budget, quadratic=quadratic)
 
 
 class Lists(NamedTuple):
@@ -104,9 +109,7 @@ class Lists(NamedTuple):
 
     def split(self, values_SD: Tensor) -> list[Tensor]:
         """One view [M, L, D] for each chunk."""
-        sizes = [m * length for m, length in self.shapes]
-        parts = [values_SD] if len(sizes) == 1 else torch.split(values_SD, sizes)  # an exported graph has one list
-        return [part.view(*shape, *part.shape[1:]) for part, shape in zip(parts, self.shapes, strict=True)]
+        return split_slots(values_SD, self.shapes)
 
 
 def map_slots(layer: Callable[[Tensor, Lists], Tensor], x_ND: Tensor, offsets_Q1: Tensor, *, quadratic: bool) -> Tensor:
@@ -124,8 +127,7 @@ def map_slots(layer: Callable[[Tensor, Lists], Tensor], x_ND: Tensor, offsets_Q1
         [0.0, -7.0, -6.0, -5.0]
     """
     if x_ND.device.type != "cpu" and len(offsets_Q1) != 2:
-        budget = PAIRS_PER_CHUNK if quadratic else SLOTS_PER_CHUNK
-        chunks = length_chunks(offsets_Q1, budget=budget, quadratic=quadratic)
+        chunks = _chunks(offsets_Q1, quadratic=quadratic)
         y_SD = layer(chunks.pad(x_ND), Lists(chunks.shapes, chunks.split(chunks.mask_S)))
         return chunks.ragged([y_SD[None]])
 
