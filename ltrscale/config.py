@@ -213,8 +213,25 @@ def digest(value: Any) -> str:
         >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
         True
     """
+    return hashlib.sha256(as_text(value).encode()).hexdigest()
+
+
+class Json(str):
+    """Text of JSON that stands for its value, where a value of plain data would be large."""
+
+
+def as_text(value: Any) -> str:
+    """Plain data or a config as JSON, its keys sorted; values of the outermost object may be `Json`.
+
+    Example:
+        >>> as_text({"b": Json("[1, 2]"), "a": None})
+        '{"a": null, "b": [1, 2]}'
+    """
     plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+    if not isinstance(plain, Mapping) or not any(isinstance(each, Json) for each in plain.values()):
+        return json.dumps(plain, sort_keys=True)
+    texts = {key: each if isinstance(each, Json) else json.dumps(each, sort_keys=True) for key, each in plain.items()}
+    return f"{{{', '.join(f'{json.dumps(key)}: {texts[key]}' for key in sorted(texts))}}}"
 
 
 def settings_of(config: Config | Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from xdist.scheduler import LoadFileScheduling
 
 from jobs.s3 import SeaweedFS, environment, free_ports, seaweedfs
 from ltrscale import storage
-from ltrscale.data.dataset.manifest import Counts, DataFile, Feature, Manifest, open_dataset
+from ltrscale.data.dataset.files import Counts, DataFile
+from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 
 settings.register_profile("unhurried", deadline=None)  # a deadline would fail tests when the machine is busy
 settings.load_profile("unhurried")

@@ -6,7 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ltrscale import storage
-from ltrscale.data.dataset.manifest import DataFile, open_dataset
+from ltrscale.data.dataset.files import DataFile
+from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.derive.relabel import RelabelConfig, relabel
 
 

@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.data.dataset.manifest import Counts, DataFile, Feature, Manifest
+from ltrscale.data.dataset.files import Counts, DataFile
+from ltrscale.data.dataset.manifest import Feature, Manifest
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ltrscale import storage
-from ltrscale.data.dataset.manifest import Counts, DataFile, Feature, Manifest
+from ltrscale.data.dataset.files import Counts, DataFile
+from ltrscale.data.dataset.manifest import Feature, Manifest
 
 
 @dataclass(frozen=True)

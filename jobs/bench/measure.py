@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.data.dataset.manifest import Feature, Manifest
+from ltrscale.data.dataset.manifest import Feature, Manifest, commit_dataset
 from ltrscale.data.dataset.writer import Compression, DatasetWriter
 from ltrscale.devices import Turns, cpu_seconds
 from ltrscale.progress import log
@@ -200,7 +200,7 @@ def write_dataset(url: str, compression: Compression, *, groups: int) -> None:
             writer.add("all", pa.table(columns))
         files = tuple(writer.close())
         features = tuple(Feature(name=f"f{i}") for i in range(N_FEATURES))
-        commit.finish(Manifest(features=features, files=files).model_dump(mode="json"))
+        commit_dataset(commit, Manifest(features=features, files=files))
 
 
 def _lists(values: np.ndarray, lengths_Q: NDArray[np.int64]) -> pa.ListArray:

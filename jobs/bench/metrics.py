@@ -22,7 +22,8 @@ from jobs.bench.measure import N_FEATURES, Row, apart, mslr_lengths, resident_pe
 from ltrscale import storage
 from ltrscale.batch import to_offsets
 from ltrscale.config import members, validate
-from ltrscale.data.dataset.manifest import DataFile, Feature, Manifest, open_dataset
+from ltrscale.data.dataset.files import DataFile
+from ltrscale.data.dataset.manifest import Feature, Manifest, commit_dataset, open_dataset
 from ltrscale.data.dataset.scores import PeriodScores, ScoredGroups, ScoreFile, file_name, period_url, write_file
 from ltrscale.data.dataset.writer import DatasetWriter, to_lists
 from ltrscale.devices import cpu_seconds
@@ -214,7 +215,7 @@ def _write_data(url: str, groups: int, lists: Lists) -> None:
                 n = min(_BLOCK, count - start)
                 writer.add(period, _block(first + start, n, lists))
             first += count
-        commit.finish(Manifest(features=features, files=tuple(writer.close())).model_dump(mode="json"))
+        commit_dataset(commit, Manifest(features=features, files=writer.close()))
 
 
 def _block(first: int, groups: int, lists: Lists) -> pa.Table:

@@ -15,7 +15,7 @@ from torch import nn
 from jobs.bench.measure import N_FEATURES, Row, mslr_lengths, quiet_cpu_seconds
 from ltrscale import bundle, storage
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
+from ltrscale.data.dataset.manifest import Feature, Manifest, commit_dataset, open_dataset
 from ltrscale.data.dataset.writer import DatasetWriter
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import fit_transform
@@ -103,7 +103,7 @@ def _write(url: str, groups: int) -> int:
         # as if behind a million documents: a small data set of its own would have small row groups
         writer = DatasetWriter(commit, n_features=N_FEATURES, before=(8_000, 1_000_000))
         writer.add("all", pa.table(columns))
-        commit.finish(Manifest(features=_FEATURES, files=writer.close()).model_dump(mode="json"))
+        commit_dataset(commit, Manifest(features=_FEATURES, files=writer.close()))
     return n
 
 

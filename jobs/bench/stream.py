@@ -4,7 +4,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -14,7 +13,8 @@ from pyarrow import dataset as arrow_dataset
 from jobs.bench.measure import N_FEATURES, Row, apart, resident_now, tree_seconds, write_dataset
 from jobs.s3 import s3_server, seaweedfs
 from ltrscale import storage
-from ltrscale.data.dataset.selection import RowGroup, Selection, select
+from ltrscale.data.dataset.row_groups import RowGroup
+from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.plan import canonical_streams
@@ -201,7 +201,7 @@ def _stream(url: str, times: int) -> tuple[int, int]:
     Ray resolves 127.0.0.1 to the address of a network interface, where our clusters do not listen: none can be joined.
     """
     selection = _select(url)
-    selection = replace(selection, row_groups=selection.row_groups * times)
+    selection = selection.only([*selection.row_groups] * times)
     with ray_cluster(cpus=1):
         steps = GroupStream(selection, StreamConfig(docs_per_batch=16384), reader=read_with_ray).epoch(0)
         private, shared = zip(*(resident_now() for _ in steps), strict=True)

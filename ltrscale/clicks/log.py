@@ -17,7 +17,8 @@ from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.clicks.models import Sessions, sums
 from ltrscale.config import Config
 from ltrscale.data.columns import spread_over_documents
-from ltrscale.data.dataset.selection import RowGroup, select
+from ltrscale.data.dataset.row_groups import RowGroup
+from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.ids import hash_ids
 from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
@@ -138,7 +139,7 @@ def read_log(settings: LogSettings) -> ClickLog:
 
 
 def _row_groups(split: Split) -> tuple[RowGroup, ...]:
-    return select(Split(data=split.data, periods=split.periods), labelled=False).row_groups
+    return tuple(select(Split(data=split.data, periods=split.periods), labelled=False).row_groups)
 
 
 def _last_periods(row_groups: tuple[RowGroup, ...]) -> frozenset[str]:

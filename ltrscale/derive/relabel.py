@@ -153,9 +153,7 @@ def _columns(config: RelabelConfig, dataset: Dataset) -> tuple[str, ...]:
 
 def _read(dataset: Dataset, periods: frozenset[str], names: tuple[str, ...], label: str) -> Iterator[GroupBlock]:
     """The original groups, with all columns of the new data set."""
-    files = [file for file in dataset.manifest.files if file.period in periods]
-    total = sum(counts.documents for file in files for counts in file.row_groups)
-    with progress(label, total) as advance:
+    with progress(label, dataset.manifest.files.of_periods(periods).counts().documents) as advance:
         for block in read_groups(dataset, periods=periods):
             missing_N = np.full(block.n_documents, np.nan, np.float32)
             first = {"relevance": block.columns_N["labels"]}

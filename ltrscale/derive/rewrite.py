@@ -20,8 +20,9 @@ from ltrscale import storage
 from ltrscale.arrays import Floats, Ints
 from ltrscale.config import Operational
 from ltrscale.data.columns import spread_over_documents
-from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, ListedFile, Manifest
-from ltrscale.data.dataset.selection import RowGroup, select
+from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, ListedFile, Manifest, commit_dataset
+from ltrscale.data.dataset.row_groups import RowGroup
+from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import (
@@ -146,7 +147,7 @@ def periods_of(dataset: Dataset, periods: Sequence[str]) -> frozenset[str]:
         InputError: a period does not exist.
     """
     split = Split(data=(dataset.url,), periods=tuple(periods) or None)
-    return frozenset(row_group.period for row_group in select(split, labelled=False).row_groups)
+    return frozenset(file.period for file in select(split, labelled=False).row_groups.own_files)
 
 
 def read_groups(dataset: Dataset, *, periods: Collection[str]) -> Iterator[GroupBlock]:
@@ -160,9 +161,9 @@ def read_groups(dataset: Dataset, *, periods: Collection[str]) -> Iterator[Group
     """
     n_features = len(dataset.manifest.features)
     columns = ["gid", *column_names(dataset)]
-    row_groups = select(Split(data=(dataset.url,)), labelled=False).row_groups
-    for period in sorted(periods):
-        plan = [row_group for row_group in row_groups if row_group.period == period]
+    by_period = select(Split(data=(dataset.url,)), labelled=False).row_groups.by_period()
+    for period in sorted(by_period.keys() & periods):
+        plan = by_period[period]
         for table, lengths_Q in _recut(_tables(plan, columns, n_features)):
             yield _block(table, lengths_Q, n_features, plan[0])
 
@@ -323,7 +324,7 @@ class GroupWriter:
             categories=source.categories,
             made_by=dict(origin),
         )
-        self._commit.finish(manifest.model_dump(mode="json"))
+        commit_dataset(self._commit, manifest)
         return manifest
 
     def _copied_statistics(self) -> ListedFile | None:

@@ -201,7 +201,7 @@ class DistillJob(Config):
         if self.teacher is None:
             return
         selected = [select(split, labelled=False) for split in (self._splits.train, self._splits.test)]
-        periods = tuple(sorted({file.period for selection in selected for file in selection.row_groups}))
+        periods = tuple(sorted({file.period for selection in selected for file in selection.row_groups.own_files}))
         ScoreJob(
             out=self._scores,
             bundle=self.teacher,

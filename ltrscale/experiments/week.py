@@ -132,7 +132,7 @@ def check_new(
         raise InputError(
             f"{new.url}: {data} has {in_few_words(present)} already, and a period is not replaced; {remedy}"
         )
-    if not any(cell.labelled for f in new.manifest.files if f.period == periods[-1] for cell in f.row_groups):
+    if not new.manifest.files.of_periods(periods[-1:]).counts().labelled:
         raise InputError(
             f"{new.url}: {periods[-1]} has no labels, by which models are judged; run this again once it has some"
         )

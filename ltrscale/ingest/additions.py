@@ -13,7 +13,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.data.dataset.manifest import Dataset, Feature, Manifest
+from ltrscale.config import as_text
+from ltrscale.data.dataset.files import DataFiles
+from ltrscale.data.dataset.manifest import Dataset, Feature, Manifest, commands, parse_dataset_manifest
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import summed
 from ltrscale.data.ids import hash_ids
@@ -31,15 +33,10 @@ _UNIT = re.compile(r"/part-([0-9]+)-")
 def holds_inputs(out: str, origin: Mapping[str, Any]) -> bool:
     """Whether the same command with the same inputs has made the data set or added to it, and no file is missing."""
     manifest = storage.read_manifest(out)
-    # through JSON, as the manifest was: tuples become lists
-    if manifest is None or json.loads(json.dumps(origin)) not in _commands(manifest.get("made_by", {})):
+    if manifest is None or manifest.get("format") != "ltrscale-dataset":
         return False
-    return storage.is_whole(out, manifest)
-
-
-def _commands(origin: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The commands that made a data set, the first one first."""
-    return [{key: value for key, value in origin.items() if key != _ADDED}, *origin.get(_ADDED, [])]
+    dataset = Dataset(out, parse_dataset_manifest(manifest, storage.join(out, storage.MANIFEST)))
+    return as_text(origin) in commands(dataset) and storage.is_whole(out, manifest)
 
 
 def check_nothing_added(out: str, before: Mapping[str, Any]) -> None:
@@ -105,14 +102,14 @@ def schema_of(before: Dataset) -> pa.Schema:
 
 def next_unit(before: Manifest) -> int:
     """The number of the first unit of an addition, one above the largest in the names of the data set's files."""
-    names = [*(file.path for file in before.files), *before.quarantine]
+    names = [*before.files.paths, *before.quarantine]
     return 1 + max((int(number) for name in names for number in _UNIT.findall(name)), default=-1)
 
 
 def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
     """Hashes of a data set's query ids, block by block, without those of inputs' fixed periods, which are separate."""
     try:
-        inputs = [entry for command in _commands(before.manifest.made_by) for entry in command["config"]["inputs"]]
+        inputs = [entry for command in map(json.loads, commands(before)) for entry in command["config"]["inputs"]]
         fixed = {entry["period"] for entry in inputs}
     except (LookupError, TypeError) as error:
         raise InputError(f"{before.url}: its manifest does not name its inputs; prepare it again") from error
@@ -124,14 +121,14 @@ def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
 
 def with_addition(before: Manifest, new: Manifest) -> Manifest:
     """The manifest of a data set with an addition; `new` is the manifest of the addition alone."""
-    files = sorted([*before.files, *new.files], key=lambda file: (file.period, file.path))
     stats, added = (FeatureStats.of(part.summaries, part.counts().documents, part.grouped) for part in (before, new))
     stats.merge(added)
     # the texts of both, without the features of which either has too many
     texts = {name: merged_texts(before.categories.get(name), new.categories.get(name)) for name in before.categories}
     return Manifest(
         features=before.features,
-        files=tuple(files),
+        files=DataFiles.joined([before.files, new.files]),
+        parts=before.parts,
         summaries=stats.summaries(),
         label_counts=_label_counts(before, new),
         grouped=stats.grouped,

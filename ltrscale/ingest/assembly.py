@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.data.dataset.manifest import Accounting, DataFile, Feature
+from ltrscale.data.dataset.files import DataFiles
+from ltrscale.data.dataset.manifest import Accounting, Feature
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import TokenSummary, is_of_documents, summarise, summed
 from ltrscale.data.dataset.writer import DatasetWriter
@@ -90,7 +91,7 @@ class Written:
     """
 
     unit: Unit
-    files: tuple[DataFile, ...]
+    files: DataFiles
     schema: pa.Schema | None
     accounting: Accounting
     stats: FeatureStats

@@ -124,8 +124,7 @@ def check_expected(expect: Mapping[str, Expected], manifest: Manifest) -> None:
     """Raise InputError if a period has other counts than expected."""
     wrong = []
     for period, expected in expect.items():
-        cells = [cell for file in manifest.files if file.period == period for cell in file.row_groups]
-        counts = {"groups": sum(cell.groups for cell in cells), "documents": sum(cell.documents for cell in cells)}
+        counts = manifest.files.of_periods([period]).counts()._asdict()
         expected_by_name = {name: count for name, count in expected if count is not None}
         if any(counts[name] != count for name, count in expected_by_name.items()):
             expected_counts = " and ".join(f"{count:,} {name}" for name, count in expected_by_name.items())

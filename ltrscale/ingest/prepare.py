@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.config import Operational, made_by
-from ltrscale.data.dataset.manifest import Accounting, DataFile, Dataset, Manifest, open_dataset
+from ltrscale.data.dataset.files import DataFiles
+from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest, commit_dataset, open_dataset
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import TokenSummary, put_vocabulary, summed
 from ltrscale.data.ids import QueryIds
@@ -167,7 +168,7 @@ def prepare(
         check_rows(new.accounting, totals.first_rejections, work, key="" if for_scoring else "prepare.")
         check_expected(config.expect, new)
         manifest = new if existing_dataset is None else with_addition(existing_dataset.manifest, new)
-        commit.finish(manifest.model_dump(mode="json"))
+        commit_dataset(commit, manifest)
     report_counts(out, new, report, added=existing_dataset is not None)
     if not for_scoring:
         warn_of_labels(out, manifest, config.source)
@@ -262,7 +263,7 @@ class _Totals:
         self._texts: dict[str, RecordedCodes] = {}
         self._accounting: list[Accounting] = []
         self._tokens: list[Mapping[str, TokenSummary]] = []
-        self._files: list[DataFile] = []
+        self._files: list[DataFiles] = []
         self._quarantine: list[str] = []
 
     def add(self, written: Written) -> None:
@@ -280,7 +281,7 @@ class _Totals:
             self._texts[name] = merged_texts(self._texts.get(name, {}), texts)
         self._accounting.append(written.accounting)
         self._tokens.append(written.tokens)
-        self._files += written.files
+        self._files.append(written.files)
         self._quarantine += written.quarantine
         self.first_rejections += written.first_rejections[: 5 - len(self.first_rejections)]
 
@@ -290,7 +291,7 @@ class _Totals:
         tokens, encoding = self._work.config.source.token_columns, self._work.encoding
         return Manifest(
             features=self._work.features,
-            files=tuple(sorted(self._files, key=lambda file: (file.period, file.path))),
+            files=DataFiles.joined(self._files),
             summaries=self._stats.summaries(),
             label_counts=self._labels.counts(),
             grouped=self._stats.grouped,

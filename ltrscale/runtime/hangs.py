@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from ltrscale.data.dataset.selection import RowGroup
+from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.stream.readers import RowGroupReader
 from ltrscale.runtime.workers import Context
 

@@ -11,13 +11,15 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from ltrscale.data.dataset.selection import RowGroup
+from ltrscale import storage
+from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.stream.parts import Part
 from ltrscale.data.stream.readers import OPEN_FILES, PlannedRead, open_parquet, plan_reads, read_planned
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.engine import plain_errors
 
 _ROW_GROUPS_A_TASK = 32
+_ROW_GROUPS_A_PLAN = 1 << 14
 _TASKS_AT_ONCE = 4
 _BLOCK_BYTES = 16 << 20
 _WAITING_BYTES = 256 << 20
@@ -48,6 +50,10 @@ def read_with_ray(
     if not row_groups:
         return
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the errors that it logs are raised too
+    if len(row_groups) > _ROW_GROUPS_A_PLAN:  # so that the plan of a large selection takes little memory
+        for start in range(0, len(row_groups), _ROW_GROUPS_A_PLAN):
+            yield from read_with_ray(row_groups[start : start + _ROW_GROUPS_A_PLAN], columns, read_on=read_on)
+        return
     plan = [item._asdict() for item in plan_reads(row_groups)]
     tasks = max(-(-len(plan) // _ROW_GROUPS_A_TASK), min(len(plan), _TASKS_AT_ONCE))
     dataset = ray.data.from_items(plan, override_num_blocks=tasks).map_batches(
@@ -75,7 +81,9 @@ _open_in_worker = functools.lru_cache(OPEN_FILES)(open_parquet)
 def _read_batch(batch: Mapping[str, Any], columns: Sequence[str]) -> Iterator[pa.Table]:
     """The tables of a Ray task's share of the plan."""
     values = (batch[name].tolist() for name in PlannedRead._fields)
-    yield from read_planned([PlannedRead(*item) for item in zip(*values, strict=True)], columns, _open_in_worker)
+    plan = [PlannedRead(*item) for item in zip(*values, strict=True)]
+    is_local = all(storage.is_local(url) for item in plan for url in (item.url, item.scores))
+    yield from read_planned(plan, columns, _open_in_worker, ahead=not is_local)
 
 
 def _fetch(dataset: Any) -> Iterator[pa.Table]:

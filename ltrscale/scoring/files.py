@@ -8,11 +8,10 @@ Shapes: N documents, Q groups.
 import logging
 import math
 import warnings
-from collections import defaultdict
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -23,15 +22,16 @@ from pydantic import Field
 from ltrscale import bundle as bundles
 from ltrscale import storage
 from ltrscale.config import Config, Operational, digest
-from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, PeriodName, one_view
+from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, PeriodName
+from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.scores import Layout, ScoredGroups, ScoreFile, file_name, period_url, read_period, write_file
-from ltrscale.data.dataset.selection import RowGroup, Selection, select
+from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, Texts, chosen_files
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import Device, choose_device
 from ltrscale.errors import InputError
-from ltrscale.progress import Advance
+from ltrscale.progress import Advance, log
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.engine import plain_errors, ray_cluster
 
@@ -87,15 +87,15 @@ class Plan:
     """The hash of the one bundle, or of all together."""
     dataset: Dataset
     selection: Selection
-    files: Mapping[str, Sequence[DataFile]]
+    files: Mapping[str, DataFiles]
     """The files of each period that must be scored."""
     n_current: int
     """Number of periods that are up to date."""
 
-    @property
-    def all_files(self) -> list[DataFile]:
+    @cached_property
+    def all_files(self) -> DataFiles:
         """The files of all periods."""
-        return [file for files in self.files.values() for file in files]
+        return DataFiles.joined([*self.files.values()])
 
 
 @one_view()
@@ -110,14 +110,10 @@ def make_plan(scorer: ScorerConfig, split: Split, out: str, *, layout: Layout, m
     hashes = {url: bundles.content_hash(url) for url in scorer.bundles}
     one, *other_hashes = [hashes[url] for url in scorer.bundles]
     bundle_hash = digest([one, *other_hashes]) if other_hashes else one
-    by_period: dict[str, list[DataFile]] = defaultdict(list)
-    for file in files:
-        by_period[file.period].append(file)
-    pending = {
-        period: of_period
-        for period, of_period in sorted(by_period.items())
-        if not _is_current(out, period, of_period, bundle_hash=bundle_hash, columns=(layout, meta))
-    }
+    by_period, sizes = files.by_period, storage.sizes_below(out)  # a listing takes one request for a thousand files
+    wanted = partial(_is_current, out, sizes, bundle_hash=bundle_hash, columns=(layout, meta))
+    are_current = storage.at_once(lambda period: wanted(by_period[period]), files.periods)
+    pending = [period for period, is_current in zip(files.periods, are_current, strict=True) if not is_current]
     return Plan(
         scorer=scorer,
         layout=layout,
@@ -127,20 +123,24 @@ def make_plan(scorer: ScorerConfig, split: Split, out: str, *, layout: Layout, m
         bundle_hash=bundle_hash,
         dataset=dataset,
         selection=select(split, labelled=False),
-        files=pending,
+        files={period: by_period[period] for period in pending},
         n_current=len(by_period) - len(pending),
     )
 
 
 def _is_current(
-    out: str, period: str, files: Sequence[DataFile], *, bundle_hash: str, columns: tuple[Layout, Texts]
+    out: str, sizes: Mapping[str, int], files: DataFiles, *, bundle_hash: str, columns: tuple[Layout, Texts]
 ) -> bool:
-    """Whether the scores of these files by this bundle are committed and complete, with these columns."""
-    committed = read_period(out, period)
-    if committed is None or committed.bundle_hash != bundle_hash or not committed.is_of(files):
+    """Whether the scores of a period's files by this bundle are committed and complete, with these columns."""
+    (period,) = files.periods
+    folder = period_url("", period).lstrip("/")
+    committed = read_period(out, period) if f"{folder}/{storage.HIDDEN_MANIFEST}" in sizes else None
+    if committed is None or committed.bundle_hash != bundle_hash or not committed.is_of(files.sha256):
         return False
-    same_columns = (committed.layout, committed.meta) == columns
-    return same_columns and storage.is_whole(period_url(out, period), committed.model_dump())
+    lost = [file.path for file in committed.files if sizes.get(f"{folder}/{file.path}") != file.bytes]
+    if lost:
+        log.warning("%s: %s is missing or cut short", period_url(out, period), lost[0])
+    return not lost and (committed.layout, committed.meta) == columns
 
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -159,11 +159,9 @@ class FileScorer:
 
     def __init__(self, plan: Plan, *, device: str, threads: int) -> None:
         self._plan = plan
-        self._row_groups: dict[str, list[RowGroup]] = defaultdict(list)
+        self._row_groups = plan.selection.row_groups.by_file()
         self._bundles = [self._loaded(url) for url in plan.scorer.bundles]
         self._selection = bundles.with_tokens_of(plan.selection, self._bundles)
-        for row_group in plan.selection.row_groups:
-            self._row_groups[row_group.url].append(row_group)
         on = choose_device(device)
         features = plan.selection.features
         self._scorers = [bundle.scorer(features=features, device=on, threads=threads) for bundle in self._bundles]
@@ -199,7 +197,7 @@ class FileScorer:
 
     def _scored(self, url: str, advance: Advance) -> Iterator[ScoredGroups]:
         """The scores of the groups of a file, in its order."""
-        selection = replace(self._selection, row_groups=tuple(self._row_groups[url]))
+        selection = self._selection.only(self._row_groups[url])
         for groups in iterate(selection, docs_per_batch=self._plan.scorer.docs_per_batch):
             assert groups.ids_Q is not None
             scores_N = torch.stack([scorer(groups).double() for scorer in self._scorers]).mean(0).numpy()
@@ -252,15 +250,17 @@ def _results_of_actors(plan: Plan, advance: Advance) -> Generator[Done]:
 
 def _ray_dataset(plan: Plan) -> Any:
     """A Ray data set of the actors' results for the numbers of the files."""
+    import ray
     import ray.data
     from ray.util.annotations import RayDeprecationWarning
 
     workers, n = plan.scorer.workers, len(plan.all_files)
+    shared = ray.put(plan)  # once for all actors of a node
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RayDeprecationWarning)  # for the only way to set max_task_retries
         dataset = ray.data.from_items(list(range(n)), override_num_blocks=n).map_batches(
             _Actor,
-            fn_constructor_args=(plan, storage.held()),
+            fn_constructor_args=([shared], storage.held()),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=min(workers.number, n)),
             num_cpus=workers.cpus,
@@ -277,9 +277,11 @@ class _Actor:
     It returns errors for the user as text: for an exception in an actor Ray Data raises another, without the original.
     """
 
-    def __init__(self, plan: Plan, leases: tuple[storage.Lease, ...]) -> None:
+    def __init__(self, shared: Sequence[Any], leases: tuple[storage.Lease, ...]) -> None:
+        import ray
+
         storage.join_leases(leases)
-        self._plan = plan
+        self._plan: Plan = ray.get(shared[0])
 
     @cached_property
     def _scorer(self) -> FileScorer:

@@ -6,7 +6,7 @@ period stays, whatever happens to the rest, and is not scored again unless the b
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from typing import Any, ClassVar, Self
 
@@ -14,7 +14,7 @@ from pydantic import model_validator
 
 from ltrscale import storage
 from ltrscale.config import Operational, made_by
-from ltrscale.data.dataset.manifest import Counts, DataFile
+from ltrscale.data.dataset.files import Counts, total_of
 from ltrscale.data.dataset.scores import Layout, PeriodScores, period_url
 from ltrscale.data.dataset.split import Periods, Split, Texts
 from ltrscale.errors import InputError
@@ -70,16 +70,16 @@ class ScoreJob(ScorerConfig, Stage):
         """
         start = time.monotonic()
         plan = self.plan()
-        total = _sum_of([])
+        total = total_of([])
         with (
-            progress("score", _counts_of(plan.all_files).documents) as advance,
+            progress("score", plan.all_files.counts().documents) as advance,
             _Committing(self, plan) as periods,
             closing(score_with_ray(plan, advance) if self.ray else score_here(plan, advance)) as scored,
         ):
             for result in scored:
                 if committed := periods.take(result):
                     report({"stage": "score", "period": result.period, **_reported(committed)})
-                    total = _sum_of([total, committed])
+                    total = total_of([total, committed])
         seconds = time.monotonic() - start
         log.info(
             "score: %s periods scored with %s groups and %s documents, %s documents/s; %s periods were up to date",
@@ -126,7 +126,7 @@ class _Committing:
 
     def _commit(self, commit: storage.Commit, period: str, results: Mapping[str, Done]) -> Counts:
         plan, files = self._plan, self._plan.files[period]
-        counts, expected = _sum_of(of_file.counts for of_file in results.values()), _counts_of(files)
+        counts, expected = total_of(of_file.counts for of_file in results.values()), files.counts()
         if counts[:2] != expected[:2]:  # not the third, for labelled groups: all scored groups count as labelled
             of_groups = f"{counts.groups} groups and {counts.documents} documents were scored"
             raise InputError(
@@ -136,7 +136,7 @@ class _Committing:
         inputs = {self._job.data: plan.dataset.manifest.hash_of([period]), **plan.bundle_hashes}
         manifest = PeriodScores(
             period=period,
-            files=tuple(results[file.path].file for file in files),
+            files=tuple(results[path].file for path in files.paths),
             groups=counts.groups,
             documents=counts.documents,
             bundle_hash=plan.bundle_hash,
@@ -147,16 +147,6 @@ class _Committing:
         with commit:
             commit.finish(manifest.model_dump(mode="json"))
         return counts
-
-
-def _counts_of(files: Sequence[DataFile]) -> Counts:
-    """The counts of some data files together, from their manifest."""
-    return _sum_of(counts for file in files for counts in file.row_groups)
-
-
-def _sum_of(counts: Iterable[Counts]) -> Counts:
-    """The sums; zeros for none."""
-    return Counts(*map(sum, zip(Counts(0, 0, 0), *counts, strict=True)))
 
 
 def _reported(counts: Counts) -> dict[str, int]:

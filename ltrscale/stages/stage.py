@@ -61,7 +61,7 @@ def dataset_hashes(splits: Iterable[Split]) -> dict[str, str]:
     for split in splits:
         for url, (dataset, files) in zip(split.data, chosen_files(split), strict=True):
             datasets[url] = dataset
-            periods.setdefault(url, set()).update(file.period for file in files)
+            periods.setdefault(url, set()).update(files.periods)
     hashes = {url: datasets[url].manifest.hash_of(periods[url]) for url in datasets}
     for split in splits:
         if split.scores:

@@ -17,6 +17,7 @@ from ltrscale.storage.commit import Commit, Placed
 from ltrscale.storage.committed import (
     HIDDEN_MANIFEST,
     MANIFEST,
+    at_once,
     check_lease,
     is_whole,
     listed_in,
@@ -43,6 +44,7 @@ from ltrscale.storage.files import (
     remove_with_folders,
     sha256,
     size,
+    sizes_below,
     swap,
     write_bytes,
 )
@@ -52,22 +54,26 @@ from ltrscale.storage.names import (
     HIDDEN_RUN,
     RUN,
     absolute,
+    check_listed_paths,
     check_scheme,
     is_local,
     join,
     listed_file,
+    listed_files,
     listed_path,
     local_path,
     period_name,
 )
+from ltrscale.storage.parts import read_part, sizes_in
 from ltrscale.storage.patience import PATIENCE, patiently
 
 __all__ = [
     "HIDDEN_MANIFEST", "HIDDEN_RUN", "MANIFEST", "PATIENCE", "RUN", "WHEN_BUSY", "Commit", "Lease", "LeaseLost",
-    "Placed", "absolute", "arrow_filesystem", "below", "check_lease", "check_scheme", "children", "clock_ahead_s",
-    "create_exclusively", "exists", "filesystem", "fingerprint", "heeds_conditions", "held", "hold", "is_disk_full",
-    "is_fault", "is_local", "is_whole", "join", "join_leases", "list_files", "listed_file", "listed_in",
-    "listed_path", "local_path", "named_errors", "open_input", "patiently", "period_name", "read_bytes",
-    "read_if_there", "read_manifest", "read_verified", "remove", "remove_with_folders", "scratch", "sha256", "size",
-    "swap", "sweep", "withdraw", "withdraw_below", "write_bytes",
+    "Placed", "absolute", "arrow_filesystem", "at_once", "below", "check_lease", "check_listed_paths", "check_scheme",
+    "children", "clock_ahead_s", "create_exclusively", "exists", "filesystem", "fingerprint", "heeds_conditions",
+    "held", "hold", "is_disk_full", "is_fault", "is_local", "is_whole", "join", "join_leases", "list_files",
+    "listed_file", "listed_files", "listed_in", "listed_path", "local_path", "named_errors", "open_input",
+    "patiently", "period_name", "read_bytes", "read_if_there", "read_manifest", "read_part", "read_verified",
+    "remove", "remove_with_folders", "scratch", "sha256", "size", "sizes_below", "sizes_in", "swap", "sweep",
+    "withdraw", "withdraw_below", "write_bytes",
 ]  # fmt: skip

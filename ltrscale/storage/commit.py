@@ -28,6 +28,7 @@ from ltrscale.storage.committed import (
 from ltrscale.storage.conditions import stamp
 from ltrscale.storage.faults import disk_full, is_disk_full, named_errors
 from ltrscale.storage.names import is_local, join, local_path
+from ltrscale.storage.parts import no_longer_listed
 
 STAGING = ".staging-"
 
@@ -81,10 +82,11 @@ class Commit:
         self._waiting: dict[str, tuple[Placed, Path]] = {}
         self._before = None if part else files.read_if_there(self._manifest)
         previous = None if self._before is None else parse_manifest(self._before, self._manifest)
-        self._replaced, self._stale = listed_in(previous), set(names_in(previous))
+        self._previous, self._replaced = previous or {}, listed_in(previous)
         if not part:
             delete_kept(url)
-        for name in self._stale:  # refuse a name that leads out of the directory now: `finish` deletes some of these
+        # refuse a name that leads out of the directory now: `finish` deletes some of these
+        for name in (*self._replaced, *map(str, self._previous.get("quarantine", []))):
             names.listed_file(url, name)
         with named_errors(url, "write"):
             if is_local(url):
@@ -159,6 +161,7 @@ class Commit:
         document = {"files": [vars(f) for f in self.files], **manifest}
         data = (json.dumps(document, indent=1) + "\n").encode()
         self._see(placed for placed in self.files if placed.path not in self._waiting)
+        stale = set(no_longer_listed(self.url, self._previous, document)) - {file.path for file in self.files}
         self._flush()
         with self._alone():
             check_lease(self.url)
@@ -174,8 +177,8 @@ class Commit:
                 files.swap(self._manifest, data, None)
                 raise self._lost()
             self.finished = True
-            for name in self._stale - set(names_in(document)) - {f.path for f in self.files}:
-                files.remove_with_folders(join(self.url, name), self.url)
+            for name in stale:
+                files.remove_with_folders(names.listed_file(self.url, name), self.url)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -265,7 +268,7 @@ class Commit:
         with contextlib.suppress(InputError) if error else contextlib.nullcontext():
             own_files = {placed.path: vars(placed) for placed in self.files if placed.path not in self._waiting}
             # perhaps ours: S3 may have stored it and lost the answer
-            committed = names_in(read_manifest(self.url, self._name))
+            committed = names_in(self.url, read_manifest(self.url, self._name))
             for name in own_files.keys() - self._kept - set(committed):
                 files.remove_with_folders(join(self.url, name), self.url)
             if kept := [own_files[name] for name in sorted(own_files.keys() & self._kept)]:

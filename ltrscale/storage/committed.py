@@ -17,6 +17,7 @@ from ltrscale.errors import InputError
 from ltrscale.storage import files, names
 from ltrscale.storage import lease as leases
 from ltrscale.storage.names import is_local, join, local_path
+from ltrscale.storage.parts import sizes_in
 
 T = TypeVar("T")
 
@@ -26,6 +27,7 @@ HIDDEN_MANIFEST = "_manifest.json"
 KEPT = ".kept.json"
 """Lists the files that a failed commit has left on purpose; the next commit deletes them."""
 _REQUESTS = 16  # at a time
+_FEW = 64
 _STAGED = re.compile(r"(^|/)\.[^/]+\.[0-9a-f]{8}$")
 """The temporary name of a small file until it is renamed (`files.write_bytes`)."""
 _log = logging.getLogger("ltrscale")
@@ -72,16 +74,20 @@ def listed_in(manifest: Mapping[str, Any] | None) -> dict[str, str]:
 
 def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
     """Whether all files that a manifest lists are there with their sizes; logs the first that is not."""
+    sizes = {name: size for name, size in sizes_in(url, manifest).items() if size is not None}
 
-    def missing(file: Mapping[str, Any]) -> bool:
-        path = join(url, str(file["path"]))
-        return not files.exists(path) or files.size(path) != file["bytes"]
+    def differs(name: str) -> bool:
+        path = join(url, name)
+        return not files.exists(path) or files.size(path) != sizes[name]
 
-    listed = names.files_in(manifest)
-    lost = [file["path"] for file, is_missing in zip(listed, at_once(missing, listed), strict=True) if is_missing]
+    if len(sizes) > _FEW:  # a listing takes one request for a thousand files
+        actual = files.sizes_below(url)
+        lost = [name for name in sizes if actual.get(name) != sizes[name]]
+    else:
+        lost = [name for name, is_lost in zip(sizes, at_once(differs, list(sizes)), strict=True) if is_lost]
     if lost:
         _log.warning(
-            "%s: %d of %d files are missing or cut short, the first is %s", url, len(lost), len(listed), lost[0]
+            "%s: %d of %d files are missing or cut short, the first is %s", url, len(lost), len(sizes), lost[0]
         )
     return not lost
 
@@ -111,7 +117,7 @@ def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFE
         manifest = {}
     if manifest is None and own is None:
         return
-    listed = names_in(manifest)
+    listed = names_in(url, manifest)
     if own is not None:
         listed += [path for path in files.below(url) if own.fullmatch(path)]
     check_lease(url)
@@ -171,7 +177,9 @@ def sweep(url: str, tokens: Collection[str]) -> None:
     folders = {folder for name in leftovers for folder in _folders(name)}
     manifests = [(folder, name) for folder in folders for name in (MANIFEST, HIDDEN_MANIFEST)]
     listed = {
-        f"{folder}{path}" for folder, name in manifests for path in names_in(read_manifest(join(url, folder), name))
+        f"{folder}{path}"
+        for folder, name in manifests
+        for path in names_in(join(url, folder), read_manifest(join(url, folder), name))
     }
     orphans = [name for name in leftovers if name not in listed]
     for name in orphans:
@@ -186,6 +194,6 @@ def _folders(name: str) -> list[str]:
     return ["".join(f"{part}/" for part in parts[:i]) for i in range(len(parts) + 1)]
 
 
-def names_in(manifest: Mapping[str, Any] | None) -> list[str]:
-    """The files that a manifest lists, quarantine included."""
-    return [*listed_in(manifest), *map(str, (manifest or {}).get("quarantine", []))]
+def names_in(url: str, manifest: Mapping[str, Any] | None) -> list[str]:
+    """The files that the manifest of a directory and its parts list, quarantine included."""
+    return list(sizes_in(url, manifest or {}))

@@ -269,13 +269,19 @@ def children(url: str) -> list[str]:
 
 def below(url: str) -> list[str]:
     """The names of all files below a directory, hidden ones too, sorted; links are not followed."""
+    return sorted(sizes_below(url))
+
+
+def sizes_below(url: str) -> dict[str, int]:
+    """The bytes of all files below a directory, by name, as `below`; S3 lists a thousand with each request."""
     fs, path = filesystem(url)
     with named_errors(url):
         if is_local(url):
-            paths = [str(Path(folder, name)) for folder, _, names in os.walk(path) for name in names]
+            paths = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+            sizes = {str(file): file.lstat().st_size for file in paths}
         else:
-            paths = fs.find(path)
-    return sorted(name.removeprefix(path).lstrip("/") for name in paths)
+            sizes = {name: int(info["size"]) for name, info in fs.find(path, detail=True).items()}
+    return {name.removeprefix(path).lstrip("/"): size for name, size in sizes.items()}
 
 
 def size(url: str) -> int:

@@ -1,8 +1,9 @@
 """URLs as text, and names that a manifest lists: checked when read, so that none leads out of its directory."""
 
+import contextlib
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,22 @@ def listed_path(text: str) -> str:
     return text
 
 
+_PLAIN = re.compile(r"((?!run/|_run/)([A-Za-z0-9=_-][A-Za-z0-9=_.:+-]{0,199}/){0,4}part-[A-Za-z0-9_.-]{1,200}\n)*")
+
+
+def check_listed_paths(paths: Sequence[str]) -> None:
+    """Check many paths as `listed_path` does.
+
+    Raises:
+        ValueError: as `listed_path`, for the first that cannot be listed.
+    """
+    # one match for all where they look as writers make them, since there may be a hundred thousand
+    lines = "".join(f"{path}\n" for path in paths)
+    if lines.count("\n") != len(paths) or not _PLAIN.fullmatch(lines):
+        for path in paths:
+            listed_path(path)
+
+
 def period_name(text: str) -> str:
     """The text itself, if it can be the name of a period, which names a directory too.
 
@@ -108,10 +125,10 @@ def _part_fault(part: str, on_disk: str = "") -> str | None:
 
 
 def files_in(manifest: Mapping[str, Any]) -> list[Any]:
-    """The entries of the files that a manifest lists: its `files`, and those of its vocabulary and statistics."""
+    """The entries of the files that a manifest itself lists: its `files`, parts, vocabulary and statistics."""
     single = (manifest.get("vocabulary"), manifest.get("statistics"))
     single_files = [entry for entry in single if isinstance(entry, Mapping) and entry.get("path") is not None]
-    return [*manifest.get("files", []), *single_files]
+    return [*manifest.get("files", []), *manifest.get("parts", []), *single_files]
 
 
 def check_files(manifest: Mapping[str, Any], where: str) -> None:
@@ -121,7 +138,7 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
         InputError: an entry is not such a file; names the entry.
     """
     seen = set()
-    if not isinstance(manifest.get("files", []), list):
+    if not all(isinstance(manifest.get(key, []), list) for key in ("files", "parts")):
         raise InputError(f"{where}: files is no list; make the directory again")
     for i, file in enumerate(files_in(manifest)):
         fault = _file_fault(file)
@@ -170,3 +187,29 @@ def listed_file(url: str, name: str) -> str:
         if not os.path.realpath(local_path(path)).startswith(root.rstrip("/") + "/"):
             raise InputError(f"{path}: a symlink leads out of {url}; put the file itself there")
     return path
+
+
+def listed_files(url: str, names: Sequence[str]) -> list[str]:
+    """The URLs of files that the manifest of a directory lists, checked as `listed_file` does, one directory at a time.
+
+    Raises:
+        InputError: a symlink on a local disk leads out of the directory.
+    """
+    if is_local(url):
+        may_lead_out = _links(local_path(url), {name.rpartition("/")[0] for name in names})
+        for name in names:
+            if name in may_lead_out or name.rpartition("/")[0] in may_lead_out:
+                listed_file(url, name)
+    return [join(url, name) for name in names]
+
+
+def _links(root: Path, folders: Collection[str]) -> set[str]:
+    """The symlinks in folders below a directory, and the folders that a symlink leads to, by name."""
+    links = set[str]()
+    for folder in folders:
+        parts = folder.split("/") if folder else []
+        if any((root / "/".join(parts[: i + 1])).is_symlink() for i in range(len(parts))):
+            links.add(folder)
+        with contextlib.suppress(OSError), os.scandir(root / folder) as entries:
+            links.update(f"{folder}/{entry.name}".lstrip("/") for entry in entries if entry.is_symlink())
+    return links

@@ -80,7 +80,7 @@ def listed(selection: Selection, reader: RowGroupReader) -> Account:
         sums += torch.tensor([len(ids_Q), checksum(ids_Q)])
     groups, total = sum_over_workers(sums).tolist()
     # the manifest counts documents by row group, so it cannot count those of some of its groups
-    whole = all(selection.served_groups(row_group) == row_group.groups for row_group in selection.row_groups)
+    whole = (selection.served_groups_R == selection.row_groups.groups_R).all()
     return Account(groups, selection.n_documents if whole else 0, total)
 
 

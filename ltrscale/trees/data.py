@@ -179,7 +179,7 @@ _memories: dict[Hashable, Memory] = {}
 
 def _memory(selection: Selection) -> Memory | None:
     """Memory for few groups that lie among many others, which take most of the time of reading; None for others."""
-    if 4 * selection.n_documents >= sum(row_group.documents for row_group in selection.row_groups):
+    if 4 * selection.n_documents >= selection.row_groups.documents_R.sum():
         return None
     key = (selection.hash, selection.n_groups, selection.features, selection.tokens)
     memory = _memories.pop(key, None) or memory_for(selection, _MEMORY_GB)
@@ -325,9 +325,9 @@ def deal(selection: Selection, *, rank: int, world: int) -> Selection:
             f"train has {len(selection.row_groups)} row groups for {world} workers, which share whole ones; lower "
             f"workers to {len(selection.row_groups)}, or take more periods"
         )
-    documents = [max(1, selection.served_documents(row_group)) for row_group in selection.row_groups]
+    documents = np.maximum(1, selection.served_documents_R).tolist()
     dealt = plan.canonical_streams(documents, seed=0, epoch=0, key=selection.hash, streams=world, shuffle=False)
-    return replace(selection, row_groups=tuple(selection.row_groups[i] for i in dealt[rank]))
+    return selection.only(selection.row_groups.take(dealt[rank]))
 
 
 def check_complete(selection: Selection, share: Labelled) -> None:

@@ -27,7 +27,8 @@ from writer_tokens import without_writer
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.selection import RowGroup, select
+from ltrscale.data.dataset.row_groups import RowGroup
+from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.ids import SeenHashes
 from ltrscale.data.stream.batches import GroupStream, StreamConfig

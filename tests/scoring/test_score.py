@@ -148,8 +148,8 @@ def read(data: str, out: str) -> dict[int, list[float]]:
     for period in manifest.periods:
         there = read_period(out, period)
         assert there is not None
-        files = [file for file in manifest.files if file.period == period]
-        assert there.is_of(files)
+        files = manifest.files.by_period[period]
+        assert there.is_of(files.sha256)
         counts = np.sum([row_group for file in files for row_group in file.row_groups], axis=0).tolist()
         assert [there.groups, there.documents] == counts[:2]
         for file, of_data in zip(there.files, files, strict=True):

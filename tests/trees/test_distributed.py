@@ -15,7 +15,8 @@ from tree_worker_kill import TreesWithKilledWorker
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, load
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.selection import RowGroup, Selection, select
+from ltrscale.data.dataset.row_groups import RowGroup
+from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError

@@ -57,11 +57,10 @@ def _are_apart(one: Split, other: Split) -> bool:
 def _queries(split: Split) -> set[str]:
     """The ids of the labelled queries that a split serves."""
     selection, queries = select(split, labelled=True), set[str]()
-    for url in dict.fromkeys(row_group.url for row_group in selection.row_groups):
+    for url, row_groups in selection.row_groups.by_file().items():
         queries_of = labelled_queries(url)
-        for row_group in selection.row_groups:
-            if row_group.url == url:
-                queries.update(itertools.compress(queries_of[row_group.index], selection.kept(row_group)))
+        for row_group in row_groups:
+            queries.update(itertools.compress(queries_of[row_group.index], selection.kept(row_group)))
     return queries
 
 
@@ -122,4 +121,4 @@ def joined_splits(train: Split, validation: Split) -> Split:
 
 
 def _file_urls(split: Split) -> set[str]:
-    return {url for part in resolve_periods(split) for url, _ in part.files()}
+    return {url for part in resolve_periods(split) for url in part.urls}

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from pyarrow import fs as arrow
 
 from ltrscale import storage
-from ltrscale.data.dataset.manifest import DataFile, Dataset
+from ltrscale.data.dataset.files import DataFile
+from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.progress import Advance
 
 CheckLevel = Literal["sizes", "footers", "content"]
@@ -30,6 +31,7 @@ ColumnTypes = Mapping[str, str]
 """Type of each column of a file, by name."""
 
 _THREADS = 32
+_AT_ONCE = 1024
 _MAGIC = b"PAR1"
 _TAIL = 64 << 10
 _BLOCK = 8 << 20
@@ -80,14 +82,17 @@ def examine(
     sizes = _list_sizes(place)
     faults: dict[str, Fault] = {}
     columns: dict[str, ColumnTypes] = {}
+    seen: dict[str, ColumnTypes] = {}  # the files of a data set share them
     with ThreadPoolExecutor(_THREADS) as pool:
-        results = pool.map(partial(_examine_file, place, sizes, level), files)
-        for file, result in zip(files, results, strict=True):
-            if isinstance(result, Fault):
-                faults[file.path] = result
-            else:
-                columns[file.path] = result
-            advance(1, file.bytes)
+        for start in range(0, len(files), _AT_ONCE):  # the pool keeps all that it is given
+            some = list(files[start : start + _AT_ONCE])
+            results = pool.map(partial(_examine_file, place, sizes, level), some)
+            for file, result in zip(some, results, strict=True):
+                if isinstance(result, Fault):
+                    faults[file.path] = result
+                else:
+                    columns[file.path] = seen.setdefault(str(result), result)
+                advance(1, file.bytes)
     usual = _most_common(columns)
     faults |= {path: fault for path, of_file in columns.items() if (fault := _schema_fault(usual, of_file))}
     return {file.path: faults[file.path] for file in files if file.path in faults}, usual

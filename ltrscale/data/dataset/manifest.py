@@ -8,13 +8,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple
+from functools import cache, cached_property
+from typing import Any, Literal
 
-from pydantic import AfterValidator, Field
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.config import Config, digest, validate
+from ltrscale.config import Config, Json, as_text, digest, validate
+from ltrscale.data.dataset.files import ADDITION, FILE, Counts, DataFiles, ListedPath, part_table
 from ltrscale.data.dataset.tokens import TokenField, TokenSummary, Vocabulary
 from ltrscale.errors import InputError, nearest
 from ltrscale.progress import log
@@ -25,13 +29,6 @@ class Feature(Config):
 
     name: str
     kind: Literal["numeric", "categorical"] = "numeric"
-
-
-ListedPath = Annotated[str, AfterValidator(storage.listed_path)]
-"""The path of a file below the directory whose manifest lists it."""
-PeriodName = Annotated[str, AfterValidator(storage.period_name)]
-"""The name of a period."""
-_MOST_GROUPS, _MOST_DOCUMENTS = 1 << 26, 1 << 31
 
 
 def places(
@@ -107,43 +104,19 @@ def _log_ignored(whose: str, where: str, names: tuple[str, ...]) -> None:
         log.info("%s: does not read %d features of %s: %s", whose, len(names), where, ", ".join(names))
 
 
-class Counts(NamedTuple):
-    """Counts of a row group: query groups, documents, and the groups among them that have labels."""
-
-    groups: int
-    documents: int
-    labelled: int
-
-
-def _of_row_group(counts: Counts) -> Counts:
-    """The counts, if a row group can have them: a reader allocates memory according to them."""
-    if not (0 <= counts.labelled <= counts.groups < _MOST_GROUPS and 0 <= counts.documents < _MOST_DOCUMENTS):
-        raise ValueError(f"no row group has {', '.join(f'{n} {name}' for name, n in counts._asdict().items())}")
-    return counts
-
-
-class DataFile(Config):
-    """One Parquet file: name in the directory, period, size, content hash, longest group, counts of each row group."""
-
-    path: ListedPath
-    period: PeriodName
-    bytes: int
-    sha256: str
-    longest: int = Field(ge=0, lt=_MOST_DOCUMENTS)
-    """Documents of its longest group."""
-    row_groups: tuple[Annotated[Counts, AfterValidator(_of_row_group)], ...]
-
-    def content(self) -> tuple[str, str, tuple[Counts, ...]]:
-        """The parts that make up the file's identity: all but its place, and what follows from them."""
-        return self.period, self.sha256, self.row_groups
-
-
 class ListedFile(Config):
     """A further file of the directory."""
 
     path: ListedPath
     bytes: int
     sha256: str
+
+
+class ManifestPart(ListedFile):
+    """A part of the manifest: a table of the files, quarantine files and additions that it lists; see `parts`."""
+
+    files: int
+    additions: int
 
 
 class RawColumns(Config):
@@ -194,7 +167,10 @@ class Manifest(Config):
     format: Literal["ltrscale-dataset"] = "ltrscale-dataset"
     version: Literal[1] = 1
     features: tuple[Feature, ...]
-    files: tuple[DataFile, ...]
+    files: DataFiles
+    """In order of periods and paths; those that the parts list are read with the data set."""
+    parts: tuple[ManifestPart, ...] = ()
+    """Tables that list the files and additions of earlier commits; see `ltrscale.data.dataset.parts`."""
     summaries: tuple[FeatureSummary, ...] = ()
     """One for each feature, in order."""
     label_counts: dict[str, int] = Field(default_factory=dict)
@@ -218,20 +194,28 @@ class Manifest(Config):
     fills: dict[str, float] = Field(default_factory=dict)
     """The number that stands for a missing value of a feature, by feature; others stay missing."""
     quarantine: tuple[ListedPath, ...] = ()
-    """Quarantine files, below the same directory."""
+    """Quarantine files, below the same directory, but those that the parts list."""
     made_by: dict[str, Any] = Field(default_factory=dict)
-    """Stage, config and input fingerprints; not part of the hash."""
+    """Stage, config and input fingerprints, and under `added` those of additions, but of those that the parts list; not
+    part of the hash."""
 
     @property
     def hash(self) -> str:
         """Hash of the data set's content: its features, and its files in order, whatever their names."""
-        return self.hash_of(self.periods)
+        return self._hash_of(self.files)
 
     def hash_of(self, periods: Collection[str]) -> str:
         """Hash of the content of some periods; it does not depend on the others."""
+        return self._hash_of(self.files.of_periods(periods))
+
+    @cached_property
+    def hashes(self) -> dict[str, str]:
+        """The hash of the content of each period."""
+        return {period: self._hash_of(files) for period, files in self.files.by_period.items()}
+
+    def _hash_of(self, files: DataFiles) -> str:
         features = [(feature.name, feature.kind) for feature in self.features]
-        identity = {"features": features, "files": [f.content() for f in self.files if f.period in periods]}
-        return digest(identity | self.text_identity())
+        return digest({"features": features, "files": Json(files.content())} | self.text_identity())
 
     def text_identity(self) -> dict[str, object]:
         """The fields of tokens and their vocabulary; empty without tokens, so that a hash does not depend on them."""
@@ -242,17 +226,16 @@ class Manifest(Config):
     @property
     def periods(self) -> list[str]:
         """The periods that have data, sorted."""
-        return sorted({file.period for file in self.files})
+        return self.files.periods
 
     @property
     def longest(self) -> int:
         """Documents of the longest group."""
-        return max((file.longest for file in self.files), default=0)
+        return self.files.longest
 
     def counts(self) -> Counts:
         """Groups, documents and labelled groups of the whole data set."""
-        cells = [cell for file in self.files for cell in file.row_groups]
-        return Counts(*(sum(column) for column in zip(*cells, strict=True))) if cells else Counts(0, 0, 0)
+        return self.files.counts()
 
 
 @dataclass(frozen=True)
@@ -304,15 +287,91 @@ def open_dataset(url: str) -> Dataset:
     return Dataset(url, dataset.manifest)  # with the URL as it was given, for errors
 
 
+_READS = 5
+"""How often a manifest is read that changes while its parts are read."""
+
+
 def _open(url: str) -> Dataset:
-    values = storage.read_manifest(url)
-    if values is None:
-        raise InputError(f"{url}: no data set is committed there (no manifest.json); make it with jobs.prepare")
-    return Dataset(url, parse_dataset_manifest(values, storage.join(url, storage.MANIFEST)))
+    for attempt in range(_READS):
+        values = storage.read_manifest(url)
+        if values is None:
+            raise InputError(f"{url}: no data set is committed there (no manifest.json); make it with jobs.prepare")
+        try:
+            manifest = parse_dataset_manifest(values, storage.join(url, storage.MANIFEST))
+            return Dataset(url, _with_files_of_parts(url, manifest))
+        except InputError:  # an addition may have replaced a part by a longer one
+            if attempt + 1 == _READS or storage.read_manifest(url) == values:
+                raise
+    raise AssertionError
 
 
 def parse_dataset_manifest(values: Mapping[str, Any], where: str) -> Manifest:
-    """Validate a manifest that was read from `where`."""
+    """Validate a manifest that was read from `where`; the files of its parts are not read."""
     if values.get("format") != "ltrscale-dataset":
         raise InputError(f"{where}: not a data set but {values.get('format', 'something else')!r}; check the path")
     return validate(Manifest, values, where)
+
+
+# Parts. A manifest is written anew with each addition, so it names few files itself: above `_FEW_FILES` it moves them
+# to a part, together with the quarantine and the additions. A part takes over the one before it while that is less than
+# twice as long, as in a log-structured merge tree: n files need at most log2(n) parts, and an addition writes as much
+# as it adds, times log2(n) at most in the long run.
+
+_FEW_FILES, _FEW_ROW_GROUPS = 256, 1 << 14
+_PART = "parts/part-{hash}.parquet"
+_ADDED = "added"
+
+
+def commit_dataset(commit: storage.Commit, manifest: Manifest) -> None:
+    """Commit a data set whose manifest has all files, those of its parts too."""
+    listed = {name for part in manifest.parts for name in _files_of(commit.url, part).paths}
+    files = manifest.files.where(lambda path: path not in listed, manifest.files.paths)
+    manifest = manifest.model_copy(update={"files": files})
+    if len(files) > _FEW_FILES or len(files.counts_R3) > _FEW_ROW_GROUPS:
+        manifest = _moved_to_part(commit, manifest)
+    commit.finish(manifest.model_dump(mode="json"))
+
+
+def _moved_to_part(commit: storage.Commit, manifest: Manifest) -> Manifest:
+    """The manifest with its files, quarantine and additions in a part; the newest addition stays, to be looked up."""
+    added, parts = manifest.made_by.get(_ADDED, []), list(manifest.parts)
+    table = part_table(manifest.files, manifest.quarantine, map(as_text, added[:-1]))
+    files, n_additions = len(manifest.files), len(added[:-1])
+    while parts and parts[-1].files < 2 * files:
+        last = parts.pop()
+        table = pa.concat_tables([storage.read_part(commit.url, vars(last)), table])
+        files, n_additions = files + last.files, n_additions + last.additions
+    with commit.file(_PART) as path:
+        pq.write_table(table, path, compression="zstd")
+    parts.append(ManifestPart(**vars(commit.files[-1]), files=files, additions=n_additions))
+    made_by = {**manifest.made_by, **({_ADDED: added[-1:]} if added else {})}
+    return manifest.model_copy(
+        update={"files": DataFiles.of([]), "parts": tuple(parts), "quarantine": (), "made_by": made_by}
+    )
+
+
+def commands(dataset: Dataset) -> Iterator[str]:
+    """What made a data set and each addition to it (`made_by`), as JSON with sorted keys, the first one first."""
+    yield as_text({key: value for key, value in dataset.manifest.made_by.items() if key != _ADDED})
+    for part in dataset.manifest.parts:
+        if part.additions:
+            rows = storage.read_part(dataset.url, vars(part), ["kind", "made_by"])
+            yield from rows.filter(pc.equal(rows["kind"], ADDITION))["made_by"].to_pylist()
+    yield from map(as_text, dataset.manifest.made_by.get(_ADDED, []))
+
+
+def _files_of(url: str, part: ManifestPart) -> DataFiles:
+    rows = storage.read_part(url, vars(part))
+    try:
+        return DataFiles.from_table(rows.filter(pc.equal(rows["kind"], FILE)))
+    except (ValueError, KeyError, pa.ArrowException) as error:
+        place = storage.join(url, part.path)
+        raise InputError(f"{place}: {error}; do not use the directory, make it again") from error
+
+
+def _with_files_of_parts(url: str, manifest: Manifest) -> Manifest:
+    """The manifest with the files of its parts too."""
+    if not manifest.parts:
+        return manifest
+    files = DataFiles.joined([*(_files_of(url, part) for part in manifest.parts), manifest.files])
+    return manifest.model_copy(update={"files": files})

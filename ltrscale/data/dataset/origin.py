@@ -1,10 +1,11 @@
 """The origin of a data set: the data sets that it was relabelled from, and the way its raw rows were read."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ltrscale import storage
-from ltrscale.data.dataset.manifest import Dataset, Manifest, open_dataset
+from ltrscale.data.dataset.manifest import Dataset, Manifest, commands, open_dataset
 from ltrscale.errors import InputError, UnavailableError
 
 _NOT_OF_ROWS = {
@@ -24,10 +25,10 @@ def origins(dataset: Dataset) -> Callable[[str], set[str]]:
     They are the hashes of the period's content and of the whole data set; for a relabelled data set also those of its
     sources, as far as these can be followed, whether or not they have changed since.
     """
-    manifests = list(_lineage(dataset))
+    manifests = [source.manifest for source in _lineage(dataset)]
     source_hashes = {str(hash_before) for manifest in manifests for hash_before in _sources(manifest).values()}
     hashes = {manifest.hash for manifest in manifests} | source_hashes
-    return lambda period: hashes | {m.hash_of([period]) for m in manifests if period in m.periods}
+    return lambda period: hashes | {m.hashes[period] for m in manifests if period in m.hashes}
 
 
 RAW = "raw"
@@ -52,11 +53,12 @@ def read_as(dataset: Dataset) -> dict[str, Any]:
     columns of the rows.
     """
     try:
-        *_, last = _lineage(dataset)
+        *_, source = _lineage(dataset)
     except UnavailableError:  # storage does not answer, which says nothing about the source
         raise
     except InputError:
         return {}
+    last = source.manifest
     settings = last.made_by.get("config") if last.made_by.get("stage") == "prepare" else None
     if not isinstance(settings, Mapping):
         return {}
@@ -71,10 +73,9 @@ def read_as(dataset: Dataset) -> dict[str, Any]:
 def inputs_of(dataset: Dataset) -> list[dict[str, Any]]:
     """The inputs from which a data set was prepared, or the one that it was made of; whether or not they are there."""
     *_, last = _lineage(dataset)
-    commands = [last.made_by, *last.made_by.get("added", [])]
-    return [
-        dict(each) for command in commands if command.get("stage") == "prepare" for each in command["config"]["inputs"]
-    ]
+    made_by = map(json.loads, commands(last))
+    prepared = [command["config"] for command in made_by if command.get("stage") == "prepare"]
+    return [dict(each) for config in prepared for each in config["inputs"]]
 
 
 def _with_tokenizer(settings: dict[str, Any], dataset: Dataset) -> dict[str, Any]:
@@ -87,17 +88,17 @@ def _with_tokenizer(settings: dict[str, Any], dataset: Dataset) -> dict[str, Any
     return {**settings, "source": {**source, "columns": {**source["columns"], "tokens": tokens}}}
 
 
-def _lineage(dataset: Dataset) -> Iterator[Manifest]:
-    """The manifest of a data set, then those of the data sets from which it was relabelled, as long as they exist."""
-    followed, manifest = set[str](), dataset.manifest
-    yield manifest
-    while sources := _sources(manifest):
+def _lineage(dataset: Dataset) -> Iterator[Dataset]:
+    """A data set, then those from which it was relabelled, as long as they exist."""
+    followed = set[str]()
+    yield dataset
+    while sources := _sources(dataset.manifest):
         (url,) = sources
         if url in followed or not storage.exists(storage.join(url, storage.MANIFEST)):
             return
         followed.add(url)
-        manifest = open_dataset(url).manifest
-        yield manifest
+        dataset = open_dataset(url)
+        yield dataset
 
 
 def _sources(manifest: Manifest) -> Mapping[str, Any]:

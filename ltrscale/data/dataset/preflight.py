@@ -13,8 +13,9 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Config, is_current, made_by, validate
+from ltrscale.data.dataset.files import Counts, DataFiles, ListedPath, total_of
 from ltrscale.data.dataset.integrity import CheckLevel, ColumnTypes, Reason, examine
-from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, ListedPath
+from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.split import Split, chosen_files
 from ltrscale.errors import InputError
 from ltrscale.progress import Advance, Report, log, progress
@@ -78,7 +79,7 @@ class Preflight(Config):
     def record(self) -> dict[str, object]:
         """The counts as a record of metrics."""
         bad_files = list(self.bad.values())
-        total, lost = _total(dataset.counts for dataset in self.datasets), _total(file.lost for file in bad_files)
+        total, lost = total_of(dataset.counts for dataset in self.datasets), total_of(file.lost for file in bad_files)
         files = sum(dataset.files for dataset in self.datasets)
         return {
             "preflight": self.check,
@@ -145,8 +146,8 @@ def contents_of_read(splits: Iterable[Split]) -> Contents:
     contents: dict[str, dict[str, list[str]]] = {}
     for split in splits:
         for url, (_, files) in zip(split.data, chosen_files(split), strict=True):
-            for period in {file.period for file in files}:
-                contents.setdefault(url, {})[period] = [file.sha256 for file in files if file.period == period]
+            for period, of_period in files.by_period.items():
+                contents.setdefault(url, {})[period] = of_period.sha256
     return contents
 
 
@@ -184,9 +185,8 @@ def preflight(splits: Mapping[str, Split], config: PreflightConfig) -> Preflight
     files_to_check = _wanted(files for of_split in chosen.values() for files in of_split)
     datasets: list[CheckedDataset] = []
     columns: dict[str, ColumnTypes] = {}
-    with progress(
-        "pre-flight", sum(file.bytes for _, files in files_to_check for file in files), unit="files"
-    ) as advance:
+    size = sum(int(files.bytes_F.sum()) for _, files in files_to_check)
+    with progress("pre-flight", size, unit="files") as advance:
         for dataset, files in files_to_check:
             of_dataset, columns[dataset.url] = _check_dataset(dataset, files, config.check, advance)
             datasets.append(of_dataset)
@@ -197,43 +197,44 @@ def preflight(splits: Mapping[str, Split], config: PreflightConfig) -> Preflight
     return result
 
 
-def _wanted(parts: Iterable[tuple[Dataset, Sequence[DataFile]]]) -> list[tuple[Dataset, list[DataFile]]]:
+def _wanted(parts: Iterable[tuple[Dataset, DataFiles]]) -> list[tuple[Dataset, DataFiles]]:
     """Each data set once, with all its files that some split reads, in the order of the manifest."""
     datasets: dict[str, Dataset] = {}
-    paths: dict[str, set[str]] = {}
+    periods: dict[str, set[str]] = {}
     for dataset, files in parts:
         datasets.setdefault(dataset.url, dataset)
-        paths.setdefault(dataset.url, set()).update(file.path for file in files)
-    return [(d, [file for file in d.manifest.files if file.path in paths[url]]) for url, d in datasets.items()]
+        periods.setdefault(dataset.url, set()).update(files.periods)  # a split reads whole periods
+    return [(dataset, dataset.manifest.files.of_periods(periods[url])) for url, dataset in datasets.items()]
 
 
 def _check_dataset(
-    dataset: Dataset, files: Sequence[DataFile], level: CheckLevel, advance: Advance
+    dataset: Dataset, files: DataFiles, level: CheckLevel, advance: Advance
 ) -> tuple[CheckedDataset, ColumnTypes]:
     """The result for a data set, and the columns of most of its files."""
     faults, columns = examine(dataset, files, level, advance)
     bad_files = tuple(
-        BadFile(path=file.path, reason=fault.reason, detail=fault.detail, lost=_counts([file]))
-        for file in files
-        if (fault := faults.get(file.path))
+        BadFile(path=path, reason=fault.reason, detail=fault.detail, lost=total_of(files[i].row_groups))
+        for i, path in enumerate(files.paths)
+        if (fault := faults.get(path))
     )
     checked_ = CheckedDataset(
         url=dataset.url,
-        hash=dataset.manifest.hash_of({file.period for file in files}),
+        hash=dataset.manifest.hash_of(files.periods),
         files=len(files),
-        counts=_counts(files),
+        counts=files.counts(),
         bad=bad_files,
     )
     return checked_, columns
 
 
 def _check_limit(
-    name: str, of_split: Sequence[tuple[Dataset, Sequence[DataFile]]], bad_files: Mapping[str, BadFile], max_bad: float
+    name: str, of_split: Sequence[tuple[Dataset, DataFiles]], bad_files: Mapping[str, BadFile], max_bad: float
 ) -> None:
     """Check that bad files hold no more of a split's query groups than the limit allows."""
-    urls = {storage.join(dataset.url, file.path): file for dataset, files in of_split for file in files}
-    bad_of_split = {url: bad_files[url] for url in urls if url in bad_files}
-    lost, total = _total(file.lost for file in bad_of_split.values()).groups, _counts(urls.values()).groups
+    urls = {storage.join(dataset.url, path) for dataset, files in of_split for path in files.paths}
+    bad_of_split = {url: bad for url, bad in bad_files.items() if url in urls}
+    lost = total_of(file.lost for file in bad_of_split.values()).groups
+    total = total_of(files.counts() for _, files in of_split).groups
     if lost > max_bad * total:
         raise InputError(
             f"{name}: {len(bad_of_split)} of {len(urls)} files, with {lost:,} of {total:,} query groups, are not "
@@ -253,16 +254,6 @@ def _check_columns(name: str, columns: Mapping[str, ColumnTypes], split: Split) 
                     f"{name}: column {column!r} is {types[0]} in {url} and {types[1]} in {first}; "
                     "prepare both with the same columns"
                 )
-
-
-def _counts(files: Iterable[DataFile]) -> Counts:
-    """The counts of some files together."""
-    return _total(counts for file in files for counts in file.row_groups)
-
-
-def _total(counts: Iterable[Counts]) -> Counts:
-    columns = list(zip(*counts, strict=True))
-    return Counts(*map(sum, columns)) if columns else Counts(0, 0, 0)
 
 
 def _named(bad_files: Mapping[str, BadFile]) -> str:

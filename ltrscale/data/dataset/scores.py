@@ -18,6 +18,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, NamedTuple
 
@@ -28,7 +29,8 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.config import Config, validate
-from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, ListedPath, PeriodName
+from ltrscale.data.dataset.files import Counts, DataFile, ListedPath, PeriodName
+from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.errors import InputError
 
 SCORES = "scores"
@@ -72,9 +74,9 @@ class PeriodScores(Config):
     meta: tuple[str, ...]
     """The columns `meta_*` of the data set that the files have too."""
 
-    def is_of(self, files: Sequence[DataFile]) -> bool:
-        """Whether these data files were scored, in this order, whatever their names."""
-        return [file.data_sha256 for file in self.files] == [file.sha256 for file in files]
+    def is_of(self, contents: Sequence[str]) -> bool:
+        """Whether data files with these content hashes were scored, in this order, whatever their names."""
+        return [file.data_sha256 for file in self.files] == list(contents)
 
 
 class ScoredGroups(NamedTuple):
@@ -141,8 +143,8 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
     """
     by_path: dict[str, Found] = {}
     first: PeriodScores | None = None
-    for period in periods:
-        scores = read_period(url, period)
+    periods = list(periods)
+    for period, scores in zip(periods, storage.at_once(partial(read_period, url), periods), strict=True):
         if scores is None:
             raise InputError(f"{url}: period {period!r} is not scored there; score {dataset.url} with jobs.score")
         if scores.layout == "items":
@@ -150,8 +152,8 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
                 f"{url}: period {period!r} has one row per document, which cannot serve as labels; "
                 "score it into another directory with jobs.score and layout lists"
             )
-        files = [file for file in dataset.manifest.files if file.period == period]
-        if not scores.is_of(files):
+        files = dataset.manifest.files.by_period[period]
+        if not scores.is_of(files.sha256):
             raise InputError(
                 f"{url}: period {period!r} was scored from other files than {dataset.url} has now; "
                 "score it again with jobs.score"
@@ -161,8 +163,9 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
             problem = f"periods {first.period!r} and {period!r} were scored by different bundles"
             raise InputError(f"{url}: {problem}; score them again with one by jobs.score")
         directory = period_url(url, period)
-        for file, of_file in zip(files, scores.files, strict=True):
-            by_path[file.path] = Found(storage.listed_file(directory, of_file.path), of_file.sha256)
+        urls = storage.listed_files(directory, [file.path for file in scores.files])
+        for path, found, file in zip(files.paths, urls, scores.files, strict=True):
+            by_path[path] = Found(found, file.sha256)
     return by_path
 
 

@@ -4,18 +4,22 @@ The manifests alone resolve it; no data file is opened, except for the labels wh
 relevant document.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Self
+from functools import cached_property
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.config import digest
+from ltrscale.config import Json, digest
+from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.labelled import keep_fold, none_relevant, order_of, to_reach, with_relevant
 from ltrscale.data.dataset.manifest import Feature, matching, places
 from ltrscale.data.dataset.origin import read_as
+from ltrscale.data.dataset.row_groups import FileSource, FileToRead, RowGroup, RowGroups
 from ltrscale.data.dataset.scores import find_scores
 from ltrscale.data.dataset.split import LabelColumn, Split, SplitPart, resolve_periods
 from ltrscale.data.dataset.tokens import Owner, TokenField, Vocabulary, shared
@@ -23,40 +27,6 @@ from ltrscale.errors import InputError, suggestion
 
 GID_SPAN = 10**11
 """Number of group ids reserved for each data set of a split; no data set has that many query groups."""
-
-
-class FileSource(NamedTuple):
-    """The data set that lists a file, and the hash and bytes of the file by its manifest."""
-
-    url: str
-    sha256: str
-    bytes: int
-
-
-@dataclass(frozen=True)
-class RowGroup:
-    """One Parquet row group, with its counts from the manifest.
-
-    `gid_base` is added to `gid`, so that ids are unique over several data sets: `GID_SPAN` for each earlier data set
-    from which the split takes a period, whether or not files are left out. `first_labelled` is the number of labelled
-    groups before it in the split, without the files left out. `scores` is the file whose row group of the same index
-    has the scores that serve as labels: then all groups count as labelled. `stored` are the features in its file, which
-    may differ from the ones that are served; `longest` has the documents of the file's longest group.
-    """
-
-    url: str
-    index: int
-    period: str
-    groups: int
-    documents: int
-    labelled: int
-    gid_base: int
-    first_labelled: int
-    scores: str | None = None
-    source: FileSource | None = None
-    """Lets a reader check that the file is still the one that was chosen."""
-    stored: tuple[Feature, ...] | None = field(default=None, compare=False, repr=False)
-    longest: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +43,8 @@ class Selection:
     """
 
     features: tuple[Feature, ...]
-    row_groups: tuple[RowGroup, ...]
+    row_groups: RowGroups
+    """Or any sequence of row groups to make it from."""
     hash: str
     labelled: bool
     kept_labelled: NDArray[np.bool_] | None = None
@@ -112,12 +83,19 @@ class Selection:
                 raise InputError(f"the data have no tokens {name!r} of each {owner}; {hint}; prepare them with tokens")
         return replace(self, tokens=tuple(fields[key] for key in keys))
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "row_groups", RowGroups.of(self.row_groups))
+
+    def only(self, row_groups: Iterable[RowGroup]) -> Self:
+        """The same with some of the row groups."""
+        return replace(self, row_groups=RowGroups.of(row_groups))
+
     @property
     def n_labelled(self) -> int:
         """Labelled groups of the split, served or not: the length of `kept_labelled`."""
         if self.kept_labelled is not None:
             return len(self.kept_labelled)
-        return max(row_group.first_labelled + row_group.labelled for row_group in self.row_groups)
+        return int((self.row_groups.first_labelled_R + self.row_groups.labelled_R).max())
 
     def kept(self, row_group: RowGroup) -> NDArray[np.bool_]:
         """Which of a row group's labelled groups are kept, shape [labelled]."""
@@ -129,25 +107,37 @@ class Selection:
         """Groups of a row group that are served."""
         return int(self.kept(row_group).sum()) if self.labelled else row_group.groups
 
-    def served_documents(self, row_group: RowGroup) -> int:
-        """Documents of a row group that are served; if only some groups are, an estimate in proportion to them."""
-        share = self.served_groups(row_group) / max(1, row_group.groups)
-        return round(row_group.documents * share)
+    @cached_property
+    def served_groups_R(self) -> NDArray[np.int64]:
+        """Groups of each row group that are served."""
+        if not self.labelled:
+            return self.row_groups.groups_R
+        if self.kept_labelled is None:
+            return self.row_groups.labelled_R
+        kept_before = np.concatenate([[0], np.cumsum(self.kept_labelled)])
+        first_R = self.row_groups.first_labelled_R
+        return np.asarray(kept_before[first_R + self.row_groups.labelled_R] - kept_before[first_R])
+
+    @cached_property
+    def served_documents_R(self) -> NDArray[np.int64]:
+        """Documents of each row group that are served; if only some groups are, an estimate in proportion to them."""
+        share_R = self.served_groups_R / np.maximum(1, self.row_groups.groups_R)
+        return np.rint(self.row_groups.documents_R * share_R).astype(np.int64)
 
     @property
     def n_groups(self) -> int:
         """Groups that are served."""
-        return sum(map(self.served_groups, self.row_groups))
+        return int(self.served_groups_R.sum())
 
     @property
     def longest(self) -> int:
         """Documents that no group exceeds: those of the longest group of the files, served or not."""
-        return max((row_group.longest for row_group in self.row_groups), default=0)
+        return self.row_groups.longest
 
     @property
     def n_documents(self) -> int:
         """Documents that are served; an estimate if only some groups of a row group are."""
-        return sum(map(self.served_documents, self.row_groups))
+        return int(self.served_documents_R.sum())
 
 
 def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Selection:
@@ -173,16 +163,17 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
     if scored := labelled and split.scores is not None:
         parts = [_with_scores(parts, split)]
     parts = [part for part in parts if part.periods]  # an unused data set must change neither ids nor hash
-    row_groups = tuple(_row_groups(parts, without))
+    files = [_but(part, without) for part in parts]
+    row_groups = _row_groups(parts, files)
     kept = None
     identity: dict[str, Any] = {
         "features": [(feature.name, feature.kind) for feature in features],
-        "files": [[file.content() for _, file in part.files(without)] for part in parts],
+        "files": Json(f"[{', '.join(of_part.content() for _, of_part in files)}]"),
     }
-    left_out = sum(url in without for part in parts for url, _ in part.files())
+    left_out = sum(len(part.urls) - len(urls) for part, (urls, _) in zip(parts, files, strict=True))
     name = f"{_name(split)} without {left_out} bad files" if left_out else _name(split)
     if labelled:
-        n = sum(row_group.labelled for row_group in row_groups)
+        n = int(row_groups.labelled_R.sum())
         if n == 0 and not scored:
             raise InputError(f"{name}: no group has labels; name periods that have some, or pretrain on these")
         kept = _kept_groups(n, split, row_groups, name)
@@ -192,10 +183,10 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
     texts = shared([(part.dataset.manifest.tokens, part.dataset.manifest.vocabulary) for part in parts])
     vocabulary = parts[0].dataset.manifest.vocabulary if texts else None
     whole = Selection(features, row_groups, digest(identity), labelled, kept, column, raw, (), texts, vocabulary)
-    served = tuple(row_group for row_group in row_groups if whole.served_groups(row_group))
-    if not served:
+    is_served_R = whole.served_groups_R > 0
+    if not is_served_R.any():
         raise InputError(f"{name}: no query group there; the manifest counts the rows that prepare kept and rejected")
-    return replace(whole, row_groups=served)
+    return whole if is_served_R.all() else whole.only(row_groups.take(is_served_R))
 
 
 def only_relevant(selection: Selection) -> Selection:
@@ -216,8 +207,7 @@ def only_relevant(selection: Selection) -> Selection:
     if not kept.any():
         return selection
     relevant = replace(selection, kept_labelled=kept)
-    served = tuple(row_group for row_group in selection.row_groups if relevant.served_groups(row_group))
-    return replace(relevant, row_groups=served)
+    return relevant.only(selection.row_groups.take(relevant.served_groups_R > 0))
 
 
 def check_relevant(selection: Selection, name: str) -> None:
@@ -266,20 +256,32 @@ def _labels_identity(split: Split, parts: list[SplitPart]) -> dict[str, Any]:
     return identity
 
 
-def _row_groups(parts: list[SplitPart], without: Collection[str]) -> Iterator[RowGroup]:
-    """The row groups of the chosen periods, in the order of the manifests, without those of the files left out."""
-    first_labelled = 0
-    for number, part in enumerate(parts):
-        for url, file in part.files(without):
-            scores = part.scores.get(file.path)
-            source = FileSource(part.dataset.url, file.sha256, file.bytes)
-            for index, counts in enumerate(file.row_groups):
-                labelled = counts.groups if scores else counts.labelled
-                place = (number * GID_SPAN, first_labelled, scores.url if scores else None)
-                stored = part.dataset.manifest.features
-                counts_and_labels = (counts.groups, counts.documents, labelled)
-                yield RowGroup(url, index, file.period, *counts_and_labels, *place, source, stored, file.longest)
-                first_labelled += labelled
+def _but(part: SplitPart, without: Collection[str]) -> tuple[list[str], DataFiles]:
+    """The URLs and files of a part, without those left out."""
+    if not without:
+        return part.urls, part.files
+    return [url for url in part.urls if url not in without], part.files.where(lambda url: url not in without, part.urls)
+
+
+def _row_groups(parts: Sequence[SplitPart], files: Sequence[tuple[list[str], DataFiles]]) -> RowGroups:
+    """The row groups of the chosen periods, in the order of the manifests."""
+    to_read: list[FileToRead] = []
+    file_R, counts_R4 = [np.zeros(0, np.int64)], [np.zeros((0, 4), np.int64)]
+    for number, (part, (urls, of_part)) in enumerate(zip(parts, files, strict=True)):
+        base, stored, dataset = number * GID_SPAN, part.dataset.manifest.features, part.dataset.url
+        scores = [part.scores[path].url if path in part.scores else None for path in of_part.paths]
+        lengths_F, counts_R3 = np.diff(of_part.bounds_F1), of_part.counts_R3
+        index_R = np.arange(len(counts_R3)) - np.repeat(of_part.bounds_F1[:-1], lengths_F)
+        is_scored_R = np.repeat([each is not None for each in scores], lengths_F)
+        labelled_R = np.where(is_scored_R, counts_R3[:, 0], counts_R3[:, 2])
+        file_R.append(len(to_read) + np.repeat(np.arange(len(of_part)), lengths_F))
+        counts_R4.append(np.stack([index_R, counts_R3[:, 0], counts_R3[:, 1], labelled_R], 1))
+        sources = map(FileSource, itertools.repeat(dataset), of_part.sha256, of_part.bytes_F.tolist())
+        longest = of_part.longest_F.tolist()
+        for url, period, scored, source, n in zip(urls, of_part.period_of, scores, sources, longest, strict=False):
+            to_read.append(FileToRead(url, period, base, scored, source, stored, n))
+    labelled_R = (counts := np.concatenate(counts_R4))[:, 3]
+    return RowGroups(to_read, np.concatenate(file_R), np.column_stack([counts, np.cumsum(labelled_R) - labelled_R]))
 
 
 def _kept_features(features: tuple[Feature, ...], split: Split) -> tuple[Feature, ...]:
@@ -320,7 +322,7 @@ def _size(split: Split, order_Q: NDArray[np.int64], row_groups: Sequence[RowGrou
 
 def _relevant(row_groups: Sequence[RowGroup], column: LabelColumn) -> list[NDArray[np.bool_]]:
     """Which labelled groups of each row group have a relevant document."""
-    files = list(dict.fromkeys((rg.url, rg.source.sha256 if rg.source else "") for rg in row_groups))
+    files = [(file.url, file.source.sha256 if file.source else "") for file in RowGroups.of(row_groups).own_files]
     by_url = dict(zip((url for url, _ in files), with_relevant(files, column), strict=True))
     for rg in row_groups:
         n = len(by_url[rg.url][rg.index]) if rg.index < len(by_url[rg.url]) else 0

@@ -6,16 +6,19 @@ Manifests alone resolve a split to data sets and periods; no data file is opened
 import datetime
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ltrscale import storage
 from ltrscale.config import Config, ConfigT, validate
+from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.labelled import Fold
-from ltrscale.data.dataset.manifest import DataFile, Dataset, open_dataset, places
+from ltrscale.data.dataset.manifest import Dataset, open_dataset, places
 from ltrscale.data.dataset.scores import Found
 from ltrscale.errors import InputError, nearest
 from ltrscale.progress import log
@@ -254,11 +257,15 @@ class SplitPart:
     scores: Mapping[str, Found] = field(default_factory=dict)
     """The scores that serve as labels, by path of the data file."""
 
-    def files(self, without: Collection[str] = ()) -> Iterator[tuple[str, DataFile]]:
-        """The URLs and files of these periods, in the order of the manifest, without the URLs in `without`."""
-        for file in self.dataset.manifest.files:
-            if file.period in self.periods and (url := storage.listed_file(self.dataset.url, file.path)) not in without:
-                yield url, file
+    @cached_property
+    def files(self) -> DataFiles:
+        """The files of these periods, in the order of the manifest."""
+        return self.dataset.manifest.files.of_periods(self.periods)
+
+    @cached_property
+    def urls(self) -> list[str]:
+        """The URL of each file."""
+        return storage.listed_files(self.dataset.url, self.files.paths)
 
 
 def resolve_periods(split: Split, key: str = "") -> list[SplitPart]:
@@ -277,7 +284,7 @@ def resolve_periods(split: Split, key: str = "") -> list[SplitPart]:
     for part in parts:
         first, features = datasets[0].url, datasets[0].manifest.features
         places(features, part.dataset.manifest.features, whose=first, where=part.dataset.url)
-        contents = {file.sha256 for _, file in part.files()}
+        contents = set(part.files.sha256)
         if same := contents & urls.keys():
             pair = f"{urls[min(same)]} and {part.dataset.url}"
             raise InputError(f"{pair} have the same documents; name one of them in a split")
@@ -285,13 +292,13 @@ def resolve_periods(split: Split, key: str = "") -> list[SplitPart]:
     return parts
 
 
-def chosen_files(split: Split, key: str = "") -> list[tuple[Dataset, list[DataFile]]]:
+def chosen_files(split: Split, key: str = "") -> list[tuple[Dataset, DataFiles]]:
     """The data sets of a split, each with the files that the split reads, in the order of the manifest.
 
     Raises:
         InputError: as `select`, before files are opened.
     """
-    return [(part.dataset, [file for _, file in part.files()]) for part in resolve_periods(split, key)]
+    return [(part.dataset, part.files) for part in resolve_periods(split, key)]
 
 
 def with_periods_named(split: Split) -> Split:
@@ -339,7 +346,7 @@ def _chosen_periods(split: Split, all_periods: Sequence[str], key: str) -> set[s
     """The periods that a split names; all where it names none. `key` is that of the periods, for errors."""
     if split.periods is None:
         return set(all_periods)
-    chosen: set[str] = set()
+    chosen, there = set[str](), set(all_periods)
     for item in split.periods:
         if relative := Relative.of(item):
             chosen.update(selected := relative.among(all_periods))
@@ -349,13 +356,13 @@ def _chosen_periods(split: Split, all_periods: Sequence[str], key: str) -> set[s
         first, dots, last = item.partition("..")
         last = last if dots else first
         for period in (first, last):
-            if period not in all_periods:
+            if period not in there:
                 raise InputError(
                     f"{key}: {_whose(split)}there is no period {period!r}; {_period_hint(period, all_periods)}"
                 )
         if first > last:
             raise InputError(f"{key}: the range {item} runs backwards; write {last}..{first}")
-        chosen.update(period for period in all_periods if first <= period <= last)
+        chosen.update(all_periods[bisect_left(all_periods, first) : bisect_right(all_periods, last)])
     return chosen
 
 

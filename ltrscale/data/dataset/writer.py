@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ltrscale.data.dataset.manifest import Counts, DataFile
+from ltrscale.data.dataset.files import Counts, DataFile, DataFiles
 from ltrscale.data.dataset.tokens import token_bytes
 from ltrscale.storage import Commit, named_errors
 
@@ -120,7 +120,7 @@ class DatasetWriter:
                 state.waiting.append(self._rows(state, copy=True))
         self._table = None
 
-    def close(self) -> tuple[DataFile, ...]:
+    def close(self) -> DataFiles:
         """Write the waiting rows and put the last files in place; returns all files, by period and part."""
         if self._lacking:
             self._write_head()
@@ -128,7 +128,7 @@ class DatasetWriter:
             if state.waiting:
                 self._write(state, self._take_waiting(state))
             self._close_file(state)
-        return tuple(sorted(self.files, key=lambda file: (file.period, file.path)))
+        return DataFiles.of(sorted(self.files, key=lambda file: (file.period, file.path)))
 
     def _sizes(self, table: pa.Table) -> NDArray[np.int64]:
         """Bytes of each group's features, labels and tokens, uncompressed."""

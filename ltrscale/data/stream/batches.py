@@ -26,7 +26,8 @@ from pydantic import Field, model_validator
 
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, Operational
-from ltrscale.data.dataset.selection import RowGroup, Selection
+from ltrscale.data.dataset.row_groups import RowGroup
+from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import plan
 from ltrscale.data.stream.decoder import Decoder, Memory, Repeat, mean_repeats, survey_repeats
 from ltrscale.data.stream.readers import RowGroupReader, read_direct
@@ -109,7 +110,8 @@ class _PlannedWindow(NamedTuple):
 
     number: int
     window: int
-    row_groups: list[RowGroup]
+    row_groups: list[int]
+    """Their numbers in the selection."""
 
 
 class MicroBatches(NamedTuple):
@@ -176,7 +178,7 @@ class GroupStream:
         self.config = config.replace(streams=streams)
         self.streams = plan.local_streams(streams, rank=rank, world=world)
         self.reader, self.memory = reader, memory
-        self._mean_times = survey_repeats(selection, config.repeat, reader) if config.repeat else None
+        self._mean_times_R = survey_repeats(selection, config.repeat, reader) if config.repeat else None
 
     @cached_property
     def passes(self) -> int:
@@ -199,21 +201,20 @@ class GroupStream:
 
     @cached_property
     def _groups_per_pass(self) -> int:
-        return round(sum(self._on_average(r, self.selection.served_groups(r)) for r in self.selection.row_groups))
+        return round(float(self._on_average(self.selection.served_groups_R).sum()))
 
     @cached_property
     def _documents_per_pass(self) -> int:
-        return sum(self._documents.values())
+        return int(self._documents_R.sum())
 
     @cached_property
-    def _documents(self) -> dict[RowGroup, int]:
+    def _documents_R(self) -> NDArray[np.int64]:
         """Documents that a pass serves of each row group."""
-        served = self.selection.served_documents
-        return {r: round(self._on_average(r, served(r))) for r in self.selection.row_groups}
+        return np.rint(self._on_average(self.selection.served_documents_R)).astype(np.int64)
 
-    def _on_average(self, row_group: RowGroup, served_once: int) -> float:
-        """A count of a row group, multiplied by how often its groups are served on average."""
-        return served_once if self._mean_times is None else served_once * self._mean_times[row_group]
+    def _on_average(self, served_once_R: NDArray[np.int64]) -> NDArray[np.float64]:
+        """A count of each row group, multiplied by how often its groups are served on average."""
+        return np.asarray(served_once_R * (1.0 if self._mean_times_R is None else self._mean_times_R), np.float64)
 
     def epoch(self, epoch: int, start: Mapping[int, Position] | None = None) -> Iterator[MicroBatches]:
         """The steps of an epoch.
@@ -262,19 +263,18 @@ class GroupStream:
                 windows[c] += [_PlannedWindow(number, w, row_groups) for w, row_groups in enumerate(of_pass)]
         return windows
 
-    def _dealt(self, number: int) -> list[list[RowGroup]]:
-        """The row groups of each canonical stream in a pass."""
-        config, row_groups = self.config, self.selection.row_groups
-        dealt = plan.canonical_streams(
+    def _dealt(self, number: int) -> list[list[int]]:
+        """The numbers of the row groups of each canonical stream in a pass."""
+        config = self.config
+        return plan.canonical_streams(
             # at least 1 each, so that row groups served rarely or never still spread over the streams
-            [max(1, documents) for documents in self._documents.values()],
+            np.maximum(1, self._documents_R).tolist(),
             seed=config.seed,
             epoch=number,
             key=self.selection.hash,
             streams=config.streams,
             shuffle=config.shuffle,
         )
-        return [[row_groups[i] for i in stream] for stream in dealt]
 
     def _read(
         self, windows: Mapping[int, Sequence[_PlannedWindow]], start: Mapping[int, Position]
@@ -284,18 +284,21 @@ class GroupStream:
         All reading and decoding happens in this iterator, so a thread that runs it reads ahead.
         """
         remaining = {c: stream[start[c].window :] for c, stream in windows.items()}
+        documents = self._documents_R.tolist()
         order = plan.read_order(
-            {c: [sum(self._documents[r] for r in w.row_groups) for w in ws] for c, ws in remaining.items()}
+            {c: [sum(documents[r] for r in w.row_groups) for w in ws] for c, ws in remaining.items()}
         )
         memory = self.memory or Memory(self.selection)
         columns = [*memory.decoder.columns, *([self.config.repeat.by] if self.config.repeat else [])]
-        to_read = [row_group for c, w in order for row_group in remaining[c][w].row_groups]
+        all_row_groups = self.selection.row_groups
+        to_read = [r for c, w in order for r in remaining[c][w].row_groups]
         if self.memory is not None:  # each once, however many passes follow
-            to_read = [row_group for row_group in dict.fromkeys(to_read) if row_group not in memory.groups]
-        tables = self.reader(to_read, columns)
+            to_read = [r for r in dict.fromkeys(to_read) if all_row_groups[r] not in memory.groups]
+        tables = self.reader(all_row_groups.take(to_read), columns)
         for c, w in order:
             planned = remaining[c][w]
-            yield c, self._window(self._groups(memory, planned.row_groups, tables), planned, c)
+            row_groups = [all_row_groups[r] for r in planned.row_groups]
+            yield c, self._window(self._groups(memory, row_groups, tables), planned, c)
 
     def _groups(self, memory: Memory, row_groups: Sequence[RowGroup], tables: Iterator[pa.Table]) -> Window:
         """The groups of a window in file order: from memory, or else from the next tables."""

@@ -19,8 +19,9 @@ from ltrscale.data.columns import is_number, texts, value_type, without_dictiona
 from ltrscale.data.dataset import scores
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.manifest import places as find_places
+from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.scores import SCORES
-from ltrscale.data.dataset.selection import RowGroup, Selection
+from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.dataset.tokens import LISTS, TokenField
 from ltrscale.data.stream.readers import PREPARE_AGAIN, RowGroupReader
 from ltrscale.data.stream.windows import TokenRows, Window, offsets_of, runs
@@ -361,19 +362,19 @@ def mean_repeats(row_group: RowGroup, table: pa.Table, repeat: Repeat) -> NDArra
     return times_R
 
 
-def survey_repeats(selection: Selection, repeat: Repeat, reader: RowGroupReader) -> dict[RowGroup, float]:
-    """Read the column of a whole selection: the mean number of times of each row group's served groups.
+def survey_repeats(selection: Selection, repeat: Repeat, reader: RowGroupReader) -> NDArray[np.float64]:
+    """Read the column of a whole selection: the mean number of times of each row group's served groups, shape [R].
 
     Raises:
         InputError: the column cannot be used, a class named in `times` occurs nowhere, or no group would be served.
     """
     decoder = Decoder(selection, documents=False)
     tables = reader(selection.row_groups, [*decoder.columns, repeat.by])
-    means: dict[RowGroup, float] = {}
+    means: list[float] = []
     classes: set[str] = set()
     for row_group, table in zip(selection.row_groups, tables, strict=True):
         rows_Q = decoder.served_rows([row_group], [table])
-        means[row_group] = float(mean_repeats(row_group, table, repeat)[rows_Q].mean())
+        means.append(float(mean_repeats(row_group, table, repeat)[rows_Q].mean()))
         if repeat.times:
             classes.update(_classes(table, repeat).drop_null().unique().to_pylist())
     for name in repeat.times:
@@ -381,9 +382,9 @@ def survey_repeats(selection: Selection, repeat: Repeat, reader: RowGroupReader)
             closest = nearest(name, sorted(classes))
             hint = f"the nearest is {closest!r}" if closest is not None else "it is empty"
             raise InputError(f"stream.repeat.times: column {repeat.by!r} has no value {name!r}; {hint}")
-    if not any(means.values()):
+    if not any(means):
         raise InputError(f"stream.repeat: by {repeat.by!r} no query group is served; raise some of its times above 0")
-    return means
+    return np.array(means)
 
 
 def _classes(table: pa.Table, repeat: Repeat) -> pa.StringArray:

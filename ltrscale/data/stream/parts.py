@@ -6,7 +6,7 @@ processes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from ltrscale.data.dataset.selection import Selection
@@ -41,10 +41,10 @@ def cut_into_parts(selection: Selection, *, values: int = _VALUES) -> list[Part]
     budget = values // max(1, len(selection.features))
     parts: list[Part] = []
     first = start = documents = 0
-    for stop, row_group in enumerate(selection.row_groups, start=1):
-        documents += row_group.documents
+    for stop, of_row_group in enumerate(selection.row_groups.documents_R.tolist(), start=1):
+        documents += of_row_group
         if documents >= budget or stop == len(selection.row_groups):
-            parts.append(Part(replace(selection, row_groups=selection.row_groups[start:stop]), first, documents))
+            parts.append(Part(selection.only(selection.row_groups[start:stop]), first, documents))
             first, start, documents = first + documents, stop, 0
     return parts
 
@@ -53,7 +53,7 @@ def spread(selection: Selection, *, documents: int) -> Selection:
     """A sample of about this many documents: whole row groups, at equal distances over a selection of all groups."""
     row_groups = selection.row_groups
     number = min(len(row_groups), -(-len(row_groups) * documents // max(1, selection.n_documents)))
-    return replace(selection, row_groups=tuple(row_groups[i * len(row_groups) // number] for i in range(number)))
+    return selection.only(row_groups.take([i * len(row_groups) // number for i in range(number)]))
 
 
 def run_here(function: Callable[[Part], T], parts: Sequence[Part]) -> Iterator[T]:

@@ -11,7 +11,7 @@ import functools
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +24,8 @@ from pyarrow import fs as arrow_fs
 
 from ltrscale import storage
 from ltrscale.data.dataset import scores
+from ltrscale.data.dataset.row_groups import FileSource, RowGroup, RowGroups
 from ltrscale.data.dataset.scores import SCORES
-from ltrscale.data.dataset.selection import FileSource, RowGroup
 from ltrscale.errors import InputError
 
 RowGroupReader = Callable[[Sequence[RowGroup], Sequence[str]], Iterator[pa.Table]]
@@ -65,27 +65,29 @@ def read_direct(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Itera
     Raises:
         InputError: a file is missing, damaged or not the one that its manifest lists.
     """
+    files = RowGroups.of(row_groups).own_files
+    is_local = all(storage.is_local(url) for file in files for url in (file.url, file.scores or ""))
     # a cache, because a shuffled plan returns to each file again and again
-    return read_planned(plan_reads(row_groups), columns, functools.lru_cache(OPEN_FILES)(open_parquet))
+    return read_planned(
+        plan_reads(row_groups), columns, functools.lru_cache(OPEN_FILES)(open_parquet), ahead=not is_local
+    )
 
 
-def plan_reads(row_groups: Sequence[RowGroup]) -> list[PlannedRead]:
+def plan_reads(row_groups: Iterable[RowGroup]) -> Iterator[PlannedRead]:
     """What a process must know of each row group to read it, without the rest of its selection."""
     none = FileSource("", "", 0)
-    return [PlannedRead(r.url, r.index, r.groups, r.scores or "", *(r.source or none)) for r in row_groups]
+    return (PlannedRead(r.url, r.index, r.groups, r.scores or "", *(r.source or none)) for r in row_groups)
 
 
 def read_planned(
-    plan: Sequence[PlannedRead], columns: Sequence[str], open_file: Callable[[str], ParquetReads]
+    plan: Iterable[PlannedRead], columns: Sequence[str], open_file: Callable[[str], ParquetReads], *, ahead: bool
 ) -> Iterator[pa.Table]:
-    """The tables of a plan; those on remote storage are read some row groups ahead."""
+    """The tables of a plan; `ahead` reads some row groups ahead, which pays on remote storage."""
     read = functools.partial(_read_item, columns=columns, open_file=open_file)
-    if all(storage.is_local(url) for item in plan for url in (item.url, item.scores)):
-        return map(read, plan)
-    return _ahead(read, plan)
+    return _ahead(read, plan) if ahead else map(read, plan)
 
 
-def _ahead(read: Callable[[PlannedRead], pa.Table], plan: Sequence[PlannedRead]) -> Generator[pa.Table]:
+def _ahead(read: Callable[[PlannedRead], pa.Table], plan: Iterable[PlannedRead]) -> Generator[pa.Table]:
     """`map(read, plan)` in threads that run up to `_READ_AHEAD` row groups ahead; closing it ends them."""
     waiting: deque[Future[pa.Table]] = deque()
     pool = ThreadPoolExecutor(_READ_AHEAD, thread_name_prefix="read")

@@ -301,7 +301,7 @@ def _computed(
         resamples=config.resamples,
         test=EvaluatedData(
             data=config.splits.test.data,
-            periods=tuple(dict.fromkeys(row_group.period for row_group in test.row_groups)),
+            periods=tuple(dict.fromkeys(file.period for file in test.row_groups.own_files)),
             hash=test.hash,
             groups=tallies.slices[ALL].groups,
             documents=tallies.documents,
@@ -312,7 +312,7 @@ def _computed(
         ),
         conditions=config.slices,
         corrected=corrected,
-        validation_groups=sum(row_group.labelled for row_group in validation.row_groups),
+        validation_groups=int(validation.row_groups.labelled_R.sum()),
         detector=detector,
     )
 

@@ -26,8 +26,9 @@ from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, Scorer, load, with_tokens_of
 from ltrscale.data.columns import spread_over_documents
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.row_groups import RowGroup, RowGroups
 from ltrscale.data.dataset.scores import SCORES
-from ltrscale.data.dataset.selection import RowGroup, Selection, select
+from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.decoder import Decoder
@@ -49,8 +50,6 @@ _DOCUMENTS = 7 << 14
 
 CLICKS = "clicks"
 """The column of clicks."""
-Place = tuple[str, int]
-"""URL of a data file, and the number of a row group in it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +75,8 @@ class Measuring:
 
     models: tuple[str, ...]
     """Bundles, directories of scores and `POSITIONS`, one for each trial."""
-    scores: Mapping[str, Mapping[Place, RowGroup]]
-    """The row groups of committed scores by their place in the data, for the models that are such."""
+    scores: Mapping[str, RowGroups]
+    """The row groups of the data with committed scores, for the models that are such."""
     slicer: Slicer
     metrics: Callable[[Tensor, QueryGroups], Tensor]
     """The metrics [M, Q] of some scores; see `metrics.values_of`."""
@@ -136,7 +135,7 @@ class Measuring:
         if not selection.features:
             windows = (row_groups for _, row_groups in itertools.groupby(selection.row_groups, of_period))
         for row_groups in windows:
-            yield from self._of_window(replace(selection, row_groups=tuple(row_groups)))
+            yield from self._of_window(selection.only(row_groups))
 
     def _of_window(self, selection: Selection) -> Iterator[GroupValues]:
         """The values of the groups of a selection, which has one period."""
@@ -159,8 +158,8 @@ class Measuring:
         """The tables of row groups, and for each directory of committed scores tables with these, in the same rows."""
         tables: list[pa.Table] = []
         committed = {}
-        for url, at in self.scores.items():
-            scored_row_groups = [at[row_group.url, row_group.index] for row_group in row_groups]
+        for url, of_scores in self.scores.items():
+            scored_row_groups = [of_scores.at(row_group.url, row_group.index) for row_group in row_groups]
             if not tables and SCORES not in columns:  # which are the labels then
                 tables = committed[url] = list(read_direct(scored_row_groups, [*columns, SCORES]))
             else:
@@ -245,14 +244,13 @@ def _clicks_of(rows: pa.Table, groups: QueryGroups) -> Tensor:
     return torch.tensor(np.asarray(spread_over_documents(lists, lengths_Q).to_numpy(zero_copy_only=False), np.float32))
 
 
-def committed_row_groups(url: str, split: Split) -> dict[Place, RowGroup]:
-    """The row groups of a split with their committed scores, by place.
+def committed_row_groups(url: str, split: Split) -> RowGroups:
+    """The row groups of a split with their committed scores.
 
     Raises:
         InputError: a period is not scored there, or was scored from other files than the data set has now.
     """
-    chosen = select(Split(data=split.data, periods=split.periods, scores=url), labelled=True)
-    return {(row_group.url, row_group.index): row_group for row_group in chosen.row_groups}
+    return select(Split(data=split.data, periods=split.periods, scores=url), labelled=True).row_groups
 
 
 class _Opened(NamedTuple):

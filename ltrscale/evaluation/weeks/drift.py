@@ -409,7 +409,7 @@ class _Bins:
 
 def _label_rates(split: Split, config: EvaluateConfig, settings: DriftSettings) -> LabelRates | None:
     """The labels of a split; only they are read."""
-    if not any(cell.labelled for _, files in chosen_files(split) for file in files for cell in file.row_groups):
+    if not any(files.counts().labelled for _, files in chosen_files(split)):
         return None
     selection = replace(select(split, labelled=True), features=())
     if settings.documents is not None:

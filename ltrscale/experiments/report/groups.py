@@ -66,7 +66,7 @@ def chosen_groups(test: Selection, numbers_M: NDArray[np.int64]) -> Selection:
     labelled = np.arange(len(kept)) if test.kept_labelled is None else np.flatnonzero(test.kept_labelled)
     kept[labelled[numbers_M]] = True
     some = replace(test, kept_labelled=kept)
-    return replace(some, row_groups=tuple(r for r in test.row_groups if some.served_groups(r)))
+    return some.only(test.row_groups.take(some.served_groups_R > 0))
 
 
 def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence[str] = ()) -> Iterator[Read]:
@@ -88,8 +88,8 @@ def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence
         groups = assemble([Cut(window, 0, len(rows_M))], len(selection.features))
         scores = {name: scorer(groups).double() for name, scorer in scorers.items()}
         scores |= {AS_SHOWN: order_shown(groups)} if AS_SHOWN in methods else {}
-        for name, at in committed.items():
-            (of_groups,) = read_direct([at[row_group.url, row_group.index]], scored.COLUMNS)
+        for name, of_scores in committed.items():
+            (of_groups,) = read_direct([of_scores.at(row_group.url, row_group.index)], scored.COLUMNS)
             scores[name] = look_up(evaluated.scores[name], scored.of_tables([of_groups]))(groups).double()
         ids = table.select([name for name in _IDS if name in table.column_names]).take(pa.array(rows_M))
         yield Read(groups, ids, {name: scores[name] for name in methods})

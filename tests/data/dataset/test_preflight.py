@@ -18,7 +18,8 @@ import torch
 
 from ltrscale import storage
 from ltrscale.data.dataset import integrity
-from ltrscale.data.dataset.manifest import Counts, Feature, Manifest, open_dataset
+from ltrscale.data.dataset.files import Counts
+from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.dataset.preflight import Preflight, PreflightConfig, checked, preflight
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split

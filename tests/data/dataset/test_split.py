@@ -12,7 +12,8 @@ from ltrscale import config, storage
 from ltrscale.data.dataset import disjoint
 from ltrscale.data.dataset.disjoint import check_disjoint, joined_splits
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.selection import GID_SPAN, RowGroup, select
+from ltrscale.data.dataset.row_groups import RowGroup
+from ltrscale.data.dataset.selection import GID_SPAN, select
 from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
 from ltrscale.derive.relabel import RelabelConfig, relabel

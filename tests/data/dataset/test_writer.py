@@ -15,7 +15,7 @@ from nightly import nightly
 from writer_tokens import files_without_writer
 
 from ltrscale.data.dataset import writer as writer_module
-from ltrscale.data.dataset.manifest import DataFile
+from ltrscale.data.dataset.files import DataFile
 from ltrscale.data.dataset.writer import DatasetWriter, split_evenly
 from ltrscale.ingest.rows import RowBlock
 from ltrscale.ingest.validate import Groups, to_table

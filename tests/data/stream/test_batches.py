@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from ltrscale import config
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.selection import GID_SPAN, RowGroup, Selection, select
+from ltrscale.data.dataset.row_groups import RowGroup
+from ltrscale.data.dataset.selection import GID_SPAN, Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, Position, StreamConfig, check_batches, iterate
 from ltrscale.data.stream.decoder import Memory

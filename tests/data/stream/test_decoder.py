@@ -17,7 +17,8 @@ from token_columns import BODY, FIELDS, SIZE, SPECIAL, TITLE, add_tokens, check,
 
 from ltrscale import config
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.selection import RowGroup, Selection, select
+from ltrscale.data.dataset.row_groups import RowGroup
+from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.tokens import LISTS, Vocabulary, lengths_of
 from ltrscale.data.stream.batches import GroupStream, MicroBatches, Position, StreamConfig, iterate

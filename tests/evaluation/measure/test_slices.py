@@ -16,7 +16,8 @@ from linear_teacher import linear_teacher
 
 from ltrscale import storage
 from ltrscale.config import validate
-from ltrscale.data.dataset.manifest import Counts, DataFile, Feature, Manifest, open_dataset
+from ltrscale.data.dataset.files import Counts, DataFile
+from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.stream.parts import Part
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure import parts

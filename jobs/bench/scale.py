@@ -1,0 +1,186 @@
+"""How plans, selections and additions grow with the row groups of a data set: 10^4, 10^5 and 10^6 of them.
+
+The data sets are manifests alone: a hundredth as many periods as row groups, a tenth as many files. Nothing here opens
+a data file. Each work runs in a process of its own, after the same work on a small data set.
+"""
+
+import logging
+import pickle
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from jobs.bench.measure import Row, apart, resident_peak
+from ltrscale import storage
+from ltrscale.data.dataset.files import DataFiles
+from ltrscale.data.dataset.manifest import Feature, Manifest, commit_dataset, one_view, open_dataset
+from ltrscale.data.dataset.row_groups import RowGroup
+from ltrscale.data.dataset.scores import PeriodScores, ScoreFile, find_scores, period_url
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
+from ltrscale.data.stream.batches import GroupStream, StreamConfig
+from ltrscale.ingest.additions import with_addition
+from ltrscale.progress import log
+
+SIZES = (10_000, 100_000, 1_000_000)
+_FEATURES = tuple(Feature(name=f"f{i}") for i in range(12))
+_OF_FILE, _FILES_OF_PERIOD = 10, 10
+_GROUPS, _DOCUMENTS, _LABELLED = 1000, 12_000, 10
+_STREAMS, _WORKERS = 256, 64
+_PERIODS_ADDED = 100
+
+
+class _Cost(NamedTuple):
+    """CPU seconds of a work, and the growth of its process's peak memory in bytes."""
+
+    seconds: float
+    memory: int
+    note: str
+
+
+def bench_scale(*, sizes: Sequence[int] = SIZES) -> list[Row]:
+    """A row for each work and size, with its growth from one size to the next."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        urls = {size: f"{folder}/{size}" for size in (100, *sizes)}
+        for size, url in urls.items():
+            write_manifests(url, size)
+        for name, (work, seconds, megabytes) in WORKS.items():
+            costs = [apart(_measured, work, urls[100], urls[size]) for size in sizes]
+            rows += _rows(name, sizes, costs, seconds, megabytes)
+    return rows
+
+
+def _rows(name: str, sizes: Sequence[int], costs: Sequence[_Cost], seconds: float, megabytes: int) -> Iterator[Row]:
+    """The figures of each size; the last has the goals: at most 1.2 times the growth of the data, and in bounds."""
+    for before, (size, cost) in zip([None, *costs], zip(sizes, costs, strict=True), strict=False):
+        growth = None if before is None else cost.seconds / max(before.seconds, 0.05) / 10
+        last = size == sizes[-1]
+        yield Row(
+            f"{name}, {size:,} row groups",
+            growth,
+            f"{cost.seconds:.2f} s, {cost.memory / 2**20:.0f} MB",
+            f"{seconds:g} s, {megabytes} MB" if last else "",
+            f"time by row groups; {cost.note}",
+            goal=1.2 if last else None,
+            at_least=False,
+        )
+
+
+def write_manifests(url: str, row_groups: int) -> None:
+    """A data set directory with a manifest of this many row groups, and no data, and the manifests of its scores."""
+    files = _files(row_groups // _OF_FILE, first=0)
+    with storage.Commit(url) as commit:
+        commit_dataset(commit, Manifest(features=_FEATURES, files=files, made_by={"stage": "prepare", "config": {}}))
+    for period, of_period in files.by_period.items():
+        scores = [
+            ScoreFile(path=f"{i}.parquet", bytes=1, sha256=sha256, data=path, data_sha256=sha256)
+            for i, (path, sha256) in enumerate(zip(of_period.paths, of_period.sha256, strict=True))
+        ]
+        counts = {"groups": 1, "documents": 1, "bundle_hash": "0" * 64, "made_by": {}, "layout": "scores", "meta": ()}
+        manifest = PeriodScores(period=period, files=tuple(scores), **counts)
+        place = storage.join(period_url(f"{url}-scores", period), storage.HIDDEN_MANIFEST)
+        storage.write_bytes(place, manifest.model_dump_json().encode())
+
+
+def _files(n: int, *, first: int) -> DataFiles:
+    numbers = range(first, first + n)
+    periods = [f"2026-{i // _FILES_OF_PERIOD:06}" for i in numbers]
+    paths = [f"period={period}/part-{i:06}-00000-0123abcd.parquet" for i, period in zip(numbers, periods, strict=True)]
+    counts_R3 = np.tile(np.array([[_GROUPS, _DOCUMENTS, _LABELLED]], np.int64), (n * _OF_FILE, 1))
+    return DataFiles(
+        paths,
+        periods,
+        np.full(n, 64 << 20),
+        [f"{i:064x}" for i in numbers],
+        np.full(n, 20),
+        np.arange(n + 1) * _OF_FILE,
+        counts_R3,
+    )
+
+
+def _measured(work: Callable[[str], str], small: str, url: str) -> _Cost:
+    log.setLevel(logging.WARNING)
+    work(small)
+    memory, start = resident_peak(), time.process_time()
+    note = work(url)
+    return _Cost(time.process_time() - start, resident_peak() - memory, note)
+
+
+def _open(url: str) -> str:
+    manifest = open_dataset(url).manifest
+    return f"{len(manifest.files):,} files, hash {manifest.hash[:6]}"
+
+
+def _select(url: str) -> str:
+    return f"{len(select(Split(data=(url,)), labelled=False).row_groups):,} row groups"
+
+
+def _select_labelled(url: str) -> str:
+    split = Split(data=(url,), labelled_fraction=0.5)
+    return f"{select(split, labelled=True).n_groups:,} groups"
+
+
+class _Read(Exception):  # noqa: N818 - the end of a plan, and no error
+    """Reading would begin."""
+
+
+def _stop(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[pa.Table]:  # noqa: ARG001
+    raise _Read(f"{len(row_groups):,} row groups to read")
+
+
+def _plan(url: str) -> str:
+    """What a worker does before it reads: it receives the data set, selects, and deals the row groups of an epoch."""
+    with one_view(pickle.loads(_sent[url])):
+        selection = select(Split(data=(url,)), labelled=False)
+    config = StreamConfig(streams=_STREAMS, docs_per_batch=_STREAMS * 8192)
+    stream = GroupStream(selection, config, rank=0, world=_WORKERS, reader=_stop)
+    try:
+        next(stream.epoch(0))
+    except _Read as planned:
+        return str(planned)
+    raise AssertionError
+
+
+_sent: dict[str, bytes] = {}
+
+
+def _send_and_plan(url: str) -> str:
+    with one_view() as view:
+        open_dataset(url)
+        _sent[url] = pickle.dumps(view)
+    del view
+    return f"{_plan(url)}, {len(_sent[url]) / 2**20:.0f} MB sent"
+
+
+def _add(url: str) -> str:
+    """Add periods of one file each, one after the other."""
+    written = 0
+    for _ in range(_PERIODS_ADDED):
+        dataset = open_dataset(url)
+        files = _files(1, first=10**6 + len(dataset.manifest.files))
+        new = Manifest(features=_FEATURES, files=files, made_by={"stage": "prepare", "config": {}})
+        with storage.Commit(url) as commit:
+            commit_dataset(commit, with_addition(dataset.manifest, new))
+        written += storage.size(storage.join(url, storage.MANIFEST))
+    return f"{written / _PERIODS_ADDED / 1024:.0f} kB of manifest a period"
+
+
+def _look_up(url: str) -> str:
+    dataset = open_dataset(url)
+    return f"{len(find_scores(f'{url}-scores', dataset, dataset.manifest.periods)):,} files"
+
+
+WORKS: dict[str, tuple[Callable[[str], str], float, int]] = {
+    "open": (_open, 2, 500),
+    "select": (_select, 2, 500),
+    "select labelled groups": (_select_labelled, 2, 500),
+    "plan an epoch in a worker": (_send_and_plan, 1, 200),
+    "look up scores": (_look_up, 2, 500),
+    f"add {_PERIODS_ADDED} periods": (_add, 2 * _PERIODS_ADDED, 500),
+}
+"""Each work, with the seconds and megabytes that it should stay below at the largest size."""

@@ -1,0 +1,319 @@
+"""The data files of a data set as columns, so that a hundred thousand files with a million row groups stay small.
+
+Shapes: F files, F1 = F + 1 bounds, R row groups.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Annotated, Any, NamedTuple, Self, overload
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from ltrscale import storage
+from ltrscale.config import Config
+
+ListedPath = Annotated[str, AfterValidator(storage.listed_path)]
+"""The path of a file below the directory whose manifest lists it."""
+PeriodName = Annotated[str, AfterValidator(storage.period_name)]
+"""The name of a period."""
+_MOST_GROUPS, _MOST_DOCUMENTS = 1 << 26, 1 << 31
+
+
+class Counts(NamedTuple):
+    """Counts of a row group: query groups, documents, and the groups among them that have labels."""
+
+    groups: int
+    documents: int
+    labelled: int
+
+
+def total_of(counts: Iterable[Sequence[int]]) -> Counts:
+    """The sums; zeros for none."""
+    return Counts(*map(sum, zip((0, 0, 0), *counts, strict=True)))
+
+
+def _of_row_group(counts: Counts) -> Counts:
+    """The counts, if a row group can have them: a reader allocates memory according to them."""
+    if not (0 <= counts.labelled <= counts.groups < _MOST_GROUPS and 0 <= counts.documents < _MOST_DOCUMENTS):
+        raise ValueError(f"no row group has {', '.join(f'{n} {name}' for name, n in counts._asdict().items())}")
+    return counts
+
+
+class DataFile(Config):
+    """One Parquet file: name in the directory, period, size, content hash, longest group, counts of each row group."""
+
+    path: ListedPath
+    period: PeriodName
+    bytes: int
+    sha256: str
+    longest: int = Field(ge=0, lt=_MOST_DOCUMENTS)
+    """Documents of its longest group."""
+    row_groups: tuple[Annotated[Counts, AfterValidator(_of_row_group)], ...]
+
+
+_SCHEMA = pa.schema(
+    [
+        *(("path", pa.string()), ("period", pa.string()), ("bytes", pa.int64()), ("sha256", pa.string())),
+        *(("longest", pa.int64()), ("row_groups", pa.list_(pa.list_(pa.int64(), len(Counts._fields))))),
+    ]
+)
+
+
+FILE, QUARANTINE, ADDITION = "file", "quarantine", "addition"
+"""The kinds of rows of a part of a manifest."""
+_PART = pa.schema([pa.field("kind", pa.string()), *_SCHEMA, pa.field("made_by", pa.string())])
+
+
+def part_table(files: "DataFiles", quarantine: Iterable[str], additions: Iterable[str]) -> pa.Table:
+    """A part of a manifest: rows of files, of paths in quarantine, and of what made additions, as JSON."""
+    of_files = files.table()
+    others = [{"kind": QUARANTINE, "path": path} for path in quarantine]
+    others += [{"kind": ADDITION, "made_by": made_by} for made_by in additions]
+    table = of_files.add_column(0, "kind", pa.array([FILE] * len(files), pa.string()))
+    table = table.append_column("made_by", pa.nulls(len(files), pa.string()))
+    return pa.concat_tables([table.cast(_PART), pa.Table.from_pylist(others, schema=_PART)])
+
+
+class DataFiles(Sequence[DataFile]):
+    """Data files in order, as columns; an element is made when it is asked for.
+
+    Example:
+        >>> file = DataFile(path="a", period="p", bytes=1, sha256="", longest=2, row_groups=[(3, 4, 0)])
+        >>> files = DataFiles.of([file])
+        >>> len(files), files.periods, files.counts(), files[0].row_groups
+        (1, ['p'], Counts(groups=3, documents=4, labelled=0), (Counts(groups=3, documents=4, labelled=0),))
+    """
+
+    def __init__(
+        self,
+        paths: list[str],
+        period_of: list[str],
+        bytes_F: NDArray[np.int64],
+        sha256: list[str],
+        longest_F: NDArray[np.int64],
+        bounds_F1: NDArray[np.int64],
+        counts_R3: NDArray[np.int64],
+    ) -> None:
+        self.paths, self.period_of, self.sha256 = paths, period_of, sha256
+        self.bytes_F, self.longest_F = bytes_F, longest_F
+        self.bounds_F1, self.counts_R3 = bounds_F1, counts_R3
+
+    @classmethod
+    def of(cls, files: Iterable[DataFile]) -> Self:
+        """The files as columns; columns stay as they are."""
+        if isinstance(files, cls):
+            return files
+        files = list(files)
+        return cls(
+            [file.path for file in files],
+            [file.period for file in files],
+            np.array([file.bytes for file in files], np.int64),
+            [file.sha256 for file in files],
+            np.array([file.longest for file in files], np.int64),
+            np.cumsum([0, *(len(file.row_groups) for file in files)], dtype=np.int64),
+            np.array([counts for file in files for counts in file.row_groups], np.int64).reshape(-1, 3),
+        )
+
+    @classmethod
+    def joined(cls, some: Sequence["DataFiles"]) -> "DataFiles":
+        """The files of all, by period and path."""
+        parts = [files for files in some if len(files)]
+        if len(parts) < 2:
+            return parts[0] if parts else cls.of([])
+        bounds = np.cumsum([0, *(len(files.counts_R3) for files in parts)])
+        together = cls(
+            [path for files in parts for path in files.paths],
+            [period for files in parts for period in files.period_of],
+            np.concatenate([files.bytes_F for files in parts]),
+            [sha256 for files in parts for sha256 in files.sha256],
+            np.concatenate([files.longest_F for files in parts]),
+            np.concatenate(
+                [[0], *(files.bounds_F1[1:] + first for files, first in zip(parts, bounds[:-1], strict=True))]
+            ),
+            np.concatenate([files.counts_R3 for files in parts]),
+        )
+        keys = list(zip(together.period_of, together.paths, strict=True))
+        return together.take(np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64))
+
+    @classmethod
+    def from_table(cls, table: pa.Table) -> "DataFiles":
+        """The files of a table that `table` made.
+
+        Raises:
+            ValueError: a path, period or count cannot be one.
+        """
+        table = table.select(_SCHEMA.names).cast(_SCHEMA).combine_chunks()
+        lists = table["row_groups"].combine_chunks()
+        bounds_F1 = np.concatenate([[0], np.cumsum(lists.value_lengths().to_numpy(zero_copy_only=False))])
+        files = cls(
+            table["path"].to_pylist(),
+            _shared(table["period"]),
+            table["bytes"].to_numpy(),
+            table["sha256"].to_pylist(),
+            table["longest"].to_numpy(),
+            bounds_F1.astype(np.int64),
+            lists.flatten().flatten().to_numpy(zero_copy_only=False).reshape(-1, 3),
+        )
+        files.check()
+        return files
+
+    def table(self) -> pa.Table:
+        """One row a file, with the columns of `DataFile`."""
+        counts = pa.FixedSizeListArray.from_arrays(pa.array(self.counts_R3.reshape(-1)), 3)
+        row_groups = pa.ListArray.from_arrays(pa.array(self.bounds_F1.astype(np.int32)), counts)
+        columns = [self.paths, self.period_of, self.bytes_F, self.sha256, self.longest_F]
+        return pa.table([*map(pa.array, columns), row_groups.cast(_SCHEMA.field("row_groups").type)], schema=_SCHEMA)
+
+    def check(self) -> None:
+        """Check what a reader relies on, as `DataFile` does.
+
+        Raises:
+            ValueError: a path, period or count cannot be one.
+        """
+        groups_R, documents_R, labelled_R = self.counts_R3.T
+        is_good_R = (labelled_R >= 0) & (labelled_R <= groups_R) & (groups_R < _MOST_GROUPS)
+        is_good_R &= (documents_R >= 0) & (documents_R < _MOST_DOCUMENTS)
+        for counts in self.counts_R3[~is_good_R][:1].tolist():
+            _of_row_group(Counts(*counts))
+        if ((self.longest_F < 0) | (self.longest_F >= _MOST_DOCUMENTS)).any():
+            raise ValueError("no group has so many documents")
+        storage.check_listed_paths(self.paths)
+        for period in self.periods:
+            storage.period_name(period)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @overload
+    def __getitem__(self, index: int) -> DataFile: ...
+    @overload
+    def __getitem__(self, index: slice) -> "DataFiles": ...
+    def __getitem__(self, index: int | slice) -> "DataFile | DataFiles":
+        if isinstance(index, slice):
+            return self.take(np.arange(len(self))[index])
+        i = range(len(self))[index]
+        return DataFile.model_construct(
+            path=self.paths[i],
+            period=self.period_of[i],
+            bytes=int(self.bytes_F[i]),
+            sha256=self.sha256[i],
+            longest=int(self.longest_F[i]),
+            row_groups=tuple(Counts(*counts) for counts in self.row_groups_of(i).tolist()),
+        )
+
+    def __iter__(self) -> Iterator[DataFile]:
+        return (self[i] for i in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(DataFile.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Sent to another process without what follows from the columns."""
+        of_files = (self.paths, self.period_of, self.bytes_F, self.sha256, self.longest_F)
+        return type(self), (*of_files, self.bounds_F1, self.counts_R3)
+
+    def row_groups_of(self, i: int) -> NDArray[np.int64]:
+        """The counts of the row groups of file i, shape [row groups, 3]."""
+        return self.counts_R3[self.bounds_F1[i] : self.bounds_F1[i + 1]]
+
+    def take(self, numbers_F: NDArray[np.int64]) -> "DataFiles":
+        """The files with these numbers, in this order."""
+        rows_R, bounds_F1 = rows_of(self.bounds_F1, numbers_F)
+        numbers = numbers_F.tolist()
+        return DataFiles(
+            [self.paths[i] for i in numbers],
+            [self.period_of[i] for i in numbers],
+            self.bytes_F[numbers_F],
+            [self.sha256[i] for i in numbers],
+            self.longest_F[numbers_F],
+            bounds_F1,
+            self.counts_R3[rows_R],
+        )
+
+    def where(self, is_wanted: Callable[[str], bool], column: Sequence[str]) -> "DataFiles":
+        """The files whose entry in a column is wanted."""
+        wanted = np.fromiter(map(is_wanted, column), np.bool_, len(self))
+        return self if wanted.all() else self.take(np.flatnonzero(wanted))
+
+    def of_periods(self, periods: Collection[str]) -> "DataFiles":
+        """The files of some periods."""
+        return self.where(frozenset(periods).__contains__, self.period_of)
+
+    @cached_property
+    def by_period(self) -> dict[str, "DataFiles"]:
+        """The files of each period, in the order of the first ones."""
+        numbers: dict[str, list[int]] = {}
+        for i, period in enumerate(self.period_of):
+            numbers.setdefault(period, []).append(i)
+        return {period: self.take(np.array(of_period)) for period, of_period in numbers.items()}
+
+    @cached_property
+    def periods(self) -> list[str]:
+        """The periods that have files, sorted."""
+        return sorted(set(self.period_of))
+
+    @property
+    def longest(self) -> int:
+        """Documents of the longest group."""
+        return int(self.longest_F.max(initial=0))
+
+    def counts(self) -> Counts:
+        """Groups, documents and labelled groups of all files."""
+        return Counts(*self.counts_R3.sum(0).tolist())
+
+    def counts_F3(self) -> NDArray[np.int64]:
+        """Groups, documents and labelled groups of each file, shape [F, 3]."""
+        sums_R3 = np.concatenate([np.zeros((1, 3), np.int64), np.cumsum(self.counts_R3, 0)])
+        return np.diff(sums_R3[self.bounds_F1], axis=0)
+
+    def content(self) -> str:
+        """What makes up the files' identity, as JSON: all but their places, and what follows from them."""
+        columns = [pc.cast(pa.array(column), pa.string()) for column in self.counts_R3.T]
+        bounds, of_row_group = pa.array(self.bounds_F1.astype(np.int32)), pc.binary_join_element_wise(*columns, ", ")
+        of_file = pc.binary_join(pa.ListArray.from_arrays(bounds, of_row_group), "], [")
+        texts = [f"[[{text}]]" if text else "[]" for text in of_file.to_pylist()]
+        names = {period: json.dumps(period) for period in self.periods}
+        files = zip(self.period_of, self.sha256, texts, strict=True)
+        return f"[{', '.join(f'[{names[period]}, {json.dumps(sha256)}, {text}]' for period, sha256, text in files)}]"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Read from a list of files, and written as one."""
+        entries = core_schema.no_info_after_validator_function(cls.of, handler(tuple[DataFile, ...]))
+        return core_schema.json_or_python_schema(
+            json_schema=entries,
+            python_schema=core_schema.no_info_wrap_validator_function(
+                lambda files, read: files if isinstance(files, cls) else read(files), entries
+            ),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda files, info: [file.model_dump(mode="json") for file in files] if info.mode == "json" else files,
+                info_arg=True,
+            ),
+        )
+
+
+def rows_of(bounds_F1: NDArray[np.int64], numbers_F: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The rows of some runs of rows, and the bounds of these runs among them.
+
+    Example:
+        >>> rows_of(np.array([0, 2, 2, 5]), np.array([2, 0]))
+        (array([2, 3, 4, 0, 1]), array([0, 3, 5]))
+    """
+    lengths_F = np.diff(bounds_F1)[numbers_F]
+    bounds = np.concatenate([[0], np.cumsum(lengths_F)])
+    return np.arange(bounds[-1]) + np.repeat(bounds_F1[numbers_F] - bounds[:-1], lengths_F), bounds
+
+
+def _shared(column: pa.ChunkedArray) -> list[str]:
+    """The texts of a column, with one object for equal ones."""
+    coded = column.combine_chunks().dictionary_encode()
+    names = coded.dictionary.to_pylist()
+    return [names[i] for i in coded.indices.to_pylist()]
