@@ -28,6 +28,22 @@ def permutation(n: int, *parts: int | str) -> NDArray[np.int64]:
     return np.argsort(np.random.PCG64(mix(*parts)).random_raw(n), kind="stable").astype(np.int64)
 
 
+def among_first(n: int, k: int, *parts: int | str) -> NDArray[np.bool_]:
+    """Which of 0 .. n - 1 are among the first k of their permutation, shape [n]; without sorting all of them.
+
+    Example:
+        >>> among_first(9, 4, "a").nonzero()[0].tolist() == sorted(permutation(9, "a")[:4].tolist())
+        True
+    """
+    if k >= n:
+        return np.ones(n, np.bool_)
+    bits = np.random.PCG64(mix(*parts)).random_raw(n)
+    last = np.partition(bits, k)[k]
+    first = bits < last
+    first[np.flatnonzero(bits == last)[: k - np.count_nonzero(first)]] = True
+    return np.asarray(first)
+
+
 def splitmix64(state: NDArray[np.uint64], number: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Output `number`, counted from 0, of the SplitMix64 generator in this state (Steele, Lea and Flood 2014).
 

@@ -16,6 +16,7 @@ from jobs.bench.measure import Row
 from jobs.bench.metrics import bench_metrics
 from jobs.bench.networks import bench_contrast, bench_networks, bench_text
 from jobs.bench.prepare import bench_items, bench_letor, bench_prepare_memory
+from jobs.bench.scale import bench_scale
 from jobs.bench.scoring import bench_scoring
 from jobs.bench.stream import bench_stream
 from jobs.bench.trees import bench_trees
@@ -36,6 +37,7 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "metrics": bench_metrics,
     "networks": bench_networks,
     "prepare": bench_prepare_memory,
+    "scale": bench_scale,
     "scoring": bench_scoring,
     "text": bench_text,
     "trees": bench_trees,

@@ -8,7 +8,7 @@ Shapes: N documents, Q groups.
 import logging
 import math
 import warnings
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial

@@ -28,6 +28,7 @@ KEPT = ".kept.json"
 """Lists the files that a failed commit has left on purpose; the next commit deletes them."""
 _REQUESTS = 16  # at a time
 _FEW = 64
+_MOST_A_TURN = 64
 _STAGED = re.compile(r"(^|/)\.[^/]+\.[0-9a-f]{8}$")
 """The temporary name of a small file until it is renamed (`files.write_bytes`)."""
 _log = logging.getLogger("ltrscale")
@@ -94,8 +95,12 @@ def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
 
 def at_once(function: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
     """The function's result for each item, in order; the calls run at once, since they mostly wait for storage."""
+    # a thread takes several items at a time, since handing each over costs more than many a call
+    some = max(1, min(_MOST_A_TURN, len(items) // (4 * _REQUESTS)))
+    turns = [items[i : i + some] for i in range(0, len(items), some)]
     with ThreadPoolExecutor(_REQUESTS) as pool:
-        return list(pool.map(function, items))
+        results = pool.map(lambda turn: [function(item) for item in turn], turns)
+        return [result for of_turn in results for result in of_turn]
 
 
 def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFEST) -> None:

@@ -3,6 +3,7 @@
 Shapes: F files, F1 = F + 1 bounds, R row groups.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -123,9 +124,7 @@ class DataFiles(Sequence[DataFile]):
     @classmethod
     def joined(cls, some: Sequence["DataFiles"]) -> "DataFiles":
         """The files of all, by period and path."""
-        parts = [files for files in some if len(files)]
-        if len(parts) < 2:
-            return parts[0] if parts else cls.of([])
+        parts = [*some] or [cls.of([])]
         bounds = np.cumsum([0, *(len(files.counts_R3) for files in parts)])
         together = cls(
             [path for files in parts for path in files.paths],
@@ -139,7 +138,8 @@ class DataFiles(Sequence[DataFile]):
             np.concatenate([files.counts_R3 for files in parts]),
         )
         keys = list(zip(together.period_of, together.paths, strict=True))
-        return together.take(np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64))
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        return together if order == list(range(len(keys))) else together.take(np.array(order))
 
     @classmethod
     def from_table(cls, table: pa.Table) -> "DataFiles":
@@ -196,7 +196,8 @@ class DataFiles(Sequence[DataFile]):
     def __getitem__(self, index: slice) -> "DataFiles": ...
     def __getitem__(self, index: int | slice) -> "DataFile | DataFiles":
         if isinstance(index, slice):
-            return self.take(np.arange(len(self))[index])
+            start, stop, step = index.indices(len(self))
+            return self._run(start, stop) if step == 1 and start < stop else self.take(np.arange(start, stop, step))
         i = range(len(self))[index]
         return DataFile.model_construct(
             path=self.paths[i],
@@ -238,6 +239,19 @@ class DataFiles(Sequence[DataFile]):
             self.counts_R3[rows_R],
         )
 
+    def _run(self, start: int, stop: int) -> "DataFiles":
+        """As `take`, of consecutive files, without a copy of the counts."""
+        first, last = self.bounds_F1[[start, stop]].tolist()
+        return DataFiles(
+            self.paths[start:stop],
+            self.period_of[start:stop],
+            self.bytes_F[start:stop],
+            self.sha256[start:stop],
+            self.longest_F[start:stop],
+            self.bounds_F1[start : stop + 1] - first,
+            self.counts_R3[first:last],
+        )
+
     def where(self, is_wanted: Callable[[str], bool], column: Sequence[str]) -> "DataFiles":
         """The files whose entry in a column is wanted."""
         wanted = np.fromiter(map(is_wanted, column), np.bool_, len(self))
@@ -250,15 +264,22 @@ class DataFiles(Sequence[DataFile]):
     @cached_property
     def by_period(self) -> dict[str, "DataFiles"]:
         """The files of each period, in the order of the first ones."""
-        numbers: dict[str, list[int]] = {}
-        for i, period in enumerate(self.period_of):
-            numbers.setdefault(period, []).append(i)
-        return {period: self.take(np.array(of_period)) for period, of_period in numbers.items()}
+        runs: dict[str, list[tuple[int, int]]] = {}
+        first = 0
+        for period, run in itertools.groupby(self.period_of):
+            runs.setdefault(period, []).append((first, first := first + len([*run])))
+        together = {period: [self._run(*run) for run in of_period] for period, of_period in runs.items()}
+        return {period: some[0] if len(some) == 1 else DataFiles.joined(some) for period, some in together.items()}
 
     @cached_property
     def periods(self) -> list[str]:
         """The periods that have files, sorted."""
         return sorted(set(self.period_of))
+
+    @cached_property
+    def file_R(self) -> NDArray[np.int64]:
+        """The number of each row group's file."""
+        return np.repeat(np.arange(len(self)), np.diff(self.bounds_F1))
 
     @property
     def longest(self) -> int:
@@ -269,11 +290,6 @@ class DataFiles(Sequence[DataFile]):
         """Groups, documents and labelled groups of all files."""
         return Counts(*self.counts_R3.sum(0).tolist())
 
-    def counts_F3(self) -> NDArray[np.int64]:
-        """Groups, documents and labelled groups of each file, shape [F, 3]."""
-        sums_R3 = np.concatenate([np.zeros((1, 3), np.int64), np.cumsum(self.counts_R3, 0)])
-        return np.diff(sums_R3[self.bounds_F1], axis=0)
-
     def content(self) -> str:
         """What makes up the files' identity, as JSON: all but their places, and what follows from them."""
         columns = [pc.cast(pa.array(column), pa.string()) for column in self.counts_R3.T]
@@ -281,8 +297,10 @@ class DataFiles(Sequence[DataFile]):
         of_file = pc.binary_join(pa.ListArray.from_arrays(bounds, of_row_group), "], [")
         texts = [f"[[{text}]]" if text else "[]" for text in of_file.to_pylist()]
         names = {period: json.dumps(period) for period in self.periods}
+        # a hash is of digits, which JSON leaves as they are
         files = zip(self.period_of, self.sha256, texts, strict=True)
-        return f"[{', '.join(f'[{names[period]}, {json.dumps(sha256)}, {text}]' for period, sha256, text in files)}]"
+        entries = [f'[{names[period]}, "{sha256}", {text}]' for period, sha256, text in files]
+        return f"[{', '.join(entries)}]"
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -307,7 +325,7 @@ def rows_of(bounds_F1: NDArray[np.int64], numbers_F: NDArray[np.int64]) -> tuple
         >>> rows_of(np.array([0, 2, 2, 5]), np.array([2, 0]))
         (array([2, 3, 4, 0, 1]), array([0, 3, 5]))
     """
-    lengths_F = np.diff(bounds_F1)[numbers_F]
+    lengths_F = bounds_F1[numbers_F + 1] - bounds_F1[numbers_F]
     bounds = np.concatenate([[0], np.cumsum(lengths_F)])
     return np.arange(bounds[-1]) + np.repeat(bounds_F1[numbers_F] - bounds[:-1], lengths_F), bounds
 

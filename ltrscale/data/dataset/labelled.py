@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.draws import permutation
+from ltrscale.draws import among_first, permutation
 from ltrscale.errors import InputError
 
 
@@ -53,6 +53,11 @@ class Fold(OuterFold):
 def order_of(n: int, *, sample: Literal["random", "first"], seed: int) -> NDArray[np.int64]:
     """The order in which n labelled groups join a sample, so that a smaller one is part of a larger one, shape [n]."""
     return permutation(n, "labelled", seed) if sample == "random" else np.arange(n)
+
+
+def sample_of(n: int, size: int, *, sample: Literal["random", "first"], seed: int) -> NDArray[np.bool_]:
+    """Which of n labelled groups are among the first `size` of `order_of`, shape [n]."""
+    return among_first(n, size, "labelled", seed) if sample == "random" else np.arange(n) < size
 
 
 def to_reach(n_relevant: int, relevant: NDArray[np.bool_]) -> int | None:

@@ -4,7 +4,8 @@ Shapes: R row groups.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Self, overload
@@ -12,7 +13,10 @@ from typing import Any, NamedTuple, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from ltrscale import storage
+from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.scores import Found
 
 
 class FileSource(NamedTuple):
@@ -61,13 +65,61 @@ class FileToRead(NamedTuple):
     longest: int
 
 
+class PartToRead(NamedTuple):
+    """The files of a data set that are read, with what their row groups have in common."""
+
+    url: str
+    gid_base: int
+    stored: tuple[Feature, ...]
+    scores: Mapping[str, Found]
+    """The scores that serve as labels, by path of the data file."""
+    files: DataFiles
+
+
+class FilesToRead(Sequence[FileToRead]):
+    """The files of several parts one after the other; an element is made when it is asked for."""
+
+    def __init__(self, parts: Sequence[PartToRead]) -> None:
+        self._parts = parts
+        self._bounds = [*itertools.accumulate((len(part.files) for part in parts), initial=0)]
+
+    def __len__(self) -> int:
+        return self._bounds[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> FileToRead: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[FileToRead]: ...
+    def __getitem__(self, index: int | slice) -> FileToRead | list[FileToRead]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        number = bisect_right(self._bounds, index) - 1
+        url, gid_base, stored, scores, files = self._parts[number]
+        i = index - self._bounds[number]
+        path, source = files.paths[i], FileSource(url, files.sha256[i], int(files.bytes_F[i]))
+        scored, longest = scores.get(path), int(files.longest_F[i])
+        file = storage.join(url, path)
+        return FileToRead(file, files.period_of[i], gid_base, scored and scored.url, source, stored, longest)
+
+
+class Columns(NamedTuple):
+    """Of each row group: the number of its file, its index there, its counts, and the labelled groups before it."""
+
+    file_R: NDArray[np.int64]
+    index_R: NDArray[np.int64]
+    groups_R: NDArray[np.int64]
+    documents_R: NDArray[np.int64]
+    labelled_R: NDArray[np.int64]
+    first_labelled_R: NDArray[np.int64]
+
+
 class RowGroups(Sequence[RowGroup]):
     """Row groups in order, as columns; an element is made when it is asked for.
 
     Args:
         files: the files that they lie in.
-        file_R: the number of each one's file.
-        counts_R5: index in the file, groups, documents, labelled groups, and labelled groups before it.
+        longest_F: documents of the longest group of each file.
+        columns: what the row groups do not share.
 
     Example:
         >>> some = RowGroups.of([RowGroup("a", i, "p", 3, 40, 2, gid_base=0, first_labelled=2 * i) for i in range(3)])
@@ -75,8 +127,8 @@ class RowGroups(Sequence[RowGroup]):
         (3, array([40, 40, 40]), 1, 1)
     """
 
-    def __init__(self, files: Sequence[FileToRead], file_R: NDArray[np.int64], counts_R5: NDArray[np.int64]) -> None:
-        self.files, self.file_R, self.counts_R5 = files, file_R, counts_R5
+    def __init__(self, files: Sequence[FileToRead], longest_F: NDArray[np.int64], columns: Columns) -> None:
+        self.files, self.longest_F, self.columns = files, longest_F, columns
 
     @classmethod
     def of(cls, row_groups: Iterable[RowGroup]) -> Self:
@@ -85,18 +137,18 @@ class RowGroups(Sequence[RowGroup]):
             return row_groups
         files: list[FileToRead] = []
         numbers: dict[tuple[object, ...], int] = {}
-        file_R, counts_R5 = [], []
+        rows: list[tuple[int, ...]] = []
         for r in row_groups:
             # by the features' identity, since there may be thousands
             number = numbers.setdefault((r.url, r.period, r.gid_base, r.scores, id(r.stored)), len(files))
             if number == len(files):
                 files.append(FileToRead(r.url, r.period, r.gid_base, r.scores, r.source, r.stored, r.longest))
-            file_R.append(number)
-            counts_R5.append((r.index, r.groups, r.documents, r.labelled, r.first_labelled))
-        return cls(files, np.array(file_R, np.int64), np.array(counts_R5, np.int64).reshape(-1, 5))
+            rows.append((number, r.index, r.groups, r.documents, r.labelled, r.first_labelled))
+        columns = np.array(rows, np.int64).reshape(-1, len(Columns._fields)).T
+        return cls(files, np.array([file.longest for file in files], np.int64), Columns(*columns))
 
     def __len__(self) -> int:
-        return len(self.file_R)
+        return len(self.columns.file_R)
 
     @overload
     def __getitem__(self, index: int) -> RowGroup: ...
@@ -104,9 +156,9 @@ class RowGroups(Sequence[RowGroup]):
     def __getitem__(self, index: slice) -> "RowGroups": ...
     def __getitem__(self, index: int | slice) -> "RowGroup | RowGroups":
         if isinstance(index, slice):
-            return RowGroups(self.files, self.file_R[index], self.counts_R5[index])
-        url, period, gid_base, scores, source, stored, longest = self.files[self.file_R[index]]
-        number, groups, documents, labelled, first_labelled = self.counts_R5[index].tolist()
+            return RowGroups(self.files, self.longest_F, Columns(*(column[index] for column in self.columns)))
+        file, number, groups, documents, labelled, first_labelled = (int(column[index]) for column in self.columns)
+        url, period, gid_base, scores, source, stored, longest = self.files[file]
         counts = (groups, documents, labelled)
         return RowGroup(url, number, period, *counts, gid_base, first_labelled, scores, source, stored, longest)
 
@@ -120,38 +172,39 @@ class RowGroups(Sequence[RowGroup]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Sent to another process with the files that these row groups lie in, and no others."""
-        used, file_R = np.unique(self.file_R, return_inverse=True)
-        return type(self), ([self.files[i] for i in used.tolist()], file_R, self.counts_R5)
+        used, file_R = np.unique(self.columns.file_R, return_inverse=True)
+        files = [self.files[i] for i in used.tolist()]
+        return type(self), (files, self.longest_F[used], self.columns._replace(file_R=file_R))
 
     def take(self, which_R: NDArray[np.int64] | NDArray[np.bool_] | Sequence[int]) -> "RowGroups":
         """The row groups with these numbers, in this order, or those that are marked."""
         which_R = np.asarray(which_R, None if len(which_R) else np.int64)
-        return RowGroups(self.files, self.file_R[which_R], self.counts_R5[which_R])
+        return RowGroups(self.files, self.longest_F, Columns(*(column[which_R] for column in self.columns)))
 
     @property
     def groups_R(self) -> NDArray[np.int64]:
         """Query groups of each."""
-        return self.counts_R5[:, 1]
+        return self.columns.groups_R
 
     @property
     def documents_R(self) -> NDArray[np.int64]:
         """Documents of each."""
-        return self.counts_R5[:, 2]
+        return self.columns.documents_R
 
     @property
     def labelled_R(self) -> NDArray[np.int64]:
         """Labelled groups of each."""
-        return self.counts_R5[:, 3]
+        return self.columns.labelled_R
 
     @property
     def first_labelled_R(self) -> NDArray[np.int64]:
         """Labelled groups of the split before each."""
-        return self.counts_R5[:, 4]
+        return self.columns.first_labelled_R
 
     @cached_property
     def _first(self) -> dict[str, int]:
         """The place of the first row group of each file, by URL."""
-        used, first = np.unique(self.file_R, return_index=True)
+        used, first = np.unique(self.columns.file_R, return_index=True)
         return {self.files[i].url: place for i, place in zip(used.tolist(), first.tolist(), strict=True)}
 
     def at(self, url: str, index: int) -> RowGroup:
@@ -163,13 +216,13 @@ class RowGroups(Sequence[RowGroup]):
     @property
     def own_files(self) -> list[FileToRead]:
         """The files that they lie in, in the order of their first row groups."""
-        used, first = np.unique(self.file_R, return_index=True)
+        used, first = np.unique(self.columns.file_R, return_index=True)
         return [self.files[i] for i in used[np.argsort(first)].tolist()]
 
     @property
     def longest(self) -> int:
         """Documents of the longest group of the files."""
-        return max((self.files[i].longest for i in np.unique(self.file_R).tolist()), default=0)
+        return int(self.longest_F[self.columns.file_R].max(initial=0))
 
     def by_file(self) -> dict[str, "RowGroups"]:
         """The row groups of each file, by URL."""
@@ -182,7 +235,7 @@ class RowGroups(Sequence[RowGroup]):
     def _by(self, names: Sequence[str]) -> dict[str, "RowGroups"]:
         """The row groups by the names of their files, in order of the first of each."""
         codes = dict[str, int]()
-        code_R = np.array([codes.setdefault(name, len(codes)) for name in names], np.int64)[self.file_R]
+        code_R = np.array([codes.setdefault(name, len(codes)) for name in names], np.int64)[self.columns.file_R]
         order_R = np.argsort(code_R, kind="stable")
         ends = np.searchsorted(code_R[order_R], np.arange(len(codes) + 1)).tolist()
         runs = zip(codes, itertools.pairwise(ends), strict=True)

@@ -4,7 +4,6 @@ The manifests alone resolve it; no data file is opened, except for the labels wh
 relevant document.
 """
 
-import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,10 +15,10 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.config import Json, digest
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.labelled import keep_fold, none_relevant, order_of, to_reach, with_relevant
+from ltrscale.data.dataset.labelled import keep_fold, none_relevant, order_of, sample_of, to_reach, with_relevant
 from ltrscale.data.dataset.manifest import Feature, matching, places
 from ltrscale.data.dataset.origin import read_as
-from ltrscale.data.dataset.row_groups import FileSource, FileToRead, RowGroup, RowGroups
+from ltrscale.data.dataset.row_groups import Columns, FilesToRead, PartToRead, RowGroup, RowGroups
 from ltrscale.data.dataset.scores import find_scores
 from ltrscale.data.dataset.split import LabelColumn, Split, SplitPart, resolve_periods
 from ltrscale.data.dataset.tokens import Owner, TokenField, Vocabulary, shared
@@ -168,9 +167,9 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
     kept = None
     identity: dict[str, Any] = {
         "features": [(feature.name, feature.kind) for feature in features],
-        "files": Json(f"[{', '.join(of_part.content() for _, of_part in files)}]"),
+        "files": Json(f"[{', '.join(of_part.content() for of_part in files)}]"),
     }
-    left_out = sum(len(part.urls) - len(urls) for part, (urls, _) in zip(parts, files, strict=True))
+    left_out = sum(len(part.files) - len(of_part) for part, of_part in zip(parts, files, strict=True))
     name = f"{_name(split)} without {left_out} bad files" if left_out else _name(split)
     if labelled:
         n = int(row_groups.labelled_R.sum())
@@ -256,32 +255,40 @@ def _labels_identity(split: Split, parts: list[SplitPart]) -> dict[str, Any]:
     return identity
 
 
-def _but(part: SplitPart, without: Collection[str]) -> tuple[list[str], DataFiles]:
-    """The URLs and files of a part, without those left out."""
-    if not without:
-        return part.urls, part.files
-    return [url for url in part.urls if url not in without], part.files.where(lambda url: url not in without, part.urls)
+def _but(part: SplitPart, without: Collection[str]) -> DataFiles:
+    """The files of a part, without those whose URLs are left out."""
+    return part.files.where(lambda url: url not in without, part.urls) if without else part.files
 
 
-def _row_groups(parts: Sequence[SplitPart], files: Sequence[tuple[list[str], DataFiles]]) -> RowGroups:
+def _row_groups(parts: Sequence[SplitPart], files: Sequence[DataFiles]) -> RowGroups:
     """The row groups of the chosen periods, in the order of the manifests."""
-    to_read: list[FileToRead] = []
-    file_R, counts_R4 = [np.zeros(0, np.int64)], [np.zeros((0, 4), np.int64)]
-    for number, (part, (urls, of_part)) in enumerate(zip(parts, files, strict=True)):
-        base, stored, dataset = number * GID_SPAN, part.dataset.manifest.features, part.dataset.url
-        scores = [part.scores[path].url if path in part.scores else None for path in of_part.paths]
-        lengths_F, counts_R3 = np.diff(of_part.bounds_F1), of_part.counts_R3
-        index_R = np.arange(len(counts_R3)) - np.repeat(of_part.bounds_F1[:-1], lengths_F)
-        is_scored_R = np.repeat([each is not None for each in scores], lengths_F)
-        labelled_R = np.where(is_scored_R, counts_R3[:, 0], counts_R3[:, 2])
-        file_R.append(len(to_read) + np.repeat(np.arange(len(of_part)), lengths_F))
-        counts_R4.append(np.stack([index_R, counts_R3[:, 0], counts_R3[:, 1], labelled_R], 1))
-        sources = map(FileSource, itertools.repeat(dataset), of_part.sha256, of_part.bytes_F.tolist())
-        longest = of_part.longest_F.tolist()
-        for url, period, scored, source, n in zip(urls, of_part.period_of, scores, sources, longest, strict=False):
-            to_read.append(FileToRead(url, period, base, scored, source, stored, n))
-    labelled_R = (counts := np.concatenate(counts_R4))[:, 3]
-    return RowGroups(to_read, np.concatenate(file_R), np.column_stack([counts, np.cumsum(labelled_R) - labelled_R]))
+    none = np.zeros(0, np.int64)
+    file_R, index_R, groups_R, documents_R, labelled_R, longest_F = [none], [none], [none], [none], [none], [none]
+    to_read: list[PartToRead] = []
+    for number, (part, of_part) in enumerate(zip(parts, files, strict=True)):
+        file_R.append(sum(map(len, longest_F)) + of_part.file_R)
+        index_R.append(np.arange(len(of_part.file_R)) - of_part.bounds_F1[of_part.file_R])
+        of_groups_R, of_documents_R, of_labelled_R = of_part.counts_R3.T
+        if part.scores:
+            is_scored_F = np.fromiter(map(part.scores.__contains__, of_part.paths), np.bool_, len(of_part))
+            of_labelled_R = np.where(is_scored_F[of_part.file_R], of_groups_R, of_labelled_R)
+        groups_R.append(of_groups_R)
+        documents_R.append(of_documents_R)
+        labelled_R.append(of_labelled_R)
+        longest_F.append(of_part.longest_F)
+        manifest = part.dataset.manifest
+        to_read.append(PartToRead(part.dataset.url, number * GID_SPAN, manifest.features, part.scores, of_part))
+    columns = map(np.concatenate, (file_R, index_R, groups_R, documents_R))
+    joined_R = np.concatenate(labelled_R)
+    columns = Columns(
+        file_R=np.concatenate(file_R),
+        index_R=np.concatenate(index_R),
+        groups_R=np.concatenate(groups_R),
+        documents_R=np.concatenate(documents_R),
+        labelled_R=joined_R,
+        first_labelled_R=np.cumsum(joined_R) - joined_R,
+    )
+    return RowGroups(FilesToRead(to_read), np.concatenate(longest_F), columns)
 
 
 def _kept_features(features: tuple[Feature, ...], split: Split) -> tuple[Feature, ...]:
@@ -296,26 +303,27 @@ def _kept_groups(n: int, split: Split, row_groups: Sequence[RowGroup], where: st
     """Which of n labelled groups are served, shape [n], or None for all."""
     kept = np.ones(n, dtype=np.bool_)
     if split.size:
-        order_Q = order_of(n, sample=split.labelled_sample, seed=split.labelled_seed)
-        kept[order_Q[_size(split, order_Q, row_groups, where) :]] = False
+        size = _size(split, n, row_groups, where)
+        kept = sample_of(n, size, sample=split.labelled_sample, seed=split.labelled_seed)
     if split.fold is not None:
         kept = keep_fold(kept, split.fold, _name(split))
     return None if kept.all() else kept
 
 
-def _size(split: Split, order_Q: NDArray[np.int64], row_groups: Sequence[RowGroup], where: str) -> int:
-    """How many labelled groups join the sample, in this order."""
+def _size(split: Split, n: int, row_groups: Sequence[RowGroup], where: str) -> int:
+    """How many of n labelled groups join the sample."""
     if split.relevant_groups is not None:
         relevant_Q = np.concatenate([np.zeros(0, np.bool_), *_relevant(row_groups, split.labels)])
+        order_Q = order_of(n, sample=split.labelled_sample, seed=split.labelled_seed)
         size = to_reach(split.relevant_groups, relevant_Q[order_Q])
         if size is None:
             count = f"{relevant_Q.sum()} of its labelled groups have a relevant document"
             raise InputError(f"{where}: {count}, relevant_groups is {split.relevant_groups}; lower it")
         return size
     if split.labelled_groups is None:
-        return max(1, round(split.labelled_fraction * len(order_Q)))
-    if split.labelled_groups > len(order_Q):
-        count = f"it has {len(order_Q)} labelled groups"
+        return max(1, round(split.labelled_fraction * n))
+    if split.labelled_groups > n:
+        count = f"it has {n} labelled groups"
         raise InputError(f"{where}: {count}, labelled_groups is {split.labelled_groups}; lower it")
     return split.labelled_groups
 
