@@ -227,7 +227,7 @@ class DataFiles(Sequence[DataFile]):
 
     def take(self, numbers_F: NDArray[np.int64]) -> "DataFiles":
         """The files with these numbers, in this order."""
-        rows_R, bounds_F1 = rows_of(self.bounds_F1, numbers_F)
+        rows_R, bounds_F1 = rows_of_runs(self.bounds_F1, numbers_F)
         numbers = numbers_F.tolist()
         return DataFiles(
             [self.paths[i] for i in numbers],
@@ -318,11 +318,13 @@ class DataFiles(Sequence[DataFile]):
         )
 
 
-def rows_of(bounds_F1: NDArray[np.int64], numbers_F: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def rows_of_runs(
+    bounds_F1: NDArray[np.int64], numbers_F: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The rows of some runs of rows, and the bounds of these runs among them.
 
     Example:
-        >>> rows_of(np.array([0, 2, 2, 5]), np.array([2, 0]))
+        >>> rows_of_runs(np.array([0, 2, 2, 5]), np.array([2, 0]))
         (array([2, 3, 4, 0, 1]), array([0, 3, 5]))
     """
     lengths_F = bounds_F1[numbers_F + 1] - bounds_F1[numbers_F]

@@ -55,7 +55,7 @@ def order_of(n: int, *, sample: Literal["random", "first"], seed: int) -> NDArra
     return permutation(n, "labelled", seed) if sample == "random" else np.arange(n)
 
 
-def sample_of(n: int, size: int, *, sample: Literal["random", "first"], seed: int) -> NDArray[np.bool_]:
+def in_sample(n: int, size: int, *, sample: Literal["random", "first"], seed: int) -> NDArray[np.bool_]:
     """Which of n labelled groups are among the first `size` of `order_of`, shape [n]."""
     return among_first(n, size, "labelled", seed) if sample == "random" else np.arange(n) < size
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.config import Json, digest
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.labelled import keep_fold, none_relevant, order_of, sample_of, to_reach, with_relevant
+from ltrscale.data.dataset.labelled import in_sample, keep_fold, none_relevant, order_of, to_reach, with_relevant
 from ltrscale.data.dataset.manifest import Feature, matching, places
 from ltrscale.data.dataset.origin import read_as
 from ltrscale.data.dataset.row_groups import Columns, FilesToRead, PartToRead, RowGroup, RowGroups
@@ -262,33 +262,21 @@ def _but(part: SplitPart, without: Collection[str]) -> DataFiles:
 
 def _row_groups(parts: Sequence[SplitPart], files: Sequence[DataFiles]) -> RowGroups:
     """The row groups of the chosen periods, in the order of the manifests."""
-    none = np.zeros(0, np.int64)
-    file_R, index_R, groups_R, documents_R, labelled_R, longest_F = [none], [none], [none], [none], [none], [none]
+    of_parts = [(np.zeros(0, np.int64),) * 5]
     to_read: list[PartToRead] = []
     for number, (part, of_part) in enumerate(zip(parts, files, strict=True)):
-        file_R.append(sum(map(len, longest_F)) + of_part.file_R)
-        index_R.append(np.arange(len(of_part.file_R)) - of_part.bounds_F1[of_part.file_R])
-        of_groups_R, of_documents_R, of_labelled_R = of_part.counts_R3.T
+        groups_R, documents_R, labelled_R = of_part.counts_R3.T
         if part.scores:
             is_scored_F = np.fromiter(map(part.scores.__contains__, of_part.paths), np.bool_, len(of_part))
-            of_labelled_R = np.where(is_scored_F[of_part.file_R], of_groups_R, of_labelled_R)
-        groups_R.append(of_groups_R)
-        documents_R.append(of_documents_R)
-        labelled_R.append(of_labelled_R)
-        longest_F.append(of_part.longest_F)
+            labelled_R = np.where(is_scored_F[of_part.file_R], groups_R, labelled_R)
+        index_R = np.arange(len(groups_R)) - of_part.bounds_F1[of_part.file_R]
+        first_file = sum(len(earlier.files) for earlier in to_read)
+        of_parts.append((first_file + of_part.file_R, index_R, groups_R, documents_R, labelled_R))
         manifest = part.dataset.manifest
         to_read.append(PartToRead(part.dataset.url, number * GID_SPAN, manifest.features, part.scores, of_part))
-    columns = map(np.concatenate, (file_R, index_R, groups_R, documents_R))
-    joined_R = np.concatenate(labelled_R)
-    columns = Columns(
-        file_R=np.concatenate(file_R),
-        index_R=np.concatenate(index_R),
-        groups_R=np.concatenate(groups_R),
-        documents_R=np.concatenate(documents_R),
-        labelled_R=joined_R,
-        first_labelled_R=np.cumsum(joined_R) - joined_R,
-    )
-    return RowGroups(FilesToRead(to_read), np.concatenate(longest_F), columns)
+    *columns, labelled_R = map(np.concatenate, zip(*of_parts, strict=True))
+    longest_F = np.concatenate([np.zeros(0, np.int64), *(of_part.longest_F for of_part in files)])
+    return RowGroups(FilesToRead(to_read), longest_F, Columns(*columns, labelled_R, np.cumsum(labelled_R) - labelled_R))
 
 
 def _kept_features(features: tuple[Feature, ...], split: Split) -> tuple[Feature, ...]:
@@ -304,7 +292,7 @@ def _kept_groups(n: int, split: Split, row_groups: Sequence[RowGroup], where: st
     kept = np.ones(n, dtype=np.bool_)
     if split.size:
         size = _size(split, n, row_groups, where)
-        kept = sample_of(n, size, sample=split.labelled_sample, seed=split.labelled_seed)
+        kept = in_sample(n, size, sample=split.labelled_sample, seed=split.labelled_seed)
     if split.fold is not None:
         kept = keep_fold(kept, split.fold, _name(split))
     return None if kept.all() else kept
