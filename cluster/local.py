@@ -180,6 +180,7 @@ def _show(folder: Path) -> None:
     client: dict[str, str] = json.loads((folder / "environment.json").read_text())
     running = sum(worker.pid is not None for worker in workers)
     tell(f"Ray head, process {head.pid}, and {running} workers; dashboard {client['RAY_API_SERVER_ADDRESS']}")
+    tell(f"for Prometheus: {(folder / 'scratch').read_text()}/prom_metrics_service_discovery.json")
     print_exports(client)
 
 
