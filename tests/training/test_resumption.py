@@ -220,11 +220,12 @@ def test_an_epoch_is_reported_in_numbers_and_in_a_line(
     checked, *trained = records
     assert (checked["files_good"], checked["groups"]) == (checked["files"], selection.n_groups)
     steps, epochs = ([r for r in trained if name in r] for name in ("step", "epoch"))
-    assert [set(step) for step in steps] == [{"step", "loss", "documents", "wait_s"}] * len(steps)
+    assert [set(step) for step in steps] == [{"step", "loss", "groups", "documents", "wait_s"}] * len(steps)
     assert [epoch["epoch"] for epoch in epochs] == [1, 2]
     for epoch in epochs:
         assert (epoch["groups"], epoch["documents"]) == (selection.n_groups, selection.n_documents)
         assert epoch["checksum"] == epochs[0]["checksum"] > 0
+        assert (epoch["missed"], epoch["repeated"]) == (0, 0)
         assert epoch["documents_per_s"] > 0
         (worker,) = epoch["workers"]
         assert 0 <= worker["wait_percent"] == epoch["wait_percent"] <= 100
