@@ -39,6 +39,7 @@ from ltrscale.runtime.engine import loopback
 _DASHBOARD = 8265  # the default of Ray's tools
 _READY_S = 90.0
 _STOP_S = 30.0
+_DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 _MB = 1 << 20
 # The program `ray`, patched for a cluster on 127.0.0.1. RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 makes Ray's child processes
 # keep that address, but it also makes `ray start` refuse worker nodes. So this process sets the constant back, and
@@ -126,17 +127,23 @@ def _start(folder: Path, dashboard_port: int | None, workers: int, worker_option
     try:
         process = Process(folder, "head")
         process.start([*ray, *head], environment)
-        process.wait(lambda: _alive(client) >= 1, _READY_S)
+        _await_nodes(process, client, 1)
         for i in range(workers):
             process = Process(folder, f"worker-{i}")
             agent = f"--dashboard-agent-listen-port={agents[i + 1]}"
             address = f"--address=127.0.0.1:{gcs}"
             store = f"--object-store-memory={1024 * _MB}"
             process.start([*ray, *node, address, agent, store, *worker_options], environment)
-        process.wait(lambda: _alive(client) >= 1 + workers, _READY_S)
+            # one after the other, for Ray gives each 30 s; on a busy machine two at once take longer
+            _await_nodes(process, client, i + 2)
     except InputError:
         _stop(folder)
         raise
+
+
+def _await_nodes(started: Process, client: dict[str, str], count: int) -> None:
+    """Wait until the cluster has so many nodes; an error if the one that was started last has ended."""
+    started.wait(lambda: _alive(client) >= count, _READY_S)
 
 
 def _environment(client: dict[str, str]) -> dict[str, str]:
@@ -145,7 +152,7 @@ def _environment(client: dict[str, str]) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     ray = {
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # end on SIGTERM without waiting
+        _DRAIN: os.environ.get(_DRAIN, "0"),  # end on SIGTERM without waiting
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keep 127.0.0.1 as the address, see _RAY
         "GLOO_SOCKET_IFNAME": loopback(),
     }
@@ -180,6 +187,7 @@ def _show(folder: Path) -> None:
     client: dict[str, str] = json.loads((folder / "environment.json").read_text())
     running = sum(worker.pid is not None for worker in workers)
     tell(f"Ray head, process {head.pid}, and {running} workers; dashboard {client['RAY_API_SERVER_ADDRESS']}")
+    tell(f"for Prometheus: {(folder / 'scratch').read_text()}/prom_metrics_service_discovery.json")
     print_exports(client)
 
 

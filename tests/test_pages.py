@@ -56,6 +56,8 @@ LEFT_OUT = {
     ("tuning", "python -m jobs.prepare --config jobs/configs/data/prepare-news.yaml"): "the same",
     ("tuning", "python -m jobs.tune --config jobs/configs/start/tune-lightgbm.yaml --set"): "the same",
     ("guide", "python -m jobs.crossval"): "five folds with twenty methods each",
+    ("watching", "prometheus"): "it is a server for a cluster; tests/cluster/test_prometheus.py starts it",
+    ("distributed", "docker build"): "it needs a builder of images",
 }
 
 

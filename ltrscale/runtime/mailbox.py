@@ -48,6 +48,13 @@ class WorkerJoined(NamedTuple):
     """The worker's Ray actor, to kill it if it hangs."""
 
 
+class Committed(NamedTuple):
+    """A checkpoint is committed."""
+
+    checkpoints: int
+    """Their number since the first start."""
+
+
 class Left(NamedTuple):
     """A worker has left the training function."""
 
@@ -61,7 +68,7 @@ class Beat(NamedTuple):
     counts: WorkerProgress
 
 
-Post = ReportedMetrics | LogLine | Started | AttemptEnded | WorkerJoined | Left | Beat
+Post = ReportedMetrics | LogLine | Started | AttemptEnded | WorkerJoined | Committed | Left | Beat
 
 
 class Standing(NamedTuple):
@@ -95,6 +102,7 @@ class Mailbox:
     def count_commit(self) -> None:
         """Count a committed checkpoint."""
         self._commits += 1
+        self._posts.append(Committed(self._commits))
 
     def ask_to_stop(self) -> None:
         """Ask the workers to commit a checkpoint and end."""

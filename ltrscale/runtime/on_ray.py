@@ -119,7 +119,7 @@ def run_with_ray(
     """Run a function on each part in tasks of the Ray cluster that this process is connected to, one CPU each.
 
     Twice as many tasks as the cluster has CPUs are started ahead of the results taken, so memory does not grow with
-    the number of parts. A task that is lost with its node is run again.
+    the number of parts; a cluster that grows gets more. A task that is lost with its node is run again.
 
     Raises:
         InputError: the function raised it.
@@ -132,13 +132,12 @@ def run_with_ray(
         scheduling_strategy="DEFAULT",  # on any node, even if this process is in a placement group, such as a trial's
     )
     shared = ray.put(function)  # once for all tasks: it may hold a large model
-    ahead = _DEEP * max(1, int(ray.cluster_resources().get("CPU", 1)))
     waiting: deque[Any] = deque()
     try:
         with plain_errors():
             for part in parts:
                 waiting.append(task.remote(shared, part))
-                if len(waiting) >= ahead:
+                if len(waiting) >= _DEEP * max(1, int(ray.cluster_resources().get("CPU", 1))):
                     yield ray.get(waiting.popleft())
             while waiting:
                 yield ray.get(waiting.popleft())

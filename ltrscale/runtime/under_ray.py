@@ -35,6 +35,7 @@ from ltrscale.runtime.hangs import HangWatch, Pulse
 from ltrscale.runtime.mailbox import (
     AttemptEnded,
     Beat,
+    Committed,
     Left,
     LogLine,
     ReportedMetrics,
@@ -115,7 +116,7 @@ def _attend(
     run: threading.Thread, mailbox: Any, report: Report, workers: WorkersConfig, stopping: Callable[[], bool]
 ) -> None:
     """Deliver the workers' posts until the run ends, and forward the request to stop."""
-    running, stop_requested = False, False
+    running, stop_requested, starts = False, False, 0
     waiting_since = time.monotonic()
     watch, actors = HangWatch(workers.hang_s), dict[int, Any]()
     while True:
@@ -127,8 +128,11 @@ def _attend(
                 case LogLine(level, text):
                     log.log(level, "%s", text)
                 case Started(count):
-                    running = True
+                    running, starts = True, starts + 1
+                    report({"running_workers": count, "restarts": starts - 1})
                     log.info("training on %d workers", count)
+                case Committed(checkpoints):
+                    report({"checkpoints": checkpoints})
                 case WorkerJoined(rank, actor):
                     actors[rank] = actor
                     watch.joined(rank)
@@ -137,6 +141,7 @@ def _attend(
                 case Left(rank):
                     watch.left(rank)
                 case AttemptEnded():
+                    report({"running_workers": 0})
                     running, waiting_since = False, time.monotonic()
                     watch.clear()
         if not alive:

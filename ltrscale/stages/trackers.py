@@ -23,6 +23,7 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.progress import Report, log
+from ltrscale.runtime.gauges import Gauges
 
 TENSORBOARD, MLFLOW = "LTRSCALE_TENSORBOARD", "LTRSCALE_MLFLOW"
 EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
@@ -72,13 +73,16 @@ def tracked(out: str, config: Config, stage: str, folder: Path) -> Iterator[Repo
     counts: dict[str, int] = {}
 
     def report(record: Mapping[str, object]) -> None:
-        prefix, step = _place(record, stage, counts)
-        values = {f"{prefix}/{key}": value for key, value in numbers(record).items()}
-        _call_each(trackers, lambda tracker: tracker.report(values, step))
+        gauges(record)
+        if trackers:
+            prefix, step = _place(record, stage, counts)
+            values = {f"{prefix}/{key}": value for key, value in numbers(record).items()}
+            _call_each(trackers, lambda tracker: tracker.report(values, step))
 
     failed = True
     try:
-        yield report if trackers else lambda _: None
+        with Gauges(_run_name(out), stage) as gauges:
+            yield report
         failed = False
     finally:
         if token is not None:

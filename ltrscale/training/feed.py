@@ -51,6 +51,14 @@ class Account(NamedTuple):
         documents = self.documents if expected.documents else 0
         return self._replace(documents=documents) == expected
 
+    def gaps(self, expected: "Account") -> dict[str, int]:
+        """The least numbers of groups that were missed and repeated; an error of the checksum alone is one of each."""
+        least = int(self.groups == expected.groups and not self.agrees_with(expected))
+        return {
+            "missed": max(least, expected.groups - self.groups),
+            "repeated": max(least, self.groups - expected.groups),
+        }
+
 
 def checksum(ids_Q: NDArray[np.int64]) -> int:
     """Sum of a 32-bit hash of every id; below 2^53, and so exact in float64, for 2 million groups.

@@ -87,6 +87,10 @@ class StepResult:
     """Whether a worker cannot go on, so that all must end; the same on all workers."""
 
 
+class AccountError(RuntimeError):
+    """An epoch has missed or repeated groups."""
+
+
 def _never() -> bool:
     return False
 
@@ -152,7 +156,7 @@ class Trainer:
 
         Raises:
             InputError: training has diverged.
-            RuntimeError: the account of the epoch differs from the expected one.
+            AccountError: the account of the epoch differs from the expected one.
         """
         epoch = self.stream.epoch(self.state.epoch, self.state.positions or None)
         with closing(read_ahead(epoch, depth=self.stream.config.prefetch, device=self.device)) as steps:
@@ -176,7 +180,7 @@ class Trainer:
                 self.state.positions = step.positions
                 yield result
         if self.expected is not None and not self.state.account.agrees_with(self.expected):
-            raise RuntimeError(f"epoch {self.state.epoch} read {self.state.account} and not {self.expected}")
+            raise AccountError(f"epoch {self.state.epoch} read {self.state.account} and not {self.expected}")
         self.past, self.state = self.state, State(epoch=self.state.epoch + 1, step=self.state.step)
 
     def fetch(self, steps: Iterator[Fed]) -> tuple[Fed, float]:

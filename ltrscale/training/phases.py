@@ -9,8 +9,8 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from ltrscale.storage import join
 from ltrscale.training.auxiliary import Auxiliary, AuxiliaryObjective
 from ltrscale.training.checkpoint import Progress, Snapshot, restore
 from ltrscale.training.feed import Account, listed
-from ltrscale.training.loop import State, StepResult, Trainer
+from ltrscale.training.loop import AccountError, State, StepResult, Trainer
 from ltrscale.training.ranking import Best
 from ltrscale.training.reduce import gather_over_workers
 from ltrscale.training.resumption import CHECKPOINTS, Checkpoints
@@ -126,7 +126,7 @@ class Training:
                     ended = False
                     while not ended:
                         kept, clock = self._begin(phase, steps), _Clock(trainer)
-                        with closing(trainer.epoch()) as results:
+                        with self._gaps_reported(phase, trainer), closing(trainer.epoch()) as results:
                             for result in results:
                                 advance(result.documents)
                                 self._report(phase, steps, trainer, result)
@@ -156,10 +156,20 @@ class Training:
                 "step": steps_before + trainer.state.step,
                 "loss": result.loss if result.count else None,
                 **({"auxiliary_loss": trainer.auxiliary_loss} if phase.auxiliary else {}),
+                "groups": result.groups,
                 "documents": result.documents,
                 "wait_s": round(result.wait_s, 4),
             }
         )
+
+    @contextmanager
+    def _gaps_reported(self, phase: Phase, trainer: Trainer) -> Iterator[None]:
+        """Report the groups that an epoch has missed or repeated, before the error ends this attempt."""
+        try:
+            yield
+        except AccountError:
+            self.context.report({**self._labels(phase), **_gaps(trainer, trainer.state)})
+            raise
 
     def _judged(self, phase: Phase, epoch: int, record: Record) -> tuple[Record, bool]:
         """The record of an epoch with its validation, and whether the phase ends."""
@@ -232,6 +242,11 @@ class Training:
         return Auxiliary(objective, stream, next(self.model.parameters()).device)
 
 
+def _gaps(trainer: Trainer, epoch: State) -> Record:
+    """The groups that an epoch has missed and repeated; empty where the expected account is unknown."""
+    return {} if trainer.expected is None else {**epoch.account.gaps(trainer.expected)}
+
+
 class _Clock:
     """Measures an epoch; rates count from its start or from the resume."""
 
@@ -260,6 +275,7 @@ class _Clock:
             "epoch": done.epoch + 1,
             "loss": done.mean_loss if done.count else None,
             **done.account._asdict(),
+            **_gaps(self.trainer, done),
             "documents_per_s": round((done.account.documents - self.documents) / seconds),
             "wait_percent": round(100 * sum(waiting) / len(waiting), 2),
             "workers": workers,

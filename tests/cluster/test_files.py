@@ -1,8 +1,14 @@
 """The files of cluster/ besides code: the image, the EC2 cluster, the uploads, and the paths that they name."""
 
 import copy
+import importlib.metadata
+import json
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
 import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
@@ -11,8 +17,12 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from ray._private.runtime_env.packaging import create_package
 from ray.autoscaler._private.util import prepare_config, validate_config
+
+from ltrscale.runtime.workers import WorkersConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "cluster"
@@ -46,9 +56,20 @@ def test_ray_up_has_the_workers_that_its_comments_name() -> None:
     (read_on,) = (yaml.safe_load(found) for found in re.findall(r"workers\.read_on: (\{.*?\})", text))
     (workers,) = (yaml.safe_load(found) for found in re.findall(r"workers: (\{.*?\})", text))
     assert all(TYPES["readers"]["resources"][name] >= amount for name, amount in read_on.items())
-    gpus = TYPES["gpus"]["resources"]["GPU"] * TYPES["gpus"]["max_workers"]
-    assert workers["number"] * workers["gpus"] <= gpus
+    gpus, of_a_worker = TYPES["gpus"]["resources"]["GPU"] * TYPES["gpus"]["max_workers"], workers.pop("gpus")
+    assert WorkersConfig(**workers).most * of_a_worker <= gpus
     assert not set(read_on) & set(TYPES["gpus"]["resources"])
+
+
+def test_ray_up_has_the_pools_of_kubernetes() -> None:
+    """CPU nodes that read and GPU nodes that train, both from nothing, on spot machines."""
+    *_, job = yaml.safe_load_all((CLUSTER / "kuberay-rayjob.yaml").read_text())
+    pools = {group["groupName"] for group in job["spec"]["rayClusterSpec"]["workerGroupSpecs"]}
+    assert pools == set(TYPES) - {"head"}
+    for pool in pools:
+        assert TYPES[pool]["min_workers"] == 0
+        assert TYPES[pool]["node_config"]["InstanceMarketOptions"] == {"MarketType": "spot"}
+    assert "InstanceMarketOptions" not in TYPES["head"]["node_config"]
 
 
 def dockerfile() -> list[list[str]]:
@@ -72,8 +93,68 @@ def test_the_image_is_pinned_as_the_environment_is() -> None:
     installs = [words for words in instructions if "pip" in words and "install" in words]
     assert len(installs) == 2
     assert all(words[words.index("-c") :][:2] == ["-c", "cluster/constraints.txt"] for words in installs)
-    pinned = {line.partition("==")[0] for line in (CLUSTER / "constraints.txt").read_text().split()}
-    assert {"ray", "torch", "boto3"} <= pinned
+    python = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert python == ">=3.11"
+
+
+def pins() -> dict[str, str]:
+    """The pinned version of each package, by its normalised name."""
+    lines = (CLUSTER / "constraints.txt").read_text().split()
+    return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+
+
+def required(*requirements: str) -> set[str]:
+    """The packages that these bring along, by what the packages of this environment say of themselves."""
+    found: set[str] = set()
+    waiting = [Requirement(text) for text in requirements]
+    while waiting:
+        package = waiting.pop()
+        name = canonicalize_name(package.name)
+        if name in found and not package.extras:
+            continue
+        found.add(name)
+        for text in importlib.metadata.requires(name) or ():
+            needed = Requirement(text)
+            extras = ("", *package.extras)
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
+                waiting.append(needed)
+    return found
+
+
+OF_CUDA = ("nvidia-", "cuda-", "triton")
+"""What torch and xgboost bring along for GPUs; torch pins its own."""
+
+
+def test_every_package_of_the_image_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    needed = {name for name in required(*project) if not name.startswith(OF_CUDA)}
+    assert {"ray", "torch", "lightgbm"} <= needed
+    assert len(needed) > 50
+    assert needed - set(pins()) <= {"setuptools"}, "which torch needs, of any version"
+    assert {"boto3", "botocore", "s3transfer", "jmespath"} <= set(pins()), "which only the image has"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)  # it asks an index of packages, without downloading them
+def test_pip_would_install_what_is_pinned(tmp_path: Path) -> None:
+    """The last installation of the Dockerfile, tried in a folder with what the image has by then."""
+    copied = [source for words in dockerfile() if words[0] == "COPY" for source in words[1:-1]]
+    for source in copied:
+        (tmp_path / "image" / source).parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
+        copy(ROOT / source, tmp_path / "image" / source)
+    (*_, words) = (words for words in dockerfile() if "pip" in words)
+    assert words[:3] == ["RUN", "pip", "install"]
+    trial = ["--dry-run", "--quiet", "--ignore-installed", f"--report={tmp_path / 'report.json'}"]
+    command = [sys.executable, "-m", "pip", "install", *trial, *words[3:]]
+    done = subprocess.run(command, cwd=tmp_path / "image", capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stderr
+    packages = [item["metadata"] for item in json.loads((tmp_path / "report.json").read_text())["install"]]
+    found = {canonicalize_name(package["name"]): package["version"].partition("+")[0] for package in packages}
+    assert found.pop("ltrscale") == "0.1.0"
+    assert found.keys() >= {"ray", "torch", "lightgbm", "boto3"}
+    bound = {name: version for name, version in found.items() if not name.startswith((*OF_CUDA, "setuptools"))}
+    assert bound == {name: pins().get(name) for name in bound}
 
 
 def test_a_token_is_asked_for_wherever_the_image_runs() -> None:

@@ -69,6 +69,12 @@ def test_killed_and_stopped_again_and_again_with_progress_between(
     assert sum(line.startswith("pretrained on 480 groups") for line in lines) == 1
     assert sum(line.startswith("resumed from") for line in lines) == 3
     assert {r["epoch"] for r in records if "epoch" in r} == {1, 2}
+    assert [(r["running_workers"], r.get("restarts")) for r in records if "running_workers" in r] == [
+        (2, 0), (0, None), (2, 1), (0, None), (2, 2), (0, None), (2, 3),
+    ]  # fmt: skip
+    checkpoints = [r["checkpoints"] for r in records if "checkpoints" in r]
+    assert checkpoints == list(range(1, len(checkpoints) + 1))
+    assert len(checkpoints) >= 3
 
 
 def test_an_input_error_ends_the_run_with_one_line(synthetic_dataset: str, tmp_path: Path) -> None:

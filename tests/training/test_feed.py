@@ -10,7 +10,7 @@ import torch
 
 from ltrscale.batch import QueryGroups
 from ltrscale.data.stream.batches import MicroBatches, Position
-from ltrscale.training.feed import checksum, read_ahead
+from ltrscale.training.feed import Account, checksum, read_ahead
 
 CPU = torch.device("cpu")
 
@@ -88,3 +88,19 @@ def test_micro_batches_come_on_the_gpu() -> None:
         assert groups is not None
         assert groups.features_NF.is_cuda
         assert bool((groups.features_NF == i).all())
+
+
+@pytest.mark.parametrize(
+    ("read", "missed", "repeated"),
+    [
+        (Account(5, 60, 77), 0, 0),
+        (Account(3, 40, 50), 2, 0),
+        (Account(6, 70, 99), 0, 1),
+        (Account(5, 60, 78), 1, 1),  # another group in the place of one
+        (Account(5, 61, 77), 1, 1),
+    ],
+)
+def test_an_account_says_how_much_was_missed_and_repeated_at_least(read: Account, missed: int, repeated: int) -> None:
+    expected = Account(5, 60, 77)
+    assert read.gaps(expected) == {"missed": missed, "repeated": repeated}
+    assert read.agrees_with(expected) is (missed == repeated == 0)

@@ -23,8 +23,10 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Stopped
 from ltrscale.pretext.watch import Geometry
 from ltrscale.progress import Report
+from ltrscale.training import phases
 from ltrscale.training.combine import CombineConfig
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
+from ltrscale.training.loop import AccountError
 from ltrscale.training.pretrain import PretrainConfig, PretrainJob
 
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}
@@ -218,11 +220,12 @@ def test_an_epoch_is_reported_in_numbers_and_in_a_line(
     checked, *trained = records
     assert (checked["files_good"], checked["groups"]) == (checked["files"], selection.n_groups)
     steps, epochs = ([r for r in trained if name in r] for name in ("step", "epoch"))
-    assert [set(step) for step in steps] == [{"step", "loss", "documents", "wait_s"}] * len(steps)
+    assert [set(step) for step in steps] == [{"step", "loss", "groups", "documents", "wait_s"}] * len(steps)
     assert [epoch["epoch"] for epoch in epochs] == [1, 2]
     for epoch in epochs:
         assert (epoch["groups"], epoch["documents"]) == (selection.n_groups, selection.n_documents)
         assert epoch["checksum"] == epochs[0]["checksum"] > 0
+        assert (epoch["missed"], epoch["repeated"]) == (0, 0)
         assert epoch["documents_per_s"] > 0
         (worker,) = epoch["workers"]
         assert 0 <= worker["wait_percent"] == epoch["wait_percent"] <= 100
@@ -430,3 +433,15 @@ def test_bad_files_are_left_out_of_training_and_validation(synthetic_dataset: st
     records = [json.loads(line) for line in (tmp_path / "ranker" / "run" / "metrics.jsonl").read_text().splitlines()]
     expected = select(Split(**values), labelled=True, without=[str(data / lost.path)]).n_groups
     assert {record["groups"] for record in records if "epoch" in record} == {expected}
+
+
+def test_groups_that_were_missed_are_reported_before_the_run_ends(
+    synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole_account = phases.listed
+    monkeypatch.setattr(phases, "listed", lambda *given: whole_account(*given).plus(3, 0, 1234))
+    records: Records = []
+    with pytest.raises(AccountError, match="epoch 0 read Account"):
+        pretraining(synthetic_dataset)(str(tmp_path / "out"), lambda record: records.append(dict(record)))
+    assert records[-1] == {"missed": 3, "repeated": 0}
+    assert not any("epoch" in record for record in records)
