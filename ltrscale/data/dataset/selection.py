@@ -274,9 +274,10 @@ def _row_groups(parts: Sequence[SplitPart], files: Sequence[DataFiles]) -> RowGr
         of_parts.append((first_file + of_part.file_R, index_R, groups_R, documents_R, labelled_R))
         manifest = part.dataset.manifest
         to_read.append(PartToRead(part.dataset.url, number * GID_SPAN, manifest.features, part.scores, of_part))
-    *columns, labelled_R = map(np.concatenate, zip(*of_parts, strict=True))
+    columns = [np.concatenate(column) for column in zip(*of_parts, strict=True)]
+    first_labelled_R = np.cumsum(columns[-1]) - columns[-1]
     longest_F = np.concatenate([np.zeros(0, np.int64), *(of_part.longest_F for of_part in files)])
-    return RowGroups(FilesToRead(to_read), longest_F, Columns(*columns, labelled_R, np.cumsum(labelled_R) - labelled_R))
+    return RowGroups(FilesToRead(to_read), longest_F, Columns(*(*columns, first_labelled_R)))
 
 
 def _kept_features(features: tuple[Feature, ...], split: Split) -> tuple[Feature, ...]:
