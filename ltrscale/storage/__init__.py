@@ -17,6 +17,7 @@ from ltrscale.storage.commit import Commit, Placed
 from ltrscale.storage.committed import (
     HIDDEN_MANIFEST,
     MANIFEST,
+    at_once,
     check_lease,
     is_whole,
     listed_in,
@@ -64,10 +65,10 @@ from ltrscale.storage.patience import PATIENCE, patiently
 
 __all__ = [
     "HIDDEN_MANIFEST", "HIDDEN_RUN", "MANIFEST", "PATIENCE", "RUN", "WHEN_BUSY", "Commit", "Lease", "LeaseLost",
-    "Placed", "absolute", "arrow_filesystem", "below", "check_lease", "check_scheme", "children", "clock_ahead_s",
-    "create_exclusively", "exists", "filesystem", "fingerprint", "heeds_conditions", "held", "hold", "is_disk_full",
-    "is_fault", "is_local", "is_whole", "join", "join_leases", "list_files", "listed_file", "listed_in",
-    "listed_path", "local_path", "named_errors", "open_input", "patiently", "period_name", "read_bytes",
-    "read_if_there", "read_manifest", "read_verified", "remove", "remove_with_folders", "scratch", "sha256", "size",
-    "swap", "sweep", "withdraw", "withdraw_below", "write_bytes",
+    "Placed", "absolute", "arrow_filesystem", "at_once", "below", "check_lease", "check_scheme", "children",
+    "clock_ahead_s", "create_exclusively", "exists", "filesystem", "fingerprint", "heeds_conditions", "held",
+    "hold", "is_disk_full", "is_fault", "is_local", "is_whole", "join", "join_leases", "list_files", "listed_file",
+    "listed_in", "listed_path", "local_path", "named_errors", "open_input", "patiently", "period_name",
+    "read_bytes", "read_if_there", "read_manifest", "read_verified", "remove", "remove_with_folders", "scratch",
+    "sha256", "size", "swap", "sweep", "withdraw", "withdraw_below", "write_bytes",
 ]  # fmt: skip
