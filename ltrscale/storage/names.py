@@ -108,10 +108,10 @@ def _part_fault(part: str, on_disk: str = "") -> str | None:
 
 
 def files_in(manifest: Mapping[str, Any]) -> list[Any]:
-    """The entries of the files that a manifest lists: its `files`, and those of its vocabulary and statistics."""
+    """The entries of a manifest's files: its `files` and `query_ids`, and those of its vocabulary and statistics."""
     single = (manifest.get("vocabulary"), manifest.get("statistics"))
     single_files = [entry for entry in single if isinstance(entry, Mapping) and entry.get("path") is not None]
-    return [*manifest.get("files", []), *single_files]
+    return [*manifest.get("files", []), *manifest.get("query_ids", []), *single_files]
 
 
 def check_files(manifest: Mapping[str, Any], where: str) -> None:
@@ -121,8 +121,9 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
         InputError: an entry is not such a file; names the entry.
     """
     seen = set()
-    if not isinstance(manifest.get("files", []), list):
-        raise InputError(f"{where}: files is no list; make the directory again")
+    for key in ("files", "query_ids"):
+        if not isinstance(manifest.get(key, []), list):
+            raise InputError(f"{where}: {key} is no list; make the directory again")
     for i, file in enumerate(files_in(manifest)):
         fault = _file_fault(file)
         if fault is None and file["path"] in seen:
