@@ -12,6 +12,7 @@ If it is killed itself, the same command goes on with the stages that are not do
 """
 
 import json
+import math
 import os
 import random
 import re
@@ -40,10 +41,11 @@ from ltrscale.storage import join
 from tests.chaos.processes import MARK, Process, choose, end, marked
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
-_CONFIGS = _REPOSITORY / "jobs" / "configs" / "results"
+CONFIGS = _REPOSITORY / "jobs" / "configs" / "results"
 _ROOT = "s3://ltrscale/scale"
 _LOOK_S, _LEFT_S = 1.0, 60.0
 _TICKS = os.sysconf("SC_CLK_TCK")
+_WRITES = b": writing "
 _REFUSED = 3  # the status of a gate that says no
 _LAST_WEEK = [f"2026-03-{day}" for day in range(10, 17)]
 _EPOCH = re.compile(r"epoch 1 of 1: ([\d,]+) groups \((\d+) missed, (\d+) repeated\)")
@@ -68,9 +70,9 @@ class ScaleJob(Config):
 
 @dataclass(frozen=True)
 class Stage:
-    """A command of the chain, the seconds that it took for a million lists beside those of its start, and its account.
+    """A command of the chain, the seconds of its work with any lists and with a million more, and its account.
 
-    The moment of its kill is drawn from the first half of these; an account returns what was counted, and raises an
+    The moment of its kill is drawn from the first half of these. An account returns what was counted, and raises an
     `AssertionError` that names what does not add up.
     """
 
@@ -79,7 +81,7 @@ class Stage:
     configs: tuple[str, ...]
     account: Callable[["Places"], str]
     per_million_s: float
-    start_s: float = 12.0
+    least_s: float = 10.0
     options: Callable[["Places"], list[str]] = lambda _: []
 
 
@@ -160,7 +162,7 @@ STAGES = (
     Stage("day", "simulate", ("simulate-scale-day",), _of_log("day"), 0.3, options=lambda p: _lists(p.lists // 70)),
     Stage("prepare", "prepare", ("prepare-scale",), _of_data("log"), 180),
     Stage("add", "prepare", ("prepare-scale", "prepare-scale-day"), _of_data("log", "day"), 3),
-    Stage("pretrain", "pretrain", ("pretrain-scale",), _of_epoch, 100, start_s=30),
+    Stage("pretrain", "pretrain", ("pretrain-scale",), _of_epoch, 100, least_s=40),
     Stage("finetune", "finetune", ("finetune-scale",), _none, 10),
     Stage("trees", "train_gbdt", ("gbdt-scale",), _none, 5),
     Stage("score", "score", ("score-scale",), _of_scores, 5),
@@ -226,7 +228,7 @@ def _run_stage(job: ScaleJob, stage: Stage, folder: Path, mark: str) -> Outcome:
     """Give the command until it ends by itself."""
     places = Places(job.root, job.lists, folder / f"{stage.name}.log")
     random_ = random.Random(f"{job.seed} {stage.name}")
-    moment = stage.start_s * random_.random() + random_.uniform(0.0, 0.5) * stage.per_million_s * job.lists / 1e6
+    moment = random_.uniform(0.0, 0.5) * (stage.least_s + stage.per_million_s * job.lists / 1e6)
     outcome, begin = Outcome(stage.name), time.monotonic()
     kill: float | None = moment if job.kills else None
     places.output.unlink(missing_ok=True)
@@ -251,7 +253,7 @@ def _words(stage: Stage, places: Places, folder: Path) -> list[str]:
     words = [sys.executable, "-m", f"jobs.{stage.job}"]
     for name in stage.configs:
         path = folder / f"{name}.yaml"
-        path.write_text((_CONFIGS / path.name).read_text().replace(_ROOT, places.root))
+        path.write_text((CONFIGS / path.name).read_text().replace(_ROOT, places.root))
         words += ["--config", str(path)]
     return words + stage.options(places)
 
@@ -259,7 +261,10 @@ def _words(stage: Stage, places: Places, folder: Path) -> list[str]:
 def _give(
     words: list[str], output: Path, mark: str, kill: float | None, random_: random.Random, outcome: Outcome
 ) -> int:
-    """Run a command and watch its processes; after `kill` seconds one of them is killed. Returns its exit status."""
+    """Run a command and watch its processes; returns its exit status.
+
+    After `kill` seconds of work, from the line on that says where it writes, one of its processes is killed.
+    """
     # Ray's workers set their titles, and would overwrite the mark
     environment = {**os.environ, MARK: mark, "SPT_NOENV": "1"}
     cpu: dict[tuple[int, str], float] = {}
@@ -275,11 +280,13 @@ def _give(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    begin = time.monotonic()
+    begin = math.inf
     while process.poll() is None:
         there = marked(mark)
         for one in there:
             _note(one, outcome.memory, cpu)
+        if begin == math.inf and _WRITES in output.read_bytes():
+            begin = time.monotonic()
         if kill is not None and time.monotonic() - begin >= kill:
             busy = [one for one in there if one.role != "helper" and "IDLE" not in one.title]
             if (victim := choose(busy, random_.random())) and victim.signal(signal.SIGKILL):
