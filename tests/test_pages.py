@@ -51,6 +51,8 @@ LEFT_OUT = {
     ("serving", "curl"): "it needs OpenSearch with its plugin",
     ("simulators", "python -m jobs.prepare --config jobs/configs/data/prepare-mslr"): "1 GB that may not be passed on",
     ("simulators", "python -m jobs.relabel --config binary.yaml"): "the same data",
+    ("simulators", "python -m jobs.simulate"): "5 GB; tests/simulate/test_portal.py makes smaller ones",
+    ("simulators", "python -m tests.chaos.scale"): "eleven jobs, each killed; tests/chaos/test_scale.py kills one",
     ("methods", "python -m jobs.evaluate --config news.yaml"): "an hour: a week of the news log and models of it",
     ("tuning", "python ../shared/data/news/make_log.py"): "an hour: the figures of the section Measured",
     ("tuning", "python -m jobs.prepare --config jobs/configs/data/prepare-news.yaml"): "the same",

@@ -24,4 +24,5 @@ def files_without_writer(files: Iterable[FileT]) -> tuple[FileT, ...]:
 def manifest_without_writer(manifest: Manifest) -> Manifest:
     """A manifest in which the names of files have no writer's token."""
     quarantine = tuple(map(without_writer, manifest.quarantine))
-    return manifest.replace(files=files_without_writer(manifest.files), quarantine=quarantine)
+    files, query_ids = (files_without_writer(listed) for listed in (manifest.files, manifest.query_ids))
+    return manifest.replace(files=files, query_ids=query_ids, quarantine=quarantine)

@@ -38,10 +38,13 @@ def hash_ids(ids: Iterable[str], *, scope: str = "") -> NDArray[np.uint64]:
 
 
 class QueryIds:
-    """The query ids of groups, and those of rows that a reader rejected; `folder` as in `SeenHashes`."""
+    """The query ids of groups, those that were kept, and those of rows that a reader rejected.
+
+    `folder` as in `SeenHashes`.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.groups, self.unread = SeenHashes(folder), SeenHashes(folder)
+        self.groups, self.kept, self.unread = SeenHashes(folder), SeenHashes(folder), SeenHashes(folder)
 
     def lost(self) -> NDArray[np.uint64]:
         """Hashes of the ids that only rejected rows have."""
@@ -75,7 +78,7 @@ class SeenHashes:
         is_in = np.ones(len(hashes), dtype=bool)
         is_in[first] = old
         if not old.all():
-            self._push(values[~old])
+            self.push(values[~old])
         return is_in
 
     def has(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -86,17 +89,26 @@ class SeenHashes:
             is_in |= run[np.minimum(places, len(run) - 1)] == hashes
         return is_in
 
+    def save(self, path: Path) -> None:
+        """Write all hashes, rising, as an array of NumPy."""
+        while len(self._runs) > 1:
+            last = self._runs.pop()
+            self._runs.append(self._merge(self._runs.pop(), last))
+        with named_errors(str(path), "write"), path.open("wb") as stream:
+            np.save(stream, self._runs[0] if self._runs else np.empty(0, np.uint64))
+
     def blocks(self) -> Iterator[NDArray[np.uint64]]:
         """All hashes, each once, a bounded number at a time."""
         for run in self._runs:
             for start in range(0, len(run), _MERGE_BLOCK):
                 yield run[start : start + _MERGE_BLOCK]
 
-    def _push(self, run: NDArray[np.uint64]) -> None:
-        """Add a sorted run of new hashes; merge from the end while the previous run is less than twice as long."""
+    def push(self, run: NDArray[np.uint64]) -> None:
+        """Add hashes that are not in the set, each once and rising; the file of a mapped array is deleted in time."""
+        # merges from the end while the previous run is less than twice as long
         while self._runs and len(self._runs[-1]) < 2 * len(run):
             run = self._merge(self._runs.pop(), run)
-        self._runs.append(run)
+        self._runs += [run] if len(run) else []
 
     def _merge(self, a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[np.uint64]:
         if len(a) + len(b) <= self._memory_hashes:

@@ -5,7 +5,9 @@
 
 import json
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,10 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.config import as_text
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.manifest import Dataset, Feature, Manifest, commands, parse_dataset_manifest
+from ltrscale.data.dataset.manifest import Dataset, Feature, ListedFile, Manifest, commands, parse_dataset_manifest
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import summed
-from ltrscale.data.ids import hash_ids
+from ltrscale.data.ids import QueryIds, hash_ids
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import merged_texts
 from ltrscale.ingest.inputs import UnitSettings
@@ -27,6 +29,7 @@ from ltrscale.ingest.validate import total_accounting
 
 _ADDED = "added"
 _BATCH = 1 << 16
+_COPY = 1 << 24
 _UNIT = re.compile(r"/part-([0-9]+)-")
 
 
@@ -106,6 +109,47 @@ def next_unit(before: Manifest) -> int:
     return 1 + max((int(number) for name in names for number in _UNIT.findall(name)), default=-1)
 
 
+def recall_ids(before: Dataset, ids: QueryIds, folder: Path) -> None:
+    """Note the query ids of a data set, without those of inputs' fixed periods, which are separate.
+
+    The recorded hashes are copied to `folder` and mapped from there. Of a data set that does not record them all are
+    read, and those that this command will record include them.
+
+    Raises:
+        InputError: a recorded file is missing or was changed.
+    """
+    recorded = before.manifest.query_ids
+    for file in sorted(recorded, key=lambda file: -file.bytes):  # the largest first, so that none is merged in vain
+        ids.groups.push(_mapped(before.url, file, folder))
+    if not recorded:
+        for hashes in known_ids(before):
+            ids.groups.add(hashes)
+            ids.kept.add(hashes)
+
+
+def _mapped(url: str, file: ListedFile, folder: Path) -> NDArray[np.uint64]:
+    """The hashes in a file of a data set, from a copy that was checked."""
+    place, copy = storage.listed_file(url, file.path), folder / file.sha256
+    with storage.open_input(place) as stream, copy.open("wb") as target:
+        shutil.copyfileobj(stream, target, _COPY)
+    if storage.sha256(copy) != file.sha256:
+        raise InputError(f"{place}: its content is not what was committed (hash differs); make the directory again")
+    try:
+        hashes: NDArray[np.uint64] = np.load(copy, mmap_mode="r")
+    except ValueError as error:
+        raise InputError(f"{place}: no array of hashes ({error}); make the directory again") from error
+    return hashes
+
+
+def record_ids(ids: QueryIds, commit: storage.Commit) -> tuple[ListedFile, ...]:
+    """Put a file with the hashes of the kept query ids in place, if there are any."""
+    if not len(ids.kept):
+        return ()
+    with commit.file("query-ids/part-{hash}.npy", size=8 * len(ids.kept)) as path:
+        ids.kept.save(path)
+    return (ListedFile(**vars(commit.files[-1])),)
+
+
 def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
     """Hashes of a data set's query ids, block by block, without those of inputs' fixed periods, which are separate."""
     try:
@@ -139,6 +183,7 @@ def with_addition(before: Manifest, new: Manifest) -> Manifest:
         categories={name: dict(sorted(merged.items())) for name, merged in texts.items() if merged is not None},
         raw=before.raw,
         fills=before.fills,
+        query_ids=(*before.query_ids, *new.query_ids),
         quarantine=(*before.quarantine, *new.quarantine),
         made_by={**before.made_by, _ADDED: [*before.made_by.get(_ADDED, []), new.made_by]},
     )

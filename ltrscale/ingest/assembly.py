@@ -87,7 +87,8 @@ class Written:
 
     The accounting excludes query ids that only rejected rows have, since other units may have rows of them.
     `categories` has the values of each categorical feature in the form of `CategoryEncoder.known`, and `texts` those of
-    `CategoryEncoder.texts`.
+    `CategoryEncoder.texts`. `hashes` are those of the query ids of kept groups, rising; none in a fixed period, whose
+    ids are separate.
     """
 
     unit: Unit
@@ -102,6 +103,7 @@ class Written:
     categories: Mapping[str, NDArray[np.uint64]]
     tokens: Mapping[str, TokenSummary]
     texts: Mapping[str, RecordedCodes]
+    hashes: NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -155,9 +157,12 @@ def write_unit(
     )
     schema: pa.Schema | None = None
     tokens: dict[str, TokenSummary] = {}
+    hashes = [np.empty(0, np.uint64)]
 
     def take(groups: Groups) -> None:
         nonlocal schema, tokens
+        if not unit.period:
+            hashes.append(groups.hashes_Q)
         stats.add(groups.rows.features_NF, groups.offsets_Q1)
         if "positions" in groups.rows.columns:
             places.add(groups.rows.features_NF, groups.rows.columns["positions"], groups.offsets_Q1)
@@ -182,6 +187,7 @@ def write_unit(
         categories={name: encoder.known for name, encoder in encoders.items()},
         tokens=tokens,
         texts={name: encoder.texts for name, encoder in encoders.items()},
+        hashes=np.sort(np.concatenate(hashes)),
     )
 
 
@@ -242,8 +248,7 @@ def survey_unit(work: UnitSettings, unit: Unit, *, folder: Path) -> Survey:
 
     def take(groups: Groups) -> None:
         _periods(groups, work, unit)  # raises its errors before anything is written
-        starts_Q = pa.array(groups.offsets_Q1[:-1])
-        hashes.append(hash_ids(groups.rows.query_ids_N.take(starts_Q).to_pylist(), scope=unit.period))
+        hashes.append(groups.hashes_Q)
         documents.append(np.diff(groups.offsets_Q1).astype(np.int32))
 
     _feed(work, unit, validator, {}, folder, silent, take)

@@ -160,8 +160,10 @@ def fingerprints(files: Sequence[File], source: Source) -> dict[str, str]:
     """The same of listed files, and of those that their source reads besides."""
     urls = {url: file.version for file in files for url in (file.url, file.group_sizes) if url is not None}
     urls |= dict.fromkeys(source.files_beside())
+    stamps = storage.at_once(storage.fingerprint, sorted(urls))
     return {
-        url: storage.fingerprint(url) + (f" of {version}" if version else "") for url, version in sorted(urls.items())
+        url: stamp + (f" of {version}" if version else "")
+        for stamp, (url, version) in zip(stamps, sorted(urls.items()), strict=True)
     }
 
 

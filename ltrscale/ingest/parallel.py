@@ -1,13 +1,15 @@
 """Handles the units of an input in tasks of a Ray cluster; the output is the same as that of one process.
 
-There are two passes. A survey counts the groups that each unit keeps and hashes its query ids; from these the driver
-computes each unit's first gid and which of its query ids occur in earlier units. Then each unit is written. Tasks put
-finished files in place themselves; the driver takes them over and commits.
+Each unit is read twice. A survey counts the groups that it keeps and hashes its query ids; from this and the surveys of
+earlier units the driver computes the unit's first gid and which of its query ids have occurred. Then it is written.
+Surveys run a bounded number of units ahead, and results are taken in the order of the units, so the driver's memory
+does not grow with their number. Tasks put finished files in place themselves; the driver takes them over and commits.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,14 +24,18 @@ from ltrscale.runtime.engine import plain_errors, ray_cluster
 
 _PATIENCE_S = 30.0
 _TASKS_A_CPU = 2
+_AHEAD = 2
+"""Units that may be under way, for each task that may run."""
 _REMEDY = "lower unit_mb or sort_memory, or give Ray fewer CPUs"
 
 
-class _Plan(NamedTuple):
-    """A unit's start, and its query ids that earlier units have."""
+class Call(NamedTuple):
+    """A call to make in a task; `done` receives its result, and `name` is that of its input, for errors."""
 
-    start: UnitStart
-    returning: NDArray[np.uint64]
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    name: str
+    done: Callable[[Any], None]
 
 
 class _WrittenUnit(NamedTuple):
@@ -48,52 +54,82 @@ def write_with_ray(
     commit: storage.Commit,
     ids: QueryIds,
     advance: Advance,
-) -> list[Written]:
+    take: Callable[[Written], None],
+) -> None:
     """Write all units in tasks of the Ray cluster that this process is connected to, or else of a new one.
 
-    The arguments are those of `write_unit`. A single unit without earlier query ids needs no survey.
+    The arguments are those of `write_unit`; `take` receives the units in their order. A single unit without earlier
+    query ids needs no survey.
 
     Raises:
         InputError: as `write_unit`, from the first task that fails; or a task's process dies again and again.
     """
     work = replace(work, out=storage.absolute(work.out))
-    single = len(units) == 1 and not len(ids.groups)
-    share = 1.0 if single else 0.5  # of the bytes, for each pass
-    surveys: dict[int, Survey] = {}
-    done: dict[int, _WrittenUnit] = {}
-
-    def surveyed(i: int, survey: Survey) -> None:
-        surveys[i] = survey
-        advance(survey.rows, units[i].bytes * share)
-
-    def written(i: int, unit: _WrittenUnit) -> None:
-        commit.adopt(unit.placed)
-        done[i] = unit
-        advance(unit.written.accounting.rows_in, units[i].bytes * share)
-
-    names = [str(unit) for unit in units]
     with ray_cluster(1):
-        plans = [_Plan(start, np.empty(0, np.uint64))]
-        if not single:
-            run_tasks(_survey, [(work, unit) for unit in units], names, surveyed)
-            plans = list(_plans((surveys.pop(i) for i in range(len(units))), start, ids))
-        leases = storage.held()
-        calls = [(work, unit, *plan, leases) for unit, plan in zip(units, plans, strict=True)]
-        run_tasks(_write, calls, names, written)
-    for i in range(len(units)):
-        ids.unread.add(done[i].lost_ids)
-    return [done[i].written for i in range(len(units))]
+        order = _Order(work, units, start, commit, ids, advance, take)
+        run_tasks(order.following)
 
 
-def _plans(surveys: Iterable[Survey], start: UnitStart, ids: QueryIds) -> Iterator[_Plan]:
-    """Prefix sums over the units, without the groups whose query id an earlier unit has."""
-    gid, documents = start.gid, start.documents
-    for survey in surveys:
-        back_Q, others_back_Q = ids.groups.add(survey.kept_Q), ids.groups.add(survey.others_Q)
+class _Order:
+    """Says what to do next: units that are planned are written first, so that few wait; others are surveyed."""
+
+    def __init__(
+        self,
+        work: UnitSettings,
+        units: Sequence[Unit],
+        start: UnitStart,
+        commit: storage.Commit,
+        ids: QueryIds,
+        advance: Advance,
+        take: Callable[[Written], None],
+    ) -> None:
+        self._work, self._units, self._start = work, units, start
+        self._commit, self._ids, self._advance, self._take = commit, ids, advance, take
+        single = len(units) == 1 and not len(ids.groups)
+        self._share = 1.0 if single else 0.5  # of the bytes, for each pass
+        self._planned = deque([self._write(0, start, np.empty(0, np.uint64))] if single else [])
+        self._to_survey, self._to_plan, self._to_take = len(units) if single else 0, 0, 0
+        self._surveys: dict[int, Survey] = {}
+        self._written: dict[int, _WrittenUnit] = {}
+        self._ahead = _AHEAD * _most_tasks()
+
+    def following(self) -> Call | None:
+        """The next call; None while there is nothing to do before another one ends."""
+        while (survey := self._surveys.pop(self._to_plan, None)) is not None:
+            self._planned.append(self._plan(self._to_plan, survey))
+            self._to_plan += 1
+        while (unit := self._written.pop(self._to_take, None)) is not None:
+            self._ids.unread.add(unit.lost_ids)
+            self._take(unit.written)
+            self._to_take += 1
+        if self._planned:
+            return self._planned.popleft()
+        i = self._to_survey
+        if i == len(self._units) or i >= self._to_take + self._ahead:
+            return None
+        self._to_survey += 1
+        return Call(_survey, (self._work, self._units[i]), str(self._units[i]), partial(self._surveyed, i))
+
+    def _plan(self, i: int, survey: Survey) -> Call:
+        """The call that writes a unit; the next one starts after its groups whose query id no earlier unit has."""
+        back_Q, others_back_Q = self._ids.groups.add(survey.kept_Q), self._ids.groups.add(survey.others_Q)
         returning = np.concatenate([survey.kept_Q[back_Q], survey.others_Q[others_back_Q]])
-        yield _Plan(UnitStart(gid, documents), returning)
-        gid += int((~back_Q).sum())
-        documents += int(survey.documents_Q[~back_Q].sum())
+        start, documents = self._start, int(survey.documents_Q[~back_Q].sum())
+        self._start = UnitStart(start.gid + int((~back_Q).sum()), start.documents + documents)
+        return self._write(i, start, returning)
+
+    def _write(self, i: int, start: UnitStart, returning: NDArray[np.uint64]) -> Call:
+        arguments = (self._work, self._units[i], start, returning, storage.held())
+        return Call(_write, arguments, str(self._units[i]), partial(self._wrote, i))
+
+    def _surveyed(self, i: int, survey: Survey) -> None:
+        self._surveys[i] = survey
+        self._advance(survey.rows, self._units[i].bytes * self._share)
+
+    def _wrote(self, i: int, unit: _WrittenUnit) -> None:
+        self._commit.adopt(unit.placed)  # at once: a failure of another unit deletes these files
+        self._written[i] = unit
+        self._advance(unit.written.accounting.rows_in, self._units[i].bytes * self._share)
 
 
 def _survey(work: UnitSettings, unit: Unit) -> Survey:
@@ -117,37 +153,42 @@ def _write(
         return _WrittenUnit(written, commit.leave(), ids.lost())
 
 
-def run_tasks(
-    function: Callable[..., Any],
-    calls: Sequence[tuple[Any, ...]],
-    names: Sequence[str],
-    done: Callable[[int, Any], None],
-) -> None:
-    """Call a function once for each of `calls` in Ray tasks of one CPU; `done` receives each result with its number.
+def _most_tasks() -> int:
+    """Tasks that keep the cluster busy."""
+    import ray  # imported late: many processes never use Ray
+
+    return _TASKS_A_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+
+def run_tasks(following: Callable[[], Call | None]) -> None:
+    """Make calls in Ray tasks of one CPU until there are no more.
 
     At most as many tasks run as keep the cluster busy. Ray repeats a task whose process dies. If one fails the others
-    are stopped; `done` still receives the results of those that have finished. It is called in this thread, in the
-    order in which calls end. `names` are those of the calls' inputs, for errors.
+    are stopped, and the results of those that have finished are still received, each in this thread, in the order in
+    which calls end.
+
+    Args:
+        following: the next call; None while there is none before another one ends, and in the end.
 
     Raises:
         InputError: a call raised one, or its process died more often than Ray repeats it.
     """
-    import ray  # imported late: many processes never use Ray
+    import ray
 
-    remote = ray.remote(num_cpus=1)(function)
-    waiting = deque(enumerate(calls))
-    running: dict[Any, int] = {}
-    limit = _TASKS_A_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    remote = cache(ray.remote(num_cpus=1))
+    running: dict[Any, Call] = {}
+    limit = _most_tasks()
     try:
-        while waiting or running:
-            while waiting and len(running) < limit:
-                i, arguments = waiting.popleft()
-                running[remote.remote(*arguments)] = i
+        while True:
+            while len(running) < limit and (call := following()) is not None:
+                running[remote(call.function).remote(*call.arguments)] = call
+            if not running:
+                return
             (ready,), _ = ray.wait(list(running), num_returns=1)
-            i = running.pop(ready)
-            with plain_errors(f"{names[i]}: the process that handled it", _REMEDY):
+            call = running.pop(ready)
+            with plain_errors(f"{call.name}: the process that handled it", _REMEDY):
                 result = ray.get(ready)
-            done(i, result)
+            call.done(result)
     finally:
         for task in running:
             ray.cancel(task)
@@ -157,4 +198,4 @@ def run_tasks(
                 result = ray.get(task)
             except Exception:  # cancelled, or failed as well: the first failure is the one to report
                 continue
-            done(running[task], result)
+            running[task].done(result)

@@ -7,7 +7,7 @@ medians of the first rows, stays with a data set for all rows that come later.
 Shapes: N rows, F features.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.config import Operational, made_by
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest, commit_dataset, open_dataset
+from ltrscale.data.dataset.manifest import Accounting, Dataset, ListedFile, Manifest, commit_dataset, open_dataset
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import TokenSummary, put_vocabulary, summed
 from ltrscale.data.ids import QueryIds
@@ -28,8 +28,9 @@ from ltrscale.ingest.additions import (
     check_addable,
     check_nothing_added,
     holds_inputs,
-    known_ids,
     next_unit,
+    recall_ids,
+    record_ids,
     schema_of,
     with_addition,
 )
@@ -158,7 +159,7 @@ def prepare(
         if existing_dataset is not None:
             existing_periods = frozenset(existing_dataset.manifest.periods)
             work = replace(work, features=check_addable(existing_dataset, work), taken=existing_periods)
-        sizes = [storage.size(file.url) for file in files]
+        sizes = storage.at_once(storage.size, [file.url for file in files])
         first = next_unit(existing_dataset.manifest) if existing_dataset else 0
         units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
         work = replace(work, encoding=_encoding(work, units, existing_dataset, commit, folder))
@@ -217,17 +218,21 @@ def _write(
         groups, documents, _ = dataset.manifest.counts()
         start, schema = UnitStart(groups, documents), schema_of(dataset)
         if any(not unit.period for unit in units):
-            for hashes in known_ids(dataset):
-                ids.groups.add(hashes)
+            recall_ids(dataset, ids, folder)
     totals = _Totals(work, schema)
+
+    def take(written: Written) -> None:
+        ids.kept.push(written.hashes)
+        totals.add(written)
+
     with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:
         if ray:
-            parts: Iterable[Written] = write_with_ray(work, units, start, commit=commit, ids=ids, advance=advance)
+            write_with_ray(work, units, start, commit=commit, ids=ids, advance=advance, take=take)
         else:
-            parts = _write_here(work, units, start, commit=commit, ids=ids, folder=folder, advance=advance)
-        for written in parts:
-            totals.add(written)
-    manifest = totals.manifest(origin, lost_groups=len(ids.lost()))
+            for written in _write_here(work, units, start, commit=commit, ids=ids, folder=folder, advance=advance):
+                take(written)
+    query_ids = record_ids(ids, commit)
+    manifest = totals.manifest(origin, lost_groups=len(ids.lost()), query_ids=query_ids)
     commit.keep(manifest.quarantine)  # before any check: its error sends the user to these files
     return manifest, totals
 
@@ -285,7 +290,7 @@ class _Totals:
         self._quarantine += written.quarantine
         self.first_rejections += written.first_rejections[: 5 - len(self.first_rejections)]
 
-    def manifest(self, origin: Mapping[str, Any], *, lost_groups: int) -> Manifest:
+    def manifest(self, origin: Mapping[str, Any], *, lost_groups: int, query_ids: tuple[ListedFile, ...]) -> Manifest:
         """The manifest of all units."""
         collisions = sum(encoder.collisions for encoder in self._encoders.values())
         tokens, encoding = self._work.config.source.token_columns, self._work.encoding
@@ -302,6 +307,7 @@ class _Totals:
             categories={name: dict(sorted(texts.items())) for name, texts in self._texts.items() if texts is not None},
             raw=self._work.config.source.raw_columns(self._work.features, self._work.first.url),
             fills=self._work.config.source.fills,
+            query_ids=query_ids,
             quarantine=tuple(self._quarantine),
             made_by=dict(origin),
         )

@@ -43,12 +43,13 @@ class Groups:
     """Complete, accepted groups in the order of their arrival; none is empty.
 
     `rows.lines_N[offsets_Q1[q]:offsets_Q1[q + 1]]` are the rows of group q. The labels of a group that is not in
-    `labelled_Q` are all NaN.
+    `labelled_Q` are all NaN. `hashes_Q` are those of the query ids, in their scope.
     """
 
     rows: RowBlock
     offsets_Q1: NDArray[np.int64]
     labelled_Q: NDArray[np.bool_]
+    hashes_Q: NDArray[np.uint64]
 
     def __len__(self) -> int:
         return len(self.labelled_Q)
@@ -180,7 +181,8 @@ class Validator:
             return None
         rows = concat(pieces)
         ids = rows.query_ids_N.take(pa.array(offsets_Q1[:-1])).to_pylist()
-        returning_Q = self.ids.groups.add(hash_ids(ids, scope=self.scope))
+        hashes_Q = hash_ids(ids, scope=self.scope)
+        returning_Q = self.ids.groups.add(hashes_Q)
         rejected_Q = returning_Q | (lengths_Q > self.max_group)
         for q in np.flatnonzero(rejected_Q).tolist():
             self._reject_group(pieces, int(offsets_Q1[q]), returning=bool(returning_Q[q]), rows=int(lengths_Q[q]))
@@ -205,7 +207,7 @@ class Validator:
             return None
         rows = rows if kept_N.all() else keep(rows, kept_N)
         offsets_Q1 = np.concatenate([[0], np.cumsum(kept_Q[kept_Q > 0])])
-        return Groups(rows, offsets_Q1, ~np.isnan(rows.labels_N[offsets_Q1[:-1]]))
+        return Groups(rows, offsets_Q1, ~np.isnan(rows.labels_N[offsets_Q1[:-1]]), hashes_Q[kept_Q > 0])
 
     def _row_rules(
         self, rows: RowBlock, group_N: NDArray[np.int64], ok_N: NDArray[np.bool_]

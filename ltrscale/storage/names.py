@@ -124,11 +124,15 @@ def _part_fault(part: str, on_disk: str = "") -> str | None:
     return f"a part is longer than {_PART_BYTES} bytes" if len((on_disk or part).encode()) > _PART_BYTES else None
 
 
+_LISTS = ("files", "parts", "query_ids")
+"""Keys of a manifest that hold entries of files."""
+
+
 def files_in(manifest: Mapping[str, Any]) -> list[Any]:
-    """The entries of the files that a manifest itself lists: its `files`, parts, vocabulary and statistics."""
+    """The entries of the files that a manifest itself lists: data, parts, hashes of ids, vocabulary and statistics."""
     single = (manifest.get("vocabulary"), manifest.get("statistics"))
     single_files = [entry for entry in single if isinstance(entry, Mapping) and entry.get("path") is not None]
-    return [*manifest.get("files", []), *manifest.get("parts", []), *single_files]
+    return [*(entry for key in _LISTS for entry in manifest.get(key, [])), *single_files]
 
 
 def check_files(manifest: Mapping[str, Any], where: str) -> None:
@@ -138,8 +142,9 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
         InputError: an entry is not such a file; names the entry.
     """
     seen = set()
-    if not all(isinstance(manifest.get(key, []), list) for key in ("files", "parts")):
-        raise InputError(f"{where}: files is no list; make the directory again")
+    for key in _LISTS:
+        if not isinstance(manifest.get(key, []), list):
+            raise InputError(f"{where}: {key} is no list; make the directory again")
     for i, file in enumerate(files_in(manifest)):
         fault = _file_fault(file)
         if fault is None and file["path"] in seen:

@@ -66,3 +66,20 @@ def test_ids_that_only_rejected_rows_have_are_lost(tmp_path: Path) -> None:
     assert len(ids.groups) == 2
     ids.groups.add(np.array([5, 9], np.uint64))
     assert ids.lost().tolist() == []
+
+
+@pytest.mark.parametrize("memory", [10, 1000, 1 << 20])
+def test_saved_hashes_rise_and_can_be_pushed_into_another_set(tmp_path: Path, memory: int) -> None:
+    hashes = np.random.default_rng(0).permutation(np.arange(0, 200_000, 2, dtype=np.uint64))
+    seen = SeenHashes(tmp_path, memory_hashes=memory)
+    for part in np.array_split(hashes, 7):
+        seen.push(np.sort(part))
+    seen.push(np.empty(0, np.uint64))
+    assert len(seen) == len(hashes)
+    seen.save(tmp_path / "all.npy")
+    assert np.array_equal(np.load(tmp_path / "all.npy"), np.sort(hashes))
+    other = SeenHashes(tmp_path, memory_hashes=memory)
+    other.push(np.load(tmp_path / "all.npy", mmap_mode="r"))
+    assert other.add(np.array([4, 5, 199_998], np.uint64)).tolist() == [True, False, True]
+    SeenHashes(tmp_path).save(tmp_path / "none.npy")
+    assert len(np.load(tmp_path / "none.npy")) == 0

@@ -1,5 +1,6 @@
 """Adding periods to a data set gives the same as one run over all periods; counts add up, and no old data is lost."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
+from ltrscale.data.ids import hash_ids
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob, prepare
@@ -184,8 +186,60 @@ def test_what_does_not_fit_is_one_line_and_changes_nothing(
     assert open_dataset(before.url) == before
     assert rows_of(before) == rows
     assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*") if path.name != "quarantine") == [
-        *("manifest.json", "period=2026-03-01")
+        *("manifest.json", "period=2026-03-01", "query-ids")
     ]
+
+
+@pytest.mark.parametrize("recorded", ["all", "none", "the first alone"])
+def test_ids_return_from_every_addition_whether_hashes_were_recorded_or_not(tmp_path: Path, recorded: str) -> None:
+    parts = [write_days(tmp_path, [day], broken=0) for day in (1, 2, 3)]
+    back = pa.concat_tables([pq.read_table(parts[0])[:30], pq.read_table(parts[1])[:30]])
+    day_4 = pa.array(["2026-03-04"] * len(back))
+    in_day_4 = back.set_column(back.schema.get_field_index("day"), "day", day_4)
+    new = pq.read_table(write_days(tmp_path, [4], broken=0))
+    pq.write_table(pa.concat_tables([new, in_day_4.cast(new.schema)]), tmp_path / "back.parquet")
+    returning = len(back["q"].unique())
+    out = str(tmp_path / "out")
+    for i, path in enumerate([*parts[:2], parts[2], tmp_path / "back.parquet"]):
+        made = prepare(config(path, add=True), out)
+        if (recorded == "none" and i < 3) or (recorded == "the first alone" and i == 0):
+            _forget_hashes(tmp_path / "out")
+    assert made.manifest.accounting.rules == {"returning_query": len(back)}
+    assert made.manifest.accounting.groups_rejected == returning
+    known = [np.load(tmp_path / "out" / file.path) for file in made.manifest.query_ids]
+    stored = hash_ids(row["query_id"] for row in rows_of(made))
+    assert [(np.diff(one.astype(object)) > 0).all() for one in known] == [True] * len(known)
+    assert len(known) == {"all": 4, "none": 1, "the first alone": 3}[recorded]
+    assert np.array_equal(np.sort(np.concatenate(known)), np.sort(stored))
+
+
+def _forget_hashes(out: Path) -> None:
+    """Make a data set as an earlier version did, which recorded no hashes."""
+    manifest = json.loads((out / "manifest.json").read_text())
+    for file in manifest.pop("query_ids"):
+        (out / file["path"]).unlink()
+    (out / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_hashes_that_were_changed_are_named(tmp_path: Path) -> None:
+    first, second = (write_days(tmp_path, [day]) for day in (1, 2))
+    made = prepare(config(first), str(tmp_path / "out"))
+    (file,) = made.manifest.query_ids
+    path = tmp_path / "out" / file.path
+    path.write_bytes(path.read_bytes()[:-8] + bytes(8))
+    with pytest.raises(InputError, match=rf"{file.path}: its content is not what was committed"):
+        prepare(config(second, add=True), str(tmp_path / "out"))
+
+
+def test_fixed_periods_record_no_hashes(tmp_path: Path) -> None:
+    train = {"path": str(write_days(tmp_path, [1])), "period": "train"}
+    out = str(tmp_path / "out")
+    assert prepare(config(train), out).manifest.query_ids == ()
+    both = prepare(config(write_days(tmp_path, [2]), add=True), out)
+    assert len(both.manifest.query_ids) == 1
+    known = np.load(f"{out}/{both.manifest.query_ids[0].path}")
+    in_days = [row["query_id"] for row in rows_of(both) if row["period"] != "train"]
+    assert np.array_equal(known, np.sort(hash_ids(in_days)))
 
 
 def test_only_what_prepare_made_is_added_to(tmp_path: Path) -> None:

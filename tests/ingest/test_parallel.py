@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from writer_tokens import manifest_without_writer
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset, Manifest, open_dataset
 from ltrscale.errors import InputError
+from ltrscale.ingest import parallel
 from ltrscale.ingest.categories import encode
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.parallel import run_tasks
+from ltrscale.ingest.parallel import Call, run_tasks
 from ltrscale.ingest.prepare import prepare
 
 LETOR = {"kind": "letor"}
@@ -149,7 +151,7 @@ def test_ray_gives_the_bytes_of_one_process(tmp_path: Path, unit_mb: float) -> N
     settings = config(write_dirty(tmp_path), max_group=10, unit_mb=unit_mb)
     same(prepare(settings, str(tmp_path / "one")), prepare(settings, str(tmp_path / "ray"), ray=True))
     assert sorted(path.name for path in (tmp_path / "ray").iterdir()) == [
-        *("manifest.json", "period=all", "period=test", "period=train", "quarantine")
+        *("manifest.json", "period=all", "period=test", "period=train", "quarantine", "query-ids")
     ]
 
 
@@ -286,6 +288,27 @@ def test_on_s3_tasks_put_their_files_in_place_themselves(s3: str, tmp_path: Path
     assert {url.split("/")[-2] for url in storage.list_files(f"{s3}/ray-none")} == {"quarantine"}
 
 
+@by_ray
+def test_few_units_are_under_way_however_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(60):
+        (tmp_path / f"{i:02}.txt").write_text("".join(dirty_lines(np.random.default_rng(i), 5000)))
+    settings = config(f"{tmp_path}/*.txt", max_group=10, unit_mb=TINY)
+    one = prepare(settings, str(tmp_path / "one"))
+    waiting: list[int] = []
+    following = parallel._Order.following
+
+    def watched(order: parallel._Order) -> parallel.Call | None:
+        call = following(order)
+        waiting.append(order._to_survey - order._to_take)
+        return call
+
+    monkeypatch.setattr(parallel._Order, "following", watched)
+    with only_cpus(1):
+        same(one, prepare(settings, str(tmp_path / "ray"), ray=True))
+    assert len(waiting) >= 120
+    assert max(waiting) <= parallel._AHEAD * parallel._most_tasks() < 60
+
+
 def _square_or_die(marker: Path, n: int, deaths: int) -> int:
     """Kills its process the given number of times, then works."""
     died = len(list(marker.glob(f"{n}-*")))
@@ -305,21 +328,28 @@ def _sleep_or_fail(folder: Path, n: int) -> int:
     return n
 
 
+def run_all(function: Callable[..., int], calls: Sequence[tuple[Any, ...]], name: str) -> dict[int, int]:
+    """The results of calls by their number."""
+    results: dict[int, int] = {}
+    made = [Call(function, c, name.format(c[1]), partial(results.__setitem__, i)) for i, c in enumerate(calls)]
+    following = iter(made)
+    run_tasks(lambda: next(following, None))
+    return results
+
+
 @by_ray
 def test_a_task_that_dies_is_run_again_and_one_that_goes_on_dying_is_named(tmp_path: Path) -> None:
-    results: dict[int, int] = {}
     calls = [(tmp_path, n, int(n == 2)) for n in range(4)]
-    run_tasks(_square_or_die, calls, [f"log-{n}" for n in range(4)], results.__setitem__)
-    assert results == {0: 0, 1: 1, 2: 4, 3: 9}
+    assert run_all(_square_or_die, calls, "log-{}") == {0: 0, 1: 1, 2: 4, 3: 9}
     with pytest.raises(InputError, match=r"^log-7: the process that handled it ended several times"):
-        run_tasks(_square_or_die, [(tmp_path, 7, 99)], ["log-7"], results.__setitem__)
+        run_all(_square_or_die, [(tmp_path, 7, 99)], "log-{}")
 
 
 @by_ray
 def test_a_failing_task_stops_the_others(tmp_path: Path) -> None:
     calls: Sequence[Any] = [(tmp_path, n) for n in range(20)]
     with pytest.raises(InputError, match=r"^log-3: no good$"):
-        run_tasks(_sleep_or_fail, calls, ["?"] * 20, lambda _, __: None)
+        run_all(_sleep_or_fail, calls, "?")
     assert len(list(tmp_path.glob("started-*"))) < 9
     assert not list(tmp_path.glob("ended-*"))
 

@@ -24,6 +24,7 @@ from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.scoring.predict import PredictJob
 from ltrscale.scoring.score import ScoreJob
+from ltrscale.simulate.portal import PortalLog
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
@@ -37,6 +38,7 @@ LAID_OVER = {
     "crossval-few-ohsumed": "crossval-few-letor",
     "study-news-finetuning": "study-news",
     "study-news-pretraining": "study-news",
+    "prepare-scale-day": "prepare-scale",
 }
 """Configs of a few keys, and what they are laid over."""
 
@@ -119,6 +121,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "weekly": WeeklyJob,
         "evaluate": EvaluateJob,
         "clicks": ClicksJob,
+        "simulate": PortalLog,
     }
     assert configs.load(kinds.get(path.stem.partition("-")[0], PipelineConfig), urls[::-1])
 

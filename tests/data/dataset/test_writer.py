@@ -17,6 +17,7 @@ from writer_tokens import files_without_writer
 from ltrscale.data.dataset import writer as writer_module
 from ltrscale.data.dataset.files import DataFile
 from ltrscale.data.dataset.writer import DatasetWriter, split_evenly
+from ltrscale.data.ids import hash_ids
 from ltrscale.ingest.rows import RowBlock
 from ltrscale.ingest.validate import Groups, to_table
 from ltrscale.storage import Commit
@@ -37,7 +38,8 @@ def groups_of(lengths: list[int], *, first: int = 0, labelled: list[bool] | None
         features_NF=np.random.default_rng(first).normal(size=(n, F)).astype(np.float32),
         labels_N=np.where(np.repeat(labelled_Q, lengths), lines_N % 3, np.nan).astype(np.float32),
     )
-    return Groups(rows, np.concatenate([[0], np.cumsum(lengths)]), labelled_Q)
+    hashes_Q = hash_ids(f"{first}-{q}" for q in range(len(lengths)))
+    return Groups(rows, np.concatenate([[0], np.cumsum(lengths)]), labelled_Q, hashes_Q)
 
 
 def write(out: Path, *units: list[tuple[str | pa.Array, pa.Table]], **options: Any) -> tuple[DataFile, ...]:
