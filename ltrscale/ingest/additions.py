@@ -5,6 +5,7 @@
 
 import json
 import re
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -129,7 +130,7 @@ def recall_ids(before: Dataset, ids: QueryIds, folder: Path) -> None:
 
 def _mapped(url: str, file: ListedFile, folder: Path) -> NDArray[np.uint64]:
     """The hashes in a file of a data set, from a copy that was checked."""
-    place, copy = storage.listed_file(url, file.path), folder / file.sha256
+    place, copy = storage.listed_file(url, file.path), folder / f"ids-{secrets.token_hex(8)}"
     with storage.open_input(place) as stream, copy.open("wb") as target:
         shutil.copyfileobj(stream, target, _COPY)
     if storage.sha256(copy) != file.sha256:
@@ -141,13 +142,19 @@ def _mapped(url: str, file: ListedFile, folder: Path) -> NDArray[np.uint64]:
     return hashes
 
 
-def record_ids(ids: QueryIds, commit: storage.Commit) -> tuple[ListedFile, ...]:
-    """Put a file with the hashes of the kept query ids in place, if there are any."""
+def record_ids(ids: QueryIds, before: Dataset | None, commit: storage.Commit, folder: Path) -> tuple[ListedFile, ...]:
+    """Put a file with the hashes of the kept query ids in place, if there are any; returns all files of the data set.
+
+    It takes over the file before it while that is less than twice as long, so that many additions leave few files.
+    """
+    files = [*before.manifest.query_ids] if before else []
     if not len(ids.kept):
-        return ()
+        return tuple(files)
+    while files and files[-1].bytes < 2 * 8 * len(ids.kept):
+        ids.kept.push(_mapped(commit.url, files.pop(), folder))
     with commit.file("query-ids/part-{hash}.npy", size=8 * len(ids.kept)) as path:
         ids.kept.save(path)
-    return (ListedFile(**vars(commit.files[-1])),)
+    return (*files, ListedFile(**vars(commit.files[-1])))
 
 
 def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
@@ -164,7 +171,7 @@ def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
 
 
 def with_addition(before: Manifest, new: Manifest) -> Manifest:
-    """The manifest of a data set with an addition; `new` is the manifest of the addition alone."""
+    """The manifest of a data set with an addition; `new` is that of the addition alone, with all files of query ids."""
     stats, added = (FeatureStats.of(part.summaries, part.counts().documents, part.grouped) for part in (before, new))
     stats.merge(added)
     # the texts of both, without the features of which either has too many
@@ -183,7 +190,7 @@ def with_addition(before: Manifest, new: Manifest) -> Manifest:
         categories={name: dict(sorted(merged.items())) for name, merged in texts.items() if merged is not None},
         raw=before.raw,
         fills=before.fills,
-        query_ids=(*before.query_ids, *new.query_ids),
+        query_ids=new.query_ids,
         quarantine=(*before.quarantine, *new.quarantine),
         made_by={**before.made_by, _ADDED: [*before.made_by.get(_ADDED, []), new.made_by]},
     )

@@ -231,7 +231,7 @@ def _write(
         else:
             for written in _write_here(work, units, start, commit=commit, ids=ids, folder=folder, advance=advance):
                 take(written)
-    query_ids = record_ids(ids, commit)
+    query_ids = record_ids(ids, dataset, commit, folder)
     manifest = totals.manifest(origin, lost_groups=len(ids.lost()), query_ids=query_ids)
     commit.keep(manifest.quarantine)  # before any check: its error sends the user to these files
     return manifest, totals

@@ -194,18 +194,17 @@ def listed_file(url: str, name: str) -> str:
     return path
 
 
-def listed_files(url: str, names: Sequence[str]) -> list[str]:
-    """The URLs of files that the manifest of a directory lists, checked as `listed_file` does, one directory at a time.
+def check_links(url: str, names: Sequence[str]) -> None:
+    """Check files that the manifest of a directory lists as `listed_file` does, one folder at a time.
 
     Raises:
         InputError: a symlink on a local disk leads out of the directory.
     """
     if is_local(url):
-        may_lead_out = _links(local_path(url), {name.rpartition("/")[0] for name in names})
-        for name in names:
-            if name in may_lead_out or name.rpartition("/")[0] in may_lead_out:
+        links = _links(local_path(url), {name.rpartition("/")[0] for name in names})
+        for name in names if links else ():
+            if name in links or name.rpartition("/")[0] in links:
                 listed_file(url, name)
-    return [join(url, name) for name in names]
 
 
 def _links(root: Path, folders: Collection[str]) -> set[str]:

@@ -163,9 +163,9 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
             problem = f"periods {first.period!r} and {period!r} were scored by different bundles"
             raise InputError(f"{url}: {problem}; score them again with one by jobs.score")
         directory = period_url(url, period)
-        urls = storage.listed_files(directory, [file.path for file in scores.files])
-        for path, found, file in zip(files.paths, urls, scores.files, strict=True):
-            by_path[path] = Found(found, file.sha256)
+        storage.check_links(directory, [file.path for file in scores.files])
+        for path, file in zip(files.paths, scores.files, strict=True):
+            by_path[path] = Found(storage.join(directory, file.path), file.sha256)
     return by_path
 
 

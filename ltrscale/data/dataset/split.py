@@ -265,7 +265,7 @@ class SplitPart:
     @cached_property
     def urls(self) -> list[str]:
         """The URL of each file."""
-        return storage.listed_files(self.dataset.url, self.files.paths)
+        return [storage.join(self.dataset.url, path) for path in self.files.paths]
 
 
 def resolve_periods(split: Split, key: str = "") -> list[SplitPart]:
@@ -284,6 +284,7 @@ def resolve_periods(split: Split, key: str = "") -> list[SplitPart]:
     for part in parts:
         first, features = datasets[0].url, datasets[0].manifest.features
         places(features, part.dataset.manifest.features, whose=first, where=part.dataset.url)
+        storage.check_links(part.dataset.url, part.files.paths)
         contents = set(part.files.sha256)
         if same := contents & urls.keys():
             pair = f"{urls[min(same)]} and {part.dataset.url}"
