@@ -43,6 +43,10 @@ class TransformConfig(Config):
     the row of a code is its hash, which needs no vocabulary. Codes that share a row are not told apart; of n codes in R
     rows an expected `1 - (1 - 1/R)^(n - 1)` do, logged when the transform is fitted. 0 keeps the most frequent codes
     instead."""
+    host_rows: int | None = Field(None, ge=0)
+    """Embeddings of all categorical features together that have more rows than this stay in the host's memory: a GPU
+    gets the rows of its batch, and workers exchange the gradients of the rows that a step used. Rows that a step did
+    not use are not updated at all, see docs/distributed.md. Empty keeps every embedding on the device."""
     discrete_up_to: int = Field(0, ge=0)
     """Numeric features with at most this many different values in training become categories: 3 in HOU24 for DeepFM and
     DCNv2, 0 for none."""
@@ -162,19 +166,28 @@ class FeatureTransform(nn.Module):
             if offsets_Q1 is None:
                 raise ValueError("a transform with per_query needs the offsets of the groups besides the features")
             x_NF = standardise_groups(x_NF, offsets_Q1)
-        if features_NF.device.type != "cpu" and self.categorical:
-            codes_NC = features_NF.index_select(1, self.categorical_C)
-            indices_NC = _indices(codes_NC, self.codes_V, self.known_C).to(x_NF.dtype)
-            if self.hashed:
-                hashed_C = self.hashed_F.index_select(0, self.categorical_C)
-                indices_NC = torch.where(hashed_C, hashed_row(codes_NC, self.config.hash_rows), indices_NC)
-            return x_NF.index_copy(1, self.categorical_C, indices_NC)
+        if not self.categorical:
+            return x_NF
+        return x_NF.index_copy_(1, self.categorical_C, self.indices(features_NF).to(x_NF.dtype))
+
+    def indices(self, features_NF: Tensor) -> Tensor:
+        """The index of each category of raw features [N, F], shape [N, C]: its row in the embedding of its feature."""
+        codes_NC = features_NF.index_select(1, self.categorical_C)
+        if features_NF.device.type != "cpu":
+            indices_NC = _indices(codes_NC, self.codes_V, self.known_C).to(codes_NC.dtype)
+            if not self.hashed:
+                return indices_NC
+            hashed_C = self.hashed_F.index_select(0, self.categorical_C)
+            return torch.where(hashed_C, hashed_row(codes_NC, self.config.hash_rows), indices_NC)
         vocabularies = torch.split(self.codes_V, list(self.known))
-        for column, codes_V in zip(self.categorical, vocabularies, strict=True):
-            codes_N = features_NF[:, column]
-            is_hashed = column in self.hashed
-            x_NF[:, column] = hashed_row(codes_N, self.config.hash_rows) if is_hashed else _index(codes_N, codes_V)
-        return x_NF
+        columns = zip(self.categorical, codes_NC.unbind(1), vocabularies, strict=True)
+        return torch.stack(
+            [
+                hashed_row(codes_N, self.config.hash_rows) if column in self.hashed else _index(codes_N, codes_V)
+                for column, codes_N, codes_V in columns
+            ],
+            1,
+        )
 
     def _numeric(self, x_NF: Tensor) -> Tensor:
         config = self.config
