@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ltrscale.batch import standardise_groups
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.models.fitting import N_CODES, FeatureStatistics, Wanted, quantiles
+from ltrscale.models.fitting import N_CODES, FeatureStatistics, Wanted, quantiles, sampled_documents
 
 FeatureKind = Literal["numeric", "categorical"]
 _PRIME, _SHIFTS = N_CODES + 43, (11_400_715, 7_046_029)
@@ -34,7 +34,8 @@ class TransformConfig(Config):
     quantiles: int = Field(256, ge=2)
     """Points of the quantile map."""
     sample: int = Field(100_000, ge=2)
-    """Size of the uniform sample of documents that quantiles are taken from; smaller data sets are used whole."""
+    """Size of the uniform sample of documents that quantiles are taken from; smaller data sets are used whole. Of more
+    than 671 features it is smaller: at most 2^26 values, 13,421 documents of 5,000 features."""
     max_vocabulary: int = Field(100_000, ge=1)
     """Most codes of a categorical feature; if there are more, the most frequent are kept and the others are unknown,
     or all are hashed, see `hash_rows`."""
@@ -212,7 +213,7 @@ def wanted(kinds: Sequence[FeatureKind], config: TransformConfig, *, documents: 
     return Wanted(
         numeric=tuple(kind == "numeric" for kind in kinds),
         log1p=config.numeric in ("log1p", "log1p_standard"),
-        sample=config.sample if config.numeric == "quantile_normal" else 0,
+        sample=sampled_documents(config.sample, len(kinds)) if config.numeric == "quantile_normal" else 0,
         discrete_up_to=config.discrete_up_to,
         most_codes=config.max_vocabulary if config.hash_rows else None,
         documents=documents,

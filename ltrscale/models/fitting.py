@@ -212,6 +212,19 @@ class Sample:
             self._below = int(keys_K[order_M[-1]])
 
 
+_SAMPLED_VALUES = 1 << 26
+
+
+def sampled_documents(wanted: int, n_features: int) -> int:
+    """So many documents to sample, or as many as hold 2^26 values (256 MiB) where these are fewer.
+
+    Example:
+        >>> sampled_documents(100_000, 136), sampled_documents(100_000, 5000)
+        (100000, 13421)
+    """
+    return min(wanted, max(2, _SAMPLED_VALUES // max(1, n_features)))
+
+
 def _hashes(numbers_N: NDArray[np.int64]) -> NDArray[np.uint64]:
     return splitmix64(np.zeros(len(numbers_N), np.uint64), numbers_N.astype(np.uint64))
 
