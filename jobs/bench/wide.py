@@ -18,21 +18,30 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from jobs.bench.device import Repeated
 from jobs.bench.measure import Row, apart, resident_peak
 from ltrscale import storage
+from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, SplitsWithTest
+from ltrscale.devices import cpu_seconds
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
 from ltrscale.models.choices import NetworkConfig
+from ltrscale.models.features import FeatureKind, FeatureTransform, TransformConfig
+from ltrscale.pretext.augment import SwapInGroupConfig
+from ltrscale.pretext.contrast import SimCLRRankConfig
+from ltrscale.pretext.objective import Pretrainer
 from ltrscale.scoring.score import ScoreJob
+from ltrscale.training.loop import Trainer
 from ltrscale.training.network import fit
 from ltrscale.training.pretrain import PretrainConfig, PretrainJob
+from ltrscale.training.settings import OptimizerConfig
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 
 _SHORT, _ROW_GROUP = 20, 1 << 21
-_NETWORK = {"encoder": {"kind": "mlp", "hidden": [64, 32]}}
+_ENCODER = {"kind": "mlp", "hidden": [64, 32]}
 
 
 class Shape(NamedTuple):
@@ -81,6 +90,7 @@ def bench_wide(quick: bool = False) -> list[Row]:
     with storage.scratch.directory() as folder:
         wide, narrow = (costs(folder / str(shape.features), shape) for shape in shapes)
     rows = [row for stage in GOALS for row in _rows(stage, wide[stage], narrow[stage], *shapes)]
+    rows += table_rows(TABLE_ROWS // 100 if quick else TABLE_ROWS)
     return [replace(row, goal=None) for row in rows] if quick else rows  # beside small lists all else is large
 
 
@@ -160,7 +170,7 @@ def _fit(folder: str, names: list[str]) -> None:  # noqa: ARG001
 
 
 def _pretrain(folder: str, names: list[str]) -> None:  # noqa: ARG001
-    config = PretrainConfig.model_validate({"epochs": 1, "device": "cpu", "network": _NETWORK})
+    config = PretrainConfig.model_validate({"epochs": 1, "device": "cpu", "network": {"encoder": _ENCODER}})
     PretrainJob(out=f"{folder}/pretrained", train=_split(folder, "train"), pretrain=config).work({}, lambda _: None)
 
 
@@ -174,3 +184,57 @@ def _grow(folder: str, names: list[str]) -> None:  # noqa: ARG001
 def _score(folder: str, names: list[str]) -> None:  # noqa: ARG001
     job = ScoreJob(data=f"{folder}/data", bundle=f"{folder}/gbdt", out=f"{folder}/scores", device="cpu")
     job.work({}, lambda _: None)
+
+
+TABLE_ROWS = 2_000_000
+_DIMENSIONS, _LISTS, _NUMBERS = 16, 400, 10
+
+
+def table_rows(rows: int, repeats: int = 5) -> list[Row]:
+    """A training step with an embedding table on the host, by the rows that it uses, against the dense table."""
+    on_host, dense = (_trainer(rows, host_rows) for host_rows in (0, None))
+    steps = on_host.epoch(), dense.epoch()
+    host_s, dense_s = cpu_seconds(*(partial(next, each) for each in steps), repeats=repeats)
+    used = on_host.rows.ids(_lists())
+    assert used is not None
+    sent, all_rows = len(used) * (8 + 4 * _DIMENSIONS), 4 * rows * _DIMENSIONS
+    note = f"{rows:,} rows of {_DIMENSIONS}, Adam; {_LISTS * _SHORT:,} documents use {len(used):,} rows"
+    time_row = Row(
+        name="a step with a table on the host / with a dense one",
+        ratio=host_s / dense_s,
+        goal=0.5,
+        at_least=False,
+        ours=f"{1000 * min(host_s.turns):.0f} CPU-ms",
+        peer=f"{1000 * min(dense_s.turns):.0f} CPU-ms",
+        note=note,
+    )
+    sent_row = Row(
+        name="bytes that a worker sends of a table in a step: used rows / dense gradient",
+        ratio=sent / all_rows,
+        goal=0.01,
+        at_least=False,
+        ours=f"{sent / 1e6:.2f} MB",
+        peer=f"{all_rows / 1e6:.0f} MB",
+        note=note,
+    )
+    return [time_row, sent_row]
+
+
+def _lists() -> QueryGroups:
+    """Lists of 20 documents with ten numbers and a category of 2^24 codes."""
+    generator, documents = torch.Generator().manual_seed(0), _LISTS * _SHORT
+    x_NF = torch.randn(documents, _NUMBERS + 1, generator=generator)
+    x_NF[:, -1] = torch.randint(1 << 24, (documents,), generator=generator).float()
+    return QueryGroups(x_NF, torch.arange(_LISTS + 1) * _SHORT, ids_Q=torch.arange(_LISTS))
+
+
+def _trainer(rows: int, host_rows: int | None) -> Trainer:
+    """Pretrains on the same lists in each step, with a table of so many rows."""
+    torch.manual_seed(0)
+    config = TransformConfig(hash_rows=rows, host_rows=host_rows)
+    kinds: list[FeatureKind] = ["categorical" if i == _NUMBERS else "numeric" for i in range(_NUMBERS + 1)]
+    transform = FeatureTransform(config, kinds, [rows + 1], hashed=[_NUMBERS])
+    encoder = {**_ENCODER, "embedding": _DIMENSIONS}
+    network = NetworkConfig.model_validate({"transform": config.model_dump(), "encoder": encoder})
+    model = Pretrainer(transform, network, SimCLRRankConfig(), SwapInGroupConfig())
+    return Trainer(model, model, Repeated(_lists()), OptimizerConfig(), epochs=1, seed=0)  # type: ignore[arg-type]

@@ -162,7 +162,7 @@ def test_the_table_stays_off_the_device_and_a_step_waits_once(
         model = Pretrainer(transform, network, SimCLRRankConfig(), augmentation, marginals_SF).to(device)
         (table,) = host_tables(model)
         assert (table.weight.device.type, device_of(model)) == ("cpu", device_of(model.encoder))
-        trainer = Trainer(model, model, bench._Repeated(groups), OptimizerConfig(kind="sgd"), epochs=1, seed=0)  # type: ignore[arg-type]
+        trainer = Trainer(model, model, bench.Repeated(groups), OptimizerConfig(kind="sgd"), epochs=1, seed=0)  # type: ignore[arg-type]
         steps, waits, losses = trainer.epoch(), [], []
         for _ in range(2):
             with counting() as counted:
