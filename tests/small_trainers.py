@@ -94,22 +94,31 @@ def finetuned(
     return [record for record in records if "epoch" in record]
 
 
-def config_of(method: str) -> PretrainConfig:
-    network = {"encoder": {"width": 8, "blocks": 1}}
+def config_of(method: str, transform: Mapping[str, Any] | None = None) -> PretrainConfig:
+    network = {"encoder": {"width": 8, "blocks": 1}, "transform": transform or {}}
     return PretrainConfig.model_validate(
         {"method": {"kind": method}, "network": network, "stream": {"docs_per_batch": 800, "streams": 4, "window": 2}}
     )
 
 
-def make_trainer(data: str, method: str, *, rank: int = 0, world: int = 1, seed: int = 0) -> Trainer:
+def make_trainer(
+    data: str,
+    method: str,
+    *,
+    rank: int = 0,
+    world: int = 1,
+    seed: int = 0,
+    transform: Mapping[str, Any] | None = None,
+    **optimizer: Any,
+) -> Trainer:
     """A float64 trainer on two weeks of data, so that rounding does not hide a difference."""
-    config = config_of(method)
+    config = config_of(method, transform)
     split = Split(data=(data,), periods=WEEKS)
     torch.manual_seed(seed)
-    transform = fit(select(split, labelled=False), config.network)
+    fitted = fit(select(split, labelled=False), config.network)
     wanted = config.method.needs_marginals(config.augment)
-    marginals_SF = sample_inputs(select(split, labelled=False), transform) if wanted else None
-    model = Pretrainer(transform, config.network, config.method, config.augment, marginals_SF).double()
+    marginals_SF = sample_inputs(select(split, labelled=False), fitted) if wanted else None
+    model = Pretrainer(fitted, config.network, config.method, config.augment, marginals_SF).double()
     order = config.stream.replace(regroup=config.method.regroups)
     stream = GroupStream(select(split, labelled=False), order, rank=rank, world=world)
 
@@ -118,8 +127,8 @@ def make_trainer(data: str, method: str, *, rank: int = 0, world: int = 1, seed:
         return model(QueryGroups(features_NF, groups.offsets_Q1), generator)
 
     # The rate changes with every step, so a resumed run must restore its step.
-    optimizer = OptimizerConfig(learning_rate=1e-3, clip_norm=2.0, schedule=CosineConfig())
-    return Trainer(model, objective, stream, optimizer, epochs=2, seed=seed)
+    settings = OptimizerConfig(learning_rate=1e-3, clip_norm=2.0, schedule=CosineConfig()).replace(**optimizer)
+    return Trainer(model, objective, stream, settings, epochs=2, seed=seed)
 
 
 def run_epochs(trainer: Trainer, epochs: int = 2) -> list[StepResult]:

@@ -20,6 +20,7 @@ from jobs.bench.scale import bench_scale
 from jobs.bench.scoring import bench_scoring
 from jobs.bench.stream import bench_stream
 from jobs.bench.trees import bench_trees
+from jobs.bench.wide import bench_wide
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.devices import Device, Turns
@@ -42,6 +43,7 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "text": bench_text,
     "trees": bench_trees,
     "device": bench_device,
+    "wide": bench_wide,
 }
 
 
@@ -49,7 +51,7 @@ class BenchJob(Config):
     """Measure speed and memory against peers, as ratios in one run."""
 
     quick: bool = False
-    """Only what takes seconds: counts, which are the same on every machine."""
+    """Only what takes seconds: counts, which are the same on every machine; if `wide` is named, small lists."""
     device: Device = "cpu"
     """A GPU on which `device` also times its steps."""
     only: tuple[str, ...] = Field((), description=f"Which of {', '.join(BENCHES)} to run; empty for all.")
@@ -67,7 +69,8 @@ def bench(job: BenchJob) -> None:
         if name not in BENCHES:
             raise InputError(f"only: no benchmark {name!r}; there are {', '.join(BENCHES)}")
     rows: list[Row] = []
-    benches = BENCHES | {"device": partial(bench_device, quick=job.quick, device=job.device)}
+    quick = {"device": partial(bench_device, quick=job.quick, device=job.device)}
+    benches = BENCHES | quick | {"wide": partial(bench_wide, quick=job.quick)}
     for name in job.only or (["device"] if job.quick else benches):
         log.info("measuring %s", name)
         rows += benches[name]()

@@ -293,7 +293,7 @@ def lists(n_groups: int, length: int | None = None) -> QueryGroups:
     )
 
 
-class _Repeated:
+class Repeated:
     """A stream that serves the same groups again and again."""
 
     config = StreamConfig(docs_per_batch=1, prefetch=0)
@@ -303,6 +303,7 @@ class _Repeated:
         self.groups = groups
 
     def epoch(self, *_: object) -> Iterator[MicroBatches]:
+        """Steps without an end."""
         while True:
             yield MicroBatches({0: self.groups}, {})
 
@@ -312,7 +313,7 @@ def _transform() -> FeatureTransform:
 
 
 def _trained(model: Pretrainer | RankingObjective, groups: QueryGroups) -> Callable[[], object]:
-    stream, optimizer = _Repeated(groups), OptimizerConfig(clip_norm=1.0)
+    stream, optimizer = Repeated(groups), OptimizerConfig(clip_norm=1.0)
     trainer = Trainer(model, model, stream, optimizer, epochs=1, seed=0)  # type: ignore[arg-type]
     taken = trainer.epoch()
     return lambda: next(taken)

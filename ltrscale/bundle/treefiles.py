@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+from ltrscale.models.fitting import N_CODES
+
 _NUMBERS = re.compile(r"(?:[-+.0-9e]+|-?inf)(?: (?:[-+.0-9e]+|-?inf))*")
 _REST = re.compile(
     r"\nfeature_importances:\n(?:\S+=[0-9.e+]+\n)*"
@@ -22,8 +24,6 @@ _REST = re.compile(
 _DEEPEST = 10_000
 """Nodes from root to leaf: libraries walk down some trees by recursion, which a deeper tree would overflow."""
 _INT32, _INT64 = 1 << 31, 1 << 63
-_CODE_LIMIT = 1 << 24
-"""All categories are smaller."""
 _TREE_LINES = {
     "num_leaves", "num_cat", "split_feature", "split_gain", "threshold", "decision_type", "left_child", "right_child",
     "cat_boundaries", "cat_threshold", "leaf_value", "leaf_weight", "leaf_count", "internal_value", "internal_weight",
@@ -202,7 +202,7 @@ def _check_xgboost_categories(tree: Mapping[str, Any], categorical: Sequence[int
     nodes = _array(tree, "categories_nodes", None, 0, n)
     sizes = _array(tree, "categories_sizes", len(nodes), 1, _INT32)
     begins = _array(tree, "categories_segments", len(nodes), 0, _INT32)
-    _array(tree, "categories", sum(sizes), 0, _CODE_LIMIT)
+    _array(tree, "categories", sum(sizes), 0, N_CODES)
     if nodes != categorical or [*begins, sum(sizes)] != list(accumulate(sizes, initial=0)):
         raise ValueError("categories are not those of its splits")
 

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale.data.ids import hash_ids
+from ltrscale.models.fitting import N_CODES
 
-N_CODES = 1 << 24
 _SHIFT = np.uint64(40)  # the upper 24 of 64 bits are the code
 _MOST_VALUES = 1 << 22
 _MOST_TEXTS = 4096

@@ -87,9 +87,9 @@ def missing(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) 
         uses += [(name, "dates") for name in mapping.dates]
     if isinstance(mapping, ColumnMapping) or not mapping.matrix:  # else these are features in the one column
         uses += [(name, "feature") for name in mapping.categorical]
-    descriptions = []
+    descriptions, present = [], {*schema.names}
     for name, use in uses:
-        if not name.endswith("*") and name not in schema.names:
+        if not name.endswith("*") and name not in present:
             closest = nearest(name, schema.names, alike=0.7)
             descriptions.append(f"{name!r} ({use}{f', perhaps {closest!r}' if closest else ''})")
     return descriptions
@@ -113,16 +113,16 @@ def check_same_features(
     Raises:
         InputError: a feature is missing, of another kind, or not in the first file; names it.
     """
-    items = isinstance(mapping, ColumnMapping)
+    items, present, known = isinstance(mapping, ColumnMapping), {*schema.names}, {*features}
     for feature in features:
         column = mapping.source_of(feature.name) if isinstance(mapping, ColumnMapping) else feature.name
-        if column not in schema.names:
+        if column not in present:
             remedy = _remedy(column, schema.names)
             raise InputError(f"{file}: column {column!r} is missing, which {first} has; {remedy}")
         if column == feature.name:
             require(schema, column, feature.kind if items else f"list of {feature.kind} features", file)
     for feature in found:
-        if feature not in features:
+        if feature not in known:
             raise InputError(
                 f"{file}: column {feature.name!r} ({feature.kind}) is not among the features of {first}; "
                 "list it under exclude, or prepare the two apart"
@@ -148,10 +148,11 @@ def _require_named(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file
 
 
 def _chosen(schema: pa.Schema, mapping: ColumnMapping, patterns: Sequence[str], use: str, file: str) -> Iterator[str]:
-    used = {*mapping.named().values(), *mapping.dates, *named_columns(schema.names, mapping.exclude)}
+    names, plain = schema.names, {*schema.names}.intersection(patterns)
+    used = {*mapping.named().values(), *mapping.dates, *named_columns(names, mapping.exclude), *patterns}
     used |= {*(mapping.tokens.columns if mapping.tokens else ())}
     for pattern in patterns:
-        matched = named_columns(schema.names, [pattern])
+        matched = [pattern] if pattern in plain and pattern[-1:] != "*" else named_columns(names, [pattern])
         if not matched:
             raise InputError(f"{file}: {use}: no column is named {pattern!r}; {_remedy(pattern, schema.names)}")
         if pattern == "*":
@@ -159,7 +160,7 @@ def _chosen(schema: pa.Schema, mapping: ColumnMapping, patterns: Sequence[str], 
             types = {n: schema.field(schema.get_all_field_indices(n)[0]).type for n in matched}
             # no columns that are all null, which a cast would take for numbers
             matched = [n for n, kind in types.items() if cols.is_number(kind) and not pa.types.is_null(kind)]
-        yield from (name for name in matched if name == pattern or name not in {*used, *patterns})
+        yield from (name for name in matched if name == pattern or name not in used)
 
 
 def _is_single(kind: pa.DataType) -> bool:

@@ -188,7 +188,8 @@ class ItemBlocks:
         return features_NF
 
 
-_ROWS = 1 << 14
+_ROWS, _VALUES = 1 << 14, 1 << 22
+"""Of a block at most; rows of very many features make smaller blocks."""
 
 
 class ItemRows(Source):
@@ -243,7 +244,8 @@ class ItemRows(Source):
         """See `read`."""
         joined = [load_table(join, self.columns.dialect) for join in self.joins]
         read = partial(self.read, features=features, first=first, encoders=encoders, joined=joined)
-        return lambda file: read(file.url, encoding=encoding, batch_rows=_ROWS)
+        batch_rows = min(_ROWS, max(1, _VALUES // max(1, len(features))))
+        return lambda file: read(file.url, encoding=encoding, batch_rows=batch_rows)
 
     def read(
         self,

@@ -301,10 +301,10 @@ class ListColumns(_Columns):
 
 def named_columns(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
     """The names that match the patterns, each once, in the order that ColumnMapping states."""
-    rising, matched = sorted(names), dict[str, None]()
+    present, matched, each = set(names), dict[str, None](), set(patterns)
     for pattern in patterns:
         if pattern.endswith("*"):
-            matched |= dict.fromkeys(n for n in rising if n.startswith(pattern[:-1]) and n not in patterns)
-        elif pattern in rising:
+            matched |= dict.fromkeys(n for n in sorted(present - each) if n.startswith(pattern[:-1]))
+        elif pattern in present:
             matched[pattern] = None
     return list(matched)

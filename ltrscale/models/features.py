@@ -1,11 +1,11 @@
 """FeatureTransform: raw features to network inputs, fitted in one streaming pass over the training data.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, C categorical ones, K quantiles, V vocabulary codes of
-all categorical features together.
+all categorical features whose codes are known.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, Self
 
 import torch
@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from ltrscale.batch import standardise_groups
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.models.fitting import FeatureStatistics, Wanted, quantiles
+from ltrscale.models.fitting import N_CODES, FeatureStatistics, Wanted, quantiles, sampled_documents
 
 FeatureKind = Literal["numeric", "categorical"]
+_PRIME, _SHIFTS = N_CODES + 43, (11_400_715, 7_046_029)
+"""Of the hash of a code: a prime above all codes, without 3 among the factors of `_PRIME - 1`."""
 _END = 1 - 2e-7  # |2p - 1| is cut here: float32 distinguishes it from 1, and it maps to 5.2 standard deviations
 
 
@@ -32,9 +34,20 @@ class TransformConfig(Config):
     quantiles: int = Field(256, ge=2)
     """Points of the quantile map."""
     sample: int = Field(100_000, ge=2)
-    """Size of the uniform sample of documents that quantiles are taken from; smaller data sets are used whole."""
+    """Size of the uniform sample of documents that quantiles are taken from; smaller data sets are used whole. Of more
+    than 671 features it is smaller: at most 2^26 values, 13,421 documents of 5,000 features."""
     max_vocabulary: int = Field(100_000, ge=1)
-    """Most codes of a categorical feature; if there are more, the most frequent are kept and the others are unknown."""
+    """Most codes of a categorical feature; if there are more, the most frequent are kept and the others are unknown,
+    or all are hashed, see `hash_rows`."""
+    hash_rows: int = Field(0, ge=0, lt=N_CODES)
+    """Rows of the embedding of a categorical feature with more codes than `max_vocabulary`, such as a user or an item:
+    the row of a code is its hash, which needs no vocabulary. Codes that share a row are not told apart; of n codes in R
+    rows an expected `1 - (1 - 1/R)^(n - 1)` do, logged when the transform is fitted. 0 keeps the most frequent codes
+    instead."""
+    host_rows: int | None = Field(None, ge=0)
+    """Embeddings of all categorical features together that have more rows than this stay in the host's memory: a GPU
+    gets the rows of its batch, and workers exchange the gradients of the rows that a step used. Rows that a step did
+    not use are not updated at all, see docs/distributed.md. Empty keeps every embedding on the device."""
     discrete_up_to: int = Field(0, ge=0)
     """Numeric features with at most this many different values in training become categories: 3 in HOU24 for DeepFM and
     DCNv2, 0 for none."""
@@ -58,14 +71,16 @@ class FeatureTransform(nn.Module):
 
     A missing numeric value becomes the training mean after log1p (0 once standardised), or the median (0) under
     `quantile_normal`. A feature that is constant or always missing in training is not scaled. A categorical value
-    becomes its index in the sorted vocabulary plus 1; 0 stands for unknown and missing. Outputs are finite for every
-    finite or missing float32 input. With `per_query`, the numeric outputs, imputed values included, are then
-    standardised within each group.
+    becomes its index in the sorted vocabulary plus 1, or its `hashed_row`; 0 stands for unknown and missing. Outputs
+    are finite for every finite or missing float32 input. With `per_query`, the numeric outputs, imputed values
+    included, are then standardised within each group.
 
     Args:
         config: the transform.
         kinds: kind of each feature as the network sees it: categorical for a discrete numeric one.
-        cardinalities: rows that an embedding of each categorical feature needs: vocabulary size plus 1 for unknown.
+        cardinalities: rows that an embedding of each categorical feature needs: vocabulary size, or rows of hashes,
+            plus 1 for unknown.
+        hashed: the categorical features whose codes are hashed, as places among the features.
 
     Example:
         >>> batch = torch.tensor([[1.0, 30.0], [3.0, 10.0], [float("nan"), 30.0]])
@@ -77,25 +92,40 @@ class FeatureTransform(nn.Module):
     numeric_F: Tensor
     cardinalities_C: Tensor
     categorical_C: Tensor
+    known_C: Tensor
+    hashed_F: Tensor
     mean_F: Tensor
     scale_F: Tensor
     quantiles_FK: Tensor
     codes_V: Tensor
 
-    def __init__(self, config: TransformConfig, kinds: Sequence[FeatureKind], cardinalities: Sequence[int]) -> None:
+    def __init__(
+        self,
+        config: TransformConfig,
+        kinds: Sequence[FeatureKind],
+        cardinalities: Sequence[int],
+        hashed: Collection[int] = (),
+    ) -> None:
         super().__init__()
         self.config = config
         self.kinds = tuple(kinds)
         self.cardinalities = tuple(cardinalities)
         self.categorical = tuple(i for i, kind in enumerate(kinds) if kind == "categorical")
         assert len(self.categorical) == len(self.cardinalities)
-        n_features, n_codes = len(self.kinds), sum(self.cardinalities) - len(self.cardinalities)
+        self.hashed = tuple(hashed)
+        pairs = zip(self.categorical, self.cardinalities, strict=True)
+        self.known = tuple(0 if i in self.hashed else rows - 1 for i, rows in pairs)
+        """Codes of each categorical feature's vocabulary; 0 for one that is hashed."""
+        n_features, n_codes = len(self.kinds), sum(self.known)
         n_quantiles = config.quantiles if config.numeric == "quantile_normal" else 0
         numeric_F = torch.tensor([kind == "numeric" for kind in kinds], dtype=torch.bool)
         self.register_buffer("numeric_F", numeric_F)
         self.register_buffer("cardinalities_C", torch.tensor(self.cardinalities, dtype=torch.int64))
-        # follows from the kinds, so it is not saved
+        # these follow from the others, so they are not saved
         self.register_buffer("categorical_C", torch.tensor(self.categorical, dtype=torch.int64), persistent=False)
+        self.register_buffer("known_C", torch.tensor(self.known, dtype=torch.int64), persistent=False)
+        hashed_F = torch.tensor([i in self.hashed for i in range(n_features)], dtype=torch.bool)
+        self.register_buffer("hashed_F", hashed_F, persistent=config.hash_rows > 0)
         self.register_buffer("mean_F", torch.zeros(n_features))
         self.register_buffer("scale_F", torch.ones(n_features))
         self.register_buffer("quantiles_FK", torch.zeros(n_features, n_quantiles))
@@ -110,13 +140,15 @@ class FeatureTransform(nn.Module):
         """
         kinds: list[FeatureKind] = ["numeric" if numeric else "categorical" for numeric in state["numeric_F"].tolist()]
         cardinalities = state["cardinalities_C"].tolist()
+        hashed = state["hashed_F"].nonzero()[:, 0].tolist() if "hashed_F" in state else []
         if len(cardinalities) != kinds.count("categorical") or min(cardinalities, default=1) < 1:
             raise ValueError("the cardinalities are not those of its categorical features")
         with torch.device("meta"):  # allocates nothing: a corrupt state may claim sizes that would fill the memory
-            shapes = {name: value.shape for name, value in cls(config, kinds, cardinalities).state_dict().items()}
+            outline = cls(config, kinds, cardinalities, hashed).state_dict()
+            shapes = {name: value.shape for name, value in outline.items()}
         if shapes != {name: value.shape for name, value in state.items()}:
             raise ValueError("the state is one of another transform")
-        transform = cls(config, kinds, cardinalities)
+        transform = cls(config, kinds, cardinalities, hashed)
         transform.load_state_dict(state)
         return transform
 
@@ -135,13 +167,28 @@ class FeatureTransform(nn.Module):
             if offsets_Q1 is None:
                 raise ValueError("a transform with per_query needs the offsets of the groups besides the features")
             x_NF = standardise_groups(x_NF, offsets_Q1)
-        if features_NF.device.type != "cpu" and self.categorical:
-            indices_NC = _indices(features_NF.index_select(1, self.categorical_C), self.codes_V, self.cardinalities_C)
-            return x_NF.index_copy(1, self.categorical_C, indices_NC.to(x_NF.dtype))
-        vocabularies = torch.split(self.codes_V, [n - 1 for n in self.cardinalities])
-        for column, codes_V in zip(self.categorical, vocabularies, strict=True):
-            x_NF[:, column] = _index(features_NF[:, column], codes_V)
-        return x_NF
+        if not self.categorical:
+            return x_NF
+        return x_NF.index_copy_(1, self.categorical_C, self.indices(features_NF).to(x_NF.dtype))
+
+    def indices(self, features_NF: Tensor) -> Tensor:
+        """The index of each category of raw features [N, F], shape [N, C]: its row in the embedding of its feature."""
+        codes_NC = features_NF.index_select(1, self.categorical_C)
+        if features_NF.device.type != "cpu":
+            indices_NC = _indices(codes_NC, self.codes_V, self.known_C).to(codes_NC.dtype)
+            if not self.hashed:
+                return indices_NC
+            hashed_C = self.hashed_F.index_select(0, self.categorical_C)
+            return torch.where(hashed_C, hashed_row(codes_NC, self.config.hash_rows), indices_NC)
+        vocabularies = torch.split(self.codes_V, list(self.known))
+        columns = zip(self.categorical, codes_NC.unbind(1), vocabularies, strict=True)
+        return torch.stack(
+            [
+                hashed_row(codes_N, self.config.hash_rows) if column in self.hashed else _index(codes_N, codes_V)
+                for column, codes_N, codes_V in columns
+            ],
+            1,
+        )
 
     def _numeric(self, x_NF: Tensor) -> Tensor:
         config = self.config
@@ -166,8 +213,9 @@ def wanted(kinds: Sequence[FeatureKind], config: TransformConfig, *, documents: 
     return Wanted(
         numeric=tuple(kind == "numeric" for kind in kinds),
         log1p=config.numeric in ("log1p", "log1p_standard"),
-        sample=config.sample if config.numeric == "quantile_normal" else 0,
+        sample=sampled_documents(config.sample, len(kinds)) if config.numeric == "quantile_normal" else 0,
         discrete_up_to=config.discrete_up_to,
+        most_codes=config.max_vocabulary if config.hash_rows else None,
         documents=documents,
     )
 
@@ -182,9 +230,11 @@ def make_transform(statistics: FeatureStatistics, config: TransformConfig) -> Fe
         raise InputError("feature transform: no document to fit it on; check the periods of the training split")
     codes = {column: v.codes(config.max_vocabulary) for column, v in statistics.vocabularies.items()}
     vocabularies = {column: torch.from_numpy(codes_V) for column, codes_V in codes.items() if codes_V is not None}
+    rows = {column: len(codes_V) for column, codes_V in vocabularies.items()}
+    rows |= dict.fromkeys(statistics.hashed, config.hash_rows)
     n_features = len(statistics.wanted.numeric)
-    kinds: list[FeatureKind] = ["categorical" if i in vocabularies else "numeric" for i in range(n_features)]
-    transform = FeatureTransform(config, kinds, [len(codes_V) + 1 for codes_V in vocabularies.values()])
+    kinds: list[FeatureKind] = ["categorical" if i in rows else "numeric" for i in range(n_features)]
+    transform = FeatureTransform(config, kinds, [rows[i] + 1 for i in sorted(rows)], tuple(statistics.hashed))
     if statistics.wanted.sample:
         transform.quantiles_FK.copy_(quantiles(statistics.sample.rows_MF(), config.quantiles))
     else:
@@ -207,6 +257,46 @@ def fit_transform(batches: Iterable[Tensor], kinds: Sequence[FeatureKind], confi
     for features_NF in batches:
         statistics.add(statistics.documents, features_NF.float().numpy())
     return make_transform(statistics, config)
+
+
+def hashed_row(codes: Tensor, rows: int) -> Tensor:
+    """The row of each category's code, from 1 to `rows`; 0 for what is no code: missing, negative, or too large.
+
+    A code is mixed by `(x + b)^3 mod p`, twice; as no two codes are mixed into one, only the remainder by `rows` lets
+    codes share a row. All integers are below 2^53: every machine, device and exported graph computes the same.
+
+    Example:
+        >>> hashed_row(torch.tensor([0.0, 7.0, 16777215.0, float("nan")]), 1000).tolist()
+        [998.0, 904.0, 762.0, 0.0]
+    """
+    is_code = (codes >= 0) & (codes < N_CODES)
+    mixed = torch.where(is_code, codes, 0.0).long()
+    for shift in _SHIFTS:
+        shifted = (mixed + shift) % _PRIME
+        mixed = shifted * shifted % _PRIME * shifted % _PRIME
+    return torch.where(is_code, (mixed % rows + 1).to(codes.dtype), 0.0)
+
+
+def expected_sharing(codes: int, rows: int) -> float:
+    """The expected share of this many hashed codes that share their row with another one.
+
+    About `1 - (1 - 1/R)^(n - 1)`, which it reaches for R far below 2^24. A row is that of k or k + 1 of the p mixed
+    codes, where k is the quotient of p by R, and each of the others is there with probability `(n - 1) / (p - 1)`.
+
+    Example:
+        >>> round(expected_sharing(100_000, 1_000_000), 3), round(expected_sharing(1_000_000, 10_000), 3)
+        (0.09, 1.0)
+    """
+    fewer, larger_rows = divmod(_PRIME, rows)
+    absent = 1 - (codes - 1) / (_PRIME - 1)
+    in_larger = (fewer + 1) * larger_rows / _PRIME
+    return 1 - in_larger * absent**fewer - (1 - in_larger) * absent ** (fewer - 1)
+
+
+def sharing(codes_V: Tensor, rows: int) -> float:
+    """The measured share of these different codes that share their row with another one of them."""
+    row_V = hashed_row(codes_V, rows).long()
+    return float((torch.bincount(row_V)[row_V] > 1).float().mean())
 
 
 def _to_normal(x_NF: Tensor, quantiles_FK: Tensor) -> Tensor:
@@ -238,18 +328,18 @@ def _index(codes_N: Tensor, codes_V: Tensor) -> Tensor:
     return torch.where(codes_V[place_N] == codes_N, place_N + 1.0, 0.0)
 
 
-def _indices(codes_NC: Tensor, codes_V: Tensor, cardinalities_C: Tensor) -> Tensor:
+def _indices(codes_NC: Tensor, codes_V: Tensor, known_C: Tensor) -> Tensor:
     """`_index` of all categorical features at once, for a device on which each operation costs the same.
 
     Codes are looked up in a single sorted vocabulary of pairs (feature, code).
     """
     if len(codes_V) == 0:
         return torch.zeros_like(codes_NC)
-    ends_C, features_C = (cardinalities_C - 1).cumsum(0), torch.arange(len(cardinalities_C), device=codes_V.device)
+    ends_C, features_C = known_C.cumsum(0), torch.arange(len(known_C), device=codes_V.device)
     feature_V = torch.searchsorted(ends_C, torch.arange(len(codes_V), device=codes_V.device), right=True)
     keys_V, keys_NC = _keys(feature_V, codes_V), _keys(features_C, codes_NC)
     place_NC = torch.searchsorted(keys_V, keys_NC).clamp_(max=len(codes_V) - 1)
-    first_C = ends_C - cardinalities_C  # one before the feature's first code
+    first_C = ends_C - known_C - 1  # one before the feature's first code
     return (place_NC - first_C).masked_fill_(keys_V[place_NC] != keys_NC, 0)
 
 

@@ -20,6 +20,8 @@ from torch import Tensor
 from ltrscale.arrays import Moments
 from ltrscale.draws import splitmix64
 
+N_CODES = 1 << 24
+"""Codes of categories are integers below this: float32 has them exactly."""
 _GLANCE = 1 << 10  # values of a column to look at before counting all of them
 _HIGHEST = 2**64 - 1
 
@@ -33,7 +35,7 @@ class ValueCounts:
 
     Codes of categories are integers below 2**24, so memory holds at most 2**24 codes of 12 bytes whatever the number of
     documents (200 MB a feature, and about 1 GB while one feature's parts are merged). Dropping rare codes early would
-    need less memory, but the result would depend on the order of the parts.
+    need less memory, but the result would depend on the order of the parts. `at_most` bounds it.
 
     Args:
         at_most: if there are more different values than this, none is kept and `codes` returns None.
@@ -93,6 +95,38 @@ class ValueCounts:
         self._over |= self._at_most is not None and len(first_V) > self._at_most
         self._new = []
         self._known = _value_counts(codes[:0]) if self._over else (codes[first_V], np.add.reduceat(counts, first_V))
+
+
+class SeenCodes:
+    """The set of different codes of a category, a bit for each possible one: 2 MiB whatever their number.
+
+    Example:
+        >>> seen, more = SeenCodes(), SeenCodes()
+        >>> seen.add(np.array([5, 2, 5, np.nan], np.float32))
+        >>> more.add(np.array([9], np.float32))
+        >>> seen.merge(more)
+        >>> seen.codes().tolist()
+        [2.0, 5.0, 9.0]
+    """
+
+    def __init__(self) -> None:
+        self._bits = np.zeros(N_CODES // 8, np.uint8)
+
+    def add(self, values_N: NDArray[np.float32]) -> None:
+        """Add the codes of some documents; what is no code is left out."""
+        codes_V = np.unique(values_N[(values_N >= 0) & (values_N < N_CODES)]).astype(np.int64)
+        np.bitwise_or.at(self._bits, codes_V >> 3, np.left_shift(1, codes_V & 7).astype(np.uint8))
+
+    def merge(self, other: Self) -> None:
+        """Add the codes of another set."""
+        self._bits |= other._bits
+
+    def codes(self) -> NDArray[np.float32]:
+        """The codes, rising."""
+        places = np.flatnonzero(self._bits)
+        bits = np.unpackbits(self._bits[places, None], axis=1, bitorder="little")
+        of_eight = bits.nonzero()
+        return (8 * places[of_eight[0]] + of_eight[1]).astype(np.float32)
 
 
 def _value_counts(values_N: NDArray[np.float32]) -> Counted:
@@ -178,6 +212,19 @@ class Sample:
             self._below = int(keys_K[order_M[-1]])
 
 
+_SAMPLED_VALUES = 1 << 26
+
+
+def sampled_documents(wanted: int, n_features: int) -> int:
+    """So many documents to sample, or as many as hold 2^26 values (256 MiB) where these are fewer.
+
+    Example:
+        >>> sampled_documents(100_000, 136), sampled_documents(100_000, 5000)
+        (100000, 13421)
+    """
+    return min(wanted, max(2, _SAMPLED_VALUES // max(1, n_features)))
+
+
 def _hashes(numbers_N: NDArray[np.int64]) -> NDArray[np.uint64]:
     return splitmix64(np.zeros(len(numbers_N), np.uint64), numbers_N.astype(np.uint64))
 
@@ -213,6 +260,7 @@ class Wanted:
         log1p: whether moments are those of `sign(x) log(1 + |x|)`.
         sample: documents to sample; 0 gathers moments instead.
         discrete_up_to: also count the values of a numeric feature that has at most this many different ones.
+        most_codes: of a category with more different codes only the set of these is kept, to be hashed.
         documents: number of documents in all parts together, if known.
     """
 
@@ -220,6 +268,7 @@ class Wanted:
     log1p: bool = False
     sample: int = 0
     discrete_up_to: int = 0
+    most_codes: int | None = None
     documents: int | None = None
 
 
@@ -241,10 +290,12 @@ class FeatureStatistics:
         self.moments = Moments.none(len(wanted.numeric))
         self.sample = Sample(wanted.sample, wanted.documents)
         self.vocabularies = {
-            column: ValueCounts(wanted.discrete_up_to if numeric else None)
+            column: ValueCounts(wanted.discrete_up_to if numeric else wanted.most_codes)
             for column, numeric in enumerate(wanted.numeric)
             if wanted.discrete_up_to or not numeric
         }
+        limited = wanted.most_codes is not None
+        self.seen = {column: SeenCodes() for column, numeric in enumerate(wanted.numeric) if limited and not numeric}
 
     def add(self, first: int, features_NF: NDArray[np.float32]) -> None:
         """Add documents, which are numbered from `first`."""
@@ -256,6 +307,13 @@ class FeatureStatistics:
             self.moments = self.moments.merge(Moments.of(features_NF, log1p=self.wanted.log1p))
         for column, vocabulary in self.vocabularies.items():
             vocabulary.add(features_NF[:, column])
+        for column, seen in self.seen.items():
+            seen.add(features_NF[:, column])
+
+    @property
+    def hashed(self) -> list[int]:
+        """The categories with more than `most_codes` different codes."""
+        return [column for column in self.seen if self.vocabularies[column].codes() is None]
 
     def merge(self, other: Self) -> None:
         """Add the statistics of other documents."""
@@ -264,3 +322,5 @@ class FeatureStatistics:
         self.moments = self.moments.merge(other.moments)
         for column, vocabulary in self.vocabularies.items():
             vocabulary.merge(other.vocabularies[column])
+        for column, seen in self.seen.items():
+            seen.merge(other.seen[column])

@@ -279,9 +279,9 @@ class FeatureEmbedding(nn.Module):
         self.register_buffer("categorical", (~numeric_F).nonzero()[:, 0], persistent=False)
         self.register_buffer("first_C", first_C, persistent=False)
         self.dimensions = dimensions
-        self.table = nn.Embedding(sum(cardinalities), dimensions) if cardinalities else None
+        self.table: nn.Module | None = nn.Embedding(sum(cardinalities), dimensions) if cardinalities else None
         self.width = len(self.numeric) + len(cardinalities) * dimensions
-        if self.table is not None:
+        if isinstance(self.table, nn.Embedding):
             bound = dimensions**-0.5 if bound is None else bound
             nn.init.uniform_(self.table.weight, -bound, bound)
             with torch.no_grad():

@@ -16,6 +16,7 @@ from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.models.context import Contextual
 from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.models.layers import Dropout, MicroBatchNorm, refuse_batch_norm
+from ltrscale.models.tables import keep_on_host
 
 
 class HeadConfig(Config):
@@ -175,6 +176,7 @@ class Ranker(nn.Module):
                 )
             self.list_head = mlp_head(head, self.context.list_width, outputs=architecture.grades, hidden=hidden)
         refuse_batch_norm(self)
+        keep_on_host(self, transform.config.host_rows)
 
     def embed(self, groups: QueryGroups) -> Contextual:
         """Embeddings of documents, and of lists if the context makes them."""

@@ -169,8 +169,10 @@ def swap_in_group(x_NF: Tensor, offsets_Q1: Tensor, *, probability: float, gener
     first_N1, length_N1 = offsets_Q1[group_N, None], offsets_Q1.diff()[group_N, None]
     place_N1 = torch.arange(len(x_NF), device=x_NF.device)[:, None] - first_N1
     hit_NF = random_entries(x_NF, probability, generator)
-    ahead_NF = 1 + random_below((length_N1 - 1).clamp(min=1), x_NF.shape, generator)
-    return torch.where(hit_NF, x_NF.gather(0, first_N1 + (place_N1 + ahead_NF) % length_N1), x_NF)
+    # one tensor of integers, in place: of wide data it is the largest of a step
+    source_NF = random_below((length_N1 - 1).clamp(min=1), x_NF.shape, generator)
+    source_NF.add_(place_N1 + 1).remainder_(length_N1).add_(first_N1)
+    return torch.where(hit_NF, x_NF.gather(0, source_NF), x_NF)
 
 
 class MarginalConfig(Augmentation):
@@ -320,7 +322,7 @@ def random_below(bound: Tensor, shape: Sequence[int], generator: torch.Generator
 
     They are remainders of 62 random bits: for bounds below 2^31, probabilities differ by at most one part in 2^31.
     """
-    return torch.randint(1 << 62, tuple(shape), generator=generator, device=bound.device) % bound
+    return torch.randint(1 << 62, tuple(shape), generator=generator, device=bound.device).remainder_(bound)
 
 
 def permute_columns(x_NF: Tensor, *, generator: torch.Generator) -> Tensor:

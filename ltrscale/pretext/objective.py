@@ -17,6 +17,7 @@ from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.layers import Encoder, EncoderSettings, refuse_batch_norm
 from ltrscale.models.ranker import Architecture, Projector
+from ltrscale.models.tables import keep_on_host
 from ltrscale.pretext.augment import Augmentation, Draw
 from ltrscale.pretext.watch import CollapseWatch
 
@@ -126,6 +127,7 @@ class Pretrainer(nn.Module):
         self.predictor: nn.Module = parts.predictor or nn.Identity()
         self.decoder: nn.Module = parts.decoder or nn.Identity()
         refuse_batch_norm(self)
+        keep_on_host(self, transform.config.host_rows)
 
     @property
     def architecture(self) -> Architecture:

@@ -24,7 +24,7 @@ from ltrscale.pretext.augment import AugmentConfig, MaskConfig, SwapInGroupConfi
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
-from ltrscale.training.feed import Account, Fed, read_ahead
+from ltrscale.training.feed import Account, Fed, RowsOf, read_ahead
 from ltrscale.training.network import masked_features, sample_inputs
 
 
@@ -113,6 +113,8 @@ class Auxiliary:
         self.epoch = 0
         self.positions: dict[int, Position] = {}
         """With the epoch, all that an exact resume needs."""
+        self.rows_of: RowsOf | None = None
+        """The rows of tables on the host that groups can use, as the trainer finds them."""
         self._reading: Generator[Fed] | None = None
 
     def is_due(self, step: int) -> bool:
@@ -123,7 +125,9 @@ class Auxiliary:
         """The next micro-batches of this worker's streams; none where they have run out in this epoch."""
         if self._reading is None:
             steps = self.stream.epoch(self.epoch, self.positions or None)
-            self._reading = read_ahead(steps, depth=self.stream.config.prefetch, device=self.device)
+            self._reading = read_ahead(
+                steps, depth=self.stream.config.prefetch, device=self.device, rows_of=self.rows_of
+            )
         return next(self._reading, Fed({}, self.positions, Account()))
 
     def advance(self, fed: Fed, groups: float) -> None:

@@ -9,7 +9,7 @@ Shapes: Q groups.
 """
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from queue import Empty, Full, Queue
@@ -102,6 +102,8 @@ class Fed(NamedTuple):
     positions: dict[int, Position]
     account: Account
     """Counts and checksum of all micro-batches, taken on the CPU: a GPU would have to send the ids back."""
+    rows: Mapping[int, Tensor] = {}
+    """The rows of tables on the host that each stream's micro-batch can use, on the CPU for the same reason."""
 
     def in_order(self) -> Iterator[tuple[int, QueryGroups]]:
         """The streams that have a micro-batch, with it; in order, so that sums have the same bits each time."""
@@ -110,7 +112,13 @@ class Fed(NamedTuple):
                 yield stream, groups
 
 
-def read_ahead(steps: Iterator[MicroBatches], *, depth: int, device: torch.device) -> Generator[Fed]:
+RowsOf = Callable[[QueryGroups], Tensor | None]
+"""The rows of tables on the host that groups on the CPU can use."""
+
+
+def read_ahead(
+    steps: Iterator[MicroBatches], *, depth: int, device: torch.device, rows_of: RowsOf | None = None
+) -> Generator[Fed]:
     """Yield the steps with their micro-batches on the device; a thread stays up to `depth` steps ahead.
 
     On a GPU the thread copies from pinned memory on a separate CUDA stream, so that neither reading nor copying waits
@@ -119,7 +127,7 @@ def read_ahead(steps: Iterator[MicroBatches], *, depth: int, device: torch.devic
 
     A depth of 0 reads each step on request, without a thread.
     """
-    move = _Mover(device)
+    move = _Mover(device, rows_of)
     if depth == 0:
         for step in map(move, steps):
             move.take(step)
@@ -168,8 +176,8 @@ def read_ahead(steps: Iterator[MicroBatches], *, depth: int, device: torch.devic
 class _Mover:
     """Moves the micro-batches of a step to a device, with what earlier steps have asked of their layouts."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, rows_of: RowsOf | None) -> None:
+        self.device, self.rows_of = device, rows_of
         self.side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.asked: list[dict[Request, Any]] = []
         """What was made of the layouts of a micro-batch, for each of its offsets."""
@@ -180,13 +188,18 @@ class _Mover:
         for groups in filter(None, step.micro_batches.values()):
             of_ids = 0 if groups.ids_Q is None else checksum(groups.ids_Q.numpy())
             account = account.plus(groups.n_groups, groups.n_documents, of_ids)
+        rows = self._rows(step)
         if self.side is None:
-            return Fed({c: g and self._moved(g) for c, g in step.micro_batches.items()}, step.positions, account)
+            return Fed({c: g and self._moved(g) for c, g in step.micro_batches.items()}, step.positions, account, rows)
         with torch.cuda.stream(self.side):
             pinned = {c: g and g.map(Tensor.pin_memory) for c, g in step.micro_batches.items()}
             moved = {c: g and self._moved(g) for c, g in pinned.items()}
         self.side.synchronize()  # blocks this thread only; the consumer goes on computing
-        return Fed(moved, step.positions, account)
+        return Fed(moved, step.positions, account, rows)
+
+    def _rows(self, step: MicroBatches) -> dict[int, Tensor]:
+        rows = {c: self.rows_of(g) for c, g in step.micro_batches.items() if g is not None} if self.rows_of else {}
+        return {c: ids_U for c, ids_U in rows.items() if ids_U is not None}
 
     def _moved(self, groups: QueryGroups) -> QueryGroups:
         moved = groups.to(self.device, non_blocking=True)

@@ -23,10 +23,12 @@ from ltrscale.data.stream.batches import GroupStream, Position
 from ltrscale.data.stream.plan import step_seed
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
+from ltrscale.models.tables import device_of
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.auxiliary import Auxiliary
 from ltrscale.training.feed import Account, Fed, read_ahead
 from ltrscale.training.reduce import FlatGradient, forget_moments, sum_over_workers, update_norms
+from ltrscale.training.rows import RowGradients
 from ltrscale.training.settings import Factors, OptimizerConfig, Precision, build_optimizer, learning_rate
 
 LossOfBatch = Callable[[QueryGroups, torch.Generator], tuple[Tensor, Tensor | float]]
@@ -137,9 +139,13 @@ class Trainer:
         self.auxiliary = auxiliary
         self.expected, self.due, self.stopping, self.failed = expected, due, stopping, failed
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.device = self.parameters[0].device
+        self.device = device_of(model)
         self.optimizer = build_optimizer(self.parameters, config, factors)
-        self.gradient = FlatGradient(self.parameters)
+        self.rows = RowGradients([model] if auxiliary is None else [model, auxiliary.objective])
+        if auxiliary is not None:
+            auxiliary.rows_of = self.rows.ids
+        by_rows = {id(table.weight) for table in self.rows.tables}
+        self.gradient = FlatGradient([p for p in self.parameters if id(p) not in by_rows])
         self.generator = torch.Generator(self.device)
         self.state = State()
         self.past = State()
@@ -159,13 +165,15 @@ class Trainer:
             AccountError: the account of the epoch differs from the expected one.
         """
         epoch = self.stream.epoch(self.state.epoch, self.state.positions or None)
-        with closing(read_ahead(epoch, depth=self.stream.config.prefetch, device=self.device)) as steps:
+        depth, rows_of = self.stream.config.prefetch, self.rows.ids if self.rows.tables else None
+        with closing(read_ahead(epoch, depth=depth, device=self.device, rows_of=rows_of)) as steps:
             while True:
                 step, wait_s = self.fetch(steps)
                 loss_and_count = torch.zeros(2, dtype=torch.float64, device=self.device)
                 micro_batches = list(step.in_order())
                 for number, (stream, groups) in enumerate(micro_batches, 1):
-                    with self.gradient.last_backward() if number == len(micro_batches) else nullcontext():
+                    last = self.gradient.last_backward() if number == len(micro_batches) else nullcontext()
+                    with last, self.rows.planned(step.rows.get(stream)):
                         loss_and_count += self.add_gradient(self.objective, self.seed, stream, groups)
                 requests = (self.due(), self.stopping(), self.failed())
                 result, checksum = self.reduce(loss_and_count, _Sums(*step.account, *requests, wait_s))
@@ -217,14 +225,18 @@ class Trainer:
         Returns:
             The result, and the checksum of the groups that all workers read.
         """
-        flat = self.gradient.summed().div_(sum_over_workers(loss_and_count)[1].clamp(min=1e-30))
+        divisor = sum_over_workers(loss_and_count)[1].clamp(min=1e-30)
+        flat = self.gradient.summed().div_(divisor)
+        self.rows.collect(divisor)
         update_norms(self.model)  # before an auxiliary loss, whose views they do not follow
         self.auxiliary_loss = None
         if self.auxiliary is not None and self.auxiliary.is_due(self.state.step) and loss_and_count[1] > 0:
             flat += self._gradient_of(self.auxiliary)
         self.gradient.set(flat)
         norm_1 = torch.linalg.vector_norm(flat, dtype=torch.float64)[None]
-        loss, count, norm = torch.cat([loss_and_count, norm_1]).cpu().tolist()
+        copied = self.rows.beside(torch.cat([loss_and_count, norm_1])).cpu()
+        loss, count, norm = self.rows.taken_from(copied, 3).tolist()
+        norm = math.hypot(norm, self.rows.norm)
         # one all-reduce carries the counts and the three questions; float64 keeps counts and checksums exact
         total = _Sums(*sum_over_workers(torch.tensor(own, dtype=torch.float64)).tolist())
         check_finite("loss", loss, self.state.step)
@@ -250,14 +262,17 @@ class Trainer:
 
         `groups` is the number that the step read, by which the learning rate's schedule advances.
         """
+        clip = 1.0
         if self.config.clip_norm is not None and norm > self.config.clip_norm:
-            flat *= self.config.clip_norm / norm
+            clip = self.config.clip_norm / norm
+            flat *= clip
         middle = (self.state.account.groups + groups / 2) / max(1, self.stream.groups_per_epoch)  # of the step
         done = self.state.epoch + min(1.0, middle)  # min: an epoch of drawn groups may read more than planned
         rate = learning_rate(self.config, done=done, epochs=self.epochs)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["factor"]
         self.optimizer.step()
+        self.rows.update(self.optimizer, clip)
 
     def _gradient_of(self, auxiliary: Auxiliary) -> Tensor:
         """The weighted gradient of one auxiliary step, as a vector; sets its mean loss."""
@@ -265,15 +280,19 @@ class Trainer:
         while not read:
             self.optimizer.zero_grad()
             fed, sums = auxiliary.next(), torch.zeros(2, dtype=torch.float64, device=self.device)
+            self.rows.collect(None)
             for stream, groups in fed.in_order():
-                sums += self.add_gradient(auxiliary.objective, mix("auxiliary", self.seed), stream, groups)
+                with self.rows.planned(fed.rows.get(stream)):
+                    sums += self.add_gradient(auxiliary.objective, mix("auxiliary", self.seed), stream, groups)
             own_read = torch.tensor([float(fed.account.groups)], dtype=torch.float64)
             loss, documents, read = sum_over_workers(torch.cat([sums.cpu(), own_read])).tolist()
             auxiliary.advance(fed, read)
         check_finite("auxiliary loss", loss, self.state.step)
         forget_moments(self.model)  # running statistics are those of documents, not of their views
         self.auxiliary_loss = loss / documents
-        return self.gradient.summed().div_(documents / auxiliary.config.weight)
+        divisor = documents / auxiliary.config.weight
+        self.rows.collect(divisor)
+        return self.gradient.summed().div_(divisor)
 
     def close(self) -> None:
         """End what reads in the background."""

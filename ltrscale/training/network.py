@@ -26,7 +26,14 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.models.bert import bert_config, bert_weights
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.cross_encoder import CrossEncoder, CrossEncoderConfig, TokenNumbers
-from ltrscale.models.features import FeatureKind, FeatureTransform, make_transform, wanted
+from ltrscale.models.features import (
+    FeatureKind,
+    FeatureTransform,
+    expected_sharing,
+    make_transform,
+    sharing,
+    wanted,
+)
 from ltrscale.models.fitting import FeatureStatistics, Sample, Wanted
 from ltrscale.models.layers import Encoder, EncoderSettings
 from ltrscale.pretext.augment import MaskConfig
@@ -52,7 +59,18 @@ def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> 
         for part, of_part in zip(parts, run(partial(_statistics_of_part, needed), parts), strict=True):
             statistics.merge(of_part)
             advance(part.documents)
+    for column in statistics.hashed:
+        _log_sharing(selection.features[column].name, torch.from_numpy(statistics.seen[column].codes()), config)
     return make_transform(statistics, config.transform)
+
+
+def _log_sharing(name: str, codes_V: Tensor, config: NetworkConfig) -> None:
+    rows = config.transform.hash_rows
+    log.info(
+        "%s: %s different codes are hashed into %s rows; %.1f%% of them share a row with another one (expected %.1f%%)",
+        *(name, f"{len(codes_V):,}", f"{rows:,}", 100 * sharing(codes_V, rows)),
+        100 * expected_sharing(len(codes_V), rows),
+    )
 
 
 def _statistics_of_part(needed: Wanted, part: Part) -> FeatureStatistics:

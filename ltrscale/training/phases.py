@@ -20,6 +20,7 @@ from torch import nn
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.models.layers import Encoder
+from ltrscale.models.tables import device_of
 from ltrscale.progress import log, progress
 from ltrscale.ranking.choices import metric_label
 from ltrscale.runtime.workers import Context, rank_and_world
@@ -239,7 +240,7 @@ class Training:
         unlabelled = objective.unlabelled
         order = unlabelled.config.order(phase.name, self.config.seed)
         stream = GroupStream(unlabelled.selection, order, rank=rank, world=world, reader=self.context.reader)
-        return Auxiliary(objective, stream, next(self.model.parameters()).device)
+        return Auxiliary(objective, stream, device_of(self.model))
 
 
 def _gaps(trainer: Trainer, epoch: State) -> Record:

@@ -21,6 +21,7 @@ from ltrscale.data.stream.weighing import warn_of_weights
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, side_by_side
 from ltrscale.models.layers import MicroBatchNorm, moments
+from ltrscale.models.tables import device_of
 from ltrscale.progress import log
 from ltrscale.ranking.choices import METRICS, LossConfig, MetricName, metric_label, metric_named
 from ltrscale.ranking.clicks import PropensityModel, dla_propensity_loss, dla_ranking_loss, with_negatives
@@ -371,7 +372,7 @@ def validate_ranker(model: AnyRanker, selection: Selection, metric: str, memory:
 def _shared(selection: Selection, model: AnyRanker, memory: Memory | None) -> Iterator[QueryGroups]:
     """This worker's share of a selection in fixed batches, on the model's device."""
     rank, world = rank_and_world()
-    device = next(model.parameters()).device
+    device = device_of(model)
     for index, groups in enumerate(iterate(selection, docs_per_batch=16_384, memory=memory)):
         if index % world == rank:
             yield groups.to(device, non_blocking=True)

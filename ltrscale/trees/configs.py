@@ -33,6 +33,10 @@ _MOST_BORDERS, _LONGEST_ON_GPU = 255, 1023
 """CatBoost's limits on a GPU: borders of a feature, and documents of a group with YetiRank."""
 
 
+_POOL_MB = 1024
+"""Of memory for histograms at most."""
+
+
 class LightGBMConfig(TreesConfig):
     """LightGBM: leaves are split best first."""
 
@@ -140,8 +144,12 @@ class LightGBMConfig(TreesConfig):
 
         With `deterministic`, histograms are row-wise: by default LightGBM chooses by timing, which does not repeat.
         """
+        histograms = 16 * self.num_leaves * len(features) * self.max_bin
+        # LightGBM keeps one for each leaf; of wide data it makes some anew instead
+        bounded = {"histogram_pool_size": _POOL_MB} if histograms > _POOL_MB << 20 else {}
         return {
             **self.model_dump(include=_LIGHTGBM),
+            **bounded,
             "objective": "none" if self.is_custom else self.objective,
             "label_gain": gains,
             "lambdarank_truncation_level": self.truncation,

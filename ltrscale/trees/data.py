@@ -32,7 +32,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.decoder import Memory, memory_for
 from ltrscale.errors import InputError
 from ltrscale.layout import Chunk
-from ltrscale.models.fitting import Sample, ValueCounts
+from ltrscale.models.fitting import Sample, ValueCounts, sampled_documents
 from ltrscale.progress import progress
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.ranking.ranked import SLOTS_PER_CHUNK
@@ -43,7 +43,7 @@ HIGHEST_EXPONENTIAL = 31
 LONGEST = 10_000
 """LightGBM's limit on documents of a group; it holds for the other libraries too, so that the same data trains all."""
 SAMPLE = 200_000
-"""Documents from which bins are made; LightGBM's default."""
+"""Documents from which bins are made; LightGBM's default. Of more than 335 features they are fewer."""
 _DOCS_PER_BATCH = 1 << 13
 _MEMORY_GB = 0.25
 """Largest size of the features that are kept in memory."""
@@ -154,7 +154,8 @@ def read_labelled(
     """
     view = view or raw(selection.features)
     categorical = [column for column, feature in enumerate(view.features) if feature.kind == "categorical"]
-    codes = BinCodes({column: ValueCounts() for column in categorical}, Sample(SAMPLE, selection.n_documents))
+    size = sampled_documents(SAMPLE, len(view.features))
+    codes = BinCodes({column: ValueCounts() for column in categorical}, Sample(size, selection.n_documents))
     parts: list[QueryGroups] = []
     fits = 4e-9 * selection.n_documents * len(view.features) <= _MEMORY_GB
     kept: list[NDArray[np.float32]] | None = [] if keep and fits else None

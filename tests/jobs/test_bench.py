@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.bench import losses, metrics, networks, prepare, scoring
+from jobs.bench import losses, metrics, networks, prepare, scoring, wide
 from ltrscale.config import kind_of, members
 from ltrscale.models.choices import FeatureEncoderConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
@@ -77,3 +77,20 @@ def test_scoring_is_timed_beside_a_bare_loop() -> None:
     (row,) = scoring.bench_scoring(groups=4)
     assert row.goal == 0.9
     assert row.ratio
+
+
+@pytest.mark.slow
+def test_every_stage_takes_a_list_above_its_budget_of_documents(tmp_path: Path) -> None:
+    shape = wide.Shape(features=100, length=9000, long=1, short=60)
+    taken = wide.costs(tmp_path / "wide", shape)
+    assert taken.keys() == wide.GOALS.keys()
+    # ten times the list, and what a process keeps for small data
+    assert max(cost.peak for cost in taken.values()) < 10 * shape.longest_bytes + (400 << 20)
+
+
+@pytest.mark.slow
+def test_a_step_with_a_table_on_the_host_sends_and_takes_less_than_with_a_dense_one() -> None:
+    for row in wide.table_rows(1_000_000, repeats=3):
+        assert row.ratio is not None
+        assert row.goal is not None
+        assert row.ratio < row.goal, row

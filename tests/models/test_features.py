@@ -14,7 +14,16 @@ from torch import Tensor
 from jobs.bench.pretend import counting, pretending
 from ltrscale.batch import QueryGroups, standardise_groups, to_offsets
 from ltrscale.errors import InputError
-from ltrscale.models.features import FeatureKind, FeatureTransform, TransformConfig, fit_transform, signed_log1p
+from ltrscale.models.features import (
+    FeatureKind,
+    FeatureTransform,
+    TransformConfig,
+    expected_sharing,
+    fit_transform,
+    hashed_row,
+    sharing,
+    signed_log1p,
+)
 
 METHODS = ["none", "log1p", "standard", "log1p_standard", "quantile_normal"]
 FAR = 1e30
@@ -185,6 +194,61 @@ def test_a_category_without_any_value_is_unknown() -> None:
     assert transform(torch.tensor([[3.0], [math.nan]])).tolist() == [[0.0], [0.0]]
 
 
+def many_and_few_codes(n: int = 500) -> Tensor:
+    """Two categories, of n codes and of four, and a number between them; of the first some are missing."""
+    x_NF = torch.stack([torch.arange(n) * 33_000.0, torch.randn(n), torch.arange(n) % 4.0], 1)
+    x_NF[::50, 0] = math.nan
+    return x_NF
+
+
+@pytest.mark.parametrize("batch", [7, 500])
+def test_only_a_category_of_more_codes_than_the_vocabulary_is_hashed(batch: int) -> None:
+    x_NF, config = many_and_few_codes(), TransformConfig(max_vocabulary=400, hash_rows=1000)
+    kinds: list[FeatureKind] = ["categorical", "numeric", "categorical"]
+    transform = fit_transform(x_NF.split(batch), kinds, config)
+    assert (transform.cardinalities, transform.hashed) == ((1001, 5), (0,))
+    row_N, _, place_N = transform(x_NF).T
+    assert place_N.tolist() == [i % 4 + 1 for i in range(500)]
+    known_N = torch.arange(500) % 50 != 0
+    assert row_N[~known_N].tolist() == [0] * 10  # what is missing has a row that no code has
+    assert 1 <= row_N[known_N].min() < row_N.max() <= 1000
+    assert (row_N == row_N.round()).all()
+    never_met = torch.tensor([[5.0, 0, 9], [-1, 0, 0], [2.0**24, 0, 0], [math.inf, 0, 0]])
+    rows = transform(never_met)[:, [0, 2]].tolist()
+    assert rows[0][0] >= 1
+    assert [rows[0][1], *(row[0] for row in rows[1:])] == [0, 0, 0, 0]
+    rebuilt = FeatureTransform.from_state(transform.state_dict(), config)
+    assert torch.equal(rebuilt(x_NF), transform(x_NF))
+    plain = TransformConfig(max_vocabulary=400)
+    assert fit_transform([x_NF], kinds, plain).cardinalities == (401, 5)
+    assert "hashed_F" not in fit_transform([x_NF], kinds, plain).state_dict()
+    with pytest.raises(ValueError, match="one of another transform"):
+        FeatureTransform.from_state(transform.state_dict(), plain)
+
+
+def test_a_row_depends_on_its_code_alone() -> None:
+    codes = [0.0, 1.0, 2.0, 2**24 - 1.0]
+    rows = [7_416_998, 330_234, 9_494_827, 8_848_762]
+    assert hashed_row(torch.tensor(codes), 10_000_019).tolist() == rows
+    p = 2**24 + 43  # in Python's integers, which cannot overflow
+    mixed = [pow(pow(int(code) + 11_400_715, 3, p) + 7_046_029, 3, p) for code in codes]
+    assert [value % 10_000_019 + 1 for value in mixed] == rows
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1000, 200_000), st.integers(10, 3_000_000), st.sampled_from(["random", "runs", "steps"]))
+def test_as_many_codes_share_a_row_as_expected(n: int, rows: int, order: str) -> None:
+    codes = {
+        "random": torch.randperm(1 << 24, generator=torch.Generator().manual_seed(n))[:n],
+        "runs": torch.arange(n) + n,
+        "steps": torch.arange(n) * ((1 << 24) // n),
+    }
+    expected = expected_sharing(n, rows)
+    found = sharing(codes[order].float(), rows)
+    error = math.sqrt(max(expected * (1 - expected), 1 / n) / n)  # codes that share come in twos: twice the variance
+    assert abs(found - expected) <= 6 * math.sqrt(2) * error
+
+
 @pytest.mark.parametrize("numeric", METHODS)
 def test_the_state_rebuilds_the_transform(numeric: str) -> None:
     x_NF = torch.cat([heavy_tailed(200), torch.arange(200)[:, None] % 9.0], 1)
@@ -336,6 +400,20 @@ def test_a_gpu_looks_all_categories_up_at_once() -> None:
             found_NF = transform(there_NF)
     assert not counted.counts.waits
     assert torch.equal(found_NF.cpu().nan_to_num(9), expected_NF.nan_to_num(9))
+
+
+def test_a_gpu_hashes_as_a_cpu_does() -> None:
+    x_NF = many_and_few_codes()
+    kinds: list[FeatureKind] = ["categorical", "numeric", "categorical"]
+    transform = fit_transform([x_NF], kinds, TransformConfig(max_vocabulary=9, hash_rows=77))
+    expected_NF = transform(x_NF)
+    with pretending() as device:
+        there_NF = x_NF.to(device)
+        transform.to(device)
+        with counting() as counted:
+            found_NF = transform(there_NF)
+    assert not counted.counts.waits
+    torch.testing.assert_close(found_NF.cpu(), expected_NF)
 
 
 def test_per_query_asks_a_gpu_for_nothing() -> None:

@@ -65,7 +65,8 @@ seeds = st.integers(0, 2**32 - 1)
 @given(cuts, seeds)
 def test_statistics_do_not_depend_on_cuts_and_merges(cuts: list[float], seed: int) -> None:
     x_NF = documents(500)
-    for wanted in (Wanted(NUMERIC, discrete_up_to=3), Wanted(NUMERIC, log1p=True), Wanted(NUMERIC, sample=50)):
+    wanted_ones = [{"discrete_up_to": 3}, {"most_codes": 3}, {"log1p": True}, {"sample": 50}]
+    for wanted in (Wanted(NUMERIC, **each) for each in wanted_ones):  # type: ignore[arg-type]
         whole = FeatureStatistics(wanted)
         whole.add(0, x_NF)
         parts = []
@@ -81,6 +82,10 @@ def test_statistics_do_not_depend_on_cuts_and_merges(cuts: list[float], seed: in
             expected, found = vocabulary.codes(), actual.vocabularies[column].codes()
             assert (expected is None) == (found is None)
             assert expected is None or np.array_equal(found, expected)
+        assert actual.hashed == whole.hashed
+        for column, seen in whole.seen.items():
+            assert np.array_equal(seen.codes(), np.unique(x_NF[~np.isnan(x_NF[:, column]), column]))
+            assert np.array_equal(actual.seen[column].codes(), seen.codes())
         if wanted.sample:
             assert np.array_equal(actual.sample.rows_MF(), whole.sample.rows_MF(), equal_nan=True)
 

@@ -64,7 +64,8 @@ class StreamConfig(Config):
     them. With groups above `docs_per_batch / streams` it is the largest divisor of this number for which the longest
     group fits in a micro-batch, which is logged before training."""
     window: int = Field(default=8, gt=0)
-    """Row groups of a stream whose groups are shuffled together; memory holds about one window per stream."""
+    """Row groups of a stream whose groups are shuffled together, fewer where they are above 16 MiB, as of wide data;
+    memory holds about one window per stream."""
     shuffle: bool = True
     """Permute row groups and groups; otherwise they keep the order of the files."""
     seed: int = 0
@@ -256,10 +257,11 @@ class GroupStream:
     def _windows(self, epoch: int) -> dict[int, list[_PlannedWindow]]:
         """The windows of each local stream, pass after pass."""
         windows: dict[int, list[_PlannedWindow]] = {c: [] for c in self.streams}
+        n_features = len(self.selection.features)
         for number in range(epoch * self.passes, (epoch + 1) * self.passes):
             dealt = self._dealt(number)
             for c in self.streams:
-                of_pass = plan.windows(dealt[c], self.config.window)
+                of_pass = plan.windows(dealt[c], self.config.window, values=lambda r: r.documents * n_features)
                 windows[c] += [_PlannedWindow(number, w, row_groups) for w, row_groups in enumerate(of_pass)]
         return windows
 

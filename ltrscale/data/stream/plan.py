@@ -8,7 +8,7 @@ Shapes: Q groups.
 """
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -63,14 +63,28 @@ def canonical_streams(
     return dealt
 
 
-def windows(row_groups: Sequence[T], window: int) -> list[list[T]]:
-    """Cut a stream into windows of at most `window` row groups.
+def windows(row_groups: Sequence[T], window: int, values: Callable[[T], int]) -> list[list[T]]:
+    """Cut a stream into windows of at most `window` row groups; one ends earlier where row groups are very large.
+
+    It ends with the row group that brings it to 2^22 values (16 MiB of features) for each that it could have.
 
     Example:
-        >>> windows([4, 2, 0, 1, 3], 2)
+        >>> windows([4, 2, 0, 1, 3], 2, values=lambda _: 1)
         [[4, 2], [0, 1], [3]]
+        >>> windows([4, 2, 0], 2, values=lambda row_group: row_group << 21)
+        [[4], [2, 0]]
     """
-    return [list(row_groups[i : i + window]) for i in range(0, len(row_groups), window)]
+    cut, total = list[list[T]](), 0
+    for row_group in row_groups:
+        if not cut or len(cut[-1]) == window or total >= window * _LARGE:
+            cut.append([])
+            total = 0
+        cut[-1].append(row_group)
+        total += values(row_group)
+    return cut
+
+
+_LARGE = 1 << 22
 
 
 def window_order(

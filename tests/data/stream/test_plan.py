@@ -145,3 +145,13 @@ def test_windows_are_read_when_they_are_needed(documents: dict[int, list[int]]) 
     assert needed == sorted(needed)
     for c, ws in documents.items():
         assert [w for stream, w in order if stream == c] == list(range(len(ws)))
+
+
+@given(st.lists(st.integers(0, 1 << 25), max_size=40), st.integers(1, 8))
+def test_a_window_is_bounded_in_row_groups_and_in_values(values: list[int], window: int) -> None:
+    cut = plan.windows(values, window, values=int)
+    assert [value for each in cut for value in each] == values
+    for each, following in zip(cut, [*cut[1:], None], strict=False):
+        assert 1 <= len(each) <= window
+        assert sum(each[:-1]) < window << 22  # so memory holds this and one row group
+        assert following is None or len(each) == window or sum(each) >= window << 22  # none ends earlier than it must

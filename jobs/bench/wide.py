@@ -1,0 +1,240 @@
+"""Wide data: thousands of features and lists of 10,000 documents, each stage against the same values in narrow rows.
+
+Each stage runs in a process of its own. Its memory is what the peak adds to the imports, as a multiple of the features
+of the longest list; its time is that of a value, as a multiple of the same stage's on narrow data.
+
+Shapes: N documents, F features.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from jobs.bench.device import Repeated
+from jobs.bench.measure import Row, apart, resident_peak
+from ltrscale import storage
+from ltrscale.batch import QueryGroups
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split, SplitsWithTest
+from ltrscale.devices import cpu_seconds
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import prepare
+from ltrscale.models.choices import NetworkConfig
+from ltrscale.models.features import FeatureKind, FeatureTransform, TransformConfig
+from ltrscale.pretext.augment import SwapInGroupConfig
+from ltrscale.pretext.contrast import SimCLRRankConfig
+from ltrscale.pretext.objective import Pretrainer
+from ltrscale.scoring.score import ScoreJob
+from ltrscale.training.loop import Trainer
+from ltrscale.training.network import fit
+from ltrscale.training.pretrain import PretrainConfig, PretrainJob
+from ltrscale.training.settings import OptimizerConfig
+from ltrscale.trees.configs import LightGBMConfig
+from ltrscale.trees.gbdt import train_gbdt
+
+_SHORT, _ROW_GROUP = 20, 1 << 21
+_ENCODER = {"kind": "mlp", "hidden": [64, 32]}
+
+
+class Shape(NamedTuple):
+    """The lists of a log: `long` ones of `length` documents among `short` ones of 20."""
+
+    features: int
+    length: int
+    long: int
+    short: int
+
+    @property
+    def values(self) -> int:
+        """Feature values of all documents."""
+        return self.features * (self.long * self.length + self.short * _SHORT)
+
+    @property
+    def longest_bytes(self) -> int:
+        """Bytes of the features of the longest list."""
+        return 4 * self.features * self.length
+
+
+WIDE, NARROW = Shape(5000, 10_000, 1, 50), Shape(50, 10_000, 100, 5000)
+SMALL_WIDE, SMALL_NARROW = Shape(1000, 2000, 1, 50), Shape(10, 2000, 100, 5000)
+
+
+class Cost(NamedTuple):
+    """What a stage took: bytes beyond the imports, and processor time."""
+
+    peak: int
+    seconds: float
+
+
+GOALS = {
+    "prepare": (12, 3),
+    "statistics": (7, 1.5),
+    "pretraining": (16, 1.5),
+    "trees": (10, 3),
+    "scoring": (8, 3),
+}
+"""Of each stage: memory over the longest list, and time a value over that of narrow data."""
+
+
+def bench_wide(quick: bool = False) -> list[Row]:
+    """Prepare, statistics, pretraining, trees and scoring of wide data; `quick` takes small lists of 1,000 features."""
+    shapes = (SMALL_WIDE, SMALL_NARROW) if quick else (WIDE, NARROW)
+    with storage.scratch.directory() as folder:
+        wide, narrow = (costs(folder / str(shape.features), shape) for shape in shapes)
+    rows = [row for stage in GOALS for row in _rows(stage, wide[stage], narrow[stage], *shapes)]
+    rows += table_rows(TABLE_ROWS // 100 if quick else TABLE_ROWS)
+    return [replace(row, goal=None) for row in rows] if quick else rows  # beside small lists all else is large
+
+
+def costs(folder: Path, shape: Shape) -> dict[str, Cost]:
+    """What each stage takes for lists of a shape."""
+    folder.mkdir()
+    for period, short in (("train", shape), ("validation", shape._replace(long=0)), ("test", shape._replace(long=0))):
+        write_log(folder / f"{period}.parquet", short, seed=len(period))
+    works = (_prepare, _fit, _pretrain, _grow, _score)
+    names = [f"f{i}" for i in range(shape.features)]
+    return {
+        stage: apart(_measured, partial(work, str(folder), names)) for stage, work in zip(GOALS, works, strict=True)
+    }
+
+
+def _measured(work: Callable[[], object]) -> Cost:
+    torch.set_num_threads(1)
+    before, start = resident_peak(), time.process_time()
+    work()
+    return Cost(resident_peak() - before, time.process_time() - start)
+
+
+def _rows(stage: str, wide: Cost, narrow: Cost, shape: Shape, other: Shape) -> list[Row]:
+    memory_goal, time_goal = GOALS[stage]
+    note = f"{shape.features:,} features, the longest list {shape.length:,} documents"
+    memory = Row(
+        name=f"wide {stage}: peak memory / longest list",
+        ratio=wide.peak / shape.longest_bytes,
+        goal=memory_goal,
+        at_least=False,
+        ours=f"{wide.peak / 2**20:.0f} MB",
+        peer=f"{shape.longest_bytes / 2**20:.0f} MB",
+        note=f"{note}; {narrow.peak / 2**20:.0f} MB with {other.features} features",
+    )
+    each, of_narrow = wide.seconds / shape.values, narrow.seconds / other.values
+    seconds = Row(
+        name=f"wide {stage}: time a value / narrow",
+        ratio=each / of_narrow,
+        goal=time_goal,
+        at_least=False,
+        ours=f"{1e9 * each:.0f} CPU-ns",
+        peer=f"{1e9 * of_narrow:.0f} CPU-ns",
+        note=f"{shape.values / 1e6:.0f} M values, against {other.features} features",
+    )
+    return [memory, seconds]
+
+
+def write_log(path: Path, shape: Shape, seed: int) -> None:
+    """Write a Parquet file with a row an item, in row groups of 8 MB."""
+    rng, rows = np.random.default_rng(seed), max(1, _ROW_GROUP // shape.features)
+    lengths_Q = rng.permutation([_SHORT] * shape.short + [shape.length] * shape.long)
+    queries_N = np.repeat(np.arange(len(lengths_Q)), lengths_Q)
+    x_NF = rng.lognormal(size=(rows, shape.features)).astype(np.float32)
+    x_NF[rng.random(x_NF.shape) < 0.3] = 0
+    fields = [("query", pa.string()), ("label", pa.int64()), *((f"f{i}", pa.float32()) for i in range(shape.features))]
+    with pq.ParquetWriter(path, pa.schema(fields), compression="none", use_dictionary=False) as writer:
+        for first in range(0, len(queries_N), rows):
+            query_N = queries_N[first : first + rows]
+            columns = x_NF[rng.permutation(rows)[: len(query_N)]].T
+            plain = [pa.array(query_N).cast(pa.string()), pa.array(rng.integers(0, 5, len(query_N)))]
+            writer.write_table(pa.table([*plain, *map(pa.array, np.ascontiguousarray(columns))], pa.schema(fields)))
+
+
+def _prepare(folder: str, names: list[str]) -> None:
+    inputs = [{"path": f"{folder}/{name}.parquet", "period": name} for name in ("train", "validation", "test")]
+    columns = {"query": "query", "item": None, "label": "label", "features": names}
+    source = {"kind": "items", "columns": columns}
+    prepare(PrepareConfig.model_validate({"inputs": inputs, "source": source}), f"{folder}/data")
+
+
+def _split(folder: str, period: str) -> Split:
+    return Split(data=(f"{folder}/data",), periods=(period,))
+
+
+def _fit(folder: str, names: list[str]) -> None:  # noqa: ARG001
+    fit(select(_split(folder, "train"), labelled=False), NetworkConfig())
+
+
+def _pretrain(folder: str, names: list[str]) -> None:  # noqa: ARG001
+    config = PretrainConfig.model_validate({"epochs": 1, "device": "cpu", "network": {"encoder": _ENCODER}})
+    PretrainJob(out=f"{folder}/pretrained", train=_split(folder, "train"), pretrain=config).work({}, lambda _: None)
+
+
+def _grow(folder: str, names: list[str]) -> None:  # noqa: ARG001
+    periods = ("train", "validation", "test")
+    splits = SplitsWithTest(**{period: _split(folder, period) for period in periods})
+    config = LightGBMConfig(num_trees=3, num_threads=1, early_stopping_rounds=None)
+    train_gbdt(config, splits, f"{folder}/gbdt", made_by={}, report=lambda _: None)
+
+
+def _score(folder: str, names: list[str]) -> None:  # noqa: ARG001
+    job = ScoreJob(data=f"{folder}/data", bundle=f"{folder}/gbdt", out=f"{folder}/scores", device="cpu")
+    job.work({}, lambda _: None)
+
+
+TABLE_ROWS = 2_000_000
+_DIMENSIONS, _LISTS, _NUMBERS = 16, 400, 10
+
+
+def table_rows(rows: int, repeats: int = 5) -> list[Row]:
+    """A training step with an embedding table on the host, by the rows that it uses, against the dense table."""
+    on_host, dense = (_trainer(rows, host_rows) for host_rows in (0, None))
+    steps = on_host.epoch(), dense.epoch()
+    host_s, dense_s = cpu_seconds(*(partial(next, each) for each in steps), repeats=repeats)
+    used = on_host.rows.ids(_lists())
+    assert used is not None
+    sent, all_rows = len(used) * (8 + 4 * _DIMENSIONS), 4 * rows * _DIMENSIONS
+    note = f"{rows:,} rows of {_DIMENSIONS}, Adam; {_LISTS * _SHORT:,} documents use {len(used):,} rows"
+    time_row = Row(
+        name="a step with a table on the host / with a dense one",
+        ratio=host_s / dense_s,
+        goal=0.5,
+        at_least=False,
+        ours=f"{1000 * min(host_s.turns):.0f} CPU-ms",
+        peer=f"{1000 * min(dense_s.turns):.0f} CPU-ms",
+        note=note,
+    )
+    sent_row = Row(
+        name="bytes that a worker sends of a table in a step: used rows / dense gradient",
+        ratio=sent / all_rows,
+        goal=0.01,
+        at_least=False,
+        ours=f"{sent / 1e6:.2f} MB",
+        peer=f"{all_rows / 1e6:.0f} MB",
+        note=note,
+    )
+    return [time_row, sent_row]
+
+
+def _lists() -> QueryGroups:
+    """Lists of 20 documents with ten numbers and a category of 2^24 codes."""
+    generator, documents = torch.Generator().manual_seed(0), _LISTS * _SHORT
+    x_NF = torch.randn(documents, _NUMBERS + 1, generator=generator)
+    x_NF[:, -1] = torch.randint(1 << 24, (documents,), generator=generator).float()
+    return QueryGroups(x_NF, torch.arange(_LISTS + 1) * _SHORT, ids_Q=torch.arange(_LISTS))
+
+
+def _trainer(rows: int, host_rows: int | None) -> Trainer:
+    """Pretrains on the same lists in each step, with a table of so many rows."""
+    torch.manual_seed(0)
+    config = TransformConfig(hash_rows=rows, host_rows=host_rows)
+    kinds: list[FeatureKind] = ["categorical" if i == _NUMBERS else "numeric" for i in range(_NUMBERS + 1)]
+    transform = FeatureTransform(config, kinds, [rows + 1], hashed=[_NUMBERS])
+    encoder = {**_ENCODER, "embedding": _DIMENSIONS}
+    network = NetworkConfig.model_validate({"transform": config.model_dump(), "encoder": encoder})
+    model = Pretrainer(transform, network, SimCLRRankConfig(), SwapInGroupConfig())
+    return Trainer(model, model, Repeated(_lists()), OptimizerConfig(), epochs=1, seed=0)  # type: ignore[arg-type]
