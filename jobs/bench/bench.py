@@ -12,6 +12,7 @@ from rich.table import Table
 from jobs.bench.ddp import bench_ddp
 from jobs.bench.device import bench_device
 from jobs.bench.losses import bench_losses
+from jobs.bench.many import bench_many
 from jobs.bench.measure import Row
 from jobs.bench.metrics import bench_metrics
 from jobs.bench.networks import bench_contrast, bench_networks, bench_text
@@ -33,6 +34,7 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "items": bench_items,
     "contrast": bench_contrast,
     "losses": bench_losses,
+    "many": bench_many,
     "metrics": bench_metrics,
     "networks": bench_networks,
     "prepare": bench_prepare_memory,
