@@ -109,7 +109,7 @@ def test_a_mailbox_that_nobody_empties_keeps_the_newest_beat_of_each() -> None:
 
 def test_a_beat_of_a_worker_that_is_gone_does_not_count_for_its_successor() -> None:
     mailbox = Mailbox()
-    posts = [
+    posts: list[Post] = [
         Started(1),
         WorkerJoined(0, None),
         Beat(0, WorkerProgress(7, 7)),
