@@ -22,7 +22,7 @@ from jobs.bench.ranks import on_ranks
 from ltrscale import storage
 from ltrscale.data.stream import plan
 from ltrscale.runtime.hangs import WorkerProgress
-from ltrscale.runtime.mailbox import Beat, Mailbox, Started, WorkerJoined
+from ltrscale.runtime.mailbox import Beat, Mailbox, Post, Started, WorkerJoined
 from ltrscale.training.checkpoint import list_checkpoints, read_checkpoint
 
 WORLD = 256
