@@ -16,6 +16,7 @@ from jobs.bench.many import bench_many
 from jobs.bench.measure import Row
 from jobs.bench.metrics import bench_metrics
 from jobs.bench.networks import bench_contrast, bench_networks, bench_text
+from jobs.bench.predict import bench_cost
 from jobs.bench.prepare import bench_items, bench_letor, bench_prepare_memory
 from jobs.bench.scoring import bench_scoring
 from jobs.bench.stream import bench_stream
@@ -33,6 +34,7 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "letor": bench_letor,
     "items": bench_items,
     "contrast": bench_contrast,
+    "cost": bench_cost,
     "losses": bench_losses,
     "many": bench_many,
     "metrics": bench_metrics,
