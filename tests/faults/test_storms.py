@@ -122,8 +122,6 @@ def test_a_training_through_a_storm_equals_an_undisturbed_one(
     config = small_config(epochs=EPOCHS)
     calm = FaultyPretraining(str(tmp_path / "calm"))
     stormy = FaultyPretraining(str(tmp_path / "stormy"), every_step_s=STEP_S)
-        FaultyPretraining(str(tmp_path / name), every_step_s=s) for name, s in (("calm", 0), ("stormy", STEP_S))
-    )
     out = {name: str(tmp_path / f"{name}-out") for name in ("calm", "stormy")}
     run_pretraining(calm, synthetic_dataset, out["calm"], launch=process_launcher(WORKERS, restarts=0), config=config)
     storm = Storm(cluster, stormy.folder, seed=0)
