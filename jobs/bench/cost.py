@@ -71,6 +71,8 @@ class Machine(NamedTuple):
     """Processor time of a worker in a step, besides the sleeping or the GPU's computation."""
     start_s: float
     """From the command to the first step, without the reading for the account."""
+    start_of_each_s: float = 0.0
+    """More for each worker that shares a core."""
 
 
 class Workload(NamedTuple):
@@ -84,8 +86,8 @@ class Workload(NamedTuple):
     compute_s: float
     """Of one worker in a step."""
     gradient_bytes: float
-    small_sums: int = 2
-    """Sums of a few numbers in a step: loss and norm, counts and checksum."""
+    small_sums: int = 1
+    """Sums of a few numbers in a step: loss, counts and checksum."""
     tail: float = 1.0
     """Documents of the fullest stream, over the mean: the epoch's last steps wait for it."""
     decode_s: float = 0.0
@@ -132,6 +134,11 @@ def epoch_s(work: Workload, world: int, network: Network, store: Store, machine:
     return work.steps(world) * step(work, world, network, store, machine).seconds
 
 
+def start_s(world: int, machine: Machine) -> float:
+    """The seconds from the command to the reading for the account."""
+    return machine.start_s + machine.start_of_each_s * max(1.0, world / machine.cores)
+
+
 def account_s(work: Workload, world: int, store: Store) -> float:
     """The seconds in which all workers together read the ids of all groups, before the first step."""
     return work.row_groups / world * store.row_group_s(0)
@@ -160,6 +167,18 @@ def fit_host(steps_s: Mapping[int, float], work: Workload, network: Network, cor
     free = Machine(cores, 0.0, 0.0)
     rest = [steps_s[w] - step(work, w, network, Store(0, math.inf, 0, 1), free).seconds for w in worlds]
     return max(0.0, _slope(np.array([max(1.0, world / cores) for world in worlds]), np.array(rest)))
+
+
+def fit_start(starts_s: Mapping[int, float], cores: float) -> tuple[float, float]:
+    """`start_s` and `start_of_each_s` that explain measured starts: the least squares' line.
+
+    Example:
+        >>> [round(value, 6) for value in fit_start({1: 1.5, 2: 1.5, 4: 2.0}, cores=2)]
+        [1.0, 0.5]
+    """
+    shares = [max(1.0, world / cores) for world in starts_s]
+    slope, start = np.polyfit(shares, list(starts_s.values()), 1)
+    return float(start), float(slope)
 
 
 def _slope(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:

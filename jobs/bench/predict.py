@@ -21,7 +21,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from jobs.bench.cost import Machine, Network, Store, Workload, account_s, epoch_s, fit_host, fit_network, step
+from jobs.bench.cost import (
+    Machine,
+    Network,
+    Store,
+    Workload,
+    account_s,
+    epoch_s,
+    fit_host,
+    fit_network,
+    fit_start,
+    start_s,
+    step,
+)
 from jobs.bench.device import GPUS, count, lists, steps
 from jobs.bench.many import write_groups
 from jobs.bench.measure import N_FEATURES, Row, write_dataset
@@ -146,13 +158,13 @@ def _prediction(
     host_s: float,
 ) -> dict[str, float]:
     """Seconds of a step, of the epoch and of the whole run."""
-    starts = [of.whole - of.epoch - account_s(works[world], world, setting.store) for world, of in times.items()]
-    machine = Machine(_CORES, host_s, statistics.mean(starts))
+    starts = {w: of.whole - of.epoch - account_s(works[w], w, setting.store) for w, of in times.items()}
+    machine = Machine(_CORES, host_s, *fit_start(starts, _CORES))
     epoch = epoch_s(work, PREDICTED, network, setting.store, machine)
     return {
         "step": step(work, PREDICTED, network, setting.store, machine).seconds,
         "epoch": epoch,
-        "whole": machine.start_s + account_s(work, PREDICTED, setting.store) + epoch,
+        "whole": start_s(PREDICTED, machine) + account_s(work, PREDICTED, setting.store) + epoch,
     }
 
 
@@ -298,7 +310,7 @@ def _of_64_gpus() -> list[Row]:
     """One epoch and ten, as the model predicts them."""
     work, bound = of_h200s()
     of_step, steps_of_epoch = step(work, _GPUS, ETHERNET, S3, CLUSTER), work.steps(_GPUS)
-    first = CLUSTER.start_s + account_s(work, _GPUS, S3)
+    first = start_s(_GPUS, CLUSTER) + account_s(work, _GPUS, S3)
     epoch = epoch_s(work, _GPUS, ETHERNET, S3, CLUSTER)
     parts = (
         f"a step of {_GPUS} x {_STEP:,} documents: computing {1e3 * of_step.compute:.1f} ms ({bound}), host "
