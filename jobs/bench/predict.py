@@ -261,8 +261,8 @@ def _far(store: Store, row_groups: Sequence[RowGroup], columns: Sequence[str]) -
 
 S3 = Store(request_s=0.03, rate=60e6, requests=3, at_once=4)
 """S3 within its region: 30 ms to the first byte, and 60 MB/s of a connection."""
-ETHERNET = Network(latency_s=30e-6, bandwidth=5e9)
-"""NCCL between nodes: 30 us a message in a ring, and 40 Gbit/s for each GPU."""
+ETHERNET = Network(latency_s=30e-6, bandwidth=5e9, tree=True)
+"""NCCL between nodes: 30 us a message in a tree, and 40 Gbit/s for each GPU."""
 CLUSTER = Machine(cores=512, host_s=0.005, start_s=300.0)
 """Cores for each worker; five minutes for Ray, imports, checks of the files and one pass for the statistics."""
 _GPUS, _LISTS, _LENGTH, _FEATURES, _STEP = 64, 35e6, 12, 12, 16_384
