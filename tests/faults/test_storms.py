@@ -35,6 +35,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.ray,
     pytest.mark.nightly,
+    pytest.mark.timeout(1800),  # the workers start seven times, each time a minute on a busy machine
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # Ray's
 ]
 NODES, WORKERS, EPOCHS, FAULTS = 6, 3, 3, 6
@@ -103,7 +104,7 @@ class Storm:
                 return
             case "notice":
                 give_notice(self.cluster, node)
-                wait_until(lambda: attempts(self.steps)[-1].number > attempt.number)
+                wait_until(lambda: self.over.is_set() or attempts(self.steps)[-1].number > attempt.number)
         self.cluster.remove_node(node, allow_graceful=False)
         self._lost += 1
 
@@ -134,9 +135,13 @@ def test_a_training_through_a_storm_equals_an_undisturbed_one(
     storm = Storm(cluster, stormy.folder, seed=0)
     thread = in_background(lambda: storm.blow(FAULTS))
     workers = WorkersConfig(number=WORKERS, cpus=2, max_failures=FAULTS)
-    run_pretraining(stormy, synthetic_dataset, out["stormy"], workers=workers, config=config, report=storm.replace_lost)
-    storm.over.set()
-    thread.join()
+    try:
+        run_pretraining(
+            stormy, synthetic_dataset, out["stormy"], workers=workers, config=config, report=storm.replace_lost
+        )
+    finally:
+        storm.over.set()
+        thread.join()
     rows = costs(storm.struck, attempts(stormy.folder))
     for kind, seconds, repeated in rows:
         log.info("%s: %.0f s until the workers ran again, %d steps repeated", kind, seconds, repeated)
