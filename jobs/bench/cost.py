@@ -73,6 +73,10 @@ class Machine(NamedTuple):
     """From the command to the first step, without the reading for the account."""
     start_of_each_s: float = 0.0
     """More for each worker that shares a core."""
+    checkpoint_every_s: float = 600.0
+    """Seconds between checkpoints."""
+    pause_s: float = 0.025
+    """For which training pauses while a checkpoint is copied to memory; it is written beside training."""
 
 
 class Workload(NamedTuple):
@@ -132,6 +136,13 @@ def step(work: Workload, world: int, network: Network, store: Store, machine: Ma
 def epoch_s(work: Workload, world: int, network: Network, store: Store, machine: Machine) -> float:
     """The seconds of one epoch, without its start."""
     return work.steps(world) * step(work, world, network, store, machine).seconds
+
+
+def run_s(work: Workload, world: int, network: Network, store: Store, machine: Machine, epochs: int = 1) -> float:
+    """The seconds of a whole run."""
+    before = start_s(world, machine) + account_s(work, world, store)
+    training = epochs * epoch_s(work, world, network, store, machine)
+    return before + training + training // machine.checkpoint_every_s * machine.pause_s
 
 
 def start_s(world: int, machine: Machine) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jobs.bench import predict
-from jobs.bench.cost import Machine, Network, Store, Workload, account_s, epoch_s, fit_host, fit_network, step
+from jobs.bench.cost import Machine, Network, Store, Workload, account_s, epoch_s, fit_host, fit_network, run_s, step
 from jobs.bench.many import write_groups
 
 WORK = Workload(
@@ -42,6 +42,14 @@ def test_workers_that_share_cores_wait_for_one_another() -> None:
     shared, own = (Machine(cores, 0.1, 0) for cores in (2, math.inf))
     of_eight = [step(WORK, 8, NETWORK, FAST, machine) for machine in (shared, own)]
     assert [of.host for of in of_eight] == pytest.approx([0.4, 0.1])
+
+
+def test_a_run_is_its_start_and_its_epochs_and_pauses_for_each_checkpoint() -> None:
+    machine = Machine(cores=math.inf, host_s=0, start_s=60, checkpoint_every_s=100, pause_s=0.5)
+    epoch = epoch_s(WORK, 1, NETWORK, FAST, machine)  # 500 steps of .5 s
+    before = 60 + account_s(WORK, 1, FAST)
+    assert run_s(WORK, 1, NETWORK, FAST, machine) == pytest.approx(before + epoch + 2 * 0.5)
+    assert run_s(WORK, 1, NETWORK, FAST, machine, epochs=2) == pytest.approx(before + 2 * epoch + 5 * 0.5)
 
 
 @pytest.mark.parametrize("host_s", [0.0, 0.03])
