@@ -144,7 +144,7 @@ def _positions(saved: Mapping[str, Sequence[int]]) -> dict[int, Position]:
     return {int(stream): Position(*position) for stream, position in saved.items()}
 
 
-def shared(snapshot: Snapshot | None) -> Snapshot | None:
+def of_rank_0(snapshot: Snapshot | None) -> Snapshot | None:
     """The snapshot that rank 0 passes, on all workers; None if it passes none.
 
     The tensors travel one by one, so no worker holds all of them twice.

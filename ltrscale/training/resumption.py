@@ -26,8 +26,8 @@ from ltrscale.training.checkpoint import (
     Progress,
     Snapshot,
     list_checkpoints,
+    of_rank_0,
     read_checkpoint,
-    shared,
     take,
     withdraw_checkpoint,
     write_checkpoint,
@@ -90,7 +90,7 @@ class Checkpoints:
 
         Rank 0 reads it for all workers, so storage is asked for it once, however many they are.
         """
-        return shared(self._choose() if self._first else None)
+        return of_rank_0(self._choose() if self._first else None)
 
     def _choose(self) -> Snapshot | None:
         """Read the newest undamaged checkpoint and remember it; the remains of interrupted writes are deleted."""
