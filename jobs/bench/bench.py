@@ -12,9 +12,11 @@ from rich.table import Table
 from jobs.bench.ddp import bench_ddp
 from jobs.bench.device import bench_device
 from jobs.bench.losses import bench_losses
+from jobs.bench.many import bench_many
 from jobs.bench.measure import Row
 from jobs.bench.metrics import bench_metrics
 from jobs.bench.networks import bench_contrast, bench_networks, bench_text
+from jobs.bench.predict import bench_cost
 from jobs.bench.prepare import bench_items, bench_letor, bench_prepare_memory
 from jobs.bench.scale import bench_scale
 from jobs.bench.scoring import bench_scoring
@@ -34,7 +36,9 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "letor": bench_letor,
     "items": bench_items,
     "contrast": bench_contrast,
+    "cost": bench_cost,
     "losses": bench_losses,
+    "many": bench_many,
     "metrics": bench_metrics,
     "networks": bench_networks,
     "prepare": bench_prepare_memory,

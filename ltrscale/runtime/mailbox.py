@@ -86,17 +86,27 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._posts: list[Post] = []
+        self._beats: dict[int, Beat] = {}
+        """The newest of each rank: while nobody takes them, memory must not grow with time."""
         self._starts = self._commits = 0
         self._stop_asked = False
 
     def post(self, post: Post) -> None:
-        """Leave a message for the launching process."""
-        self._starts += isinstance(post, Started)
+        """Leave a message for the launching process; a beat replaces the one before of its rank."""
+        match post:
+            case Beat(rank):
+                self._beats[rank] = post
+                return
+            case WorkerJoined(rank):
+                self._beats.pop(rank, None)  # of the worker that had this rank before
+            case Started():
+                self._starts += 1
         self._posts.append(post)
 
     def take(self) -> list[Post]:
-        """All messages since the last call, in order."""
-        posts, self._posts = self._posts, []
+        """All messages since the last call, in order, and then the newest beats."""
+        posts = [*self._posts, *self._beats.values()]
+        self._posts, self._beats = [], {}
         return posts
 
     def count_commit(self) -> None:

@@ -29,21 +29,22 @@ from ltrscale.signals import stop_on_signal
 
 _LONG = timedelta(days=7)  # followers wait for rank 0, which may prepare data for hours
 _PATIENCE_S, _POLL_S = 10.0, 0.05
-_FAILURE, _LEFT = "failure", "left"
-_trainings = itertools.count()
+_FAILURE, _LEFT, _SILENT = "failure", "left", "silent"
 _ERRORS: dict[str, type[Exception]] = {"input": InputError, "stopped": Stopped, "defect": RuntimeError}
 
 
-class _Group(NamedTuple):
+class Group(NamedTuple):
     """The processes of this run."""
 
     rank: int
     store: Store
     """The store of torchrun's agent, which outlives the processes."""
     control: dist.ProcessGroup
+    trainings: Iterator[int]
+    """The numbers of the trainings to come."""
 
 
-_group: _Group | None = None
+_group: Group | None = None
 
 
 def is_running() -> bool:
@@ -101,11 +102,12 @@ def leave() -> None:
 def lead(work: Work, report: Report, hang_s: float) -> None:
     """Share a training with the other processes and take part in it; only rank 0 calls this."""
     assert _group is not None
+    watchers = Watchers(_group, hang_s)  # before the others get the work and look at the counts
     dist.broadcast_object_list([(work, hang_s)], group=_group.control)
-    _train(_group, work, report, hang_s)
+    _train(_group, work, report, watchers)
 
 
-def _meet() -> _Group:
+def _meet() -> Group:
     """Meet the other processes."""
     global _group
     own_gpus = int(os.environ["LOCAL_WORLD_SIZE"]) <= torch.cuda.device_count()
@@ -116,11 +118,11 @@ def _meet() -> _Group:
     store = PrefixStore(start, shared)  # the agent may keep its store, with old keys, when it restarts the processes
     backend = "cpu:gloo,cuda:nccl" if own_gpus else "gloo"
     dist.init_process_group(backend, store=store, rank=number, world_size=world)
-    _group = _Group(number, store, dist.new_group(backend="gloo", timeout=_LONG))
+    _group = Group(number, store, dist.new_group(backend="gloo", timeout=_LONG), itertools.count())
     return _group
 
 
-def _follow(group: _Group) -> None:
+def _follow(group: Group) -> None:
     """Take part in each training until rank 0 has no more of them."""
     while True:
         message: list[tuple[Work, float] | None] = [None]
@@ -128,11 +130,11 @@ def _follow(group: _Group) -> None:
         if message[0] is None:
             return
         work, hang_s = message[0]
-        _train(group, work, lambda _: None, hang_s)
+        _train(group, work, lambda _: None, Watchers(group, hang_s))
 
 
-def _train(group: _Group, work: Work, report: Report, hang_s: float) -> None:
-    pulse, watchers = Pulse(), _Watchers(group, hang_s)
+def _train(group: Group, work: Work, report: Report, watchers: "Watchers") -> None:
+    pulse = Pulse()
     with _ending_together(group), stop_on_signal() as stopping:
         try:
             with pulse.sent(watchers.beat):
@@ -141,30 +143,38 @@ def _train(group: _Group, work: Work, report: Report, hang_s: float) -> None:
             watchers.leave()
 
 
-class _Watchers:
-    """Exchanges the counts of the processes during one training through the agent's store, and finds hanging ones."""
+class Watchers:
+    """Exchanges the counts of the processes during one training through the agent's store, and finds hanging ones.
 
-    def __init__(self, group: _Group, hang_s: float) -> None:
-        self._rank, self._store = group.rank, PrefixStore(f"training-{next(_trainings)}", group.store)
-        self._watch, self._beats, self._heard = HangWatch(hang_s), 0, dict[str, str]()
-        self._ranks = {f"beat-{number}": number for number in range(dist.get_world_size())}
-        for number in self._ranks.values():
+    A beat makes two requests, for one reads the counts of all processes: one request for each would be W^2 in all.
+    """
+
+    def __init__(self, group: Group, hang_s: float) -> None:
+        self._rank, self._store = group.rank, PrefixStore(f"training-{next(group.trainings)}", group.store)
+        ranks = range(dist.get_world_size())
+        self._watch, self._beats, self._keys = HangWatch(hang_s), 0, [f"beat-{number}" for number in ranks]
+        self._heard = [_SILENT for _ in ranks]
+        for number in ranks:
             self._watch.joined(number)
+        if group.rank == 0:  # a request for many keys waits until all of them exist
+            for key in self._keys:
+                self._store.set(key, _SILENT)
 
     def beat(self, counts: WorkerProgress) -> None:
         """Publish this process's counts and read the others'; kill this process if others hang and it has to report."""
         self._beats += 1  # so that each entry differs from the one before: equal ones would look like silence
         self._store.set(f"beat-{self._rank}", json.dumps([self._beats, *counts]))
-        for key, number in self._ranks.items():
-            if not self._store.check([key]) or (entry := self._store.get(key).decode()) == self._heard.get(key):
+        entries = [entry.decode() for entry in self._store.multi_get(self._keys)]
+        for number, (entry, before) in enumerate(zip(entries, self._heard, strict=True)):
+            if entry == before:
                 continue
-            self._heard[key] = entry
             if entry:
                 self._watch.heard(number, WorkerProgress(*json.loads(entry)[1:]))
             else:
                 self._watch.left(number)
+        self._heard = entries
         if hung := self._watch.hung():
-            healthy = set(self._ranks.values()) - set(hung)
+            healthy = set(range(len(self._keys))) - set(hung)
             if self._rank == min(healthy or hung):  # one process reports, and torchrun ends the rest
                 for number, symptom in hung.items():
                     log.warning("rank %d hangs: it %s; all processes end", number, symptom)
@@ -177,7 +187,7 @@ class _Watchers:
 
 
 @contextmanager
-def _ending_together(group: _Group) -> Iterator[None]:
+def _ending_together(group: Group) -> Iterator[None]:
     """Let all processes raise the first failure of any of them.
 
     The others lose their connection to the failed process, and would report only that.

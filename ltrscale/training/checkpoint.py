@@ -6,8 +6,8 @@ learning rate's schedule and the random generators need no saving: they are func
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import safetensors.torch
@@ -23,7 +23,7 @@ from ltrscale.errors import InputError
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.feed import Account
 from ltrscale.training.loop import State, Trainer
-from ltrscale.training.reduce import sum_over_workers
+from ltrscale.training.reduce import broadcast, from_rank_0, sum_over_workers
 
 _FORMAT, _VERSION = "ltrscale-checkpoint", 2
 _TENSOR_FILES = re.compile(r"[a-z_]+-[0-9a-f]{8}(-[0-9a-f]{8})?\.safetensors")
@@ -57,6 +57,11 @@ class Snapshot:
     def step(self) -> int:
         """Steps of the whole run so far."""
         return int(self.steps_before + self.state["step"])
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Snapshot":
+        """The snapshot with a function of each tensor in its place."""
+        tensors = {kind: {n: function(value) for n, value in of_kind.items()} for kind, of_kind in self.tensors.items()}
+        return replace(self, tensors=tensors)
 
 
 class Buffers:
@@ -137,6 +142,18 @@ def _all_positions(stream: GroupStream, positions: Mapping[int, Position]) -> di
 
 def _positions(saved: Mapping[str, Sequence[int]]) -> dict[int, Position]:
     return {int(stream): Position(*position) for stream, position in saved.items()}
+
+
+def of_rank_0(snapshot: Snapshot | None) -> Snapshot | None:
+    """The snapshot that rank 0 passes, on all workers; None if it passes none.
+
+    The tensors travel one by one, so no worker holds all of them twice.
+    """
+    outline = from_rank_0(snapshot and snapshot.map(lambda value: value.to("meta")))
+    if outline is None:
+        return None
+    received = snapshot or outline.map(lambda value: torch.empty_like(value, device="cpu"))
+    return received.map(broadcast)
 
 
 def restore(trainer: Trainer, snapshot: Snapshot) -> None:

@@ -82,7 +82,9 @@ def listed(selection: Selection, reader: RowGroupReader) -> Account:
     """
     rank, world = rank_and_world()
     sums = torch.zeros(2, dtype=torch.int64)
-    own_row_groups, decoder = selection.row_groups[rank::world], Decoder(selection, documents=False)
+    first, end = (len(selection.row_groups) * r // world for r in (rank, rank + 1))
+    # row groups that follow one another, so that each file is opened by as few workers as possible
+    own_row_groups, decoder = selection.row_groups[first:end], Decoder(selection, documents=False)
     for row_group, table in zip(own_row_groups, reader(own_row_groups, decoder.columns), strict=True):
         ids_Q = group_ids([row_group], [table])[decoder.served_rows([row_group], [table])]
         sums += torch.tensor([len(ids_Q), checksum(ids_Q)])

@@ -219,26 +219,28 @@ class Trainer:
     def reduce(self, loss_and_count: Tensor, own: _Sums) -> tuple[StepResult, int]:
         """Sum over all workers, and update if there is something to learn from.
 
-        All that a step needs from the device (loss, count, norm of the gradient) is read at once, after the gradient:
-        a GPU keeps the host waiting once a step; twice more if it has an auxiliary loss.
+        All that a step needs from the device (loss, count, norm of the gradient, and what the workers have read and
+        ask) is read at once, after the gradient: a GPU keeps the host waiting once a step; twice more if it has an
+        auxiliary loss.
 
         Returns:
             The result, and the checksum of the groups that all workers read.
         """
-        divisor = sum_over_workers(loss_and_count)[1].clamp(min=1e-30)
+        # one small all-reduce, whose time grows with the workers; float64 keeps counts and checksums exact
+        sums = torch.cat([loss_and_count, torch.tensor(own, dtype=torch.float64).to(self.device, non_blocking=True)])
+        divisor = sum_over_workers(sums)[1].clamp(min=1e-30)
         flat = self.gradient.summed().div_(divisor)
         self.rows.collect(divisor)
         update_norms(self.model)  # before an auxiliary loss, whose views they do not follow
         self.auxiliary_loss = None
-        if self.auxiliary is not None and self.auxiliary.is_due(self.state.step) and loss_and_count[1] > 0:
+        if self.auxiliary is not None and self.auxiliary.is_due(self.state.step) and sums[1] > 0:
             flat += self._gradient_of(self.auxiliary)
         self.gradient.set(flat)
         norm_1 = torch.linalg.vector_norm(flat, dtype=torch.float64)[None]
-        copied = self.rows.beside(torch.cat([loss_and_count, norm_1])).cpu()
-        loss, count, norm = self.rows.taken_from(copied, 3).tolist()
+        copied = self.rows.beside(torch.cat([sums[:2], norm_1, sums[2:]])).cpu()
+        loss, count, norm, *of_workers = self.rows.taken_from(copied, 3 + len(own)).tolist()
         norm = math.hypot(norm, self.rows.norm)
-        # one all-reduce carries the counts and the three questions; float64 keeps counts and checksums exact
-        total = _Sums(*sum_over_workers(torch.tensor(own, dtype=torch.float64)).tolist())
+        total = _Sums(*of_workers)
         check_finite("loss", loss, self.state.step)
         if count > 0:
             check_finite("norm of the gradient", norm, self.state.step)

@@ -47,6 +47,13 @@ def from_rank_0(value: T) -> T:
     return shared[0]
 
 
+def broadcast(values: Tensor) -> Tensor:
+    """Give all workers rank 0's values of a tensor, in place."""
+    if dist.is_initialized():
+        dist.broadcast(values, src=0)
+    return values
+
+
 class FlatGradient:
     """The gradients of all parameters as one vector, summed over the workers.
 

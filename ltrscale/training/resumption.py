@@ -26,6 +26,7 @@ from ltrscale.training.checkpoint import (
     Progress,
     Snapshot,
     list_checkpoints,
+    of_rank_0,
     read_checkpoint,
     take,
     withdraw_checkpoint,
@@ -87,21 +88,9 @@ class Checkpoints:
     def newest(self) -> Snapshot | None:
         """The newest undamaged checkpoint of this run; None if it has none.
 
-        Rank 0 chooses, so that all workers resume from the same one.
-
-        Raises:
-            InputError: another worker does not see what rank 0 sees.
+        Rank 0 reads it for all workers, so storage is asked for it once, however many they are.
         """
-        snapshot = self._choose() if self._first else None
-        chosen = from_rank_0(self._good[-1] if self._good else None)
-        if chosen is not None and snapshot is None:
-            try:
-                snapshot = read_checkpoint(chosen)
-            except UnavailableError:
-                raise
-            except InputError as error:
-                raise InputError(f"{error}; rank 0 can read it: put out on storage that all workers reach") from error
-        return snapshot
+        return of_rank_0(self._choose() if self._first else None)
 
     def _choose(self) -> Snapshot | None:
         """Read the newest undamaged checkpoint and remember it; the remains of interrupted writes are deleted."""

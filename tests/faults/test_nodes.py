@@ -1,12 +1,12 @@
 """A cluster of three nodes that loses one, with or without notice."""
 
 import gc
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import ray
+import ray_nodes
 from faulty_pretraining import (
     Attempt,
     FaultyPretraining,
@@ -18,7 +18,7 @@ from faulty_pretraining import (
 )
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
-from ray.core.generated import autoscaler_pb2
+from ray_nodes import NODE
 from waiting import wait_until
 
 from ltrscale.runtime.workers import WorkersConfig
@@ -28,10 +28,6 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # Ray's
 ]
-NOTICE_S = 3600
-"""Longer than any test: what counts is that the run has left the node when it goes."""
-NODE = {"num_cpus": 3, "include_dashboard": False}
-"""Room for one worker of two CPUs, and for reading."""
 
 
 @pytest.fixture(scope="module")
@@ -90,20 +86,14 @@ def test_a_node_that_is_given_notice_is_left_with_no_step_lost(
 ) -> None:
     steps, drained = str(tmp_path / "steps"), []
 
-    def give_notice() -> None:
+    def leave_a_node() -> None:
         node = a_workers_node(cluster, await_step(steps, 4))
-        accepted, why = ray._raylet.GcsClient(address=cluster.address).drain_node(
-            node.node_id,
-            autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"),
-            "a test",
-            int(1000 * (time.time() + NOTICE_S)),
-        )
-        assert accepted, why
+        ray_nodes.give_notice(cluster, node)
         drained.append(node.node_id)
         wait_until(lambda: len(attempts(steps)) == 2)
         cluster.remove_node(node, allow_graceful=False)
 
-    thread = in_background(give_notice)
+    thread = in_background(leave_a_node)
     workers = WorkersConfig(number=2, cpus=2, max_failures=0)  # it counts as no failure
     run_pretraining(FaultyPretraining(steps, every_step_s=0.3), synthetic_dataset, str(tmp_path), workers=workers)
     thread.join()

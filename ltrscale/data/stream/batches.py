@@ -257,11 +257,11 @@ class GroupStream:
     def _windows(self, epoch: int) -> dict[int, list[_PlannedWindow]]:
         """The windows of each local stream, pass after pass."""
         windows: dict[int, list[_PlannedWindow]] = {c: [] for c in self.streams}
-        n_features = len(self.selection.features)
+        n_features, documents = len(self.selection.features), self.selection.row_groups.documents_R.tolist()
         for number in range(epoch * self.passes, (epoch + 1) * self.passes):
             dealt = self._dealt(number)
             for c in self.streams:
-                of_pass = plan.windows(dealt[c], self.config.window, values=lambda r: r.documents * n_features)
+                of_pass = plan.windows(dealt[c], self.config.window, values=lambda r: documents[r] * n_features)
                 windows[c] += [_PlannedWindow(number, w, row_groups) for w, row_groups in enumerate(of_pass)]
         return windows
 
