@@ -110,3 +110,37 @@ def session_folder() -> Path:
     from ray._private import worker
 
     return Path(worker._global_node.get_session_dir_path())
+
+
+def is_draining(node: str) -> bool:
+    """Whether a node has notice that it will be removed; Ray Train reports this to its own workers only."""
+    from ray._private.state import state
+
+    return node in state.get_draining_nodes()
+
+
+def is_own_cluster() -> bool:
+    """Whether this process has started the cluster that it is connected to, which then has no other nodes."""
+    from ray._private import worker
+
+    return "gcs_server" in worker._global_node.all_processes
+
+
+def unmet_requests() -> list[list[dict[str, float]]] | None:
+    """The bundles of each placement group that the autoscaler cannot provide; None where no autoscaler reports.
+
+    Only version 2 of the autoscaler, KubeRay's default, reports. Ray itself waits for ever for what is listed here.
+    """
+    from ray._private import worker
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+    from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
+
+    reply = GetClusterStatusReply()
+    reply.ParseFromString(GcsClient(address=worker._global_node.gcs_address).get_cluster_status(timeout_s=10))
+    state = reply.autoscaling_state
+    if not state.autoscaler_state_version:
+        return None
+    return [
+        [dict(request.resources_bundle) for request in group.requests]
+        for group in state.infeasible_gang_resource_requests
+    ]

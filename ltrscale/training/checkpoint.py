@@ -12,6 +12,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+import torch.distributed as dist
 from pydantic import Field
 from safetensors import SafetensorError
 from torch import Tensor
@@ -23,7 +24,7 @@ from ltrscale.errors import InputError
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.feed import Account
 from ltrscale.training.loop import State, Trainer
-from ltrscale.training.reduce import sum_over_workers
+from ltrscale.training.reduce import from_rank_0, sum_over_workers
 
 _FORMAT, _VERSION = "ltrscale-checkpoint", 2
 _TENSOR_FILES = re.compile(r"[a-z_]+-[0-9a-f]{8}(-[0-9a-f]{8})?\.safetensors")
@@ -45,7 +46,8 @@ class Snapshot:
     """The state of a trainer after a step, with the progress of the run."""
 
     state: Mapping[str, Any]
-    """The trainer's step, epoch, sums of the epoch, positions of all streams, and settings of the optimizer."""
+    """The trainer's step, epoch, sums of the epoch, those expected, positions of all streams, and settings of the
+    optimizer."""
     tensors: Mapping[str, Tensors]
     """`weights` and `optimizer`, and the tensors of the run's progress."""
     progress: Mapping[str, Any]
@@ -111,6 +113,7 @@ def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | N
             "loss": state.loss,
             "count": state.count,
             "positions": positions,
+            "expected": trainer.expected and list(trainer.expected),
             "optimizer": groups,
             **extra,
         },
@@ -122,6 +125,23 @@ def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | N
         progress=dict(progress.place),
         steps_before=progress.steps_before,
     )
+
+
+def share(snapshot: Snapshot | None) -> Snapshot:
+    """The snapshot of rank 0, through memory, on all workers; the others pass None."""
+    plain: tuple[Any, ...] = ()
+    if snapshot is not None:
+        shapes = {k: {n: (v.shape, v.dtype) for n, v in of.items()} for k, of in snapshot.tensors.items()}
+        plain = (snapshot.state, snapshot.progress, snapshot.steps_before, shapes)
+    state, progress, steps_before, shapes = from_rank_0(plain)
+    tensors = {k: {n: torch.empty(shape, dtype=dtype) for n, (shape, dtype) in of.items()} for k, of in shapes.items()}
+    for kind, of_kind in tensors.items():
+        for name, value in of_kind.items():
+            if snapshot is not None:
+                value.copy_(snapshot.tensors[kind][name])
+            if dist.is_initialized() and value.numel():
+                dist.broadcast(value.view(-1).view(torch.uint8), src=0)  # as bytes: gloo does not know all types
+    return Snapshot(state, tensors, progress, steps_before)
 
 
 def _all_positions(stream: GroupStream, positions: Mapping[int, Position]) -> dict[str, list[int]]:
