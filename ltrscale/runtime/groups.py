@@ -44,7 +44,7 @@ _AGAIN_S = 10.0
 
 
 @dataclass(frozen=True)
-class Task:
+class Assignment:
     """The value that each worker gets."""
 
     work: Work
@@ -84,7 +84,7 @@ class Requests:
 
 
 @contextmanager
-def watching(watch: Callable[[threading.Event], None]) -> Iterator[None]:
+def alongside(watch: Callable[[threading.Event], None]) -> Iterator[None]:
     """Run a function in a thread while the block runs; its argument is set when the block is over."""
     over = threading.Event()
 
@@ -101,7 +101,7 @@ def watching(watch: Callable[[threading.Event], None]) -> Iterator[None]:
         over.set()
 
 
-def work_in_groups(task: Task, name: int | str, seat: Seat, requests: Requests) -> None:
+def work_in_groups(task: Assignment, name: int | str, seat: Seat, requests: Requests) -> None:
     """Do the work in one group after another, until it is done or this worker leaves.
 
     Args:
@@ -123,11 +123,11 @@ def work_in_groups(task: Task, name: int | str, seat: Seat, requests: Requests) 
         if seat.rank == 0:
             ray.get(task.mailbox.form.remote(of_ray_train, serve()))
         seat = await_seat(task, name, after=requests.group)
-        join(task, seat)
+        meet(task, seat)
         requests.group = seat.group
 
 
-def _work(task: Task, rank: int, sender: Sender, requests: Requests, carried: object) -> None:
+def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carried: object) -> None:
     """The work in one group."""
     sender(WorkerJoined(rank, ray.get_runtime_context().current_actor))
     pulse, read_on = Pulse(), task.workers.read_on
@@ -156,14 +156,14 @@ def _work(task: Task, rank: int, sender: Sender, requests: Requests, carried: ob
             sender.flush()
 
 
-def await_seat(task: Task, name: int | str, *, after: int) -> Seat:
+def await_seat(task: Assignment, name: int | str, *, after: int) -> Seat:
     """Wait for this worker's seat in a group later than number `after`."""
     while (seat := ray.get(task.mailbox.seat.remote(name, after))) is None:
         time.sleep(_LOOK_S)
     return Seat(*seat)
 
 
-def join(task: Task, seat: Seat) -> None:
+def meet(task: Assignment, seat: Seat) -> None:
     """Leave this process's group, if it is in one, and join that of the seat.
 
     Raises:
@@ -206,7 +206,7 @@ def serve() -> tuple[str, int]:
 class _Guest:
     """The actor of a guest."""
 
-    def run(self, task: Task, name: str) -> bool:
+    def run(self, task: Assignment, name: str) -> bool:
         """Join the group, work, and leave; returns whether the work is done, and not only this guest's part."""
         requests = Requests(ray.get(task.mailbox.come.remote(name)))
         node = ray.get_runtime_context().get_node_id()
@@ -218,9 +218,9 @@ class _Guest:
                     ray.get(task.mailbox.go.remote(name))
                     return
 
-        with watching(watch):
+        with alongside(watch):
             seat = await_seat(task, name, after=requests.group)
-            join(task, seat)
+            meet(task, seat)
             requests.group = seat.group
             work_in_groups(task, name, seat, requests)
         return not requests.leave.is_set()
@@ -233,7 +233,7 @@ class Guests:
     room; an autoscaler sees them as demand.
     """
 
-    def __init__(self, task: Task, options: dict[str, Any]) -> None:
+    def __init__(self, task: Assignment, options: dict[str, Any]) -> None:
         self._task, self._options = task, options
         self._slots: list[float] = []
         """When each may be filled."""

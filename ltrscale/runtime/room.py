@@ -79,19 +79,18 @@ def check_possible(workers: WorkersConfig) -> None:
     if ray_internals.is_own_cluster():
         if not has_nodes(workers):
             raise InputError(f"{needed}: this machine has none of them; ask for less, or set RAY_ADDRESS to a cluster")
-    elif _asked(workers) in (ray_internals.unmet_requests() or []):
+    elif [_asked(workers)] * workers.least in (ray_internals.unmet_requests() or []):
         raise InputError(
             f"{needed}: the cluster's autoscaler has no such node type, or not enough nodes of it; correct workers, or "
             "add a node type or raise its maximum"
         )
 
 
-def _asked(workers: WorkersConfig) -> list[dict[str, float]]:
-    """The bundles for which Ray Train asks the autoscaler."""
-    each = resources(workers)
-    if workers.accelerator:
-        each[f"accelerator_type:{workers.accelerator}"] = 0.001
-    return [each] * workers.least
+def _asked(workers: WorkersConfig) -> ray_internals.Demand:
+    """What Ray Train asks the autoscaler for each worker."""
+    of_type = {f"accelerator_type:{workers.accelerator}": 0.001} if workers.accelerator else {}
+    labels = {name: _parsed(selector) for name, selector in workers.labels.items()}
+    return ray_internals.Demand({**resources(workers), **of_type}, labels)
 
 
 def _named(amounts: Mapping[str, float]) -> str:
@@ -105,20 +104,18 @@ def _place(workers: WorkersConfig) -> str:
 
 def _fits(node: Mapping[str, Any], workers: WorkersConfig) -> bool:
     """Whether a node could hold a worker if it were empty."""
-    has, labels = node["Resources"], node.get("Labels", {})
-    return (
-        all(has.get(name, 0.0) >= amount for name, amount in _asked(workers)[0].items())
-        and all(matches(labels.get(name), wanted) for name, wanted in workers.labels.items())
-    )  # fmt: skip
+    asked, has, labels = _asked(workers), node["Resources"], node.get("Labels", {})
+    enough = all(has.get(name, 0.0) >= amount for name, amount in asked.resources.items())
+    return enough and all((labels.get(name) in values) != negated for name, (negated, values) in asked.labels.items())
 
 
-def matches(value: str | None, wanted: str) -> bool:
-    """Whether the value of a node's label, None if it has none, is one that Ray's selector asks for.
+def _parsed(selector: str) -> tuple[bool, frozenset[str]]:
+    """Whether a selector of Ray's is negated, and its values.
 
     Example:
-        >>> [matches("a100", wanted) for wanted in ("a100", "in(h100, a100)", "!a100", "!in(h100)")]
-        [True, True, False, True]
+        >>> _parsed("a100") == (False, {"a100"}), _parsed("!in(a100, h100)") == (True, {"a100", "h100"})
+        (True, True)
     """
-    negated, wanted = wanted.startswith("!"), wanted.removeprefix("!")
-    listed = wanted.removeprefix("in(").removesuffix(")") if wanted.startswith("in(") else wanted
-    return (value in [one.strip() for one in listed.split(",")]) != negated
+    negated, plain = selector.startswith("!"), selector.removeprefix("!")
+    values = plain.removeprefix("in(").removesuffix(")").split(",") if plain.startswith("in(") else [plain]
+    return negated, frozenset(value.strip() for value in values)

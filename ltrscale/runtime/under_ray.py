@@ -27,7 +27,7 @@ from ltrscale import storage
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import Report, log
 from ltrscale.runtime import room
-from ltrscale.runtime.groups import WATCH_S, Guests, Requests, Task, serve, watching, work_in_groups
+from ltrscale.runtime.groups import WATCH_S, Assignment, Guests, Requests, alongside, serve, work_in_groups
 from ltrscale.runtime.hangs import HangWatch
 from ltrscale.runtime.mailbox import (
     AttemptEnded,
@@ -59,7 +59,7 @@ def train(work: Work, workers: WorkersConfig, report: Report) -> None:
     mailbox = open_mailbox()
     with storage.scratch.directory() as scratch, stop_on_signal() as stopping:
         # the watch must find a worker that hangs before the others' collectives time out
-        task = Task(work, mailbox, workers, max(_COLLECTIVE_S, math.ceil(2 * workers.hang_s)))
+        task = Assignment(work, mailbox, workers, max(_COLLECTIVE_S, math.ceil(2 * workers.hang_s)))
         trainer, guests = _trainer(task, str(scratch)), Guests(task, _options(workers))
         failures: list[BaseException] = []
 
@@ -81,7 +81,7 @@ def train(work: Work, workers: WorkersConfig, report: Report) -> None:
             raise error.controller_failure if isinstance(error, ControllerError) else error
 
 
-def _trainer(task: Task, scratch: str) -> TorchTrainer:
+def _trainer(task: Assignment, scratch: str) -> TorchTrainer:
     """Ray Train's trainer, which begins with as many workers as there is room for, and keeps them."""
     workers = task.workers
     return TorchTrainer(
@@ -237,7 +237,7 @@ def _one_line(rank: int, error: Exception) -> str:
     return f"rank {rank}: {type(error).__name__}: {text[:200]}{'...' if len(text) > 200 else ''}"
 
 
-def _worker(config: dict[str, Task]) -> None:
+def _worker(config: dict[str, Assignment]) -> None:
     """The function that Ray Train runs in each worker."""
     task, context = config["task"], ray.train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
@@ -245,7 +245,7 @@ def _worker(config: dict[str, Task]) -> None:
         ray.get(task.mailbox.post.remote(Started(world)))
     first = ray.get(task.mailbox.standing.remote()).group
     requests = Requests(first)
-    with watching(functools.partial(_watch, task.mailbox, rank, requests)):
+    with alongside(functools.partial(_watch, task.mailbox, rank, requests)):
         work_in_groups(task, rank, Seat(first, rank, world, ("", 0)), requests)
 
 
