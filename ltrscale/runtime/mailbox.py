@@ -6,6 +6,7 @@ gone ends too, for nobody waits for its work.
 """
 
 import logging
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 from ltrscale.progress import log
 from ltrscale.runtime.hangs import WorkerProgress
 
+_SETTLE_S = 1.0  # workers that come at about the same time join together
 _UNANSWERED = 64  # bounds the memory of posts under way when the launching process is slow
 
 
@@ -79,6 +81,20 @@ class Standing(NamedTuple):
     commits: int
     """Checkpoints committed since the first start."""
     stop_asked: bool
+    group: int
+    """Number of the newest group of workers; 0 is the one that Ray Train starts."""
+    changed: bool
+    """Whether guests have come or gone since it was formed."""
+
+
+class Seat(NamedTuple):
+    """A worker's place in a group."""
+
+    group: int
+    rank: int
+    world: int
+    store: tuple[str, int]
+    """Address and port of the store where the group meets."""
 
 
 class Mailbox:
@@ -90,6 +106,11 @@ class Mailbox:
         """The newest of each rank: while nobody takes them, memory must not grow with time."""
         self._starts = self._commits = 0
         self._stop_asked = False
+        self._guests: list[str] = []
+        self._seated: list[str] = []
+        self._changed_at = 0.0
+        self._group = 0
+        self._seats: dict[int | str, Seat] = {}
 
     def post(self, post: Post) -> None:
         """Leave a message for the launching process; a beat replaces the one before of its rank."""
@@ -101,6 +122,8 @@ class Mailbox:
                 self._beats.pop(rank, None)  # of the worker that had this rank before
             case Started():
                 self._starts += 1
+        if isinstance(post, Started | AttemptEnded):  # guests end with the group that they are in
+            self._guests, self._seated = [], []
         self._posts.append(post)
 
     def take(self) -> list[Post]:
@@ -120,7 +143,32 @@ class Mailbox:
 
     def standing(self) -> Standing:
         """The counts of the run, and whether it must stop."""
-        return Standing(self._starts, self._commits, self._stop_asked)
+        changed = self._guests != self._seated and time.monotonic() - self._changed_at > _SETTLE_S
+        return Standing(self._starts, self._commits, self._stop_asked, self._group, changed)
+
+    def come(self, guest: str) -> int:
+        """Ask for a seat in the next group; returns the number of the newest."""
+        self._guests.append(guest)
+        self._changed_at = time.monotonic()
+        return self._group
+
+    def go(self, guest: str) -> None:
+        """Ask to be left out of the next group."""
+        if guest in self._guests:
+            self._guests.remove(guest)
+            self._changed_at = time.monotonic()
+
+    def form(self, of_ray_train: int, store: tuple[str, int]) -> None:
+        """Form the next group of Ray Train's workers, whose ranks stay, and the guests, who meet at rank 0's store."""
+        self._group += 1
+        self._seated = list(self._guests)
+        names = [*range(of_ray_train), *self._seated]
+        self._seats = {name: Seat(self._group, rank, len(names), store) for rank, name in enumerate(names)}
+
+    def seat(self, name: int | str, after: int) -> Seat | None:
+        """The seat of a rank of Ray Train's or of a guest in a group later than `after`; None while it has none."""
+        seat = self._seats.get(name)
+        return seat if seat is not None and seat.group > after else None
 
 
 def open_mailbox() -> Any:

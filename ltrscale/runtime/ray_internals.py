@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ltrscale import storage
 
@@ -110,3 +110,52 @@ def session_folder() -> Path:
     from ray._private import worker
 
     return Path(worker._global_node.get_session_dir_path())
+
+
+def is_draining(node: str) -> bool:
+    """Whether a node has notice that it will be removed; Ray Train reports this to its own workers only."""
+    from ray._private.state import state
+
+    return node in state.get_draining_nodes()
+
+
+def is_own_cluster() -> bool:
+    """Whether this process has started the cluster that it is connected to, which then has no other nodes."""
+    from ray._private import worker
+
+    return "gcs_server" in worker._global_node.all_processes
+
+
+class Demand(NamedTuple):
+    """What one worker of a placement group asks for."""
+
+    resources: dict[str, float]
+    labels: dict[str, tuple[bool, frozenset[str]]]
+    """By name: whether the values are those that a node must not have, and the values."""
+
+
+def unmet_requests() -> list[list[Demand]] | None:
+    """The placement groups that the autoscaler cannot provide; None where no autoscaler reports.
+
+    Only version 2 of the autoscaler, KubeRay's default, reports. Ray itself waits for ever for what is listed here.
+    """
+    from ray._private import worker
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+    from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
+    from ray.core.generated.common_pb2 import LabelSelectorOperator
+
+    reply = GetClusterStatusReply()
+    reply.ParseFromString(GcsClient(address=worker._global_node.gcs_address).get_cluster_status(timeout_s=10))
+    state, other_than = reply.autoscaling_state, LabelSelectorOperator.LABEL_OPERATOR_NOT_IN
+    if not state.autoscaler_state_version:
+        return None
+
+    def labels(request: Any) -> dict[str, tuple[bool, frozenset[str]]]:
+        selected = (constraint for selector in request.label_selectors for constraint in selector.label_constraints)
+        return {one.label_key: (one.operator == other_than, frozenset(one.label_values)) for one in selected}
+
+    groups = [  # the older field holds the same bundles without their labels
+        group.bundle_selectors[0].resource_requests if group.bundle_selectors else group.requests
+        for group in state.infeasible_gang_resource_requests
+    ]
+    return [[Demand(dict(one.resources_bundle), labels(one)) for one in requests] for requests in groups]

@@ -3,7 +3,8 @@
 The work resumes from its newest checkpoint, so recovery restarts all workers: after a worker has died, after a node was
 lost, and before a node with a preemption notice disappears. Ray Train starts them; this module decides when another
 start is useless: after an error that the user must read, after too many failures in a row, and when the launching
-process was asked to stop.
+process was asked to stop. Workers for which there is room only later come and go without a restart, see
+`runtime.groups`.
 
 Torch's store, where workers meet, listens on the address of its node alone. Ray Train has no public way to choose the
 interface, and by default the store listens on all and requires no token: `OnItsNode` uses its internals, which are
@@ -12,26 +13,22 @@ checked with each version, see `ltrscale.runtime.ray_internals`.
 
 import functools
 import math
-import socket
 import threading
-import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
 import ray.train
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError
 from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer, config
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ltrscale import storage
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import Report, log
-from ltrscale.runtime.hangs import HangWatch, Pulse
+from ltrscale.runtime import room
+from ltrscale.runtime.groups import WATCH_S, Assignment, Guests, Requests, alongside, serve, work_in_groups
+from ltrscale.runtime.hangs import HangWatch
 from ltrscale.runtime.mailbox import (
     AttemptEnded,
     Beat,
@@ -39,20 +36,16 @@ from ltrscale.runtime.mailbox import (
     Left,
     LogLine,
     ReportedMetrics,
-    Sender,
+    Seat,
     Standing,
     Started,
     WorkerJoined,
-    forwarded_logs,
     open_mailbox,
 )
-from ltrscale.runtime.on_ray import read_with_ray
-from ltrscale.runtime.workers import Context, Work, WorkersConfig
+from ltrscale.runtime.workers import Work, WorkersConfig
 from ltrscale.signals import stop_on_signal
 
 _POLL_S = 0.2
-_WATCH_S = 0.5
-_PATIENCE_S = 60.0
 _COLLECTIVE_S = 1800  # torch's own default for gloo
 
 
@@ -66,7 +59,9 @@ def train(work: Work, workers: WorkersConfig, report: Report) -> None:
     """
     mailbox = open_mailbox()
     with storage.scratch.directory() as scratch, stop_on_signal() as stopping:
-        trainer = _trainer(work, workers, mailbox, str(scratch))
+        # the watch must find a worker that hangs before the others' collectives time out
+        task = Assignment(work, mailbox, workers, max(_COLLECTIVE_S, math.ceil(2 * workers.hang_s)))
+        trainer, guests = _trainer(task, str(scratch)), Guests(task, _options(workers))
         failures: list[BaseException] = []
 
         def fit() -> None:
@@ -78,46 +73,62 @@ def train(work: Work, workers: WorkersConfig, report: Report) -> None:
         run = threading.Thread(target=fit, daemon=True)  # fit blocks, and this thread must deliver posts meanwhile
         run.start()
         try:
-            _attend(run, mailbox, report, workers, stopping)
+            _attend(run, mailbox, report, workers, stopping, guests)
         finally:
+            guests.dismiss()
             ray.kill(mailbox)  # workers that are still alive end once they find it gone
         if failures:
             error = failures[0]
             raise error.controller_failure if isinstance(error, ControllerError) else error
 
 
-def _trainer(work: Work, workers: WorkersConfig, mailbox: Any, scratch: str) -> TorchTrainer:
+def _trainer(task: Assignment, scratch: str) -> TorchTrainer:
+    """Ray Train's trainer, which begins with as many workers as there is room for, and keeps them."""
+    workers = task.workers
     return TorchTrainer(
         _worker,
-        train_loop_config={"task": _Task(work, mailbox, workers.read_on)},  # Ray Train takes only a dict
+        train_loop_config={"task": task},  # Ray Train takes only a dict
         scaling_config=ScalingConfig(
-            num_workers=workers.number, use_gpu=workers.gpus > 0, resources_per_worker=_resources(workers)
+            num_workers=workers.number,
+            elastic_resize_monitor_interval_s=math.inf,  # it would restart all workers: guests come instead
+            use_gpu=workers.gpus > 0,
+            resources_per_worker=room.resources(workers),
+            label_selector=workers.labels or None,
+            accelerator_type=workers.accelerator,
         ),
-        # the watch must find a worker that hangs before the others' collectives time out
-        torch_config=OnItsNode(
-            backend="cpu:gloo,cuda:nccl" if workers.gpus >= 1 else "gloo",  # NCCL refuses workers that share a GPU
-            timeout_s=max(_COLLECTIVE_S, math.ceil(2 * workers.hang_s)),
-        ),
+        torch_config=OnItsNode(backend=task.backend, timeout_s=task.timeout_s),
         run_config=RunConfig(
             storage_path=scratch,
             name="train",
             failure_config=FailureConfig(max_failures=-1),  # no limit: the callback counts, and raises at ours
-            callbacks=[_Overseer(mailbox, workers.max_failures)],
+            callbacks=[_Overseer(task.mailbox, workers.max_failures)],
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
     )
 
 
-def _resources(workers: WorkersConfig) -> dict[str, float]:
-    return {"CPU": workers.cpus, **({"GPU": workers.gpus} if workers.gpus else {})}
+def _options(workers: WorkersConfig) -> dict[str, Any]:
+    """Options of the actor of a guest; on any node, even if this process is in a placement group, such as a trial's."""
+    return {
+        "num_cpus": workers.cpus,
+        "num_gpus": workers.gpus,
+        "label_selector": workers.labels,
+        "accelerator_type": workers.accelerator,
+        "scheduling_strategy": "DEFAULT",
+    }
 
 
 def _attend(
-    run: threading.Thread, mailbox: Any, report: Report, workers: WorkersConfig, stopping: Callable[[], bool]
+    run: threading.Thread,
+    mailbox: Any,
+    report: Report,
+    workers: WorkersConfig,
+    stopping: Callable[[], bool],
+    guests: Guests,
 ) -> None:
-    """Deliver the workers' posts until the run ends, and forward the request to stop."""
+    """Deliver the workers' posts until the run ends, forward the request to stop, and look after guests."""
     running, stop_requested, starts = False, False, 0
-    waiting_since = time.monotonic()
+    waiting = room.Waiting(workers)
     watch, actors = HangWatch(workers.hang_s), dict[int, Any]()
     while True:
         alive = run.is_alive()  # before taking posts, so that the last ones are delivered
@@ -131,6 +142,7 @@ def _attend(
                     running, starts = True, starts + 1
                     report({"running_workers": count, "restarts": starts - 1})
                     log.info("training on %d workers", count)
+                    guests.invite(workers.most - count)
                 case Committed(checkpoints):
                     report({"checkpoints": checkpoints})
                 case WorkerJoined(rank, actor):
@@ -142,10 +154,13 @@ def _attend(
                     watch.left(rank)
                 case AttemptEnded():
                     report({"running_workers": 0})
-                    running, waiting_since = False, time.monotonic()
+                    running = False
+                    waiting.begin()
                     watch.clear()
+                    guests.dismiss()
         if not alive:
             return
+        guests.tend()
         for rank, symptom in watch.hung().items():
             log.warning("rank %d hangs: it %s; ending it", rank, symptom)
             ray.kill(actors[rank])  # Ray Train then restarts all workers, as after any death
@@ -155,18 +170,9 @@ def _attend(
                 raise Stopped("no worker was running")
             ray.get(mailbox.ask_to_stop.remote())
             stop_requested = True
-        if not running and time.monotonic() - waiting_since > _PATIENCE_S:
-            waiting_since = time.monotonic()
-            log.warning(
-                "waiting for room for %d workers with %s each; free in the cluster: %s",
-                workers.least, _resources(workers), _free_resources(),
-            )  # fmt: skip
+        if not running:
+            waiting.look()
         run.join(_POLL_S)
-
-
-def _free_resources() -> dict[str, float]:
-    free = ray.available_resources()
-    return {name: free.get(name, 0.0) for name in ("CPU", "GPU")}
 
 
 class _Overseer(UserCallback):  # type: ignore[misc]
@@ -236,76 +242,31 @@ def _one_line(rank: int, error: Exception) -> str:
     return f"rank {rank}: {type(error).__name__}: {text[:200]}{'...' if len(text) > 200 else ''}"
 
 
-@dataclass(frozen=True)
-class _Task:
-    """The value that Ray Train hands to each worker."""
-
-    work: Work
-    mailbox: Any
-    read_on: dict[str, float]
-
-
-def _worker(config: dict[str, _Task]) -> None:
+def _worker(config: dict[str, Assignment]) -> None:
     """The function that Ray Train runs in each worker."""
     task, context = config["task"], ray.train.get_context()
-    rank, sender = context.get_world_rank(), Sender(task.mailbox)
+    rank, world = context.get_world_rank(), context.get_world_size()
     if rank == 0:
-        sender(Started(context.get_world_size()))
-    sender(WorkerJoined(rank, ray.get_runtime_context().current_actor))
-    pulse = Pulse()
-    reader = functools.partial(read_with_ray, read_on=task.read_on) if task.read_on else read_with_ray
-    with (
-        forwarded_logs(sender, rank),
-        _watching(sender.mailbox, rank) as stopping,
-        # not through the sender, which may wait: a beat that is late looks like a hang
-        pulse.sent(lambda counts: sender.mailbox.post.remote(Beat(rank, counts))),
-    ):
-        worker_context = Context(
-            reader=reader,
-            report=sender.report if rank == 0 else lambda _: None,
-            stopping=stopping,
-            progressed=lambda: sender.mailbox.count_commit.remote(),
-        )
-        try:
-            task.work(pulse.counting(worker_context))
-        except (InputError, Stopped):
-            raise
-        except Exception as error:
-            error.add_note(f"raised by rank {rank}:\n{traceback.format_exc()}")  # pickling drops the traceback
-            raise
-        finally:
-            sender(Left(rank))
-            sender.flush()
+        ray.get(task.mailbox.post.remote(Started(world)))
+    first = ray.get(task.mailbox.standing.remote()).group
+    requests = Requests(first)
+    with alongside(functools.partial(_watch, task.mailbox, rank, requests)):
+        work_in_groups(task, rank, Seat(first, rank, world, ("", 0)), requests)
 
 
-@contextmanager
-def _watching(mailbox: Any, rank: int) -> Iterator[Callable[[], bool]]:
-    """Yields a function that reports whether a node has a preemption notice or the launching process was asked to stop.
+def _watch(mailbox: Any, rank: int, requests: Requests, over: threading.Event) -> None:
+    """Look for a node that has a preemption notice, for the launching process's request to stop, and for guests.
 
-    A thread asks both, for each question takes milliseconds. Ray Train's question is a collective: the threads of all
+    In a thread, for each question takes milliseconds. Ray Train's question is a collective: the threads of all its
     workers ask it together, independently of the steps.
     """
-    stop_requested, over = threading.Event(), threading.Event()
-
-    def watch() -> None:
-        try:
-            while not over.wait(_WATCH_S):
-                stop_asked = rank == 0 and ray.get(mailbox.standing.remote()).stop_asked
-                if stop_asked or ray.train.get_preemption_info() is not None:
-                    stop_requested.set()
-                    return
-        except RayError:  # the cluster is shutting down, or other workers are gone and this one will follow
+    while not over.wait(WATCH_S):
+        standing: Standing | None = ray.get(mailbox.standing.remote()) if rank == 0 else None
+        if (standing and standing.stop_asked) or ray.train.get_preemption_info() is not None:
+            requests.stop.set()
             return
-
-    threading.Thread(target=watch, name="watch", daemon=True).start()
-    try:
-        yield stop_requested.is_set
-    finally:
-        over.set()
-
-
-_stores: list[TCPStore] = []
-"""Keeps the stores of this process alive: torch holds none before it has a process group."""
+        if standing and standing.changed:
+            requests.follow(standing.group)
 
 
 class OnItsNode(TorchConfig):  # type: ignore[misc]
@@ -320,19 +281,5 @@ class OnItsNode(TorchConfig):  # type: ignore[misc]
 class _Backend(config._TorchBackend):  # type: ignore[misc]
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         """Set up the process group of all workers; runs in Ray Train's controller."""
-        config.get_address_and_port = _serve  # the base class runs this function on rank 0
+        config.get_address_and_port = serve  # the base class runs this function on rank 0
         super().on_start(worker_group, backend_config)
-
-
-def _serve() -> tuple[str, int]:
-    """Open the store; returns its address and port. Torch then reuses this store, which its process has at the port."""
-    host = ray.util.get_node_ip_address()
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as server:
-        port = int(server.getsockname()[1])
-        _stores.append(
-            TCPStore(
-                host, port, is_master=True, wait_for_workers=False, multi_tenant=True, master_listen_fd=server.detach()
-            )
-        )
-    return host, port

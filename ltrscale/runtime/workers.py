@@ -20,12 +20,17 @@ class WorkersConfig(Config):
     """
 
     number: int | tuple[int, int] = Field(1)
-    """Number of workers; several run under Ray Train. [min, max] takes as many as the cluster has room for, and changes
-    their number when nodes come and go."""
+    """Number of workers; several run under Ray Train. [min, max] takes as many as the cluster has room for; those
+    for which there is room only later join between two steps, while the others go on."""
     gpus: float = Field(0, ge=0)
     """GPUs of each worker; a fraction shares one GPU among several workers."""
     cpus: float = Field(1, gt=0)
     """Logical CPUs of each worker; the cluster needs some more for reading."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of the nodes for workers, such as {ray.io/market-type: spot}, as Ray's label selectors: a value, !value,
+    in(a, b) or !in(a, b)."""
+    accelerator: str | None = Field(None)
+    """Type of the GPUs, such as H100, by Ray's name; empty takes any."""
     read_on: dict[str, float] = Field(default_factory=dict)
     """Custom Ray resources of each task that reads data, such as {reader: 1}, to keep reading on CPU nodes."""
     max_failures: int = Field(3, ge=0)
@@ -79,6 +84,22 @@ class Context:
     """Whether this worker was asked to stop: then it leaves a checkpoint and raises `Stopped`."""
     progressed: Callable[[], None] = lambda: None
     """Notifies the launcher that a checkpoint was committed."""
+    regrouping: Callable[[], bool] = lambda: False
+    """Whether `stopping` asks for another group of workers and not for an end; counts on rank 0, once all stop."""
+    carried: object = None
+    """What rank 0 had raised `Regrouped` with in the group before; None in the first group, and on other workers."""
+
+
+class Regrouped(Exception):  # noqa: N818 - no error
+    """Leaves the work of every worker between two steps, to be called again in the same process in another group.
+
+    Args:
+        state: what the work needs to go on there; the launcher hands rank 0's back as `Context.carried`.
+    """
+
+    def __init__(self, state: object = None) -> None:
+        super().__init__("the workers go on as another group")
+        self.state = state
 
 
 Work = Callable[[Context], None]

@@ -45,7 +45,8 @@ class Snapshot:
     """The state of a trainer after a step, with the progress of the run."""
 
     state: Mapping[str, Any]
-    """The trainer's step, epoch, sums of the epoch, positions of all streams, and settings of the optimizer."""
+    """The trainer's step, epoch, sums of the epoch, those expected, positions of all streams, and settings of the
+    optimizer."""
     tensors: Mapping[str, Tensors]
     """`weights` and `optimizer`, and the tensors of the run's progress."""
     progress: Mapping[str, Any]
@@ -116,6 +117,7 @@ def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | N
             "loss": state.loss,
             "count": state.count,
             "positions": positions,
+            "expected": trainer.expected and list(trainer.expected),
             "optimizer": groups,
             **extra,
         },

@@ -108,11 +108,12 @@ class Training:
             data=" ".join(selection.hash for selection in read),
             every_s=60 * self.config.checkpoint_minutes,
             failures=self.config.checkpoint_failures,
-            progressed=self.context.progressed,
+            context=self.context,
         ) as checkpoints:
             saved = checkpoints.newest()
             steps = saved.steps_before if saved else 0
-            expected = self._expected(phases[0])
+            known = saved and saved.state.get("expected")
+            expected = Account(*known) if known else self._expected(phases[0])
             for phase in self._left(phases, saved):
                 trainer = self._trainer(phase, checkpoints, expected)
                 if self.best is not None:

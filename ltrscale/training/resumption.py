@@ -5,8 +5,9 @@ The previous checkpoint is kept until the next is committed; a damaged one is sk
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Self
 
 from safetensors import SafetensorError
@@ -18,7 +19,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import Report, log
 from ltrscale.runtime import under_torchrun
-from ltrscale.runtime.workers import ONE, Workers, rank_and_world
+from ltrscale.runtime.workers import ONE, Context, Regrouped, Workers, rank_and_world
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import children, join, read_manifest, withdraw
 from ltrscale.training.checkpoint import (
@@ -37,8 +38,22 @@ from ltrscale.training.reduce import from_rank_0
 
 CHECKPOINTS, PREFLIGHT, TRANSFORM = "checkpoints", "preflight", "transform"
 EPOCHS, PROBES = "epochs", "probes"
+_ALONE = Context()
 _FIRST_S = 60.0  # a run that ends early, by Ctrl-C or a defect, has then lost little, whatever `every_s` is
 _KEPT_CHECKPOINTS = 2  # should the newest prove damaged, a run resumes from the one before
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """What rank 0 hands on from one group of workers to the next."""
+
+    snapshot: Snapshot
+    good: tuple[str, ...]
+    """Committed checkpoints."""
+    stale: frozenset[str]
+    """Checkpoints to delete."""
+    since: float
+    """When the step was done."""
 
 
 class Checkpoints:
@@ -55,7 +70,7 @@ class Checkpoints:
         data: hash of the selections that the run reads; a stream position means nothing in other data.
         every_s: seconds from one checkpoint to the next; the first is due after a minute at the latest.
         failures: failed writes in a row that end the run.
-        progressed: called on rank 0, in the writing thread, when a checkpoint is committed.
+        context: counts committed checkpoints, on rank 0 in the writing thread, and says whether the workers regroup.
     """
 
     def __init__(
@@ -66,10 +81,10 @@ class Checkpoints:
         data: str,
         every_s: float,
         failures: int,
-        progressed: Callable[[], None] = lambda: None,
+        context: Context = _ALONE,
     ) -> None:
         self.url, self.origin, self.data = url, origin, data
-        self.every_s, self.failures, self.progressed = every_s, failures, progressed
+        self.every_s, self.failures, self.context = every_s, failures, context
         self._first = rank_and_world()[0] == 0
         self._due_at = time.monotonic() + min(_FIRST_S, every_s)
         self._buffers = Buffers()
@@ -78,6 +93,8 @@ class Checkpoints:
         self._good: list[str] = []
         self._stale: set[str] = set()
         self._failed: list[str] = []
+        self._paused_since: float | None = None
+        """On rank 0: when the group before did its last step."""
 
     def __enter__(self) -> Self:
         return self
@@ -86,11 +103,20 @@ class Checkpoints:
         self._writer.shutdown()
 
     def newest(self) -> Snapshot | None:
-        """The newest undamaged checkpoint of this run; None if it has none.
+        """The state that the group before held in memory, or the newest undamaged checkpoint of this run, or None.
 
         Rank 0 reads it for all workers, so storage is asked for it once, however many they are.
         """
+        if from_rank_0(self.context.carried is not None):
+            return self._taken_over(self.context.carried)
         return of_rank_0(self._choose() if self._first else None)
+
+    def _taken_over(self, carried: object) -> Snapshot | None:
+        """What the group before held, which rank 0 was part of."""
+        if isinstance(carried, _Carried):
+            self._good, self._stale, self._paused_since = list(carried.good), set(carried.stale), carried.since
+            return of_rank_0(carried.snapshot)
+        return of_rank_0(None)
 
     def _choose(self) -> Snapshot | None:
         """Read the newest undamaged checkpoint and remember it; the remains of interrupted writes are deleted."""
@@ -135,15 +161,26 @@ class Checkpoints:
         """Act on the result of a step: save, save and stop, or end a run that cannot save.
 
         Raises:
+            Regrouped: the workers go on as another group, from what rank 0 holds.
             Stopped: a worker was asked to stop; the checkpoint is committed.
             InputError: too many checkpoints in a row could not be written.
         """
+        if self._paused_since is not None:
+            step, workers = progress.steps_before + trainer.state.step, rank_and_world()[1]
+            pause_s, self._paused_since = time.monotonic() - self._paused_since, None
+            log.info("step %d is the first with %d workers, after a pause of %.1f s", step, workers, pause_s)
         if result.failed:
             raise InputError(
                 from_rank_0(
                     f"{self.url}: {len(self._failed)} checkpoints in a row could not be written "
                     f"({'; '.join(self._failed[-1:])}); then the same command goes on from {self._from_where()}"
                 )
+            )
+        if result.stopping and from_rank_0(self.context.regrouping()):
+            self._wait()  # for the buffers, and what it changes
+            snapshot = take(trainer, progress, self._buffers)
+            raise Regrouped(
+                snapshot and _Carried(snapshot, tuple(self._good), frozenset(self._stale), time.monotonic())
             )
         if result.stopping:
             self._save(trainer, progress)
@@ -198,7 +235,7 @@ class Checkpoints:
             return
         self._failed.clear()
         self._good.append(target)
-        self.progressed()
+        self.context.progressed()
         took = time.monotonic() - began
         log.info("checkpoint of %s in %.1f s, for which training paused %.0f ms", name, took, 1e3 * paused_s)
         self._prune()

@@ -1,26 +1,34 @@
 """A cluster of three nodes that loses one, with or without notice."""
 
 import gc
+import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import ray
 import ray_nodes
+import safetensors.torch
+import torch
 from faulty_pretraining import (
     Attempt,
     FaultyPretraining,
     attempts,
     await_step,
+    bundle_weights,
     check_exactly_once,
     in_background,
+    last_executions,
     run_pretraining,
+    small_config,
 )
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 from ray_nodes import NODE
 from waiting import wait_until
 
+from ltrscale.runtime.ray_internals import sigterm_left_alone
 from ltrscale.runtime.workers import WorkersConfig
 
 pytestmark = [
@@ -28,6 +36,8 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # Ray's
 ]
+SGD = {"kind": "sgd", "learning_rate": 0.001}
+"""Larger steps, or Adam, would make a difference of the rounding between numbers of workers."""
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +111,40 @@ def test_a_node_that_is_given_notice_is_left_with_no_step_lost(
     assert min(second.steps) == max(first.steps) + 1
     assert drained[0] not in second.nodes.values()
     check_exactly_once(steps)
+
+
+def test_workers_join_and_leave_an_epoch_under_way_and_no_step_is_lost_or_repeated(
+    two_nodes: Cluster, synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected, steps = tmp_path / "expected", str(tmp_path / "steps")
+    config = small_config(checkpoint_minutes=60, optimizer=SGD)  # none is written: the state travels through memory
+    run_pretraining(FaultyPretraining(str(expected / "steps")), synthetic_dataset, str(expected), config=config)
+
+    def come_and_go() -> None:
+        await_step(steps, 2)
+        with sigterm_left_alone():  # a thread cannot handle signals
+            node = two_nodes.add_node(**NODE)
+        wait_until(lambda: len(attempts(steps)) == 2)
+        ray_nodes.give_notice(two_nodes, node)
+        wait_until(lambda: len(attempts(steps)) == 3)
+        two_nodes.remove_node(node, allow_graceful=False)
+
+    thread = in_background(come_and_go)
+    workers = WorkersConfig(number=(2, 3), cpus=2, max_failures=0)
+    with caplog.at_level(logging.INFO, "ltrscale"):
+        run_pretraining(
+            FaultyPretraining(steps, every_step_s=1.0), synthetic_dataset, str(tmp_path), workers=workers, config=config
+        )
+    thread.join()
+    first, second, third = attempts(steps)
+    assert [first.world, second.world, third.world] == [2, 3, 2]
+    assert min(second.steps) == max(first.steps) + 1
+    assert min(third.steps) == max(second.steps) + 1
+    assert last_executions(steps) == last_executions(str(expected / "steps"))
+    check_exactly_once(steps)
+    weights, once = (safetensors.torch.load(bundle_weights(str(out))) for out in (tmp_path, expected))
+    torch.testing.assert_close(weights, once, rtol=1e-4, atol=1e-6)
+    assert "resumed from" not in caplog.text
+    pauses = re.findall(r"is the first with (\d) workers, after a pause of [0-9.]+ s", caplog.text)
+    assert pauses == ["3", "2"]
+    assert caplog.text.count("training on") == 1  # Ray Train has started its workers once

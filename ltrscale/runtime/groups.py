@@ -1,0 +1,290 @@
+"""Groups of workers: Ray Train's, and guests that join and leave between two steps while the others go on.
+
+Ray Train starts as many workers as there is room for and watches over them; to change their number it ends them all
+and starts anew. A worker that comes later is a guest, an actor of its own that waits for room. When a guest
+comes, or its node is about to be removed, all workers leave their work after the same step, form a group of another
+size in the processes where they are, and start the work again from the state that rank 0 holds in memory. So no step is
+lost or repeated, and nothing is read from storage but data.
+
+In order: a guest asks the mailbox for a seat; rank 0 sees this and asks the others, as for a stop, in the sum that each
+step makes anyway; all raise `Regrouped`; rank 0 opens a store and has the mailbox deal the seats; all meet there. After
+any failure the guests end, and come again once Ray Train has started its own workers.
+"""
+
+import functools
+import gc
+import socket
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import ray
+import torch.distributed as dist
+from ray.exceptions import RayError, RayTaskError
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from ltrscale.errors import InputError, Stopped, UnavailableError
+from ltrscale.progress import log
+from ltrscale.runtime import ray_internals
+from ltrscale.runtime.hangs import Pulse
+from ltrscale.runtime.mailbox import Beat, Left, Seat, Sender, WorkerJoined, forwarded_logs
+from ltrscale.runtime.on_ray import read_with_ray
+from ltrscale.runtime.workers import Context, Regrouped, Work, WorkersConfig
+
+WATCH_S = 0.5
+_LOOK_S = 0.1
+_MEET_S = 60.0
+_AGAIN_S = 10.0
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The value that each worker gets."""
+
+    work: Work
+    mailbox: Any
+    workers: WorkersConfig
+    timeout_s: int
+    """Of a collective."""
+
+    @property
+    def backend(self) -> str:
+        """Torch's backends: NCCL refuses workers that share a GPU."""
+        return "cpu:gloo,cuda:nccl" if self.workers.gpus >= 1 else "gloo"
+
+
+class Requests:
+    """What a worker is asked between two steps; a thread of its process asks the mailbox and sets it."""
+
+    def __init__(self, group: int = 0) -> None:
+        self.group = group
+        """Number of the group that the worker is in."""
+        self.stop = threading.Event()
+        self.leave = threading.Event()
+        """Of a guest: to leave with this group."""
+        self._left_behind = -1
+
+    def follow(self, group: int) -> None:
+        """Ask for another group, if the worker is still in this one."""
+        self._left_behind = group
+
+    def regrouping(self) -> bool:
+        """Whether another group is asked for, and not the end."""
+        return self._left_behind == self.group and not self.stop.is_set()
+
+    def stopping(self) -> bool:
+        """Whether to leave the work after this step."""
+        return self.stop.is_set() or self.regrouping()
+
+
+@contextmanager
+def alongside(watch: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run a function in a thread while the block runs; its argument is set when the block is over."""
+    over = threading.Event()
+
+    def run() -> None:
+        try:
+            watch(over)
+        except RayError:  # the cluster is shutting down, or other workers are gone and this one will follow
+            return
+
+    threading.Thread(target=run, name="watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def work_in_groups(task: Assignment, name: int | str, seat: Seat, requests: Requests) -> None:
+    """Do the work in one group after another, until it is done or this worker leaves.
+
+    Args:
+        task: the work, and the way to the other workers.
+        name: the worker's name at the mailbox: its rank under Ray Train, or a guest's name.
+        seat: in the first group, which this process has joined.
+        requests: what the worker is asked meanwhile.
+    """
+    carried, sender, of_ray_train = None, Sender(task.mailbox), seat.world  # rank 0 is in the first group
+    while True:
+        try:
+            _work(task, seat.rank, sender, requests, carried)
+            return
+        except Regrouped as regrouped:
+            carried = regrouped.state if seat.rank == 0 else None
+        gc.collect()  # the trainer of the group before, which its generators may keep in a circle
+        if requests.leave.is_set():
+            return
+        if seat.rank == 0:
+            ray.get(task.mailbox.form.remote(of_ray_train, serve()))
+        seat = await_seat(task, name, after=requests.group)
+        meet(task, seat)
+        requests.group = seat.group
+
+
+def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carried: object) -> None:
+    """The work in one group."""
+    sender(WorkerJoined(rank, ray.get_runtime_context().current_actor))
+    pulse, read_on = Pulse(), task.workers.read_on
+    context = Context(
+        reader=functools.partial(read_with_ray, read_on=read_on) if read_on else read_with_ray,
+        report=sender.report if rank == 0 else lambda _: None,
+        stopping=requests.stopping,
+        progressed=lambda: sender.mailbox.count_commit.remote(),
+        regrouping=requests.regrouping,
+        carried=carried,
+    )
+    with (
+        forwarded_logs(sender, rank),
+        # not through the sender, which may wait: a beat that is late looks like a hang
+        pulse.sent(lambda counts: sender.mailbox.post.remote(Beat(rank, counts))),
+    ):
+        try:
+            task.work(pulse.counting(context))
+        except (InputError, Stopped, Regrouped):
+            raise
+        except Exception as error:
+            error.add_note(f"raised by rank {rank}:\n{traceback.format_exc()}")  # pickling drops the traceback
+            raise
+        finally:
+            sender(Left(rank))
+            sender.flush()
+
+
+def await_seat(task: Assignment, name: int | str, *, after: int) -> Seat:
+    """Wait for this worker's seat in a group later than number `after`."""
+    while (seat := ray.get(task.mailbox.seat.remote(name, after))) is None:
+        time.sleep(_LOOK_S)
+    return Seat(*seat)
+
+
+def meet(task: Assignment, seat: Seat) -> None:
+    """Leave this process's group, if it is in one, and join that of the seat.
+
+    Raises:
+        torch.distributed.DistStoreError: not all of its workers have come within a minute.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    host, port = seat.store
+    store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_MEET_S))
+    # gloo itself would wait half an hour for a worker that died on its way here
+    store.set(f"here-{seat.rank}", "")
+    store.wait([f"here-{rank}" for rank in range(seat.world)], timedelta(seconds=_MEET_S))
+    dist.init_process_group(
+        task.backend, store=store, rank=seat.rank, world_size=seat.world, timeout=timedelta(seconds=task.timeout_s)
+    )
+    del _stores[:-1]
+
+
+_stores: list[TCPStore] = []
+"""Keeps the stores of this process alive: torch holds none before it has a process group."""
+
+
+def serve() -> tuple[str, int]:
+    """Open a store on the address of this node alone; returns its address and port.
+
+    If this process then asks torch for a store at the port, it gets this one.
+    """
+    host = ray.util.get_node_ip_address()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as server:
+        port = int(server.getsockname()[1])
+        _stores.append(
+            TCPStore(
+                host, port, is_master=True, wait_for_workers=False, multi_tenant=True, master_listen_fd=server.detach()
+            )
+        )
+    return host, port
+
+
+class _Guest:
+    """The actor of a guest."""
+
+    def run(self, task: Assignment, name: str) -> bool:
+        """Join the group, work, and leave; returns whether the work is done, and not only this guest's part."""
+        requests = Requests(ray.get(task.mailbox.come.remote(name)))
+        node = ray.get_runtime_context().get_node_id()
+
+        def watch(over: threading.Event) -> None:
+            while not over.wait(WATCH_S):
+                if ray_internals.is_draining(node):
+                    requests.leave.set()  # before the group learns of it
+                    ray.get(task.mailbox.go.remote(name))
+                    return
+
+        with alongside(watch):
+            seat = await_seat(task, name, after=requests.group)
+            meet(task, seat)
+            requests.group = seat.group
+            work_in_groups(task, name, seat, requests)
+        return not requests.leave.is_set()
+
+
+class Guests:
+    """The guests of a run, kept by the launching process.
+
+    All are asked for as soon as Ray Train's own workers run, and wait as actors without a node until the cluster has
+    room; an autoscaler sees them as demand.
+    """
+
+    def __init__(self, task: Assignment, options: dict[str, Any]) -> None:
+        self._task, self._options = task, options
+        self._slots: list[float] = []
+        """When each may be filled."""
+        self._running: dict[Any, tuple[int, str, Any]] = {}
+
+    def invite(self, number: int) -> None:
+        """Let guests come, now that there is a group to join."""
+        self._slots = [0.0] * number
+
+    def dismiss(self) -> None:
+        """End all guests: the group has failed, and Ray Train's own workers may need their room."""
+        self._slots = []
+        for _, _, actor in self._running.values():
+            ray.kill(actor)
+        self._running.clear()
+
+    def tend(self) -> None:
+        """Replace guests that have left or died.
+
+        Raises:
+            InputError: a guest raised it.
+        """
+        if self._running:
+            done, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
+            for result in done:
+                self._ended(result)
+        filled = {slot for slot, _, _ in self._running.values()}
+        for slot, free_at in enumerate(self._slots):
+            if slot not in filled and time.monotonic() >= free_at:
+                self._call(slot)
+
+    def _call(self, slot: int) -> None:
+        name = uuid.uuid4().hex
+        actor = ray.remote(_Guest).options(**self._options).remote()
+        self._running[actor.run.remote(self._task, name)] = slot, name, actor
+
+    def _ended(self, result: Any) -> None:
+        slot, name, _ = self._running.pop(result)
+        try:
+            self._slots[slot] = float("inf") if ray.get(result) else 0.0
+            return
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, InputError) and not isinstance(cause, UnavailableError):
+                raise cause from None
+            ended = cause
+        except RayError as error:
+            ended = error
+        self._slots[slot] = time.monotonic() + _AGAIN_S  # so that what fails at once does not fail all the time
+        ray.get(self._task.mailbox.go.remote(name))
+        if not isinstance(ended, Stopped):
+            log.warning(
+                "a worker that had joined ended: %s: %s", type(ended).__name__, " ".join(str(ended).split())[:200]
+            )

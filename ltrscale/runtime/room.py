@@ -1,0 +1,121 @@
+"""Room for workers: what they ask for, what the nodes of the cluster offer, and what its autoscaler has said."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from ltrscale.errors import InputError
+from ltrscale.progress import log
+from ltrscale.runtime import ray_internals
+from ltrscale.runtime.workers import WorkersConfig
+
+_LOOK_S = 5.0
+_PATIENCE_S = 60.0
+
+
+class Waiting:
+    """Speaks up while workers wait for room: every minute, and at once where no node could hold one."""
+
+    def __init__(self, workers: WorkersConfig) -> None:
+        self._workers = workers
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now."""
+        self._next_look = time.monotonic() + _LOOK_S
+        self._next_line = time.monotonic() + _PATIENCE_S
+        self._looked = False
+
+    def look(self) -> None:
+        """Look at the cluster, if it is time, and log what is missing.
+
+        Raises:
+            InputError: the cluster cannot get room for the workers.
+        """
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_S
+        check_possible(self._workers)
+        if now >= self._next_line or not (self._looked or has_nodes(self._workers)):
+            log.warning("%s", waiting_line(self._workers))
+            self._next_line = now + _PATIENCE_S
+        self._looked = True
+
+
+def has_nodes(workers: WorkersConfig) -> bool:
+    """Whether a node could hold a worker if it were empty."""
+    return any(_fits(node, workers) for node in ray.nodes() if node["Alive"])
+
+
+def resources(workers: WorkersConfig) -> dict[str, float]:
+    """What each worker takes."""
+    return {"CPU": workers.cpus, **({"GPU": workers.gpus} if workers.gpus else {})}
+
+
+def waiting_line(workers: WorkersConfig) -> str:
+    """One line for a run whose workers have no room: what they need, and why it is not there."""
+    wanted = f"{workers.least} workers with {_named(resources(workers))} each{_place(workers)}"
+    if has_nodes(workers):
+        free = ray.available_resources()
+        return (
+            f"waits for room for {wanted}; free in the cluster: {_named({n: free.get(n, 0) for n in ('CPU', 'GPU')})}"
+        )
+    if ray_internals.unmet_requests() is None:
+        return f"waits for {wanted}: no node is such, and no autoscaler reports that it adds one; start such nodes"
+    return f"waits for {wanted}: none there yet, asked the autoscaler"
+
+
+def check_possible(workers: WorkersConfig) -> None:
+    """Check that the cluster can get room for the workers.
+
+    Raises:
+        InputError: it is this machine alone, which is too small, or its autoscaler has no type of node for them.
+    """
+    each = resources(workers)
+    needed = f"{workers.least} workers with {_named(each)} each{_place(workers)}"
+    if ray_internals.is_own_cluster():
+        if not has_nodes(workers):
+            raise InputError(f"{needed}: this machine has none of them; ask for less, or set RAY_ADDRESS to a cluster")
+    elif [_asked(workers)] * workers.least in (ray_internals.unmet_requests() or []):
+        raise InputError(
+            f"{needed}: the cluster's autoscaler has no such node type, or not enough nodes of it; correct workers, or "
+            "add a node type or raise its maximum"
+        )
+
+
+def _asked(workers: WorkersConfig) -> ray_internals.Demand:
+    """What Ray Train asks the autoscaler for each worker."""
+    of_type = {f"accelerator_type:{workers.accelerator}": 0.001} if workers.accelerator else {}
+    labels = {name: _parsed(selector) for name, selector in workers.labels.items()}
+    return ray_internals.Demand({**resources(workers), **of_type}, labels)
+
+
+def _named(amounts: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in amounts.items())
+
+
+def _place(workers: WorkersConfig) -> str:
+    labels = {**({"accelerator": workers.accelerator} if workers.accelerator else {}), **workers.labels}
+    return f" on nodes with {', '.join(f'{name}: {value}' for name, value in labels.items())}" if labels else ""
+
+
+def _fits(node: Mapping[str, Any], workers: WorkersConfig) -> bool:
+    """Whether a node could hold a worker if it were empty."""
+    asked, has, labels = _asked(workers), node["Resources"], node.get("Labels", {})
+    enough = all(has.get(name, 0.0) >= amount for name, amount in asked.resources.items())
+    return enough and all((labels.get(name) in values) != negated for name, (negated, values) in asked.labels.items())
+
+
+def _parsed(selector: str) -> tuple[bool, frozenset[str]]:
+    """Whether a selector of Ray's is negated, and its values.
+
+    Example:
+        >>> _parsed("a100") == (False, {"a100"}), _parsed("!in(a100, h100)") == (True, {"a100", "h100"})
+        (True, True)
+    """
+    negated, plain = selector.startswith("!"), selector.removeprefix("!")
+    values = plain.removeprefix("in(").removesuffix(")").split(",") if plain.startswith("in(") else [plain]
+    return negated, frozenset(value.strip() for value in values)

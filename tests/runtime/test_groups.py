@@ -1,0 +1,60 @@
+"""Seats of workers that come and go, and nodes that could hold a worker."""
+
+import pytest
+
+from ltrscale.runtime import mailbox
+from ltrscale.runtime.mailbox import AttemptEnded, Mailbox
+from ltrscale.runtime.room import _fits
+from ltrscale.runtime.workers import WorkersConfig
+
+
+def test_seats_keep_the_ranks_of_ray_trains_workers_and_follow_the_order_of_coming(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mailbox, "_SETTLE_S", -1.0)
+    box = Mailbox()
+    assert not box.standing().changed
+    assert [box.come("a"), box.come("b")] == [0, 0]
+    assert box.standing().changed
+    assert box.seat("a", after=0) is None
+    box.form(2, ("host", 1))
+    assert not box.standing().changed
+    of_first = [box.seat(name, after=0) for name in (0, 1, "a", "b")]
+    assert [seat and (seat.group, seat.rank, seat.world) for seat in of_first] == [(1, rank, 4) for rank in range(4)]
+    box.go("a")
+    box.form(2, ("host", 2))
+    of_second = [box.seat(name, after=1) for name in (0, 1, "a", "b")]
+    assert [seat and (seat.rank, seat.world, seat.store) for seat in of_second] == [
+        (0, 3, ("host", 2)), (1, 3, ("host", 2)), None, (2, 3, ("host", 2))
+    ]  # fmt: skip
+
+
+def test_guests_wait_a_moment_for_others_and_end_with_a_failed_group() -> None:
+    box = Mailbox()
+    box.come("a")
+    assert not box.standing().changed  # others may come at the same time
+    box.post(AttemptEnded())
+    box.form(1, ("host", 1))
+    assert box.seat("a", after=0) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "fits"),
+    [
+        ({}, True),
+        ({"cpus": 5}, False),
+        ({"gpus": 2}, True),
+        ({"gpus": 3}, False),
+        ({"accelerator": "H100"}, True),
+        ({"accelerator": "A100"}, False),
+        ({"labels": {"pool": "train"}}, True),
+        ({"labels": {"pool": "!train"}}, False),
+        ({"labels": {"pool": "in(read, train)"}}, True),
+        ({"labels": {"zone": "a"}}, False),
+        ({"labels": {"zone": "!a"}}, True),
+    ],
+)
+def test_a_node_holds_a_worker_by_resources_accelerator_and_labels(settings: dict[str, object], fits: bool) -> None:
+    has = {"CPU": 4.0, "GPU": 2.0, "accelerator_type:H100": 1.0}
+    workers = WorkersConfig.model_validate({"number": 2, **settings})
+    assert _fits({"Resources": has, "Labels": {"pool": "train"}}, workers) == fits
