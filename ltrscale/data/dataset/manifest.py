@@ -284,7 +284,7 @@ def open_dataset(url: str) -> Dataset:
         InputError: nothing is committed there, or no data set of a version that this package reads.
     """
     view, place = _view.get(), storage.absolute(url)
-    dataset = (view or {}).get(place) or _open(url)
+    dataset = (view or {}).get(place) or read_dataset(url)
     if view is not None:
         view[place] = dataset
     return Dataset(url, dataset.manifest)  # with the URL as it was given, for errors
@@ -294,7 +294,12 @@ _READS = 5
 """How often a manifest is read that changes while its parts are read."""
 
 
-def _open(url: str) -> Dataset:
+def read_dataset(url: str) -> Dataset:
+    """Open a data set directory as it is now, whatever a view has frozen.
+
+    Raises:
+        InputError: as `open_dataset`.
+    """
     for attempt in range(_READS):
         values = storage.read_manifest(url)
         if values is None:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.config import Config, validate
-from ltrscale.data.dataset.files import Counts, DataFile, ListedPath, PeriodName
+from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, ListedPath, PeriodName
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.errors import InputError
 
@@ -152,7 +152,7 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
                 f"{url}: period {period!r} has one row per document, which cannot serve as labels; "
                 "score it into another directory with jobs.score and layout lists"
             )
-        files = dataset.manifest.files.by_period[period]
+        files = dataset.manifest.files.by_period.get(period, DataFiles.of([]))
         if not scores.is_of(files.sha256):
             raise InputError(
                 f"{url}: period {period!r} was scored from other files than {dataset.url} has now; "

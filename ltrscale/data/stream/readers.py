@@ -24,6 +24,8 @@ from pyarrow import fs as arrow_fs
 
 from ltrscale import storage
 from ltrscale.data.dataset import scores
+from ltrscale.data.dataset.files import DataFiles
+from ltrscale.data.dataset.manifest import read_dataset
 from ltrscale.data.dataset.row_groups import FileSource, RowGroup, RowGroups
 from ltrscale.data.dataset.scores import SCORES
 from ltrscale.errors import InputError
@@ -124,9 +126,9 @@ def _check_listed(item: PlannedRead, error: InputError) -> None:
     cause = error.__cause__
     if not item.dataset or (cause and storage.is_fault(cause) and not _GONE.search(f"{type(cause).__name__} {cause}")):
         return
-    files = (storage.read_manifest(item.dataset) or {}).get("files", [])
-    listed = {(storage.join(item.dataset, str(file.get("path"))), file.get("sha256")) for file in files}
-    if (item.url, item.sha256) not in listed:
+    files = read_dataset(item.dataset).manifest.files if storage.read_manifest(item.dataset) else DataFiles.of([])
+    listed = {storage.join(item.dataset, path): sha256 for path, sha256 in zip(files.paths, files.sha256, strict=True)}
+    if listed.get(item.url) != item.sha256:
         raise InputError(
             f"{item.dataset}: the data set was replaced since the run began, and no longer lists {item.url}; put it "
             "back, or give the command again to read the data set as it is now"
