@@ -38,13 +38,18 @@ def hash_ids(ids: Iterable[str], *, scope: str = "") -> NDArray[np.uint64]:
 
 
 class QueryIds:
-    """The query ids of groups, those that were kept, and those of rows that a reader rejected.
+    """The query ids of groups, those that were kept, others, and those of rows that a reader rejected.
 
     `folder` as in `SeenHashes`.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.groups, self.kept, self.unread = SeenHashes(folder), SeenHashes(folder), SeenHashes(folder)
+        self.groups, self.kept, self.others, self.unread = (SeenHashes(folder) for _ in range(4))
+
+    def note_others(self) -> None:
+        """Note all groups that were not kept as others; a process calls it between two units."""
+        for hashes_Q in self.groups.blocks():
+            self.others.add(hashes_Q[~self.kept.has(hashes_Q)])
 
     def lost(self) -> NDArray[np.uint64]:
         """Hashes of the ids that only rejected rows have."""

@@ -121,14 +121,14 @@ def recall_ids(before: Dataset, ids: QueryIds, folder: Path) -> None:
     """
     recorded = before.manifest.query_ids
     for file in sorted(recorded, key=lambda file: -file.bytes):  # the largest first, so that none is merged in vain
-        ids.groups.push(_mapped(before.url, file, folder))
+        ids.groups.push(mapped_ids(before.url, file, folder))
     if not recorded:
         for hashes in known_ids(before):
             ids.groups.add(hashes)
             ids.kept.add(hashes)
 
 
-def _mapped(url: str, file: ListedFile, folder: Path) -> NDArray[np.uint64]:
+def mapped_ids(url: str, file: ListedFile, folder: Path) -> NDArray[np.uint64]:
     """The hashes in a file of a data set, from a copy that was checked."""
     place, copy = storage.listed_file(url, file.path), folder / f"ids-{secrets.token_hex(8)}"
     with storage.open_input(place) as stream, copy.open("wb") as target:
@@ -151,7 +151,7 @@ def record_ids(ids: QueryIds, before: Dataset | None, commit: storage.Commit, fo
     if not len(ids.kept):
         return tuple(files)
     while files and files[-1].bytes < 2 * 8 * len(ids.kept):
-        ids.kept.push(_mapped(commit.url, files.pop(), folder))
+        ids.kept.push(mapped_ids(commit.url, files.pop(), folder))
     with commit.file("query-ids/part-{hash}.npy", size=8 * len(ids.kept)) as path:
         ids.kept.save(path)
     return (*files, ListedFile(**vars(commit.files[-1])))
@@ -172,6 +172,12 @@ def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
 
 def with_addition(before: Manifest, new: Manifest) -> Manifest:
     """The manifest of a data set with an addition; `new` is that of the addition alone, with all files of query ids."""
+    made_by = {**before.made_by, _ADDED: [*before.made_by.get(_ADDED, []), new.made_by]}
+    return joined_manifests(before, new).model_copy(update={"made_by": made_by})
+
+
+def joined_manifests(before: Manifest, new: Manifest) -> Manifest:
+    """The manifest of the files of both, made by what made the second, with its files of query ids."""
     stats, added = (FeatureStats.of(part.summaries, part.counts().documents, part.grouped) for part in (before, new))
     stats.merge(added)
     # the texts of both, without the features of which either has too many
@@ -192,7 +198,7 @@ def with_addition(before: Manifest, new: Manifest) -> Manifest:
         fills=before.fills,
         query_ids=new.query_ids,
         quarantine=(*before.quarantine, *new.quarantine),
-        made_by={**before.made_by, _ADDED: [*before.made_by.get(_ADDED, []), new.made_by]},
+        made_by=new.made_by,
     )
 
 

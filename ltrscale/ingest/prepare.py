@@ -28,6 +28,7 @@ from ltrscale.ingest.additions import (
     check_addable,
     check_nothing_added,
     holds_inputs,
+    joined_manifests,
     next_unit,
     recall_ids,
     record_ids,
@@ -59,6 +60,7 @@ from ltrscale.ingest.outcome import (
 from ltrscale.ingest.parallel import write_with_ray
 from ltrscale.ingest.rows import Rejection, RowBlock
 from ltrscale.ingest.texts import Encoding, encoding_of
+from ltrscale.ingest.unfinished import Unfinished
 from ltrscale.ingest.validate import total_accounting
 from ltrscale.progress import Advance, Report, log, progress
 from ltrscale.simulate.synthetic import SyntheticLog, SyntheticLogConfig
@@ -219,11 +221,20 @@ def _write(
         start, schema = UnitStart(groups, documents), schema_of(dataset)
         if any(not unit.period for unit in units):
             recall_ids(dataset, ids, folder)
-    totals = _Totals(work, schema)
+    unfinished = Unfinished(commit, origin, dataset)
+    if unfinished.manifest is not None:
+        groups, documents, _ = unfinished.manifest.counts()
+        start = UnitStart(start.gid + groups, start.documents + documents)
+        unfinished.restore(ids, folder)
+    totals, units, total = _Totals(work, schema, unfinished.manifest), units[unfinished.units :], len(units)
 
     def take(written: Written) -> None:
         ids.kept.push(written.hashes)
         totals.add(written)
+        if unfinished.is_due and totals.units < len(units):
+            if not ray:
+                ids.note_others()
+            unfinished.save(total - len(units) + totals.units, totals.manifest(origin), ids)
 
     with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:
         if ray:
@@ -258,7 +269,9 @@ def _write_here(
 class _Totals:
     """The manifest's totals of all units, which are added in their order."""
 
-    def __init__(self, work: UnitSettings, schema: pa.Schema | None) -> None:
+    def __init__(self, work: UnitSettings, schema: pa.Schema | None, before: Manifest | None) -> None:
+        self.units = 0
+        self._before = before
         self.first_rejections: list[Rejection] = []
         self._work = work
         self._schema, self._schema_of = schema, work.out
@@ -273,6 +286,7 @@ class _Totals:
 
     def add(self, written: Written) -> None:
         """Add a unit."""
+        self.units += 1
         if written.schema is not None:
             if self._schema is None:
                 self._schema, self._schema_of = written.schema, str(written.unit)
@@ -290,11 +304,13 @@ class _Totals:
         self._quarantine += written.quarantine
         self.first_rejections += written.first_rejections[: 5 - len(self.first_rejections)]
 
-    def manifest(self, origin: Mapping[str, Any], *, lost_groups: int, query_ids: tuple[ListedFile, ...]) -> Manifest:
-        """The manifest of all units."""
+    def manifest(
+        self, origin: Mapping[str, Any], *, lost_groups: int = 0, query_ids: tuple[ListedFile, ...] = ()
+    ) -> Manifest:
+        """The manifest of all units, those that an earlier process has finished too."""
         collisions = sum(encoder.collisions for encoder in self._encoders.values())
         tokens, encoding = self._work.config.source.token_columns, self._work.encoding
-        return Manifest(
+        new = Manifest(
             features=self._work.features,
             files=DataFiles.joined(self._files),
             summaries=self._stats.summaries(),
@@ -311,6 +327,7 @@ class _Totals:
             quarantine=tuple(self._quarantine),
             made_by=dict(origin),
         )
+        return new if self._before is None else joined_manifests(self._before, new)
 
 
 def find_fills(work: UnitSettings, units: Sequence[Unit], before: Dataset | None) -> dict[str, float]:

@@ -17,6 +17,7 @@ from ltrscale.storage import lease as leases
 from ltrscale.storage.committed import (
     KEPT,
     MANIFEST,
+    UNFINISHED,
     at_once,
     check_lease,
     delete_kept,
@@ -61,6 +62,9 @@ class Commit:
     `leave`; the whole commit takes them over by `adopt`. A part uses names with `{hash}` only. `manifest` is another
     name for the manifest, such as `HIDDEN_MANIFEST`.
 
+    Long work survives its process by `save`: what is in place then, with a document that says how to go on. The next
+    commit to the directory finds both in `saved`, takes the files over by `go_on`, or deletes them when it finishes.
+
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder, Commit(f"{folder}/out") as commit:
@@ -83,10 +87,15 @@ class Commit:
         self._before = None if part else files.read_if_there(self._manifest)
         previous = None if self._before is None else parse_manifest(self._before, self._manifest)
         self._previous, self._replaced = previous or {}, listed_in(previous)
+        self.saved: dict[str, Any] = {}
+        """The document of an unfinished commit, with its `files`; empty if there is none."""
         if not part:
             delete_kept(url)
+            saved = files.read_if_there(join(url, UNFINISHED))
+            self.saved = {} if saved is None else parse_manifest(saved, join(url, UNFINISHED))
+        self._gone_on = False
         # refuse a name that leads out of the directory now: `finish` deletes some of these
-        for name in (*self._replaced, *map(str, self._previous.get("quarantine", []))):
+        for name in (*self._replaced, *map(str, self._previous.get("quarantine", [])), *listed_in(self.saved)):
             names.listed_file(url, name)
         with named_errors(url, "write"):
             if is_local(url):
@@ -138,6 +147,26 @@ class Commit:
         """Take over the files of a part; without `finish` they are deleted with the others."""
         self.files += placed
 
+    def go_on(self) -> None:
+        """Take over the files of the unfinished commit."""
+        self._gone_on = True
+        self.adopt(Placed(str(file["path"]), int(file["bytes"]), str(file["sha256"])) for file in self.saved["files"])
+
+    def save(self, document: Mapping[str, Any], *, without: Iterable[str] = ()) -> None:
+        """Let the files in place, without some, outlive this process, with a document that says how to go on.
+
+        What an earlier `save` named and this one does not is deleted.
+        """
+        left_out = set(without)
+        self.files = [placed for placed in self.files if placed.path not in left_out]
+        before = listed_in(self.saved)
+        self.saved = {**document, "files": [vars(placed) for placed in self.files]}
+        self._gone_on = True
+        self._flush()
+        files.write_bytes(join(self.url, UNFINISHED), json.dumps(self.saved).encode())
+        for name in before.keys() - listed_in(self.saved).keys():
+            files.remove_with_folders(names.listed_file(self.url, name), self.url)
+
     @contextmanager
     def _room(self, url: str, local: Path, size: int) -> Iterator[None]:
         """Turn an error for a full disk into one line, and delete the unfinished file to free its room."""
@@ -162,6 +191,9 @@ class Commit:
         data = (json.dumps(document, indent=1) + "\n").encode()
         self._see(placed for placed in self.files if placed.path not in self._waiting)
         stale = set(no_longer_listed(self.url, self._previous, document)) - {file.path for file in self.files}
+        stale |= (
+            listed_in(self.saved).keys() - set(names_in(self.url, document)) - set(names_in(self.url, self._previous))
+        )
         self._flush()
         with self._alone():
             check_lease(self.url)
@@ -179,6 +211,8 @@ class Commit:
             self.finished = True
             for name in stale:
                 files.remove_with_folders(names.listed_file(self.url, name), self.url)
+            if self.saved:
+                files.remove(join(self.url, UNFINISHED))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -269,7 +303,8 @@ class Commit:
             own_files = {placed.path: vars(placed) for placed in self.files if placed.path not in self._waiting}
             # perhaps ours: S3 may have stored it and lost the answer
             committed = names_in(self.url, read_manifest(self.url, self._name))
-            for name in own_files.keys() - self._kept - set(committed):
+            saved = listed_in(self.saved) if self._gone_on else {}
+            for name in own_files.keys() - self._kept - set(committed) - saved.keys():
                 files.remove_with_folders(join(self.url, name), self.url)
             if kept := [own_files[name] for name in sorted(own_files.keys() & self._kept)]:
                 files.write_bytes(join(self.url, KEPT), json.dumps({"files": kept}).encode())

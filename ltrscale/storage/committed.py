@@ -26,6 +26,8 @@ HIDDEN_MANIFEST = "_manifest.json"
 """The manifest's name in a directory of tables, whose readers skip names that begin with an underscore."""
 KEPT = ".kept.json"
 """Lists the files that a failed commit has left on purpose; the next commit deletes them."""
+UNFINISHED = ".unfinished.json"
+"""Lists the files of long work whose process ended, and says how to go on; see `Commit.save`."""
 _REQUESTS = 16  # at a time
 _FEW = 64
 _MOST_A_TURN = 64
@@ -180,7 +182,7 @@ def sweep(url: str, tokens: Collection[str]) -> None:
     )
     leftovers = [name for name in files.below(url) if token_pattern.search(name) or _STAGED.search(name)]
     folders = {folder for name in leftovers for folder in _folders(name)}
-    manifests = [(folder, name) for folder in folders for name in (MANIFEST, HIDDEN_MANIFEST)]
+    manifests = [(folder, name) for folder in folders for name in (MANIFEST, HIDDEN_MANIFEST, UNFINISHED)]
     listed = {
         f"{folder}{path}"
         for folder, name in manifests

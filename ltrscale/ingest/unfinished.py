@@ -1,0 +1,77 @@
+"""Going on with a `prepare` whose process ended: the units that were finished are not read again.
+
+Every few minutes the files, counts and query ids of the units that are finished, in their order, are saved beside the
+data set that is being made (`storage.Commit.save`). The same command with the same inputs takes them over. What it
+makes is what one that was not interrupted makes, but for the last digits of means and deviations, which are put
+together from two halves.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ltrscale import storage
+from ltrscale.config import as_text, digest
+from ltrscale.data.dataset.manifest import Dataset, ListedFile, Manifest, parse_dataset_manifest
+from ltrscale.data.ids import QueryIds
+from ltrscale.ingest.additions import mapped_ids
+from ltrscale.progress import log
+
+_SAVE_S = 120.0
+"""Seconds of work that an interruption costs at most, apart from the units under way."""
+_SETS = ("kept", "others", "unread")
+
+
+class Unfinished:
+    """What is saved of one command; finds what an earlier process has saved of it.
+
+    Args:
+        commit: of the data set.
+        origin: the command, its inputs included.
+        before: the data set that is added to.
+    """
+
+    def __init__(self, commit: storage.Commit, origin: Mapping[str, Any], before: Dataset | None) -> None:
+        self._commit = commit
+        self._identity = digest(as_text(origin) + (before.manifest.hash if before else ""))
+        self.units = 0
+        """The number of units that are finished."""
+        self.manifest: Manifest | None = None
+        """The manifest of these units alone."""
+        self._id_files: dict[str, ListedFile] = {}
+        self._saved_at = time.monotonic()
+        if commit.saved.get("identity") == self._identity:
+            commit.go_on()
+            self.units = commit.saved["units"]
+            self.manifest = parse_dataset_manifest(commit.saved["manifest"], commit.url)
+            self._id_files = {name: ListedFile(**file) for name, file in commit.saved["ids"].items()}
+            log.info("prepare: goes on after %d units that an earlier process has finished", self.units)
+
+    def restore(self, ids: QueryIds, folder: Path) -> None:
+        """Note the query ids of the finished units."""
+        for name, file in self._id_files.items():
+            getattr(ids, name).push(mapped_ids(self._commit.url, file, folder))
+            if name != "unread":
+                ids.groups.push(mapped_ids(self._commit.url, file, folder))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether work of some minutes would be lost."""
+        return time.monotonic() - self._saved_at >= _SAVE_S
+
+    def save(self, units: int, manifest: Manifest, ids: QueryIds) -> None:
+        """Save the first `units` units."""
+        outdated = [file.path for file in self._id_files.values()]
+        for name in _SETS:
+            with self._commit.file(f"unfinished/{units}-{name}-{{hash}}.npy") as path:
+                getattr(ids, name).save(path)
+            self._id_files[name] = ListedFile(**vars(self._commit.files[-1]))
+        document = {
+            "identity": self._identity,
+            "units": units,
+            "manifest": manifest.model_dump(mode="json"),
+            "ids": {name: file.model_dump() for name, file in self._id_files.items()},
+        }
+        self._commit.save(document, without=outdated)
+        self._saved_at = time.monotonic()

@@ -1,0 +1,171 @@
+"""A `prepare` that is interrupted goes on after the units that it has saved, to the same data set."""
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from writer_tokens import manifest_without_writer
+
+from ltrscale import storage
+from ltrscale.data.dataset.manifest import Dataset, Manifest
+from ltrscale.data.ids import QueryIds
+from ltrscale.ingest import assembly, unfinished
+from ltrscale.ingest import prepare as preparing
+from ltrscale.ingest.assembly import Written
+from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings
+from ltrscale.ingest.prepare import prepare
+from ltrscale.ingest.unfinished import Unfinished
+
+UNITS = 5
+TINY = 1e-6
+"""Megabytes of a unit so that each file is one."""
+
+
+@pytest.fixture(autouse=True)
+def _saving_after_each_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unfinished, "_SAVE_S", 0.0)
+
+
+class Interrupted(Exception):  # noqa: N818 - a stop is no error
+    """What a signal does."""
+
+
+def write_logs(folder: Path) -> str:
+    """Files whose query ids return, also those of rejected groups, and with rows that break the rules."""
+    rng = np.random.default_rng(1)
+    folder.mkdir()
+    for k in range(UNITS):
+        lines = []
+        for _ in range(40):
+            query, broken = f"q{rng.integers(120)}", rng.random() < 0.2
+            for i in range(rng.integers(1, 5)):
+                value = "inf" if rng.random() < 0.05 else f"{rng.lognormal():.3f}"
+                label = "-1" if rng.random() < 0.05 else str(rng.integers(3))
+                lines.append(f"{label} qid:{query} 1:{'x' if broken else value} 2:{rng.random():.4f} #docid = d{i}\n")
+        (folder / f"{k}.txt").write_text("".join(lines))
+    return str(folder)
+
+
+def config(inputs: str | list[str], **settings: Any) -> PrepareConfig:
+    values = {"inputs": inputs, "source": {"kind": "letor"}, "max_rejected": 0.9, "unit_mb": TINY}
+    return PrepareConfig.model_validate({**values, **settings})
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, saves: int, act: Callable[[], None]) -> None:
+    """Interrupt a `prepare` when it has saved this often."""
+    save, left = Unfinished.save, [saves]
+
+    def save_and_stop(self: Unfinished, units: int, manifest: Manifest, ids: QueryIds) -> None:
+        save(self, units, manifest, ids)
+        left[0] -= 1
+        if left[0] == 0:
+            act()
+
+    monkeypatch.setattr(Unfinished, "save", save_and_stop)
+
+
+def stop() -> None:
+    raise Interrupted
+
+
+def same(one: Dataset, other: Dataset) -> None:
+    """Check that two data sets are equal, summaries to the last digits, and that the second is all in its directory."""
+    ours, theirs = (manifest_without_writer(dataset.manifest) for dataset in (one, other))
+    for a, b in zip(ours.summaries, theirs.summaries, strict=True):
+        parts = {"unique_in_group"}  # None where there is nothing to count
+        assert a.model_dump(exclude=parts) == pytest.approx(b.model_dump(exclude=parts), rel=1e-9)
+        assert a.unique_in_group == b.unique_in_group
+    assert ours.model_copy(update={"summaries": ()}) == theirs.model_copy(update={"summaries": ()})
+    quarantined = [[storage.read_bytes(storage.join(d.url, n)) for n in d.manifest.quarantine] for d in (one, other)]
+    assert quarantined[0] == quarantined[1]
+    listed = storage.sizes_in(other.url, storage.read_manifest(other.url) or {})
+    assert set(storage.below(other.url)) == {storage.MANIFEST, *listed}
+
+
+@pytest.mark.parametrize("saves", [1, 2, 4])
+def test_what_was_saved_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: int) -> None:
+    inputs = write_logs(tmp_path / "log")
+    whole = prepare(config(inputs), str(tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, saves, stop)
+        with pytest.raises(Interrupted):
+            prepare(config(inputs), str(tmp_path / "out"))
+    assert storage.read_manifest(str(tmp_path / "out")) is None
+    read, write = list[Unit](), assembly.write_unit
+
+    def count(work: UnitSettings, unit: Unit, *arguments: Any, **named: Any) -> Written:
+        read.append(unit)
+        return write(work, unit, *arguments, **named)
+
+    monkeypatch.setattr(preparing, "write_unit", count)
+    same(whole, prepare(config(inputs), str(tmp_path / "out")))
+    assert len(read) == UNITS - saves
+
+
+def test_it_may_be_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, out = write_logs(tmp_path / "log"), str(tmp_path / "out")
+    whole = prepare(config(inputs), str(tmp_path / "whole"))
+
+    def run() -> None:
+        interrupt_after(monkeypatch, 2, lambda: os._exit(9))
+        prepare(config(inputs), out)
+
+    statuses = list[int | None]()
+    while not statuses or statuses[-1]:
+        process = multiprocessing.get_context("fork").Process(target=run)
+        process.start()
+        process.join()
+        statuses.append(process.exitcode)
+    assert statuses == [9, 9, 0]
+    for leftover in [name for name in storage.below(out) if name.startswith(".staging")]:
+        storage.remove(storage.join(out, leftover))
+    same(whole, prepare(config(inputs), out))
+
+
+def test_an_addition_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = write_logs(tmp_path / "log")
+    first = [f"{inputs}/{k}.txt" for k in range(2)]
+    rest = [f"{inputs}/{k}.txt" for k in range(2, UNITS)]
+    outs = [str(tmp_path / name) for name in ("whole", "out")]
+    for out in outs:
+        prepare(config(first), out)
+    whole = prepare(config(rest, add=True, period="late"), outs[0])
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 2, stop)
+        with pytest.raises(Interrupted):
+            prepare(config(rest, add=True, period="late"), outs[1])
+    same(whole, prepare(config(rest, add=True, period="late"), outs[1]))
+
+
+@pytest.mark.parametrize("changed", ["settings", "inputs"])
+def test_other_work_starts_from_the_beginning_and_removes_what_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    inputs, out = write_logs(tmp_path / "log"), str(tmp_path / "out")
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 3, stop)
+        with pytest.raises(Interrupted):
+            prepare(config(inputs), out)
+    settings: dict[str, Any] = {"max_group": 3} if changed == "settings" else {}
+    if changed == "inputs":
+        (tmp_path / "log" / "0.txt").write_text("1 qid:new 1:1 2:2\n0 qid:new 1:3 2:4\n")
+    whole = prepare(config(inputs, **settings), str(tmp_path / "whole"))
+    same(whole, prepare(config(inputs, **settings), out))
+
+
+@pytest.mark.s3
+@pytest.mark.ray
+@pytest.mark.usefixtures("s3", "ray_cluster")
+@pytest.mark.parametrize("saves", [1, 3])
+def test_tasks_of_ray_go_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: int) -> None:
+    inputs = write_logs(tmp_path / "log")
+    whole = prepare(config(inputs), str(tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, saves, stop)
+        with pytest.raises(Interrupted):
+            prepare(config(inputs), str(tmp_path / "out"), ray=True)
+    same(whole, prepare(config(inputs), str(tmp_path / "out"), ray=True))
