@@ -436,6 +436,24 @@ def test_one_of_several_writers_that_finish_at_once_commits(url: str) -> None:
     assert all("another writer has committed it meanwhile" in refusal for refusal in refusals)
 
 
+def test_files_are_listed_while_others_come_and_go(tmp_path: Path) -> None:
+    url, over = str(tmp_path / "data"), threading.Event()
+    commit(url, {f"part-{i}": "x" for i in range(50)})
+
+    def renew() -> None:
+        while not over.is_set():
+            storage.write_bytes(f"{url}/.lease", b"mine")  # by a temporary file that is renamed
+
+    writer = threading.Thread(target=renew)
+    writer.start()
+    try:
+        for _ in range(400):
+            assert {name for name in storage.below(url) if name.startswith("part-")} == {f"part-{i}" for i in range(50)}
+    finally:
+        over.set()
+        writer.join()
+
+
 def test_an_ending_writer_leaves_the_files_of_another_one_alone(url: str) -> None:
     with storage.Commit(url) as ours:
         with ours.file("part-{hash}") as path:

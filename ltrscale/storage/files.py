@@ -278,8 +278,10 @@ def sizes_below(url: str) -> dict[str, int]:
     fs, path = filesystem(url)
     with named_errors(url):
         if is_local(url):
-            paths = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
-            sizes = {str(file): file.lstat().st_size for file in paths}
+            sizes = {}
+            for file in (Path(folder, name) for folder, _, names in os.walk(path) for name in names):
+                with contextlib.suppress(FileNotFoundError):  # renamed or deleted since, as temporary files are
+                    sizes[str(file)] = file.lstat().st_size
         else:
             sizes = {name: int(info["size"]) for name, info in fs.find(path, detail=True).items()}
     return {name.removeprefix(path).lstrip("/"): size for name, size in sizes.items()}
