@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.storage import files, names
 from ltrscale.storage import lease as leases
 from ltrscale.storage.names import is_local, join, local_path
@@ -76,8 +76,14 @@ def listed_in(manifest: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
-    """Whether all files that a manifest lists are there with their sizes; logs the first that is not."""
-    sizes = {name: size for name, size in sizes_in(url, manifest).items() if size is not None}
+    """Whether all files that a manifest and its parts list are there with their sizes; logs the first that is not."""
+    try:
+        sizes = {name: size for name, size in sizes_in(url, manifest).items() if size is not None}
+    except UnavailableError:
+        raise
+    except InputError as error:  # of a part
+        _log.warning("%s", error)
+        return False
 
     def differs(name: str) -> bool:
         path = join(url, name)

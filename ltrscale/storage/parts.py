@@ -6,15 +6,18 @@ of the directory, with `path`, `bytes` and `sha256`; files in quarantine, with a
 
 import hashlib
 import io
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.storage.files import read_if_there
 from ltrscale.storage.names import check_listed_paths, files_in, listed_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_log = logging.getLogger("ltrscale")
 
 
 def read_part(url: str, part: Mapping[str, Any], columns: Sequence[str] | None = None) -> "pa.Table":
@@ -67,9 +70,19 @@ def sizes_in(url: str, manifest: Mapping[str, Any], without: Collection[str] = (
 def no_longer_listed(url: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The files that one manifest of a directory lists and the next does not; parts that both have are not read.
 
+    A part of the first that is lost or damaged is skipped, so that making the directory again mends it.
+
     Raises:
-        InputError: as `sizes_in`.
+        InputError: as `sizes_in`, of the next manifest.
     """
     both = {part["path"] for part in before.get("parts", [])} & {part["path"] for part in now.get("parts", [])}
-    listed = sizes_in(url, now, both)
-    return [name for name in sizes_in(url, before, both) if name not in listed]
+    listed, names = sizes_in(url, now, both), [*sizes_in(url, {**before, "parts": []})]
+    for part in before.get("parts", []):
+        names.append(part["path"])
+        try:
+            names += sizes_in(url, {"parts": [part]}, both)
+        except UnavailableError:
+            raise
+        except InputError as error:
+            _log.warning("%s; files that only this part lists stay there", error)
+    return [name for name in dict.fromkeys(names) if name not in listed]

@@ -125,6 +125,27 @@ def test_a_damaged_part_is_an_error_that_names_it(tmp_path: Path, damage: str) -
         open_dataset(url)
 
 
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+def test_a_data_set_with_a_damaged_part_can_be_made_again(tmp_path: Path, damage: str) -> None:
+    url = str(tmp_path / "data")
+    for number in range(6):
+        add(url, number, files=2)
+    document = storage.read_manifest(url) or {}
+    place = tmp_path / "data" / document["parts"][0]["path"]
+    if damage == "missing":
+        place.unlink()
+    else:
+        place.write_bytes(b"x" + place.read_bytes()[1:])
+    assert not storage.is_whole(url, document)
+    with storage.Commit(url) as commit:
+        with commit.file("part-{hash}.parquet") as path:
+            path.write_text("anew")
+        file = DataFile(**vars(commit.files[-1]), period="p", longest=1, row_groups=(Counts(1, 1, 0),))
+        commit_dataset(commit, Manifest(features=FEATURES, files=DataFiles.of([file])))
+    assert list(open_dataset(url).manifest.files) == [file]
+    assert not place.exists()
+
+
 def test_a_reader_beside_additions_sees_one_of_their_states(tmp_path: Path) -> None:
     url, sizes, over = str(tmp_path / "data"), list[int](), threading.Event()
     add(url, 0, files=1)
