@@ -324,8 +324,7 @@ class GroupWriter:
             categories=source.categories,
             made_by=dict(origin),
         )
-        commit_dataset(self._commit, manifest)
-        return manifest
+        return commit_dataset(self._commit, manifest)
 
     def _copied_statistics(self) -> ListedFile | None:
         """The statistics of the other data set, as a file of this one."""

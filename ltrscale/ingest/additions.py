@@ -49,9 +49,10 @@ def check_nothing_added(out: str, before: Mapping[str, Any]) -> None:
     Raises:
         InputError: periods were added to it, which would be lost.
     """
-    if additions := before.get("made_by", {}).get(_ADDED):
+    of_parts = sum(part.get("additions", 0) for part in before.get("parts", []))
+    if additions := of_parts + len(before.get("made_by", {}).get(_ADDED, [])):
         raise InputError(
-            f"{out}: {len(additions)} additions are there, which making the data set again would delete; "
+            f"{out}: {additions} additions are there, which making the data set again would delete; "
             "set prepare.add to add to them, or delete the directory first"
         )
 

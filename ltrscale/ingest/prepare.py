@@ -171,7 +171,7 @@ def prepare(
         check_rows(new.accounting, totals.first_rejections, work, key="" if for_scoring else "prepare.")
         check_expected(config.expect, new)
         manifest = new if existing_dataset is None else with_addition(existing_dataset.manifest, new)
-        commit_dataset(commit, manifest)
+        manifest = commit_dataset(commit, manifest)
     report_counts(out, new, report, added=existing_dataset is not None)
     if not for_scoring:
         warn_of_labels(out, manifest, config.source)

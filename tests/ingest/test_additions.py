@@ -12,7 +12,9 @@ import pytest
 
 from ltrscale import storage
 from ltrscale.config import validate
+from ltrscale.data.dataset import manifest as manifests
 from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
+from ltrscale.data.dataset.origin import inputs_of
 from ltrscale.data.ids import hash_ids
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
@@ -132,6 +134,21 @@ def test_what_was_added_is_not_replaced_unasked(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"out: 1 additions are there, which .* would delete; set prepare\.add to add"):
         prepare(config(tmp_path / "days-1.parquet"), out)
     assert open_dataset(out) == before
+
+
+def test_a_data_set_in_parts_knows_its_additions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifests, "_FEW_FILES", 1)
+    out = str(tmp_path / "out")
+    prepare(config(write_days(tmp_path, [1, 2])), out)
+    datasets = [prepare(config(write_days(tmp_path, [day]), add=True), out) for day in (3, 4, 5)]
+    assert len((storage.read_manifest(out) or {})["made_by"]["added"]) < 3
+    assert datasets[-1] == open_dataset(out)
+    with pytest.raises(InputError, match="out: 3 additions are there, which"):
+        prepare(config(tmp_path / "days-1-2.parquet", compression="none"), out)
+    # also one that was opened before its part was merged into another
+    names = [f"days-{days}.parquet" for days in ("1-2", "3", "4", "5")]
+    for number, dataset in enumerate(datasets):
+        assert [Path(entry["path"]).name for entry in inputs_of(dataset)] == names[: number + 2]
 
 
 def make_old_period(folder: Path) -> PrepareConfig:

@@ -4,6 +4,7 @@ A data set consists of the files that its manifest lists. The manifest has count
 splits can be made without opening a data file.
 """
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -170,7 +171,7 @@ class Manifest(Config):
     files: DataFiles
     """In order of periods and paths; those that the parts list are read with the data set."""
     parts: tuple[ManifestPart, ...] = ()
-    """Tables that list the files and additions of earlier commits; see `ltrscale.data.dataset.parts`."""
+    """Tables that list the files and additions of earlier commits; see `commit_dataset`."""
     summaries: tuple[FeatureSummary, ...] = ()
     """One for each feature, in order."""
     label_counts: dict[str, int] = Field(default_factory=dict)
@@ -330,14 +331,15 @@ _PART = "parts/part-{hash}.parquet"
 _ADDED = "added"
 
 
-def commit_dataset(commit: storage.Commit, manifest: Manifest) -> None:
-    """Commit a data set whose manifest has all files, those of its parts too."""
+def commit_dataset(commit: storage.Commit, manifest: Manifest) -> Manifest:
+    """Commit a data set whose manifest has all files, those of its parts too; returns the one with its new parts."""
     listed = {name for part in manifest.parts for name in _files_of(commit.url, part).paths}
     files = manifest.files.where(lambda path: path not in listed, manifest.files.paths)
-    manifest = manifest.model_copy(update={"files": files})
+    own = manifest.model_copy(update={"files": files})
     if len(files) > _FEW_FILES or len(files.counts_R3) > _FEW_ROW_GROUPS:
-        manifest = _moved_to_part(commit, manifest)
-    commit.finish(manifest.model_dump(mode="json"))
+        own = _moved_to_part(commit, own)
+    commit.finish(own.model_dump(mode="json"))
+    return own.model_copy(update={"files": manifest.files})
 
 
 def _moved_to_part(commit: storage.Commit, manifest: Manifest) -> Manifest:
@@ -359,7 +361,26 @@ def _moved_to_part(commit: storage.Commit, manifest: Manifest) -> Manifest:
 
 
 def commands(dataset: Dataset) -> Iterator[str]:
-    """What made a data set and each addition to it (`made_by`), as JSON with sorted keys, the first one first."""
+    """What made a data set and each addition to it (`made_by`), as JSON with sorted keys, the first one first.
+
+    Raises:
+        InputError: a part of the manifest cannot be read, and no later addition has replaced it.
+    """
+    manifest, number = dataset.manifest, 0
+    try:
+        for command in _commands(dataset):
+            yield command
+            number += 1
+    except InputError:
+        now = read_dataset(dataset.url)
+        if now.manifest.parts == manifest.parts or next(_commands(now)) != next(_commands(dataset)):
+            raise
+        # additions since have replaced the part by a longer one, so the commands of now begin with those of then
+        added = sum(part.additions for part in manifest.parts) + len(manifest.made_by.get(_ADDED, []))
+        yield from itertools.islice(_commands(now), number, 1 + added)
+
+
+def _commands(dataset: Dataset) -> Iterator[str]:
     yield as_text({key: value for key, value in dataset.manifest.made_by.items() if key != _ADDED})
     for part in dataset.manifest.parts:
         if part.additions:
