@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ltrscale import storage
+from ltrscale.data.dataset.manifest import open_dataset
 
 _RUN = "run/"  # `_run/` too: log, metrics over time, environment: they describe the run, not its outcome
 _MODEL_FILES = re.compile(r"\.(safetensors|txt|json|ubj|cbm)$")
-_OF_THE_DATA = ("features", "summaries", "label_counts", "longest", "accounting")
+_OF_THE_DATA = ("features", "summaries", "label_counts", "accounting")
 _OF_A_BUNDLE = ("kind", "features", "architecture", "trees", "metrics")
 
 
@@ -46,16 +47,18 @@ def outcome(url: str, *, killed: Collection[int] = ()) -> Outcome:
     for name in names:
         folder, _, last = name.rpartition("/")
         if last in (storage.MANIFEST, storage.HIDDEN_MANIFEST):
-            manifest = json.loads(storage.read_bytes(f"{url}/{name}"))
-            contents = {}
-            for file in manifest["files"]:
-                path = f"{folder}/{file['path']}"
-                listed.add(path)
-                data = storage.read_bytes(f"{url}/{path}") if path in names else None
-                if data is None or hashlib.sha256(data).hexdigest() != file["sha256"]:
-                    damage.append(f"{path}: {'missing' if data is None else 'not what the manifest lists'}")
-                contents[str(file["path"])] = data or b""
-            listed.update((name, *(f"{folder}/{path}" for path in manifest.get("quarantine", ()))))
+            manifest = storage.read_manifest(f"{url}/{folder}", last) or {}
+            hashes, contents = storage.listed_in(manifest), dict[str, bytes]()
+            if manifest.get("format") == "ltrscale-dataset":  # parts of its manifest list files too
+                dataset = open_dataset(f"{url}/{folder}").manifest
+                hashes |= zip(dataset.files.paths, dataset.files.sha256, strict=True)
+                manifest = {**manifest, "dataset": dataset}
+            for path, sha256 in hashes.items():
+                data = storage.read_bytes(f"{url}/{folder}/{path}") if f"{folder}/{path}" in names else None
+                if data is None or hashlib.sha256(data).hexdigest() != sha256:
+                    damage.append(f"{folder}/{path}: {'missing' if data is None else 'not what the manifest lists'}")
+                contents[path] = data or b""
+            listed.update((name, *(f"{folder}/{path}" for path in storage.sizes_in(f"{url}/{folder}", manifest))))
             facts |= {f"{folder}: {k}": _plain(v, url) for k, v in _facts(manifest, contents)}
         elif last in ("trial.json", "result.json"):
             values = json.loads(storage.read_bytes(f"{url}/{name}"))
@@ -87,9 +90,12 @@ def _facts(manifest: Mapping[str, Any], contents: Mapping[str, bytes]) -> Iterat
     hashes = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
     match manifest.get("format"):
         case "ltrscale-dataset":
+            dataset = manifest["dataset"]
             yield from ((key, manifest[key]) for key in _OF_THE_DATA)
-            for i, file in enumerate(manifest["files"]):
-                yield f"file {i}", [file["period"], hashes[file["path"]], file["row_groups"]]
+            yield "longest", dataset.longest
+            yield "query ids", [hashes[file.path] for file in dataset.query_ids]
+            for i, file in enumerate(dataset.files):
+                yield f"file {i}", [file.period, hashes[file.path], file.row_groups]
         case "ltrscale-bundle":
             config = json.loads(contents["config.json"] or b"{}")
             yield from ((key, config.get(key)) for key in _OF_A_BUNDLE)

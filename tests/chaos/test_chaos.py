@@ -14,6 +14,9 @@ from waiting import wait_until
 
 from ltrscale import storage
 from ltrscale.config import validate
+from ltrscale.data.dataset import manifest as manifests
+from ltrscale.data.dataset.files import Counts, DataFile, DataFiles
+from ltrscale.data.dataset.manifest import ListedFile, Manifest, commit_dataset
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.scoring.score import ScoreJob
@@ -83,10 +86,12 @@ def _round(url: str, *, suffix: str = "", byte: bytes = b"x") -> str:
     with storage.Commit(f"{url}/data") as commit:
         with commit.file(f"period=a/part-{{hash}}{suffix}.parquet") as path:
             path.write_bytes(b"rows")
-        (placed,) = commit.files
-        file = {**vars(placed), "period": "a", "row_groups": [[1, 2, 1]]}
-        kept = {"features": [], "summaries": [], "label_counts": {}, "longest": 2, "accounting": {}}
-        commit.finish({"format": "ltrscale-dataset", "files": [file], **kept, "made_by": {"time": suffix}})
+        with commit.file("query-ids/part-{hash}.npy") as path:
+            path.write_bytes(b"hashes")
+        placed, ids = map(vars, commit.files)
+        file = DataFile(**placed, period="a", longest=2, row_groups=(Counts(1, 2, 1),))
+        kept = {"files": DataFiles.of([file]), "query_ids": (ListedFile(**ids),), "made_by": {"time": suffix}}
+        commit_dataset(commit, Manifest(features=(), **kept))
     with storage.Commit(f"{url}/bundle") as commit:
         with commit.file("weights.safetensors") as path:
             path.write_bytes(byte)
@@ -106,10 +111,15 @@ def _round(url: str, *, suffix: str = "", byte: bytes = b"x") -> str:
     return url
 
 
-def test_names_places_and_logs_do_not_count(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_names_places_and_logs_do_not_count(tmp_path: Path, in_parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if in_parts:
+        monkeypatch.setattr(manifests, "_FEW_FILES", 0)
     one, other = outcome(_round(f"{tmp_path}/one")), outcome(_round(f"{tmp_path}/other", suffix="-another"))
     assert differences(other, one) == []
     assert len(one.facts) >= 12
+    assert "data: file 0" in one.facts
+    assert not [name for name in other.unlisted if name.startswith("data/")]
 
 
 def test_a_changed_byte_is_found(tmp_path: Path) -> None:
