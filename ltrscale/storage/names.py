@@ -85,7 +85,8 @@ def listed_path(text: str) -> str:
     return text
 
 
-_PLAIN = re.compile(r"((?!run/|_run/)([A-Za-z0-9=_-][A-Za-z0-9=_.:+-]{0,199}/){0,4}part-[A-Za-z0-9_.-]{1,200}\n)*")
+_FOLDER = r"(?!_?manifest\.json/)[A-Za-z0-9=_-][A-Za-z0-9=_.:+-]{0,199}/"
+_PLAIN = re.compile(rf"((?!run/|_run/)({_FOLDER}){{0,4}}part-[A-Za-z0-9_.-]{{1,200}}\n)*")
 
 
 def check_listed_paths(paths: Sequence[str]) -> None:

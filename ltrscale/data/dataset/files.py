@@ -5,6 +5,7 @@ Shapes: F files, F1 = F + 1 bounds, R row groups.
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple, Self, overload
@@ -24,6 +25,7 @@ ListedPath = Annotated[str, AfterValidator(storage.listed_path)]
 PeriodName = Annotated[str, AfterValidator(storage.period_name)]
 """The name of a period."""
 _MOST_GROUPS, _MOST_DOCUMENTS = 1 << 26, 1 << 31
+_HASHES = re.compile(r"([0-9a-f]{64}\n)*")
 
 
 class Counts(NamedTuple):
@@ -146,9 +148,11 @@ class DataFiles(Sequence[DataFile]):
         """The files of a table that `table` made.
 
         Raises:
-            ValueError: a path, period or count cannot be one.
+            ValueError: a value is missing, or a path, period, size, hash or count cannot be one.
         """
         table = table.select(_SCHEMA.names).cast(_SCHEMA).combine_chunks()
+        if any(column.null_count for column in table.columns):
+            raise ValueError("a file lacks a value")
         lists = table["row_groups"].combine_chunks()
         bounds_F1 = np.concatenate([[0], np.cumsum(lists.value_lengths().to_numpy(zero_copy_only=False))])
         files = cls(
@@ -174,7 +178,7 @@ class DataFiles(Sequence[DataFile]):
         """Check what a reader relies on, as `DataFile` does.
 
         Raises:
-            ValueError: a path, period or count cannot be one.
+            ValueError: a path, period, size, hash or count cannot be one.
         """
         groups_R, documents_R, labelled_R = self.counts_R3.T
         is_good_R = (labelled_R >= 0) & (labelled_R <= groups_R) & (groups_R < _MOST_GROUPS)
@@ -183,6 +187,8 @@ class DataFiles(Sequence[DataFile]):
             _of_row_group(Counts(*counts))
         if ((self.longest_F < 0) | (self.longest_F >= _MOST_DOCUMENTS)).any():
             raise ValueError("no group has so many documents")
+        if (self.bytes_F < 0).any() or not _HASHES.fullmatch("".join(f"{sha256}\n" for sha256 in self.sha256)):
+            raise ValueError("a file has no size, or no content hash of 64 digits")
         storage.check_listed_paths(self.paths)
         for period in self.periods:
             storage.period_name(period)

@@ -403,4 +403,6 @@ def _with_files_of_parts(url: str, manifest: Manifest) -> Manifest:
     if not manifest.parts:
         return manifest
     files = DataFiles.joined([*(_files_of(url, part) for part in manifest.parts), manifest.files])
+    if len({*files.paths}) < len(files):
+        raise InputError(f"{url}: its manifest lists a file twice; do not use the directory, make it again")
     return manifest.model_copy(update={"files": files})

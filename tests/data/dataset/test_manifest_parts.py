@@ -146,6 +146,17 @@ def test_a_data_set_with_a_damaged_part_can_be_made_again(tmp_path: Path, damage
     assert not place.exists()
 
 
+def test_a_file_that_a_part_and_the_manifest_list_is_refused(tmp_path: Path) -> None:
+    url = str(tmp_path / "data")
+    (file, *_) = add(url, 0, files=FEW + 1)
+    document = storage.read_manifest(url) or {}
+    storage.write_bytes(
+        f"{url}/{storage.MANIFEST}", json.dumps({**document, "files": [file.model_dump(mode="json")]}).encode()
+    )
+    with pytest.raises(InputError, match="lists a file twice"):
+        open_dataset(url)
+
+
 def test_a_reader_beside_additions_sees_one_of_their_states(tmp_path: Path) -> None:
     url, sizes, over = str(tmp_path / "data"), list[int](), threading.Event()
     add(url, 0, files=1)
