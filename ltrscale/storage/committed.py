@@ -180,7 +180,7 @@ def check_lease(url: str) -> None:
 def sweep(url: str, tokens: Collection[str]) -> None:
     """Delete the files that writers with these tokens have left below a directory: staged ones and unlisted ones.
 
-    Call it only when their lease is over.
+    Call it only when their lease is over. Nothing is deleted below a manifest with a part that cannot be read.
     """
     # tokens come from a file that others may have written; `(?!)` matches nothing
     token_pattern = re.compile(
@@ -189,12 +189,17 @@ def sweep(url: str, tokens: Collection[str]) -> None:
     leftovers = [name for name in files.below(url) if token_pattern.search(name) or _STAGED.search(name)]
     folders = {folder for name in leftovers for folder in _folders(name)}
     manifests = [(folder, name) for folder in folders for name in (MANIFEST, HIDDEN_MANIFEST, UNFINISHED)]
-    listed = {
-        f"{folder}{path}"
-        for folder, name in manifests
-        for path in names_in(join(url, folder), read_manifest(join(url, folder), name))
-    }
-    orphans = [name for name in leftovers if name not in listed]
+    listed, unknown = set[str](), list[str]()
+    for folder, name in manifests:
+        manifest = read_manifest(join(url, folder), name)
+        try:
+            listed.update(f"{folder}{path}" for path in names_in(join(url, folder), manifest))
+        except UnavailableError:
+            raise
+        except InputError as error:
+            _log.warning("%s; files of an earlier writer stay there", error)
+            unknown.append(folder)
+    orphans = [name for name in leftovers if name not in listed and not name.startswith(tuple(unknown))]
     for name in orphans:
         files.remove_with_folders(names.listed_file(url, name), url)
     if orphans:
