@@ -191,9 +191,8 @@ class Commit:
         data = (json.dumps(document, indent=1) + "\n").encode()
         self._see(placed for placed in self.files if placed.path not in self._waiting)
         stale = set(no_longer_listed(self.url, self._previous, document)) - {file.path for file in self.files}
-        stale |= (
-            listed_in(self.saved).keys() - set(names_in(self.url, document)) - set(names_in(self.url, self._previous))
-        )
+        if self.saved:  # its files that the old manifest lists are among these already
+            stale |= listed_in(self.saved).keys() - set(names_in(self.url, document))
         self._flush()
         with self._alone():
             check_lease(self.url)
