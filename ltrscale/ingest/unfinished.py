@@ -51,7 +51,11 @@ class Unfinished:
     def restore(self, ids: QueryIds, folder: Path) -> None:
         """Note the query ids of the finished units."""
         for name, file in self._id_files.items():
-            getattr(ids, name).push(mapped_ids(self._commit.url, file, folder))
+            of_name, hashes = getattr(ids, name), mapped_ids(self._commit.url, file, folder)
+            if len(of_name):  # those of a data set that records none, which were saved too
+                of_name.add(hashes)
+            else:
+                of_name.push(hashes)
             if name != "unread":
                 ids.groups.push(mapped_ids(self._commit.url, file, folder))
 

@@ -106,6 +106,23 @@ def test_what_was_saved_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(read) == UNITS - saves
 
 
+def test_hashes_that_were_not_recorded_before_are_recorded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, out = Path(write_logs(tmp_path / "log")), str(tmp_path / "out")
+    first, *others = sorted(map(str, folder.iterdir()))
+    made = prepare(config(first, period="a"), out)
+    manifest = made.manifest.replace(query_ids=())
+    storage.write_bytes(f"{out}/{storage.MANIFEST}", manifest.model_dump_json().encode())
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 2, stop)
+        with pytest.raises(Interrupted):
+            prepare(config(others, period="b", add=True), out)
+    added = prepare(config(others, period="b", add=True), out)
+    recorded = np.concatenate([np.load(storage.join(out, file.path)) for file in added.manifest.query_ids])
+    assert len(recorded) == len(np.unique(recorded)) == added.manifest.counts().groups
+
+
 def test_it_may_be_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, out = write_logs(tmp_path / "log"), str(tmp_path / "out")
     whole = prepare(config(inputs), str(tmp_path / "whole"))
