@@ -31,14 +31,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.arrays import Ints
+from ltrscale.arrays import Floats, Ints
 from ltrscale.config import Config, Operational, is_current, made_by
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.stages.tasks import Task, TaskWorkersConfig, run_all
 
-GENERATOR = {"generator": "1"}
+PORTAL_VERSION = {"generator": "1"}
 """Part of a log's identity: raise it when the same settings come to give other rows."""
 
 RULES = {
@@ -76,8 +76,6 @@ _SCHEMA = pa.schema(
     ]
 )
 
-Floats = NDArray[np.float32]
-
 
 class PortalLogConfig(Config):
     """Size and properties of the log. An hour depends on its date and the settings, not on the other hours."""
@@ -106,7 +104,7 @@ class PortalLog(Stage):
 
     def inputs(self) -> dict[str, str]:
         """The version of the generator."""
-        return GENERATOR
+        return PORTAL_VERSION
 
     def work(self, origin: Origin, report: Report) -> None:
         """Write the hours that are missing, then commit the log."""
@@ -160,7 +158,7 @@ def _manifest_of(url: str) -> dict[str, Any]:
 
 def _write_day(config: PortalLogConfig, out: str, day: int) -> None:
     """Commit each hour of a day that is not there."""
-    origin = made_by("portal_hour", config, GENERATOR)
+    origin = made_by("portal_hour", config, PORTAL_VERSION)
     for hour in range(24 * day, 24 * day + 24):
         place = storage.join(out, _name(config, hour))
         if is_current(place, origin):
