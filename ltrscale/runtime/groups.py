@@ -231,17 +231,22 @@ class Guests:
 
     All are asked for as soon as Ray Train's own workers run, and wait as actors without a node until the cluster has
     room; an autoscaler sees them as demand.
+
+    Args:
+        task: what they do.
+        options: of their actors.
+        most: maximum number of workers, Ray Train's and guests.
     """
 
-    def __init__(self, task: Assignment, options: dict[str, Any]) -> None:
-        self._task, self._options = task, options
+    def __init__(self, task: Assignment, options: dict[str, Any], most: int) -> None:
+        self._task, self._options, self._most = task, options, most
         self._slots: list[float] = []
         """When each may be filled."""
         self._running: dict[Any, tuple[int, str, Any]] = {}
 
-    def invite(self, number: int) -> None:
-        """Let guests come, now that there is a group to join."""
-        self._slots = [0.0] * number
+    def invite(self, *, beside: int) -> None:
+        """Let guests come beside this many workers of Ray Train's, now that there is a group to join."""
+        self._slots = [0.0] * max(0, self._most - beside)
 
     def dismiss(self) -> None:
         """End all guests: the group has failed, and Ray Train's own workers may need their room."""

@@ -26,10 +26,16 @@ from faulty_pretraining import (
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 from ray_nodes import NODE
+from slow_trees import SlowTrees
+from small_trainers import splits
 from waiting import wait_until
 
+from ltrscale.data.dataset.split import Splits
+from ltrscale.runtime.launch import launch
 from ltrscale.runtime.ray_internals import sigterm_left_alone
 from ltrscale.runtime.workers import WorkersConfig
+from ltrscale.trees import gbdt
+from ltrscale.trees.configs import LightGBMConfig
 
 pytestmark = [
     pytest.mark.slow,
@@ -148,3 +154,37 @@ def test_workers_join_and_leave_an_epoch_under_way_and_no_step_is_lost_or_repeat
     pauses = re.findall(r"is the first with (\d) workers, after a pause of [0-9.]+ s", caplog.text)
     assert pauses == ["3", "2"]
     assert caplog.text.count("training on") == 1  # Ray Train has started its workers once
+
+
+def test_trees_which_would_start_anew_are_grown_to_the_end_when_a_node_comes(
+    two_nodes: Cluster,
+    synthetic_dataset: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, trees = tmp_path / "begun", 60
+    monkeypatch.setattr(gbdt, "launch", lambda work, **others: launch(SlowTrees(work, str(begun), 0.5), **others))
+
+    def add_a_node() -> None:
+        wait_until(begun.exists)
+        with sigterm_left_alone():  # a thread cannot handle signals
+            two_nodes.add_node(**NODE)
+
+    thread = in_background(add_a_node)
+    train, validation, _ = splits(synthetic_dataset)
+    config = LightGBMConfig(num_trees=trees, num_threads=1, min_data_in_leaf=5, early_stopping_rounds=None)
+    workers = WorkersConfig(number=(2, 3), cpus=2, max_failures=0)
+    with caplog.at_level(logging.INFO, "ltrscale"):
+        made = gbdt.train_gbdt(
+            config,
+            Splits(train=train, validation=validation),
+            str(tmp_path / "trees"),
+            made_by={},
+            report=lambda _: None,
+            workers=workers,
+        )
+    thread.join()
+    assert made.metrics["trees"] == trees
+    assert "training on 2 workers" in caplog.text
+    assert caplog.text.count("training on") == 1
