@@ -33,6 +33,7 @@ from ltrscale.runtime.mailbox import (
     AttemptEnded,
     Beat,
     Committed,
+    Formed,
     Left,
     LogLine,
     ReportedMetrics,
@@ -146,6 +147,8 @@ def _attend(
                     report({"running_workers": count, "restarts": starts - 1})
                     log.info("training on %d workers", count)
                     guests.invite(beside=count)
+                case Formed(count):
+                    report({"running_workers": count})
                 case Committed(checkpoints):
                     report({"checkpoints": checkpoints})
                 case WorkerJoined(rank, actor):

@@ -3,7 +3,7 @@
 import gc
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -26,16 +26,10 @@ from faulty_pretraining import (
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 from ray_nodes import NODE
-from slow_trees import SlowTrees
-from small_trainers import splits
 from waiting import wait_until
 
-from ltrscale.data.dataset.split import Splits
-from ltrscale.runtime.launch import launch
 from ltrscale.runtime.ray_internals import sigterm_left_alone
 from ltrscale.runtime.workers import WorkersConfig
-from ltrscale.trees import gbdt
-from ltrscale.trees.configs import LightGBMConfig
 
 pytestmark = [
     pytest.mark.slow,
@@ -137,13 +131,20 @@ def test_workers_join_and_leave_an_epoch_under_way_and_no_step_is_lost_or_repeat
 
     thread = in_background(come_and_go)
     workers = WorkersConfig(number=(2, 3), cpus=2, max_failures=0)
+    records: list[Mapping[str, object]] = []
     with caplog.at_level(logging.INFO, "ltrscale"):
         run_pretraining(
-            FaultyPretraining(steps, every_step_s=1.0), synthetic_dataset, str(tmp_path), workers=workers, config=config
+            FaultyPretraining(steps, every_step_s=1.0),
+            synthetic_dataset,
+            str(tmp_path),
+            workers=workers,
+            config=config,
+            report=lambda record: records.append(dict(record)),
         )
     thread.join()
     first, second, third = attempts(steps)
     assert [first.world, second.world, third.world] == [2, 3, 2]
+    assert [r["running_workers"] for r in records if "running_workers" in r] == [2, 3, 2]
     assert min(second.steps) == max(first.steps) + 1
     assert min(third.steps) == max(second.steps) + 1
     assert last_executions(steps) == last_executions(str(expected / "steps"))
@@ -154,37 +155,3 @@ def test_workers_join_and_leave_an_epoch_under_way_and_no_step_is_lost_or_repeat
     pauses = re.findall(r"is the first with (\d) workers, after a pause of [0-9.]+ s", caplog.text)
     assert pauses == ["3", "2"]
     assert caplog.text.count("training on") == 1  # Ray Train has started its workers once
-
-
-def test_trees_which_would_start_anew_are_grown_to_the_end_when_a_node_comes(
-    two_nodes: Cluster,
-    synthetic_dataset: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    begun, trees = tmp_path / "begun", 60
-    monkeypatch.setattr(gbdt, "launch", lambda work, **others: launch(SlowTrees(work, str(begun), 0.5), **others))
-
-    def add_a_node() -> None:
-        wait_until(begun.exists)
-        with sigterm_left_alone():  # a thread cannot handle signals
-            two_nodes.add_node(**NODE)
-
-    thread = in_background(add_a_node)
-    train, validation, _ = splits(synthetic_dataset)
-    config = LightGBMConfig(num_trees=trees, num_threads=1, min_data_in_leaf=5, early_stopping_rounds=None)
-    workers = WorkersConfig(number=(2, 3), cpus=2, max_failures=0)
-    with caplog.at_level(logging.INFO, "ltrscale"):
-        made = gbdt.train_gbdt(
-            config,
-            Splits(train=train, validation=validation),
-            str(tmp_path / "trees"),
-            made_by={},
-            report=lambda _: None,
-            workers=workers,
-        )
-    thread.join()
-    assert made.metrics["trees"] == trees
-    assert "training on 2 workers" in caplog.text
-    assert caplog.text.count("training on") == 1
