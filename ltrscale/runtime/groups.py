@@ -67,7 +67,7 @@ class Requests:
         """Number of the group that the worker is in."""
         self.stop = threading.Event()
         self.leave = threading.Event()
-        """Of a guest: to leave with this group."""
+        """Of a guest: no later group has a seat for it."""
         self._left_behind = -1
 
     def follow(self, group: int) -> None:
@@ -118,13 +118,13 @@ def work_in_groups(task: Assignment, name: int | str, seat: Seat, requests: Requ
         except Regrouped as regrouped:
             carried = regrouped.state if seat.rank == 0 else None
         gc.collect()  # the trainer of the group before, which its generators may keep in a circle
-        if requests.leave.is_set():
-            return
         if seat.rank == 0:
             ray.get(task.mailbox.form.remote(of_ray_train, serve()))
-        seat = await_seat(task, name, after=requests.group)
-        meet(task, seat)
-        requests.group = seat.group
+        next_seat = await_seat(task, name, requests)
+        if next_seat is None:
+            return
+        meet(task, next_seat)
+        requests.group, seat = next_seat.group, next_seat
 
 
 def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carried: object) -> None:
@@ -156,11 +156,20 @@ def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carri
             sender.flush()
 
 
-def await_seat(task: Assignment, name: int | str, *, after: int) -> Seat:
-    """Wait for this worker's seat in a group later than number `after`."""
-    while (seat := ray.get(task.mailbox.seat.remote(name, after))) is None:
+def await_seat(task: Assignment, name: int | str, requests: Requests) -> Seat | None:
+    """Wait for this worker's seat in a later group than its own; None for a guest that has given its seat up."""
+    while True:
+        leaves = requests.leave.is_set()  # before asking: a seat that was dealt before it was given up is still taken
+        seat = ray.get(task.mailbox.seat.remote(name, requests.group))
+        if seat is not None or leaves:
+            return seat and Seat(*seat)
         time.sleep(_LOOK_S)
-    return Seat(*seat)
+
+
+def give_up(task: Assignment, name: str, requests: Requests) -> None:
+    """Give up a guest's seat in later groups."""
+    ray.get(task.mailbox.go.remote(name))
+    requests.leave.set()  # only now: the others would wait for a guest that left with a seat
 
 
 def meet(task: Assignment, seat: Seat) -> None:
@@ -214,15 +223,14 @@ class _Guest:
         def watch(over: threading.Event) -> None:
             while not over.wait(WATCH_S):
                 if ray_internals.is_draining(node):
-                    requests.leave.set()  # before the group learns of it
-                    ray.get(task.mailbox.go.remote(name))
+                    give_up(task, name, requests)
                     return
 
         with alongside(watch):
-            seat = await_seat(task, name, after=requests.group)
-            meet(task, seat)
-            requests.group = seat.group
-            work_in_groups(task, name, seat, requests)
+            if (seat := await_seat(task, name, requests)) is not None:
+                meet(task, seat)
+                requests.group = seat.group
+                work_in_groups(task, name, seat, requests)
         return not requests.leave.is_set()
 
 
@@ -231,17 +239,22 @@ class Guests:
 
     All are asked for as soon as Ray Train's own workers run, and wait as actors without a node until the cluster has
     room; an autoscaler sees them as demand.
+
+    Args:
+        task: what they do.
+        options: of their actors.
+        most: maximum number of workers, Ray Train's and guests.
     """
 
-    def __init__(self, task: Assignment, options: dict[str, Any]) -> None:
-        self._task, self._options = task, options
+    def __init__(self, task: Assignment, options: dict[str, Any], most: int) -> None:
+        self._task, self._options, self._most = task, options, most
         self._slots: list[float] = []
         """When each may be filled."""
         self._running: dict[Any, tuple[int, str, Any]] = {}
 
-    def invite(self, number: int) -> None:
-        """Let guests come, now that there is a group to join."""
-        self._slots = [0.0] * number
+    def invite(self, *, beside: int) -> None:
+        """Let guests come beside this many workers of Ray Train's, now that there is a group to join."""
+        self._slots = [0.0] * max(0, self._most - beside)
 
     def dismiss(self) -> None:
         """End all guests: the group has failed, and Ray Train's own workers may need their room."""

@@ -51,7 +51,7 @@ class _Holding:
         self.work(context)
 
 
-def launch(work: Work, *, workers: WorkersConfig, report: Report) -> None:
+def launch(work: Work, *, workers: WorkersConfig, report: Report, regroups: bool = True) -> None:
     """Run the work on the workers; a single worker runs in this process.
 
     Args:
@@ -59,6 +59,7 @@ def launch(work: Work, *, workers: WorkersConfig, report: Report) -> None:
         workers: more than one start Ray, or use the cluster that this process is connected to. Processes that torchrun
             started are the workers themselves.
         report: receives the records of rank 0.
+        regroups: whether the work can go on in another group, by `Regrouped`; else no worker joins it later.
 
     Raises:
         InputError: a worker raised one.
@@ -71,7 +72,7 @@ def launch(work: Work, *, workers: WorkersConfig, report: Report) -> None:
         from ltrscale.runtime import under_ray  # not at the top: importing Ray takes seconds
 
         with cluster_for(workers):
-            under_ray.train(work, workers, report)
+            under_ray.train(work, workers, report, regroups=regroups)
     else:
         with stop_on_signal() as stopping:
             work(Context(report=report, stopping=stopping))

@@ -38,6 +38,12 @@ class Started(NamedTuple):
     workers: int
 
 
+class Formed(NamedTuple):
+    """The workers go on as another group."""
+
+    workers: int
+
+
 class AttemptEnded(NamedTuple):
     """The workers have failed or stopped, and will be started again."""
 
@@ -70,7 +76,7 @@ class Beat(NamedTuple):
     counts: WorkerProgress
 
 
-Post = ReportedMetrics | LogLine | Started | AttemptEnded | WorkerJoined | Committed | Left | Beat
+Post = ReportedMetrics | LogLine | Started | Formed | AttemptEnded | WorkerJoined | Committed | Left | Beat
 
 
 class Standing(NamedTuple):
@@ -164,6 +170,7 @@ class Mailbox:
         self._seated = list(self._guests)
         names = [*range(of_ray_train), *self._seated]
         self._seats = {name: Seat(self._group, rank, len(names), store) for rank, name in enumerate(names)}
+        self._posts.append(Formed(len(names)))
 
     def seat(self, name: int | str, after: int) -> Seat | None:
         """The seat of a rank of Ray Train's or of a guest in a group later than `after`; None while it has none."""

@@ -33,6 +33,7 @@ from ltrscale.runtime.mailbox import (
     AttemptEnded,
     Beat,
     Committed,
+    Formed,
     Left,
     LogLine,
     ReportedMetrics,
@@ -49,8 +50,10 @@ _POLL_S = 0.2
 _COLLECTIVE_S = 1800  # torch's own default for gloo
 
 
-def train(work: Work, workers: WorkersConfig, report: Report) -> None:
+def train(work: Work, workers: WorkersConfig, report: Report, *, regroups: bool) -> None:
     """Run the work of a training on workers of Ray Train, in the cluster that this process is connected to.
+
+    Work that `regroups` goes on with workers that come later.
 
     Raises:
         InputError: a worker raised one, or workers died too many times in a row.
@@ -61,7 +64,8 @@ def train(work: Work, workers: WorkersConfig, report: Report) -> None:
     with storage.scratch.directory() as scratch, stop_on_signal() as stopping:
         # the watch must find a worker that hangs before the others' collectives time out
         task = Assignment(work, mailbox, workers, max(_COLLECTIVE_S, math.ceil(2 * workers.hang_s)))
-        trainer, guests = _trainer(task, str(scratch)), Guests(task, _options(workers))
+        most = workers.most if regroups else 0
+        trainer, guests = _trainer(task, str(scratch)), Guests(task, _options(workers), most)
         failures: list[BaseException] = []
 
         def fit() -> None:
@@ -142,7 +146,9 @@ def _attend(
                     running, starts = True, starts + 1
                     report({"running_workers": count, "restarts": starts - 1})
                     log.info("training on %d workers", count)
-                    guests.invite(workers.most - count)
+                    guests.invite(beside=count)
+                case Formed(count):
+                    report({"running_workers": count})
                 case Committed(checkpoints):
                     report({"checkpoints": checkpoints})
                 case WorkerJoined(rank, actor):

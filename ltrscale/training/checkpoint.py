@@ -142,8 +142,9 @@ def _all_positions(stream: GroupStream, positions: Mapping[int, Position]) -> di
     return {str(c): row[1:] for c, row in enumerate(sum_over_workers(rows).tolist()) if row[0]}
 
 
-def _positions(saved: Mapping[str, Sequence[int]]) -> dict[int, Position]:
-    return {int(stream): Position(*position) for stream, position in saved.items()}
+def _positions(saved: Mapping[str, Sequence[int]], stream: GroupStream) -> dict[int, Position]:
+    """The positions of this worker's streams alone; a stream without one has no groups."""
+    return {c: Position(*saved.get(str(c), Position())) for c in stream.streams} if saved else {}
 
 
 def of_rank_0(snapshot: Snapshot | None) -> Snapshot | None:
@@ -176,11 +177,12 @@ def restore(trainer: Trainer, snapshot: Snapshot) -> None:
         account=Account(*saved["account"]),
         loss=saved["loss"],
         count=saved["count"],
-        positions=_positions(saved["positions"]),
+        positions=_positions(saved["positions"], trainer.stream),
     )
     if trainer.auxiliary is not None:
-        auxiliary = saved["auxiliary"]
-        trainer.auxiliary.epoch, trainer.auxiliary.positions = auxiliary["epoch"], _positions(auxiliary["positions"])
+        auxiliary, of_auxiliary = saved["auxiliary"], trainer.auxiliary
+        of_auxiliary.epoch = auxiliary["epoch"]
+        of_auxiliary.positions = _positions(auxiliary["positions"], of_auxiliary.stream)
 
 
 class _CheckpointManifest(Config, extra="ignore"):

@@ -226,10 +226,11 @@ class Trainer:
         Returns:
             The result, and the checksum of the groups that all workers read.
         """
+        flat = self.gradient.summed()  # first, for some of it may have left during backward
         # one small all-reduce, whose time grows with the workers; float64 keeps counts and checksums exact
         sums = torch.cat([loss_and_count, torch.tensor(own, dtype=torch.float64).to(self.device, non_blocking=True)])
         divisor = sum_over_workers(sums)[1].clamp(min=1e-30)
-        flat = self.gradient.summed().div_(divisor)
+        flat /= divisor
         self.rows.collect(divisor)
         update_norms(self.model)  # before an auxiliary loss, whose views they do not follow
         self.auxiliary_loss = None

@@ -140,7 +140,7 @@ def train_gbdt(
     else:
         config = config.replace(num_trees=trees, early_stopping_rounds=None)
     work = TreeGrowing(config, train, validation, out, made_by, workers.cpus, start)
-    launch(work, workers=workers, report=report)
+    launch(work, workers=workers, report=report, regroups=False)
     return load(out)
 
 

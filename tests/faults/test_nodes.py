@@ -3,7 +3,7 @@
 import gc
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -131,13 +131,20 @@ def test_workers_join_and_leave_an_epoch_under_way_and_no_step_is_lost_or_repeat
 
     thread = in_background(come_and_go)
     workers = WorkersConfig(number=(2, 3), cpus=2, max_failures=0)
+    records: list[Mapping[str, object]] = []
     with caplog.at_level(logging.INFO, "ltrscale"):
         run_pretraining(
-            FaultyPretraining(steps, every_step_s=1.0), synthetic_dataset, str(tmp_path), workers=workers, config=config
+            FaultyPretraining(steps, every_step_s=1.0),
+            synthetic_dataset,
+            str(tmp_path),
+            workers=workers,
+            config=config,
+            report=lambda record: records.append(dict(record)),
         )
     thread.join()
     first, second, third = attempts(steps)
     assert [first.world, second.world, third.world] == [2, 3, 2]
+    assert [r["running_workers"] for r in records if "running_workers" in r] == [2, 3, 2]
     assert min(second.steps) == max(first.steps) + 1
     assert min(third.steps) == max(second.steps) + 1
     assert last_executions(steps) == last_executions(str(expected / "steps"))

@@ -92,6 +92,30 @@ class Fixed:
         return (MicroBatches(micro_batches, {}) for micro_batches in self.steps)
 
 
+def uneven_worker(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    reduce.BUCKET_BYTES = 100  # several buckets, which start to travel during backward
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 1))
+    groups = QueryGroups(torch.randn(3, 8), torch.tensor([0, 3]), ids_Q=torch.tensor([7]))
+    trainer = Trainer(
+        model,
+        lambda given, _: (model(given.features_NF).square().sum(), float(given.n_documents)),
+        Fixed([{rank: groups}] * (2 - rank)),  # type: ignore[arg-type]
+        OptimizerConfig(),
+        epochs=1,
+        seed=0,
+    )
+    assert [step.documents for step in trainer.epoch()] == [6, 3]
+    dist.destroy_process_group()
+
+
+def test_a_worker_whose_streams_have_run_out_sums_the_buckets_of_a_large_network_too(tmp_path: Path) -> None:
+    multiprocessing.set_forkserver_preload(["ltrscale.training.pretrain", "pytest"])
+    mp.start_processes(uneven_worker, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
+
+
 def test_a_step_waits_for_the_device_once_with_many_micro_batches_as_with_one() -> None:
     groups = QueryGroups(torch.randn(3, 2), torch.tensor([0, 3]), ids_Q=torch.tensor([7]))
     counts = []

@@ -85,6 +85,17 @@ def test_one_of_them_stops_all_and_any_number_goes_on(
     torch.testing.assert_close(resumed[0].weights_F.detach(), alone, rtol=1e-12, atol=0)
 
 
+@pytest.mark.slow
+def test_those_that_have_nothing_left_to_read_leave_the_positions_of_others_alone(
+    data: str, alone: torch.Tensor, tmp_path: Path
+) -> None:
+    steps, world = 6, WORLD  # some of them have read all of their stream after four
+    models = [SmallTraining(data, str(tmp_path), stop_after=n).run(world) for n in (steps - 2, 1)]
+    models.append(SmallTraining(data, str(tmp_path)).run(world))
+    assert times_seen(*chain.from_iterable(models)) == Counter(range(GROUPS))
+    torch.testing.assert_close(models[-1][0].weights_F.detach(), alone, rtol=1e-12, atol=0)
+
+
 def test_their_streams_are_dealt_evenly_and_each_to_one() -> None:
     documents = [row_group.documents for row_group in on_paper().row_groups]
     dealt = plan.canonical_streams(documents, seed=0, epoch=0, key="", streams=WORLD)
