@@ -2,8 +2,8 @@ r"""Make the log of a news portal with any number of lists, hour by hour, to try
 
 35 million lists of ten weeks, about 5 GB, and the day that follows:
 
-  python -m jobs.simulate --ray --set out=data/portal-log --set log.lists=35000000
-  python -m jobs.simulate --ray --set out=data/portal-day --set log.lists=500000 \
+  python -m jobs.simulate --ray --set out=log --set log.lists=35000000
+  python -m jobs.simulate --ray --set out=day --set log.lists=500000 \
       --set log.days=1 --set log.first_day=2026-03-16
 """
 

@@ -1,6 +1,7 @@
 """Every key of a config, also below it and in the other kinds of its unions, each with other values to try."""
 
 import contextlib
+import datetime
 import inspect
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -119,6 +120,8 @@ def _values(value: Any, info: FieldInfo, name: str, among: Values) -> list[Any]:
             return [*others, value / 2, value * 2, value + 0.5, value - 0.25]
         case str():
             return [*others, f"{value}x"]
+        case datetime.date():
+            return [*others, value + datetime.timedelta(days=1)]
         case tuple() if value:
             return [*others, value[:-1], (*value, value[-1]), value[1:]]
         case dict() if value:

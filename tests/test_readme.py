@@ -16,7 +16,9 @@ from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.experiments.first.init import InitConfig, init
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.models.choices import NetworkConfig
 from ltrscale.progress import log
+from ltrscale.runtime.workers import WorkersConfig
 from ltrscale.training.finetune import FinetuneConfig
 
 TESTS = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -88,6 +90,8 @@ def test_every_config_shown_is_used_by_a_command_or_is_one_of_splits() -> None:
                 "splits": (Splits, {}),
                 "evaluate": (EvaluateSettings, {}),
                 "finetune": (FinetuneConfig, {}),
+                "network": (NetworkConfig, {}),
+                "workers": (WorkersConfig, {}),
                 "columns": (ColumnMapping, {"query": "search_id"}),
                 "source": (Items, {"columns": {"query": "qid", "features": ["bm25"]}}),
             }[key]

@@ -124,7 +124,7 @@ def test_whole_trainings_run_on_the_device(
     counts = trained_on(monkeypatch, lambda: pretrain(pretraining, train, out, origin={}, report=records.append))
     steps = sum("step" in record for record in records)
     assert steps > 2
-    in_steps = counts.waits["training/loop.py:" + line_of("norm_1])).cpu()")]
+    in_steps = counts.waits["training/loop.py:" + line_of("self.rows.beside(")]
     assert in_steps == steps + 1  # the last one finds that all is read
     finetuning = FinetuneConfig.model_validate({"epochs": 1, "head_epochs": 1, "stream": stream, "average": 0.5})
     tuned = str(tmp_path / "tuned")
