@@ -14,7 +14,10 @@ import yaml
 from cluster_scripts import ROOT, exported_environment, run_script
 from waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]  # several processes start
+pytestmark = [
+    *(pytest.mark.nightly, pytest.mark.slow, pytest.mark.ray),
+    pytest.mark.timeout(900),  # several processes start
+]
 
 
 @pytest.fixture

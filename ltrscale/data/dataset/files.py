@@ -218,7 +218,11 @@ class DataFiles(Sequence[DataFile]):
         return (self[i] for i in range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(DataFile.__eq__, self, other))
+        return (
+            isinstance(other, Sequence)
+            and len(self) == len(other)
+            and all(a == b for a, b in zip(self, other, strict=True))
+        )
 
     __hash__ = None  # type: ignore[assignment]  # as of a list
 

@@ -166,7 +166,11 @@ class RowGroups(Sequence[RowGroup]):
         return map(self.__getitem__, range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(RowGroup.__eq__, self, other))
+        return (
+            isinstance(other, Sequence)
+            and len(self) == len(other)
+            and all(a == b for a, b in zip(self, other, strict=True))
+        )
 
     __hash__ = None  # type: ignore[assignment]  # as of a list
 
