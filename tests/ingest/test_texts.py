@@ -364,7 +364,7 @@ def test_tokens_stream_from_s3_and_ray_writes_the_same(s3: Any, tmp_path: Path) 
     settings = config(str(tmp_path / "log-*.parquet"), fields, unit_mb=1e-6)
     here, there = prepare(settings, str(tmp_path / "set")), prepare(settings, f"{s3}/texts", ray=True)
     for one, other in zip(here.manifest.files, there.manifest.files, strict=True):
-        assert one.content() == other.content()
+        assert (one.period, one.sha256, one.row_groups) == (other.period, other.sha256, other.row_groups)
     assert here.manifest.hash == there.manifest.hash
     assert here.manifest.token_summaries == there.manifest.token_summaries
     assert tokens_in(here) == tokens_in(there)

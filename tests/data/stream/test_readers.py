@@ -202,7 +202,7 @@ def reading_threads() -> list[threading.Thread]:
 def test_closing_a_stream_of_ray_ends_its_threads_and_tasks(made: Any) -> None:
     import ray
 
-    plan = choose(made).row_groups * 100
+    plan = [*choose(made).row_groups] * 100
     tables: Generator[Any] = read_with_ray(plan, COLUMNS)
     next(tables)
     tables.close()  # what Ray keeps for the next stream is there now
