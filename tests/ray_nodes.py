@@ -1,6 +1,9 @@
 """Nodes of a Ray cluster on this machine: their loss, notices of their end, and the workers that run on them."""
 
+import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import ray
@@ -13,6 +16,21 @@ NODE = {"num_cpus": 3, "include_dashboard": False}
 """Room for one worker of two CPUs, and for reading."""
 _NOTICE_S = 3600
 """Longer than any test: what counts is that the run has left the node when it goes."""
+
+
+@contextmanager
+def nodes(number: int) -> Iterator[Cluster]:
+    """A cluster of this many nodes on this machine, to which this process is connected; the first belongs to it."""
+    cluster = Cluster(initialize_head=True, head_node_args=NODE)
+    try:
+        for _ in range(number - 1):
+            cluster.add_node(**NODE)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="warning")
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        gc.collect()
 
 
 def give_notice(cluster: Cluster, node: Node) -> None:

@@ -1,13 +1,11 @@
 """A cluster of three nodes that loses one, with or without notice."""
 
-import gc
 import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-import ray
 import ray_nodes
 import safetensors.torch
 import torch
@@ -25,7 +23,7 @@ from faulty_pretraining import (
 )
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
-from ray_nodes import NODE
+from ray_nodes import NODE, nodes
 from waiting import wait_until
 
 from ltrscale.runtime.ray_internals import sigterm_left_alone
@@ -43,15 +41,8 @@ SGD = {"kind": "sgd", "learning_rate": 0.001}
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Cluster]:
     """Two nodes on this machine; the first belongs to this process."""
-    cluster = Cluster(initialize_head=True, head_node_args=NODE)
-    try:
-        cluster.add_node(**NODE)
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="warning")
+    with nodes(2) as cluster:
         yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-        gc.collect()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """A storm over a training on six nodes: workers are killed, nodes are lost and others get notice, again and again."""
 
-import gc
 import itertools
 import os
 import random
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import ray
 from faulty_pretraining import (
     Attempt,
     FaultyPretraining,
@@ -25,7 +23,7 @@ from faulty_pretraining import (
     small_config,
 )
 from ray.cluster_utils import Cluster
-from ray_nodes import NODE, give_notice, training_workers
+from ray_nodes import NODE, give_notice, nodes, training_workers
 from waiting import wait_until
 
 from ltrscale.progress import log
@@ -45,16 +43,8 @@ STEP_S = 0.5
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """Six nodes on this machine; the first belongs to this process."""
-    cluster = Cluster(initialize_head=True, head_node_args=NODE)
-    try:
-        for _ in range(NODES - 1):
-            cluster.add_node(**NODE)
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="warning")
+    with nodes(NODES) as cluster:
         yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-        gc.collect()
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,18 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, saves: int, act: Callable[[
     monkeypatch.setattr(Unfinished, "save", save_and_stop)
 
 
-def stop() -> None:
-    raise Interrupted
+def prepare_interrupted(
+    patching: pytest.MonkeyPatch, saves: int, config: PrepareConfig, out: str, *, ray: bool = False
+) -> None:
+    """Interrupt a `prepare` of this process when it has saved this often."""
+
+    def stop() -> None:
+        raise Interrupted
+
+    with patching.context() as patch:
+        interrupt_after(patch, saves, stop)
+        with pytest.raises(Interrupted):
+            prepare(config, out, ray=ray)
 
 
 def same(one: Dataset, other: Dataset) -> None:
@@ -90,10 +100,7 @@ def same(one: Dataset, other: Dataset) -> None:
 def test_what_was_saved_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: int) -> None:
     inputs = write_logs(tmp_path / "log")
     whole = prepare(config(inputs), str(tmp_path / "whole"))
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, saves, stop)
-        with pytest.raises(Interrupted):
-            prepare(config(inputs), str(tmp_path / "out"))
+    prepare_interrupted(monkeypatch, saves, config(inputs), str(tmp_path / "out"))
     assert storage.read_manifest(str(tmp_path / "out")) is None
     read, write = list[Unit](), assembly.write_unit
 
@@ -114,10 +121,7 @@ def test_hashes_that_were_not_recorded_before_are_recorded_once(
     made = prepare(config(first, period="a"), out)
     manifest = made.manifest.replace(query_ids=())
     storage.write_bytes(f"{out}/{storage.MANIFEST}", manifest.model_dump_json().encode())
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 2, stop)
-        with pytest.raises(Interrupted):
-            prepare(config(others, period="b", add=True), out)
+    prepare_interrupted(monkeypatch, 2, config(others, period="b", add=True), out)
     added = prepare(config(others, period="b", add=True), out)
     recorded = np.concatenate([np.load(storage.join(out, file.path)) for file in added.manifest.query_ids])
     assert len(recorded) == len(np.unique(recorded)) == added.manifest.counts().groups
@@ -151,10 +155,7 @@ def test_an_addition_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for out in outs:
         prepare(config(first), out)
     whole = prepare(config(rest, add=True, period="late"), outs[0])
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 2, stop)
-        with pytest.raises(Interrupted):
-            prepare(config(rest, add=True, period="late"), outs[1])
+    prepare_interrupted(monkeypatch, 2, config(rest, add=True, period="late"), outs[1])
     same(whole, prepare(config(rest, add=True, period="late"), outs[1]))
 
 
@@ -163,10 +164,7 @@ def test_other_work_starts_from_the_beginning_and_removes_what_was_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
     inputs, out = write_logs(tmp_path / "log"), str(tmp_path / "out")
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 3, stop)
-        with pytest.raises(Interrupted):
-            prepare(config(inputs), out)
+    prepare_interrupted(monkeypatch, 3, config(inputs), out)
     settings: dict[str, Any] = {"max_group": 3} if changed == "settings" else {}
     if changed == "inputs":
         (tmp_path / "log" / "0.txt").write_text("1 qid:new 1:1 2:2\n0 qid:new 1:3 2:4\n")
@@ -181,8 +179,5 @@ def test_other_work_starts_from_the_beginning_and_removes_what_was_saved(
 def test_tasks_of_ray_go_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: int) -> None:
     inputs = write_logs(tmp_path / "log")
     whole = prepare(config(inputs), str(tmp_path / "whole"))
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, saves, stop)
-        with pytest.raises(Interrupted):
-            prepare(config(inputs), str(tmp_path / "out"), ray=True)
+    prepare_interrupted(monkeypatch, saves, config(inputs), str(tmp_path / "out"), ray=True)
     same(whole, prepare(config(inputs), str(tmp_path / "out"), ray=True))

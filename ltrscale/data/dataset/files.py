@@ -6,9 +6,9 @@ Shapes: F files, F1 = F + 1 bounds, R row groups.
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple, Self, overload
+from typing import Annotated, Any, NamedTuple, Self, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
@@ -68,6 +68,7 @@ _SCHEMA = pa.schema(
 )
 
 
+RowT = TypeVar("RowT")
 FILE, QUARANTINE, ADDITION = "file", "quarantine", "addition"
 """The kinds of rows of a part of a manifest."""
 _PART = pa.schema([pa.field("kind", pa.string()), *_SCHEMA, pa.field("made_by", pa.string())])
@@ -83,7 +84,16 @@ def part_table(files: "DataFiles", quarantine: Iterable[str], additions: Iterabl
     return pa.concat_tables([table.cast(_PART), pa.Table.from_pylist(others, schema=_PART)])
 
 
-class DataFiles(Sequence[DataFile]):
+class Columnar(Sequence[RowT]):
+    """A sequence that is kept as columns, whose elements are made when they are asked for; it is equal as a list is."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and [*self] == [*other]
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
+
+
+class DataFiles(Columnar[DataFile]):
     """Data files in order, as columns; an element is made when it is asked for.
 
     Example:
@@ -213,18 +223,6 @@ class DataFiles(Sequence[DataFile]):
             longest=int(self.longest_F[i]),
             row_groups=tuple(Counts(*counts) for counts in self.row_groups_of(i).tolist()),
         )
-
-    def __iter__(self) -> Iterator[DataFile]:
-        return (self[i] for i in range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Sequence)
-            and len(self) == len(other)
-            and all(a == b for a, b in zip(self, other, strict=True))
-        )
-
-    __hash__ = None  # type: ignore[assignment]  # as of a list
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Sent to another process without what follows from the columns."""

@@ -195,8 +195,8 @@ class Manifest(Config):
     fills: dict[str, float] = Field(default_factory=dict)
     """The number that stands for a missing value of a feature, by feature; others stay missing."""
     query_ids: tuple[ListedFile, ...] = ()
-    """Hashes of the query ids of all groups outside fixed periods, a file for each time that periods were added. Empty
-    where they are not recorded, and where there are none."""
+    """Hashes of the query ids of all groups outside fixed periods, in few files, however often periods were added.
+    Empty where they are not recorded, and where there are none."""
     quarantine: tuple[ListedPath, ...] = ()
     """Quarantine files, below the same directory, but those that the parts list."""
     made_by: dict[str, Any] = Field(default_factory=dict)

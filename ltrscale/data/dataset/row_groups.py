@@ -5,7 +5,7 @@ Shapes: R row groups.
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Self, overload
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.data.dataset.files import DataFiles
+from ltrscale.data.dataset.files import Columnar, DataFiles
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.scores import Found
 
@@ -113,7 +113,7 @@ class Columns(NamedTuple):
     first_labelled_R: NDArray[np.int64]
 
 
-class RowGroups(Sequence[RowGroup]):
+class RowGroups(Columnar[RowGroup]):
     """Row groups in order, as columns; an element is made when it is asked for.
 
     Args:
@@ -161,18 +161,6 @@ class RowGroups(Sequence[RowGroup]):
         url, period, gid_base, scores, source, stored, longest = self.files[file]
         counts = (groups, documents, labelled)
         return RowGroup(url, number, period, *counts, gid_base, first_labelled, scores, source, stored, longest)
-
-    def __iter__(self) -> Iterator[RowGroup]:
-        return map(self.__getitem__, range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Sequence)
-            and len(self) == len(other)
-            and all(a == b for a, b in zip(self, other, strict=True))
-        )
-
-    __hash__ = None  # type: ignore[assignment]  # as of a list
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Sent to another process with the files that these row groups lie in, and no others."""

@@ -102,10 +102,6 @@ class Selection:
             return np.ones(row_group.labelled, dtype=np.bool_)
         return self.kept_labelled[row_group.first_labelled :][: row_group.labelled]
 
-    def served_groups(self, row_group: RowGroup) -> int:
-        """Groups of a row group that are served."""
-        return int(self.kept(row_group).sum()) if self.labelled else row_group.groups
-
     @cached_property
     def served_groups_R(self) -> NDArray[np.int64]:
         """Groups of each row group that are served."""

@@ -100,7 +100,7 @@ def test_only_the_groups_with_a_relevant_document_are_left(made: Any, size: dict
     assert relevant.n_groups == len(left)
     assert len(left) < len(served) or len(left) == 1
     assert relevant.n_labelled == 42  # of the split, however few are left, as masks of two samples are compared
-    assert all(relevant.served_groups(row_group) for row_group in relevant.row_groups)
+    assert relevant.served_groups_R.all()
 
 
 def test_where_no_group_has_a_relevant_document_all_are_left(write_dataset: Callable[..., str]) -> None:

@@ -72,7 +72,7 @@ def test_a_labelled_fraction_is_exact(weeks: Any, fraction: float, seed: int) ->
     split = Split(data=(weeks.url,), labelled_fraction=fraction, labelled_seed=seed)
     selection = select(split, labelled=True)
     assert selection.n_groups == max(1, round(fraction * len(weeks.labelled)))
-    assert all(selection.served_groups(r) for r in selection.row_groups)
+    assert selection.served_groups_R.all()
 
 
 def test_labelled_fractions_are_nested_and_differ_by_seed(weeks: Any) -> None:
@@ -99,7 +99,9 @@ def test_the_first_labelled_groups_are_those_of_the_first_row_groups(weeks: Any)
     split = Split(data=(weeks.url,), periods=("2026-W02..2026-W03",), labelled_fraction=0.4, labelled_sample="first")
     selection = select(split, labelled=True)
     assert selection.n_groups == 6
-    assert [(r.period, r.index, selection.served_groups(r)) for r in selection.row_groups] == [
+    assert [
+        (r.period, r.index, n) for r, n in zip(selection.row_groups, selection.served_groups_R.tolist(), strict=True)
+    ] == [
         ("2026-W02", 0, 4),
         ("2026-W02", 2, 2),
     ]
@@ -264,7 +266,7 @@ def test_a_labelled_sample_is_drawn_from_what_is_left(weeks: Any, sample: str) -
     assert left.n_groups == sum(r.labelled for r in everything if r.url in kept) / 2
     assert {r.url for r in left.row_groups} <= kept
     assert left.kept_labelled is not None
-    assert left.kept_labelled.sum() == sum(map(left.served_groups, left.row_groups))
+    assert left.kept_labelled.sum() == left.served_groups_R.sum()
 
 
 def test_the_hash_covers_the_files_left_out(weeks: Any, tmp_path: Path) -> None:
