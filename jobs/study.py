@@ -18,7 +18,7 @@ def _job() -> Job:
 
 _KEYS = """
 out data splits.train.periods splits.validation.periods splits.test.periods
-grid grid.0.labelled grid.0.draws grid.0.seeds grid.0.methods
+grid grid.0.labelled grid.0.draws grid.0.pretrainings grid.0.methods
 methods methods.NAME.gbdt methods.NAME.space methods.NAME.pretrain.method
 methods.NAME.pretrain.augment methods.NAME.pretrain.epochs methods.NAME.pretrained_as methods.NAME.finetune.loss
 methods.NAME.finetune.network.encoder methods.NAME.finetune.epochs

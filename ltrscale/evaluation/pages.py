@@ -183,7 +183,7 @@ def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:
     shown = ", ".join(names[:_SKEWED]) + (", ..." if count > _SKEWED else "")
     return [
         f"Draws of labels look skewed in {count} of {len(skewed)} differences ({shown}). If they are, intervals cover "
-        "less than 95%: about 88% with five exponential draws, 90% with ten and 92% with twenty. Add draws."
+        "less than 95%: about 89% with five exponential draws, 92% with ten and 94% with twenty. Add draws."
     ]
 
 

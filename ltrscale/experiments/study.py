@@ -1,11 +1,11 @@
 """A study: methods at several numbers of labelled groups, over several draws of these groups.
 
-Each model is a cell: a number of labelled groups, a draw, initial weights and a method. Below `out` are
+Each model is a cell: a number of labelled groups, a draw, a pretraining and a method. Below `out` are
 
     test/                                    the test groups, and which of them are outliers
-    pretrained/seed-0/METHOD/pretrained/     encoders; they see no labels, so one serves all draws
-    models/100/draw-3/seed-0/METHOD/model/   bundles, as a pipeline makes them
-    models/100/draw-3/seed-0/METHOD/measured/  every metric of every test group
+    pretrained/seed-3/METHOD/pretrained/     encoders, of draw 3 unless the grid crosses pretrainings with the draws
+    models/100/draw-3/METHOD/model/          bundles, as a pipeline makes them
+    models/100/draw-3/METHOD/measured/       every metric of every test group
     summary/report.md                        written anew while models arrive
 
 Encoders, models and measurements are stages: those that are up to date are skipped, so a study resumes after any end.
@@ -14,7 +14,7 @@ Encoders, models and measurements are stages: those that are up to date are skip
 import functools
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -29,7 +29,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.studies.study import Cost, Design, Model, Study
 from ltrscale.evaluation.studies.study_page import document
-from ltrscale.experiments.methods.base import MethodName, check_methods, with_foundations
+from ltrscale.experiments.methods.base import AnyMethod, MethodName, check_methods, is_pretrained, with_foundations
 from ltrscale.experiments.methods.choices import Method
 from ltrscale.experiments.study_models import (
     Cell,
@@ -99,7 +99,21 @@ class StudyConfig(Config):
                 raise ValueError(f"evaluate.{key}: a study does not read it; leave it out, or compare in a pipeline")
         check_methods(self.methods, ONE)
         self._check_compared()
+        self._check_pretrainings()
         return self
+
+    def _check_pretrainings(self) -> None:
+        """Check that each method has as many pretrainings in all parts of the grid that have a number of labels."""
+        asked: dict[tuple[int | float, str], int | None] = {}
+        for part in self.grid:
+            names = with_foundations(part.methods or tuple(self.methods), self.methods)
+            for number, name in itertools.product(part.labelled, names):
+                before = asked.setdefault((number, name), part.pretrainings)
+                if before != part.pretrainings and is_pretrained(name, self.methods):
+                    raise ValueError(
+                        f"grid: {name} at {number} has pretrainings {before or 'empty'} in one part and "
+                        f"{part.pretrainings or 'empty'} in another; give both the same"
+                    )
 
     def _check_compared(self) -> None:
         """Check that the methods that others are compared with are trained, and that controls are not pretrained."""
@@ -162,13 +176,20 @@ class StudyConfig(Config):
     def cells(self) -> list[Cell]:
         """All models, draw after draw, so that every draw is complete before the next begins."""
         cells = {
-            Cell(labelled=number, draw=draw, seed=seed, method=name)
+            Cell(labelled=number, draw=draw, pretraining=pretraining, method=name)
             for part in self.grid
-            for number, draw, seed in itertools.product(part.labelled, range(part.draws), part.seeds)
+            for number, draw in itertools.product(part.labelled, range(part.draws))
             for name in with_foundations(part.methods or tuple(self.methods), self.methods)
+            for pretraining in self._crossed(name, part)
         }
         order = {name: i for i, name in enumerate(with_foundations(tuple(self.methods), self.methods))}
-        return sorted(cells, key=lambda cell: (cell.draw, cell.seed, cell.labelled, order[cell.method]))
+        return sorted(cells, key=lambda cell: (cell.draw, cell.pretraining or 0, cell.labelled, order[cell.method]))
+
+    def _crossed(self, method: str, part: GridConfig) -> Sequence[int | None]:
+        """The pretrainings that a part of the grid crosses with the draws of a method."""
+        if part.pretrainings is None or not is_pretrained(method, self.methods):
+            return [None]
+        return range(part.pretrainings)
 
     def run(self) -> None:
         """Pretrain, train and measure every model, and report; skips what is up to date.
@@ -207,25 +228,30 @@ class StudyConfig(Config):
 
 
 def _tasks(study: StudyConfig, parts: StudyParts) -> list[Task]:
-    """The tasks of the study: pretraining first, for it takes longest."""
+    """The tasks of the study; those of a draw begin with its pretrainings, which take longest."""
     methods = parts.methods
     test = Task("test groups", parts.describe_test)
-    pretrainings: dict[str, Task] = {}
-    models: dict[str, Task] = {}
-    for cell in study.cells:
-        needs = [test.name, *(cell.replace(method=name).folder for name in methods[cell.method].built_on())]
-        if (encoder := methods[cell.method].encoder(cell.method, methods)) is not None:
-            name = f"pretraining of {encoder}, seed {cell.seed}"
-            pretrain = functools.partial(parts.pretrain, encoder, cell.seed)
-            pretrainings[name] = Task(
-                name, pretrain, kind=f"pretraining of {encoder}", folder=parts.encoder(encoder, cell.seed)
-            )
-            needs.append(name)
-        train, size = functools.partial(parts.train, cell, study.sized(cell.labelled)), float(cell.labelled)
-        models[cell.folder] = Task(
-            cell.folder, train, tuple(needs), kind=cell.method, size=size, folder=parts.place(cell.folder)
-        )
-    return [test, *pretrainings.values(), *models.values()]
+    tasks = {test.name: test}
+    for _, of_draw in itertools.groupby(study.cells, key=lambda cell: cell.draw):
+        models: dict[str, Task] = {}
+        for cell in of_draw:
+            needs = [test.name, *(_foundation(cell, name, methods).folder for name in methods[cell.method].built_on())]
+            if (encoder := methods[cell.method].encoder(cell.method, methods)) is not None:
+                name, seed = f"pretraining of {encoder}, seed {cell.encoder_seed}", cell.encoder_seed
+                pretrain, folder = functools.partial(parts.pretrain, encoder, seed), parts.encoder(encoder, seed)
+                tasks[name] = Task(name, pretrain, kind=f"pretraining of {encoder}", folder=folder)
+                needs.append(name)
+            train, size = functools.partial(parts.train, cell, study.sized(cell.labelled)), float(cell.labelled)
+            folder = parts.place(cell.folder)
+            models[cell.folder] = Task(cell.folder, train, tuple(needs), kind=cell.method, size=size, folder=folder)
+        tasks |= models
+    return [*tasks.values()]
+
+
+def _foundation(cell: Cell, name: str, methods: Mapping[str, AnyMethod]) -> Cell:
+    """The cell of a method that another cell is built on."""
+    pretraining = cell.pretraining if is_pretrained(name, methods) else None
+    return cell.replace(method=name, pretraining=pretraining)
 
 
 def _run(study: StudyConfig, parts: StudyParts) -> dict[str, str]:
@@ -285,7 +311,6 @@ def _summarise(study: StudyConfig, parts: StudyParts, done: set[str], failed: Ma
         relevant_from=study.evaluate.relevant_from,
         leave_out_constant=study.evaluate.leave_out_constant,
         planned=len(cells),
-        seeds=len({cell.seed for cell in cells}),
         failed=dict(failed),
         pretraining={
             name: _pretraining_cost(study, parts, encoder)
@@ -298,8 +323,8 @@ def _summarise(study: StudyConfig, parts: StudyParts, done: set[str], failed: Ma
 
 
 def _pretraining_cost(study: StudyConfig, parts: StudyParts, name: str) -> Cost:
-    """Mean time of pretraining over seeds."""
-    seeds = {cell.seed for cell in study.cells}
+    """Mean time of a pretraining."""
+    seeds = {cell.encoder_seed for cell in study.cells}
     folders = [parts.encoder(name, seed) for seed in seeds]
     records = [record for folder in folders if (record := Spent.read(folder)) is not None and record.done]
     seconds = sum(each.seconds for each in records)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field
@@ -43,7 +43,7 @@ LabelledCount = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)
 
 
 class GridConfig(Config):
-    """A part of the study: every method with every number of labelled groups, draw and seed."""
+    """A part of the study: every method with every number of labelled groups, in every draw of them."""
 
     labelled: tuple[LabelledCount, ...] = Field(min_length=1)
     """Labelled groups of the training split that are used: a number, see `counts`, or as a decimal up to 1.0 a share of
@@ -51,8 +51,10 @@ class GridConfig(Config):
     draws: int = Field(5, ge=1, lt=MOST_STUDY_DRAWS)
     """Random samples of that size; fewer than five judge nothing, and ten cost twice as much for intervals that are a
     third narrower. With the same number a smaller sample is part of a larger one."""
-    seeds: tuple[int, ...] = Field((0,), min_length=1)
-    """Of pretraining; finetuning and trees mix the draw in. Several are averaged for each draw."""
+    pretrainings: int | None = Field(None, ge=1)
+    """Empty gives each draw its own pretraining, so that intervals hold for other pretrainings as for other labels.
+    Where that is too dear, a number of encoders, each of which serves all draws: three give an interval, a wider one.
+    With one, all that is said of pretraining holds for this encoder, and its share has no verdict."""
     methods: tuple[str, ...] = ()
     """Names of methods; empty for all. Methods that these are built on come along."""
 
@@ -62,13 +64,20 @@ class Cell(Config):
 
     labelled: LabelledCount
     draw: int
-    seed: int
+    pretraining: int | None
+    """Which of the pretrainings that are crossed with the draws; None for the draw's own, or for none."""
     method: str
 
     @property
+    def encoder_seed(self) -> int:
+        """The seed of the pretraining that it starts from."""
+        return self.draw if self.pretraining is None else self.pretraining
+
+    @property
     def run(self) -> str:
-        """The directory of the models that share labelled groups and seed, below that of the study."""
-        return join("models", str(self.labelled), f"draw-{self.draw}", f"seed-{self.seed}")
+        """The directory of the models that share labelled groups and pretraining, below that of the study."""
+        crossed = [] if self.pretraining is None else [f"pretraining-{self.pretraining}"]
+        return join("models", str(self.labelled), f"draw-{self.draw}", *crossed)
 
     @property
     def folder(self) -> str:
@@ -246,8 +255,12 @@ class StudyParts:
     def run_of(self, cell: Cell, sized: SplitsWithTest) -> SeedRun:
         """The run of a model; initial weights and the order of the data differ between draws, too."""
         methods = {name: method.with_threads(self.threads) for name, method in self.methods.items()}
-        splits, seed = sized.drawn(cell.draw), MOST_STUDY_DRAWS * cell.seed + cell.draw
-        return SeedRun(methods, splits, seed, ONE, self.place(cell.run), encoders=self.encoders(cell.seed))
+        out, encoders = self.place(cell.replace(pretraining=None).run), self.encoders(cell.encoder_seed)
+        own = SeedRun(methods, sized.drawn(cell.draw), cell.draw, ONE, out, encoders=encoders)
+        if cell.pretraining is None:
+            return own
+        seed = MOST_STUDY_DRAWS * cell.pretraining + cell.draw
+        return replace(own, seed=seed, out=self.place(cell.run), unpretrained=own)
 
     def describe_test(self) -> None:
         """Find the outliers among the test groups."""

@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,15 +71,15 @@ def done(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> tu
 
 
 def values_of(out: Path, number: int, draw: int, method: str) -> np.ndarray:
-    folder = out / "models" / str(number) / f"draw-{draw}" / "seed-0" / method / "measured"
+    folder = out / "models" / str(number) / f"draw-{draw}" / method / "measured"
     return pq.read_table(folder / "groups.parquet")["ndcg@5"].to_numpy()
 
 
 @pytest.mark.slow
-def test_all_draws_and_methods_share_one_pretraining(done: tuple[Path, list[str]]) -> None:
+def test_all_methods_and_numbers_of_a_draw_share_its_own_pretraining(done: tuple[Path, list[str]]) -> None:
     _, written = done
-    expected = {f"models/{n}/draw-{d}/seed-0/{m}/model" for n in (8, 30) for d in (0, 1) for m in METHODS}
-    assert names(written) == {*expected, "pretrained/seed-0/simclr/pretrained"}
+    expected = {f"models/{n}/draw-{d}/{m}/model" for n in (8, 30) for d in (0, 1) for m in METHODS}
+    assert names(written) == {*expected, *(f"pretrained/seed-{d}/simclr/pretrained" for d in (0, 1))}
     assert len(names(written)) == len([name for name in written if name.endswith(("/model", "/pretrained"))])
 
 
@@ -87,7 +88,7 @@ def test_figures_are_those_of_the_stored_metrics(done: tuple[Path, list[str]]) -
     out, _ = done
     found = Study.read(str(out / "summary"))
     outliers = {row["gid"]: row["outlier"] for row in pq.read_table(out / "test" / "groups.parquet").to_pylist()}
-    gids = pq.read_table(out / "models/8/draw-0/seed-0/gbdt/measured/groups.parquet")["gid"].to_pylist()
+    gids = pq.read_table(out / "models/8/draw-0/gbdt/measured/groups.parquet")["gid"].to_pylist()
     rows = {"all": np.ones(len(gids), bool), "outliers": np.array([outliers[gid] for gid in gids])}
     assert 0 < rows["outliers"].sum() < len(gids)
     for number in (8, 30):
@@ -103,7 +104,7 @@ def test_figures_are_those_of_the_stored_metrics(done: tuple[Path, list[str]]) -
         versus = found.against("gbdt")["simclr"].estimates[str(number)]
         assert versus.mean == pytest.approx((drawn["simclr"] - drawn["gbdt"]).mean())
     assert set(found.against("plain")) == {"simclr", "probed"}, "trees are no share of pretraining"
-    read = {m: [load(f"{out}/models/8/draw-{d}/seed-0/{m}/model").metrics for d in (0, 1)] for m in METHODS}
+    read = {m: [load(f"{out}/models/8/draw-{d}/{m}/model").metrics for d in (0, 1)] for m in METHODS}
     assert [metrics["labelled_groups"] for metrics in read["plain"]] == [8, 8]
     others = np.mean([metrics["labelled_groups"] for metrics in read["gbdt"]])
     assert found.trained_on["8"] == others > 8, "groups without a relevant document come along"
@@ -154,14 +155,14 @@ def test_a_second_run_trains_nothing_and_a_larger_one_only_what_is_new(
 ) -> None:
     out, _ = done
     assert written_directories(study(synthetic_dataset, out)) == []
-    time_before = Spent.read(str(out / "models/8/draw-0/seed-0/simclr"))
+    time_before = Spent.read(str(out / "models/8/draw-0/simclr"))
     grid = [*GRID, {"labelled": [8], "draws": 3, "methods": ["gbdt"]}]
     more = written_directories(study(synthetic_dataset, out, grid=grid))
-    assert more == ["models/8/draw-2/seed-0/gbdt/model", "models/8/draw-2/seed-0/gbdt/measured", "summary"]
-    assert Spent.read(str(out / "models/8/draw-0/seed-0/simclr")) == time_before
-    (out / "models/30/draw-1/seed-0/plain/measured" / storage.MANIFEST).unlink()  # as if killed before it was there
+    assert more == ["models/8/draw-2/gbdt/model", "models/8/draw-2/gbdt/measured", "summary"]
+    assert Spent.read(str(out / "models/8/draw-0/simclr")) == time_before
+    (out / "models/30/draw-1/plain/measured" / storage.MANIFEST).unlink()  # as if killed before it was there
     again, *rest = written_directories(study(synthetic_dataset, out, grid=grid))
-    assert again == "models/30/draw-1/seed-0/plain/measured", "trained nothing again"
+    assert again == "models/30/draw-1/plain/measured", "trained nothing again"
     assert rest in (["summary"], [])  # the summary stays if the measured time, too, is the same
     switched = study(synthetic_dataset, out, grid=grid, evaluate={"baseline": "plain"})
     assert written_directories(switched) == ["test", "summary"]
@@ -177,12 +178,12 @@ def test_a_moved_study_trains_nothing_again(
     shutil.copytree(first, tmp_path / "here")
     shutil.rmtree(tmp_path / "here" / "summary")
     study(synthetic_dataset, tmp_path / "here", **changes).run()
-    spent = Spent.read(str(tmp_path / "here/models/8/draw-0/seed-0/tuned"))
+    spent = Spent.read(str(tmp_path / "here/models/8/draw-0/tuned"))
     (tmp_path / "here").rename(tmp_path / "there")
     shutil.copytree(synthetic_dataset, tmp_path / "data")
     assert written_directories(study(synthetic_dataset, tmp_path / "there", **changes)) == []
     assert written_directories(study(str(tmp_path / "data"), tmp_path / "there", **changes)) == []
-    assert Spent.read(str(tmp_path / "there/models/8/draw-0/seed-0/tuned")) == spent
+    assert Spent.read(str(tmp_path / "there/models/8/draw-0/tuned")) == spent
 
 
 @pytest.mark.slow
@@ -197,7 +198,7 @@ def test_the_time_of_a_search_adds_up_over_stops(synthetic_dataset: str, tmp_pat
         control=None,
         evaluate={"baseline": None},
     )
-    folder, heard = str(tmp_path / "out/models/30/draw-0/seed-0/tuned"), list[int]()
+    folder, heard = str(tmp_path / "out/models/30/draw-0/tuned"), list[int]()
 
     def hear(record: Mapping[str, object]) -> None:
         if "step" in record and isinstance(documents := record["documents"], int):
@@ -237,12 +238,12 @@ def test_a_failing_method_is_named_and_the_others_are_reported(synthetic_dataset
     config = study(synthetic_dataset, tmp_path / "out", methods=methods, grid=[{"labelled": [30], "draws": 1}])
     few = config.splits.validation.replace(labelled_groups=20)
     config = config.replace(splits=config.splits.replace(validation=few.model_dump()).model_dump())
-    with pytest.raises(InputError, match=r"2 tasks failed, the first is models/30/draw-0/seed-0/wild .*NaN"):
+    with pytest.raises(InputError, match=r"2 tasks failed, the first is models/30/draw-0/wild .*NaN"):
         config.run()
     found = Study.read(str(tmp_path / "out" / "summary"))
     assert {point.method for point in found.points} == {"gbdt", "plain"}
-    assert set(found.failed) == {f"models/30/draw-0/seed-0/{name}" for name in ("wild", "mean")}
-    assert "needs models/30/draw-0/seed-0/wild" in found.failed["models/30/draw-0/seed-0/mean"]
+    assert set(found.failed) == {f"models/30/draw-0/{name}" for name in ("wild", "mean")}
+    assert "needs models/30/draw-0/wild" in found.failed["models/30/draw-0/mean"]
     text = (tmp_path / "out" / "summary" / "report.md").read_text()
     assert "2 of 4 models are measured" in text
     assert "a score is NaN, training has diverged" in text
@@ -381,13 +382,46 @@ def test_parts_of_the_grid_join_and_methods_come_after_those_that_they_need() ->
     }
     grid = [
         {"labelled": [8, 30], "draws": 2, "methods": ["gbdt"]},
-        {"labelled": [30], "draws": 3, "seeds": [0, 1], "methods": ["gbdt", "mean"]},
+        {"labelled": [30], "draws": 3, "pretrainings": 2, "methods": ["gbdt", "mean"]},
     ]
     cells = study("nowhere", Path("nowhere"), methods=methods, grid=grid, control=None).cells
-    assert len({cell.folder for cell in cells}) == len(cells) == 2 + 3 * 2 * 4
-    order = [cell.method for cell in cells if (cell.draw, cell.seed, cell.labelled) == (0, 0, 30)]
+    crossed = {"simclr": 2, "mean": 2, "gbdt": 1, "plain": 1}
+    assert Counter(cell.method for cell in cells if cell.labelled == 30) == {m: 3 * n for m, n in crossed.items()}
+    assert len({cell.folder for cell in cells}) == len(cells) == 2 + 3 * 6
+    order = [cell.method for cell in cells if (cell.draw, cell.pretraining or 0, cell.labelled) == (0, 0, 30)]
     assert order.index("mean") > max(order.index("plain"), order.index("simclr"))
     assert [cell.draw for cell in cells] == sorted(cell.draw for cell in cells), "draw after draw"
+
+
+@pytest.mark.slow
+def test_pretrainings_that_are_crossed_with_the_draws_are_trained_once_each(
+    synthetic_dataset: str, tmp_path: Path
+) -> None:
+    methods = {
+        **METHODS,
+        "stack": {"kind": "stack", "members": ["gbdt", "simclr"], "stack": {"folds": 2, "gbdt": TREES}},
+    }
+    del methods["probed"]
+    grid = [{"labelled": [30], "draws": 2, "pretrainings": 2}]
+    written = names(written_directories(study(synthetic_dataset, tmp_path / "out", methods=methods, grid=grid)))
+    models = {name for name in written if "/folds/" not in name}
+    assert models == {
+        *(f"pretrained/seed-{p}/simclr/pretrained" for p in (0, 1)),
+        *(f"models/30/draw-{d}/{m}/model" for d in (0, 1) for m in ("gbdt", "plain")),
+        *(f"models/30/draw-{d}/pretraining-{p}/{m}/model" for d in (0, 1) for p in (0, 1) for m in ("simclr", "stack")),
+    }
+    found = Study.read(str(tmp_path / "out" / "summary"))
+    (share,) = found.against("plain")["simclr"].estimates.values()
+    assert (share.draws, share.pretrainings) == (2, 2)
+    assert "crossed with 2 pretrainings" in (tmp_path / "out" / "summary" / "report.md").read_text()
+
+
+def test_a_method_has_as_many_pretrainings_in_all_parts_of_the_grid() -> None:
+    grid = [{"labelled": [8, 30], "draws": 2}, {"labelled": [30], "draws": 3, "pretrainings": 3, "methods": ["simclr"]}]
+    with pytest.raises(InputError, match=r"simclr at 30 has pretrainings empty in one part and 3 in another"):
+        study("nowhere", Path("nowhere"), grid=grid)
+    grid[1]["methods"] = ["plain"]  # trees and networks from scratch have none to cross
+    study("nowhere", Path("nowhere"), grid=grid)
 
 
 def test_methods_with_equal_pretraining_share_it() -> None:

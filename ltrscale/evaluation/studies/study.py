@@ -17,7 +17,7 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import EvaluatedData
-from ltrscale.evaluation.statistics.crossed import Crossover, Drawn, MeanEstimate, crossovers, estimate
+from ltrscale.evaluation.statistics.estimates import Crossover, Drawn, MeanEstimate, crossovers, estimate
 from ltrscale.evaluation.studies.group_metrics import Measured, TestedOn, read_outliers, read_values
 from ltrscale.reports.findings import Findings
 from ltrscale.stages.stage import OutputUrl
@@ -51,7 +51,7 @@ class Cost(Config):
     """Time of a method; None where it is not known."""
 
     pretraining_minutes: float | None = None
-    """Pretraining of one encoder, which serves all draws."""
+    """One pretraining."""
     pretraining_documents_per_s: float | None = None
     minutes: dict[str, float] = Field(default_factory=dict)
     """Mean minutes of training one model, without pretraining and without the methods that it is built on, by the
@@ -115,8 +115,6 @@ class Study(Findings):
     """Models of the whole study."""
     failed: dict[str, str]
     """Why a part of the study failed, by its name."""
-    seeds: int
-    """Initial weights for each draw."""
     test: EvaluatedData
     detector: OutlierDetector
 
@@ -150,7 +148,8 @@ class Model(Config):
 
     labelled: str
     draw: int
-    seed: int
+    pretraining: int | None
+    """Which of the pretrainings that are crossed with the draws; None for the draw's own, or for none."""
     method: str
     url: OutputUrl
     """Directory of its metrics."""
@@ -176,7 +175,6 @@ class Design(Config):
     relevant_from: float
     leave_out_constant: bool = False
     planned: int
-    seeds: int
     failed: dict[str, str]
     pretraining: dict[str, Cost]
     """Cost of pretraining by method."""
@@ -197,7 +195,7 @@ def study_of(design: Design, models: Sequence[Model], test_url: str) -> Study:
         versus
         for method, other in pairs
         for groups in SCOPES
-        if (versus := table.versus(method, other, groups, numbers))
+        if (versus := table.versus(method, other, groups, numbers, is_control=design.controls.get(method) == other))
     ]
     tested = TestedOn.read(test_url)
     return Study(
@@ -220,13 +218,15 @@ class _Models:
     metrics: tuple[str, ...]
     primary: str
     values: Mapping[tuple[str, str], Mapping[int, Doubles]]
-    """By number of labelled groups and method: for each draw [Q, M], the mean over seeds."""
+    """By number of labelled groups and method: for each draw that has all its pretrainings [Q, P, M]."""
+    crossed: Mapping[tuple[str, str], int | None]
+    """Pretrainings that are crossed with the draws, by the same; None where each draw has its own, or none."""
     models: Mapping[tuple[str, str], Sequence[tuple[Model, Measured]]]
     rows: Mapping[ScopeName, NDArray[np.bool_]]
 
     @classmethod
     def read(cls, models: Sequence[Model], test_url: str, primary: str) -> "_Models":
-        of_seeds: dict[tuple[str, str], dict[int, list[Doubles]]] = defaultdict(lambda: defaultdict(list))
+        found: dict[tuple[str, str], dict[int, dict[int | None, Doubles]]] = defaultdict(lambda: defaultdict(dict))
         of_models = defaultdict(list)
         gids_Q: NDArray[np.int64] | None = None
         metrics: tuple[str, ...] = ()
@@ -237,20 +237,23 @@ class _Models:
             if gids_Q is not None and not np.array_equal(own_Q, gids_Q):
                 raise InputError(f"{model.url}: measured on other test groups; run the same command again")
             gids_Q = own_Q
-            of_seeds[model.labelled, model.method][model.draw].append(values_QM)
+            found[model.labelled, model.method][model.draw][model.pretraining] = values_QM
             of_models[model.labelled, model.method].append((model, measured))
         outliers = read_outliers(test_url)
         outlier_Q = np.array([outliers[gid] for gid in ([] if gids_Q is None else gids_Q.tolist())], np.bool_)
-        values = {
-            key: {draw: np.mean(values_SQM, axis=0) for draw, values_SQM in sorted(draws.items())}
-            for key, draws in of_seeds.items()
-        }
-        return cls(metrics, primary, values, of_models, {"all": np.ones_like(outlier_Q), "outliers": outlier_Q})
+        values, crossed = {}, {}
+        for key, draws in found.items():
+            names = max((sorted(of_draw, key=lambda name: name or 0) for of_draw in draws.values()), key=len)
+            whole = {draw: of_draw for draw, of_draw in sorted(draws.items()) if len(of_draw) == len(names)}
+            values[key] = {draw: np.stack([of[name] for name in names], axis=1) for draw, of in whole.items()}
+            crossed[key] = None if names == [None] else len(names)
+        rows: dict[ScopeName, NDArray[np.bool_]] = {"all": np.ones_like(outlier_Q), "outliers": outlier_Q}
+        return cls(metrics, primary, values, crossed, of_models, rows)
 
     def drawn(self, method: str, labelled: str, metric: str, groups: ScopeName) -> Drawn:
         of_draws, column = self.values[labelled, method], self.metrics.index(metric)
-        values_TQ = [values_QM[self.rows[groups], column] for values_QM in of_draws.values()]
-        return Drawn(tuple(of_draws), np.stack(values_TQ, axis=1))
+        values_TQP = [values_QPM[self.rows[groups], :, column] for values_QPM in of_draws.values()]
+        return Drawn(tuple(of_draws), np.stack(values_TQP, axis=1))
 
     def trained_on(self, labelled: str) -> float | None:
         counts = [[m.labelled_groups for _, m in ms] for (n, _), ms in self.models.items() if n == labelled]
@@ -260,29 +263,38 @@ class _Models:
     def point(self, method: str, labelled: str) -> StudyPoint:
         validation = [measured.validation.get(self.primary) for _, measured in self.models[labelled, method]]
         defined = [value for value in validation if value is not None]
+        crossed = self.crossed[labelled, method]
         estimates = {
             groups: {
                 metric: estimated
                 for metric in self.metrics
-                if (estimated := estimate(self.drawn(method, labelled, metric, groups))) is not None
+                if (estimated := estimate(self.drawn(method, labelled, metric, groups), pretrainings=crossed))
             }
             for groups in SCOPES
         }
         mean = float(np.mean(defined)) if defined and len(defined) == len(validation) else None
         return StudyPoint(method=method, labelled=labelled, validation=mean, estimates=estimates)
 
-    def versus(self, method: str, other: str, groups: ScopeName, numbers: Mapping[str, float]) -> Versus | None:
+    def versus(
+        self, method: str, other: str, groups: ScopeName, numbers: Mapping[str, float], *, is_control: bool
+    ) -> Versus | None:
+        """The comparison of two methods; a single encoder judges no share of pretraining."""
         curve, estimates = [], {}
         for n in numbers:
             if (n, method) in self.values and (n, other) in self.values:
                 one, two = (self.drawn(name, n, self.primary, groups) for name in (method, other))
-                if (differences := one.minus(two)) is not None and (estimated := estimate(differences)) is not None:
+                crossed = self.crossed[n, method] or self.crossed[n, other]
+                if (differences := one.minus(two)) is None:
+                    continue
+                judges = crossed != 1 or not is_control
+                if (estimated := estimate(differences, pretrainings=crossed, judges=judges)) is not None:
                     curve.append((numbers[n], differences))
                     estimates[n] = estimated
         if not curve:
             return None
-        crossed = crossovers(curve)
-        return Versus(method=method, against=other, groups=groups, estimates=estimates, crossovers=crossed)
+        judged = all(estimated.low is not None for estimated in estimates.values())
+        changes = [c if judged else c.replace(low=None, high=None) for c in crossovers(curve)]
+        return Versus(method=method, against=other, groups=groups, estimates=estimates, crossovers=tuple(changes))
 
     def cost(self, method: str, pretraining: Cost) -> Cost:
         of_method = {n: models for (n, name), models in self.models.items() if name == method}

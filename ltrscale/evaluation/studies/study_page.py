@@ -12,7 +12,8 @@ from typing import Any
 from ltrscale import storage
 from ltrscale.evaluation.measure.slices import OUTLIERS
 from ltrscale.evaluation.pages import TableCells, definitions, estimated, number, skewed_draws, with_error
-from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, MOST_DRAWS, Crossover, MeanEstimate
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
+from ltrscale.evaluation.statistics.estimates import MOST_DRAWS, Crossover, MeanEstimate
 from ltrscale.evaluation.studies.study import Family, ScopeName, Study, Versus
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
@@ -87,15 +88,18 @@ def advice(study: Study, pairs: Mapping[str, str]) -> str:
         versus = study.against(against).get(best)
         if versus is None or (difference := versus.estimates.get(n)) is None:
             continue
+        encoder = " for this encoder" if difference.pretrainings == 1 else ""
         match difference.verdict:
             case "above":
-                verdicts.append((n, f"{best} beats {against}", _signed(difference)))
+                verdicts.append((n, f"{best} beats {against}{encoder}", _signed(difference)))
             case "below":
-                verdicts.append((n, f"{against} beats {best}", _signed(difference)))
+                verdicts.append((n, f"{against} beats {best}{encoder}", _signed(difference)))
             case "open" if difference.draws < FEWEST_DRAWS:
                 verdicts.append((n, f"fewer than {FEWEST_DRAWS} draws cannot judge {best} against {against}", ""))
+            case "open" if difference.low is None:
+                verdicts.append((n, f"one encoder cannot judge {best} against {against}", f"{difference.mean:+.4f}"))
             case "open":
-                verdicts.append((n, f"the data cannot tell {best} from {against}", _signed(difference)))
+                verdicts.append((n, f"the data cannot tell {best} from {against}{encoder}", _signed(difference)))
     if not verdicts:
         others = " or ".join(dict.fromkeys(pairs.values()))
         return f"No method can be judged against {others} yet." if others else "No method can be judged yet."
@@ -157,10 +161,20 @@ def _about_data(study: Study) -> str:
     periods = " to ".join(dict.fromkeys([test.periods[0], test.periods[-1]]))
     defined = max(e.groups for p in study.points for e in p.estimates["all"].values())
     return (
-        f"{counted}: {counts}; draws of each number: {drawn}; seeds of each draw: {study.seeds}; {validation}. "
+        f"{counted}: {counts}; draws of each number: {drawn}{_pretrainings(study)}; {validation}. "
         f"Test data: {', '.join(test.data)}, {periods}, {test.groups:,} labelled groups, {defined:,} of them with a "
         f"relevant document; {test.slices[OUTLIERS]:,} are outlier groups (selection {test.hash[:12]})."
     )
+
+
+def _pretrainings(study: Study) -> str:
+    """How many pretrainings each method has."""
+    if not study.of_family("pretrained"):
+        return ""
+    numbers = sorted({e.pretrainings or 0 for p in study.points for e in p.estimates["all"].values()} - {0})
+    if not numbers:
+        return ", each with its own pretraining"
+    return f", crossed with {' and '.join(map(str, numbers))} pretraining{'s' if numbers != [1] else ''}"
 
 
 def _in_all(study: Study, name: str) -> str:
@@ -350,21 +364,23 @@ def _cell(value: float | None, form: str) -> str:
 
 
 _ONE_ENCODER = (
-    "One encoder of each pretraining and seed serves all draws: intervals of pretrained methods, and of pretraining's "
-    "own share, hold for these encoders. How much another pretraining with another seed would differ is not in them."
+    "One encoder serves all draws, so that intervals of pretrained methods hold for this encoder: how much another "
+    "pretraining would differ is not in them, and pretraining's own share has no verdict. Leave out pretrainings: 1 "
+    "to give each draw its own."
 )
 
 
 def _how_to_read(study: Study) -> list[str]:
+    one_encoder = any(e.pretrainings == 1 for p in study.points for e in p.estimates["all"].values())
     metrics = list(dict.fromkeys(m for p in study.points for m in p.estimates["all"])) or [study.primary]
     return [
         "Figures after ± are standard errors over the draws of labelled groups, as in the paper; intervals in brackets "
-        "hold for other draws and other test groups: both are samples, every draw is tested on every group, and the "
-        "variances of both enter (Student's t with Satterthwaite's degrees of freedom). Differences are of the draws "
-        "that both methods have. The mean over initial weights enters for each draw.",
+        "hold for other draws, pretrainings and test groups: all are samples, every draw is tested on every group, and "
+        "the variances of all enter (Student's t with Satterthwaite's degrees of freedom, and Hall's "
+        "transformation for draws that are skewed). Differences are of the draws that both methods have.",
         f"Fewer than {FEWEST_DRAWS} draws judge nothing. Intervals are for one comparison at a time.",
         *skewed_draws(_skewed(study)),
-        *([_ONE_ENCODER] if study.of_family("pretrained") else []),
+        *([_ONE_ENCODER] if one_encoder else []),
         "The advice speaks of the method that validation chooses at each number of labelled groups.",
         "A crossover is where the difference, interpolated in the logarithm of the number of labelled groups, is 0; "
         "its interval are the numbers around it at which 0 is not rejected.",

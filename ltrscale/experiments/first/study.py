@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ltrscale import storage
-from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, MOST_DRAWS, Spread
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
+from ltrscale.evaluation.statistics.estimates import MOST_DRAWS, Spread
 from ltrscale.experiments.first.pipeline import (
     BOOSTED,
     FINETUNED,
@@ -44,6 +45,9 @@ _LOOKED_FOR = 0.01
 
 _MOST, _MINUTES = 10, 60
 
+_CROSSED = 3
+"""Pretrainings where there is no time for one in each draw."""
+
 _WORKERS = 2
 
 _TRIALS = 10
@@ -66,6 +70,8 @@ class StudySize(NamedTuple):
     """Those of the test periods."""
     minutes: float
     """On two cores, pretraining included."""
+    pretrainings: int | None = None
+    """Those that serve all draws; None where there is time for one in each draw."""
 
     def spread(self, labelled: int) -> Spread:
         """The deviations that a difference may have at one number of labelled lists, from those of other logs."""
@@ -108,8 +114,11 @@ def study_size(size: LogSize, lists: int, plan: FirstPlan) -> StudySize | None:
         trees = _TRIALS * documents * size.features * STUDIED["trees"] / BOOSTED / 60
         each += (trees + 2 * STUDIED["finetuning"] * epoch + (_TRIALS + 2) * _START_S / 60) / _WORKERS
     pretraining = first_sizes(size.part(train)).minutes["pretraining"]
-    draws = min(_MOST, max(FEWEST_DRAWS, int((_MINUTES - pretraining) / each)))
-    return StudySize(numbers, draws, round(validation * lists), round(test * lists), pretraining + draws * each)
+    own = FEWEST_DRAWS * (each + pretraining) <= _MINUTES
+    per_draw, once = (each + pretraining, 0.0) if own else (each, _CROSSED * pretraining)
+    draws = min(_MOST, max(FEWEST_DRAWS, int((_MINUTES - once) / per_draw)))
+    drawn = StudySize(numbers, draws, round(validation * lists), round(test * lists), once + draws * per_draw)
+    return drawn if own else drawn._replace(pretrainings=_CROSSED)
 
 
 def study_text(out: str, plan: FirstPlan, size: LogSize, study: StudySize) -> tuple[str, str]:
@@ -139,6 +148,7 @@ def study_text(out: str, plan: FirstPlan, size: LogSize, study: StudySize) -> tu
         test=period_range(test),
         numbers=list(study.numbers),
         draws=study.draws,
+        crossed=f", pretrainings: {study.pretrainings}" if study.pretrainings else "",
         methods=f"{first}{_TUNED.format(trials=_TRIALS)}  scratch:{rest}",
     )
     return text, sensitivity
@@ -203,7 +213,7 @@ splits: # by {unit}, as in pipeline.yaml
   test: {{periods: {test}}}
 
 grid: # of lists with a relevant document; more draws narrow the intervals, more labels bring the draws together
-  - {{labelled: {numbers}, draws: {draws}, methods: [trees_tuned, scratch, pretrained]}}
+  - {{labelled: {numbers}, draws: {draws}{crossed}, methods: [trees_tuned, scratch, pretrained]}}
 
 {methods}
 control: scratch # the same network without pretraining: the difference is pretraining's own share

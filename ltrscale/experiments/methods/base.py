@@ -242,9 +242,13 @@ class SeedRun:
     """Other labels than those of `splits`, by name; samples and folds of `splits` leave them as they are."""
     searches: "SeedRun | None" = None
     """The run whose searches find the settings of this one, which repeats it; empty to search here."""
+    unpretrained: "SeedRun | None" = None
+    """The run that trains what no encoder is part of, for several pretrainings; empty to train all here."""
 
     def model(self, name: str) -> str:
         """Train a method; returns its bundle's directory."""
+        if self.unpretrained is not None and not is_pretrained(name, self.methods):
+            return self.unpretrained.model(name)
         out = self.place(name, "model")
         self.methods[name].train(self, name, out)
         return out
@@ -267,7 +271,7 @@ class SeedRun:
         """The run on all labelled groups except those of a fold."""
         splits = self.splits.replace(train={**self.splits.train.model_dump(), "fold": fold.model_dump()})
         out = self.place("folds", f"{fold.number}-of-{fold.of}")
-        return replace(self, splits=splits, out=out, encoders=self.encoders or self, searches=None)
+        return replace(self, splits=splits, out=out, encoders=self.encoders or self, searches=None, unpretrained=None)
 
     def repeated(self, name: str, number: int) -> list[str]:
         """Models of a method: its own, and more with other seeds, from the same pretrained encoder and search."""
@@ -275,7 +279,8 @@ class SeedRun:
         for repeat in range(1, number):
             seed, out = mix("run", self.seed, repeat) % 2**31, self.place("runs", str(repeat))
             encoders, searches = self.encoders or self, self.searches or self
-            runs.append(replace(self, seed=seed, out=out, encoders=encoders, searches=searches))
+            again = replace(self, seed=seed, out=out, encoders=encoders, searches=searches, unpretrained=None)
+            runs.append(again)
         return [run.model(name) for run in runs]
 
 
@@ -312,6 +317,12 @@ def check_methods(
                     f"{where}.{name} has {stream.streams} streams for {workers.most} workers; "
                     f"set stream.streams of its stages to a multiple of {workers.most}"
                 )
+
+
+def is_pretrained(name: str, methods: Mapping[str, AnyMethod]) -> bool:
+    """Whether a method starts from a pretrained encoder, itself or through those that it is built on."""
+    method = methods[name]
+    return method.encoder(name, methods) is not None or any(is_pretrained(of, methods) for of in method.built_on())
 
 
 def with_foundations(names: tuple[str, ...], methods: Mapping[str, AnyMethod]) -> tuple[str, ...]:

@@ -146,6 +146,9 @@ class SelfTrainedMethod(AnyMethod):
     def built_on(self) -> tuple[str, ...]:
         return (self.of,)
 
+    def encoder(self, name: str, methods: Mapping[str, AnyMethod]) -> str | None:
+        return methods[self._alike].encoder(self._alike, methods)
+
     def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
         if self.of not in methods or not methods[self.of].can_teach:
             raise ValueError(

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from reference.crossed import mean, mean_error_df
+from reference.crossed import interval, mean
 from scipy.stats import t as student
 
 from ltrscale import storage
@@ -95,13 +95,6 @@ def difference(method: str, other: str, number: str) -> list[list[float]]:
     return [[x - y for x, y in zip(*rows, strict=True)] for rows in pairs]
 
 
-def interval(values: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Mean and ends of the 95% interval, by the oracle's sums of squares."""
-    middle, error, df = mean_error_df([values])
-    half = float(student.ppf(0.975, df)) * error
-    return middle, middle - half, middle + half
-
-
 def shown(method: str, other: str, number: str) -> str:
     return "{:+.4f} [{:+.4f}, {:+.4f}]".format(*interval(difference(method, other, number)))
 
@@ -151,13 +144,15 @@ def study(
     baseline: str | None = "gbdt",
     draws: int = DRAWS,
     only: Mapping[str, str] | None = None,
+    pretraining: int | None = None,
 ) -> Study:
-    """The study of these figures; the methods of `only` are measured at one number."""
+    """The study of these figures; the methods of `only` are measured at one number. Each draw has its own pretraining,
+    or all have the one that is given."""
     models = [
         Model(
             labelled=number,
             draw=draw,
-            seed=0,
+            pretraining=pretraining if METHODS[method].family == "pretrained" else None,
             method=method,
             url=str(measured / f"{method}-{number}-{draw}"),
             seconds=60 + draw,
@@ -177,7 +172,6 @@ def study(
         primary="ndcg@5",
         relevant_from=1.0,
         planned=len(models),
-        seeds=1,
         failed={},
         pretraining={"simclr": Cost(pretraining_minutes=2.5, pretraining_documents_per_s=1234.0)},
     )
@@ -270,6 +264,25 @@ def test_fewer_than_five_draws_cannot_judge(measured: Path) -> None:
         "Pretraining's own share: From 10 to 1000 labelled groups fewer than 5 draws cannot judge simclr against "
         "scratch.",
     ]
+
+
+def test_one_encoder_judges_no_share_and_all_else_for_itself(measured: Path, found: Study) -> None:
+    one = study(measured, names=("gbdt", "scratch", "simclr"), controls={"simclr": "scratch"}, pretraining=0)
+    of_gbdt, share = sentences(one)
+    assert of_gbdt.startswith(
+        f"From 10 to 100 labelled groups simclr beats gbdt for this encoder ({shown('simclr', 'gbdt', '10')}"
+    )
+    means = ", ".join(shown("simclr", "scratch", n).split(" ")[0] for n in NUMBERS)
+    assert share == (
+        "Pretraining's own share: "
+        f"From 10 to 1000 labelled groups one encoder cannot judge simclr against scratch ({means})."
+    )
+    assert all(e.p is None for e in one.against("scratch")["simclr"].estimates.values())
+    assert {(c.low, c.high) for c in one.against("scratch")["simclr"].crossovers} == {(None, None)}
+    assert "One encoder serves all draws" in page(one)
+    assert "crossed with 1 pretraining;" in page(one)
+    assert "One encoder" not in page(found)
+    assert "each with its own pretraining" in page(found)
 
 
 def test_untuned_trees_that_get_worse_with_more_labels_are_remarked_on(found: Study, measured: Path) -> None:
@@ -458,9 +471,3 @@ def test_the_page_names_differences_whose_draws_look_skewed(measured: Path) -> N
     assert f"Draws of labels look skewed in {many} of {len(judged)} differences (gbdt_pca - gbdt at 10, " in skewed(
         many
     )
-
-
-def test_the_page_says_for_which_encoders_the_intervals_hold(found: Study, measured: Path) -> None:
-    sentence = "One encoder of each pretraining and seed serves all draws"
-    assert sentence in section(page(found), "How to read")
-    assert sentence not in page(study(measured, names=("gbdt", "scratch"), controls={}))

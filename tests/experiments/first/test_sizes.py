@@ -10,7 +10,7 @@ import pytest
 from shopping_log import shopping_log
 
 from ltrscale.config import load
-from ltrscale.evaluation.statistics.crossed import Spread
+from ltrscale.evaluation.statistics.estimates import Spread
 from ltrscale.experiments.first.pipeline import (
     FINETUNED,
     PRETRAINED,

@@ -1,0 +1,279 @@
+"""What a study says of a method or a difference: its mean over groups, draws and pretrainings, and where signs change.
+
+Shapes: Q groups, T draws, P pretrainings that are crossed with all draws, G points between numbers of labelled groups.
+NaN marks a group that leaves a metric undefined, in all draws.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ltrscale.arrays import Doubles
+from ltrscale.config import Config
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, looks_skewed, or_none
+from ltrscale.evaluation.statistics.power import errors_to_see
+
+MOST_DRAWS = 1000
+"""More are not proposed."""
+_STEPS = 64
+"""Points between two numbers of labelled groups at which a difference is tested."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Why the mean of a difference is uncertain, and so what a design with other numbers of draws and labels would see.
+
+    `Var(mean) = groups + draws / T`.
+    """
+
+    draws: float
+    """The variance that one draw of labels gives the mean; T draws give it a T-th."""
+    groups: float
+    """The variance that the groups alone give it, which no number of draws lowers."""
+    n_groups: int
+
+    @classmethod
+    def of(cls, values_QT: Doubles) -> Self | None:
+        """That of a difference, from the mean squares of `crossed_means`; None with fewer than two groups or draws.
+
+        Both parts are above the estimated ones, as in `Means.detectable`: few draws promise too much.
+        """
+        n, n_draws = int((~np.isnan(values_QT[:, 0])).sum()), values_QT.shape[1]
+        if n < 2 or n_draws < 2:
+            return None
+        means = crossed_means(values_QT[..., None])
+        promised = float((means.detectable() / errors_to_see(means.df_M))[0]) ** 2
+        drawn = float(means.drawn_M[0] / means.std_error_M[0] ** 2) if promised else 0.0
+        return cls(promised * drawn * n_draws, promised * (1 - drawn), n)
+
+    def detectable(self, draws: int) -> float:
+        """The smallest difference that so many draws would see with a power of 80%, by a test at 5%."""
+        return float(self._detectable(np.array([draws]))[0])
+
+    def draws_for(self, difference: float) -> int | None:
+        """The fewest draws, five at least, that would see a difference; None if a thousand would not.
+
+        Example:
+            >>> spread = Spread(draws=0.014**2, groups=0.002**2, n_groups=5000)
+            >>> round(spread.detectable(5), 3), spread.draws_for(0.01), spread.draws_for(0.005)
+            (0.024, 24, None)
+        """
+        draws_T = np.arange(FEWEST_DRAWS, MOST_DRAWS + 1)
+        enough_T = self._detectable(draws_T) <= difference
+        return int(draws_T[enough_T.argmax()]) if enough_T.any() else None
+
+    def times_for(self, difference: float, draws: int, *, more: Literal["labels", "groups"]) -> float | None:
+        """How many times the labels, or the test groups, so many draws need to see a difference; None if none suffice.
+
+        The variance over draws is taken to fall as the labels grow, which is what was found from 100 labelled groups
+        on; that of the groups falls as they grow.
+
+        Example:
+            >>> spread = Spread(draws=0.014**2, groups=0.002**2, n_groups=5000)
+            >>> round(spread.times_for(0.01, 5, more="labels"), 1), spread.times_for(0.01, 5, more="groups")
+            (6.3, None)
+        """
+
+        def sees(times: float) -> bool:
+            labels, groups = (times, 1.0) if more == "labels" else (1.0, times)
+            grown = Spread(self.draws / labels, self.groups / groups, round(self.n_groups * groups))
+            return grown.detectable(draws) <= difference
+
+        low, high = 1.0, 1e6
+        if not sees(high):
+            return None
+        for _ in range(40):  # bisection of the logarithm: what is detectable falls
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if sees(middle) else (middle, high)
+        return high
+
+    def _detectable(self, draws_T: NDArray[np.int64]) -> Doubles:
+        drawn_T = self.draws / draws_T
+        variance_T = self.groups + drawn_T
+        spread_T = self.groups**2 / (self.n_groups - 1) + drawn_T**2 / (draws_T - 1)
+        df_T = np.divide(variance_T**2, spread_T, out=np.full(len(draws_T), math.inf), where=spread_T > 0)
+        return np.asarray(errors_to_see(df_T) * np.sqrt(variance_T))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A metric of every group, from models trained on several draws of the same number of labelled groups."""
+
+    draws: tuple[int, ...]
+    values_QTP: Doubles
+    """NaN where the group leaves the metric undefined, in all draws. P is 1 where each draw has its own pretraining, or
+    none."""
+
+    def of(self, draws: Sequence[int]) -> Self:
+        """The values of some of the draws, in their order."""
+        return type(self)(tuple(draws), self.values_QTP[:, [self.draws.index(draw) for draw in draws]])
+
+    def minus(self, other: "Drawn") -> Self | None:
+        """The paired differences, of the draws that both have; None if they have none in common.
+
+        So are the pretrainings; a method without several is compared with each of the other.
+        """
+        common = sorted(set(self.draws) & set(other.draws))
+        if not common:
+            return None
+        one_QTP, other_QTP = self.of(common).values_QTP, other.of(common).values_QTP
+        if 1 not in (n := (one_QTP.shape[2], other_QTP.shape[2])):
+            one_QTP, other_QTP = one_QTP[..., : min(n)], other_QTP[..., : min(n)]
+        return type(self)(tuple(common), one_QTP - other_QTP)
+
+
+class DrawsNeeded(Config):
+    """What would see an undecided difference if it is in truth as found: each alone, None where it would not do."""
+
+    draws: int | None
+    """Draws of labels."""
+    labels: float | None
+    """How many times the labelled groups, with as many draws."""
+    groups: float | None
+    """How many times the test groups, with as many draws."""
+
+
+class MeanEstimate(Config):
+    """The mean of a metric, or of a difference, over groups and draws of labels."""
+
+    mean: float
+    low: float | None
+    """Lower end of the 95% interval, which holds for other groups, draws and pretrainings; None, as is all that judges,
+    with fewer than five draws or two groups, or for the share of a single pretraining."""
+    high: float | None
+    """Upper end."""
+    p: float | None
+    """Two-sided p value of a mean of 0, by Student's t with Satterthwaite's degrees of freedom."""
+    detectable: float | None
+    """The smallest true mean other than 0 that this design would see with a power of 80%."""
+    over_draws: float | None
+    """Standard error over the means of the draws; None with one draw."""
+    draws: int
+    groups: int
+    """Groups where the metric is defined."""
+    pretrainings: int | None = None
+    """Pretrainings that are crossed with all draws; None where each draw has its own, or none."""
+    skewed: bool = False
+    """Whether the means of the draws look skewed, so that intervals may cover less than they say."""
+    needs: DrawsNeeded | None = None
+    """What would decide a difference that is judged and open; None if the difference is 0, or pretrainings are crossed
+    with the draws."""
+
+    @property
+    def verdict(self) -> Literal["above", "below", "open"]:
+        """Whether a difference is above 0, or below; open if the interval contains 0 or the draws are too few."""
+        if self.low is None or self.high is None or self.low <= 0 <= self.high:
+            return "open"
+        return "above" if self.mean > 0 else "below"
+
+
+def estimate(drawn: Drawn, *, pretrainings: int | None = None, judges: bool = True) -> MeanEstimate | None:
+    """The mean over groups, draws and pretrainings with its crossed interval; None if no group defines the metric.
+
+    Args:
+        drawn: the metric, or a difference.
+        pretrainings: their number, where they are crossed with the draws.
+        judges: whether there are samples enough to judge, besides five draws.
+
+    Example:
+        >>> estimated = estimate(Drawn((0, 1), np.array([[[0.1], [0.3]], [[0.2], [0.4]], [[0.6], [0.9]]])))
+        >>> round(estimated.mean, 3), estimated.draws, estimated.groups, estimated.verdict
+        (0.417, 2, 3, 'open')
+    """
+    values_QTPM = drawn.values_QTP[..., None]
+    groups, n = int((~np.isnan(drawn.values_QTP[:, 0, 0])).sum()), len(drawn.draws)
+    if not groups:
+        return None
+    draws_T = np.nanmean(drawn.values_QTP, axis=(0, 2))
+    means = crossed_means(values_QTPM)
+    low, high = means.interval()
+    judged = judges and n >= FEWEST_DRAWS
+    estimated = MeanEstimate(
+        mean=float(means.mean_M[0]),
+        low=or_none(low[0]) if judged else None,
+        high=or_none(high[0]) if judged else None,
+        p=or_none(means.p()[0]) if judged else None,
+        detectable=or_none(means.detectable()[0]) if judged else None,
+        over_draws=float(np.std(draws_T, ddof=1) / math.sqrt(n)) if n > 1 else None,
+        draws=n,
+        groups=groups,
+        pretrainings=pretrainings,
+        skewed=bool(looks_skewed(values_QTPM)[0]),
+    )
+    # nothing decides between two that are the same
+    open_ = judged and estimated.verdict == "open" and estimated.mean != 0 and pretrainings is None
+    if not open_ or (spread := Spread.of(drawn.values_QTP[:, :, 0])) is None:
+        return estimated
+    size = abs(estimated.mean)
+    needed = {unit: spread.times_for(size, n, more=unit) for unit in ("labels", "groups")}
+    return estimated.replace(needs=DrawsNeeded(draws=spread.draws_for(size), **needed))
+
+
+class Crossover(Config):
+    """A number of labelled groups at which the difference between two methods changes its sign."""
+
+    at: float
+    """Where the difference is 0, interpolated linearly in the logarithm of the number of labelled groups."""
+    falls: bool
+    """Whether the difference is positive before and negative after."""
+    low: float | None
+    """Lower end of the 95% interval; None if it reaches below the smallest number."""
+    high: float | None
+    """Upper end; None if it reaches above the largest number."""
+
+
+def crossovers(differences: Sequence[tuple[float, Drawn]]) -> tuple[Crossover, ...]:
+    """Where a curve of differences changes its sign, with intervals.
+
+    Between two numbers n1 < n2 of labelled groups each group's difference is interpolated in log n, so that its mean
+    and crossed interval at any n follow from the same draws and groups. The interval of a crossover are the n around
+    it at which 0 is not rejected (Fieller 1954). It therefore knows that the same groups and nested labels enter at n1
+    and n2. Numbers and crossovers rise; ends are None where the data reject 0 nowhere on that side, and both if the
+    draws are too few to judge.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> noise_QTP = 0.05 * rng.normal(size=(400, 8, 1))
+        >>> ahead, behind = (Drawn(tuple(range(8)), noise_QTP + mean) for mean in (0.02, -0.02))
+        >>> [(round(crossing.at), crossing.falls) for crossing in crossovers([(10, ahead), (1000, behind)])]
+        [(85, True)]
+    """
+    if len(differences) < 2:
+        return ()
+    parts = [_segment(*ends) for ends in itertools.pairwise(differences)]
+    log_n_G, mean_G, open_G = (np.concatenate(column) for column in zip(*parts, strict=True))
+    crossings = []
+    clear_G = ~np.isnan(mean_G) & (mean_G != 0)  # a difference that is exactly 0 has no side
+    log_n_G, mean_G, open_G = log_n_G[clear_G], mean_G[clear_G], open_G[clear_G]
+    for i in np.flatnonzero((mean_G[:-1] > 0) != (mean_G[1:] > 0)):
+        x = log_n_G[i] + (log_n_G[i + 1] - log_n_G[i]) * mean_G[i] / (mean_G[i] - mean_G[i + 1])
+        rejected_below, rejected_above = np.flatnonzero(~open_G[: i + 1]), np.flatnonzero(~open_G[i + 1 :])
+        crossings.append(
+            Crossover(
+                at=math.exp(x),
+                falls=bool(mean_G[i] > 0),
+                low=math.exp(log_n_G[rejected_below[-1]]) if len(rejected_below) else None,
+                high=math.exp(log_n_G[i + 1 + rejected_above[0]]) if len(rejected_above) else None,
+            )
+        )
+    return tuple(crossings)
+
+
+def _segment(left: tuple[float, Drawn], right: tuple[float, Drawn]) -> tuple[Doubles, Doubles, np.ndarray]:
+    """Log n, the mean difference, and whether it may be 0, at points from one number of labelled groups to the next."""
+    (n1, left_drawn), (n2, right_drawn) = left, right
+    common = sorted(set(left_drawn.draws) & set(right_drawn.draws))
+    log_n_G = np.linspace(math.log(n1), math.log(n2), _STEPS + 1)
+    if not common:
+        return log_n_G, np.full(_STEPS + 1, math.nan), np.ones(_STEPS + 1, np.bool_)
+    share_G = np.linspace(0.0, 1.0, _STEPS + 1)
+    values_QTP1, values_QTP2 = (drawn.of(common).values_QTP[..., None] for drawn in (left_drawn, right_drawn))
+    means = crossed_means(values_QTP1 * (1 - share_G) + values_QTP2 * share_G)
+    low_G, high_G = means.interval()
+    rejected_G = (low_G > 0) | (high_G < 0)
+    return log_n_G, means.mean_M, ~rejected_G | (len(common) < FEWEST_DRAWS)

@@ -1,0 +1,61 @@
+"""How large a difference must be for an experiment to see it: two-sided tests at 5%, by Student's t.
+
+Shapes: M columns, G points of a grid, U quantiles.
+"""
+
+import functools
+
+import numpy as np
+from scipy.special import chdtri, nctdtr, nctdtrinc, stdtrit
+
+from ltrscale.arrays import Doubles
+
+ALPHA, POWER = 0.05, 0.8
+_MANY = 1e6
+"""Degrees of freedom from which on a t is a normal variable."""
+_SKEWED = 0.175
+"""Over the degrees: how much more must differ because the test allows for skewed draws; simulated, 5 to 20 draws."""
+_POINTS, _QUANTILES = 65, 200
+
+
+def errors_to_see(df_M: Doubles) -> Doubles:
+    """The true standard errors that a mean must have for a test of so many degrees to find it with a power of 80%.
+
+    The noncentrality of a t (Cohen 1988, section 2.5), and what `Means.p` asks for the chance that draws look skewed.
+    """
+    df_M = np.minimum(df_M, _MANY)
+    return np.asarray(nctdtrinc(df_M, 1 - POWER, stdtrit(df_M, 1 - ALPHA / 2)) * (1 + _SKEWED / df_M))
+
+
+def errors_to_promise(df_M: Doubles) -> Doubles:
+    """The standard errors as found, so that experiments see a true mean of that size in 80% of all cases.
+
+    An error s as found has a chi square over its degrees, and a promise of c of them is one of `c s` true errors. c
+    solves `E[power(c s)] = 0.8`: by chance a promise is small, and is kept less often than a large one is kept more
+    often. The true errors alone, 3.9 at 4 degrees, promise a mean that is found in 70% of the cases.
+
+    Example:
+        >>> errors_to_promise(np.array([4.0, 9.0, np.inf])).round(2).tolist()
+        [4.88, 3.53, 2.8]
+    """
+    inverse_G, log_factor_G = _promises()
+    with np.errstate(divide="ignore"):
+        inverse_M = 1 / np.clip(df_M, 1.0, None)  # Satterthwaite's are never below those of the smallest part
+    factor_M = np.exp(np.interp(inverse_M, inverse_G, log_factor_G)) * (1 + _SKEWED * inverse_M)
+    return np.where(np.isnan(df_M), np.nan, factor_M)
+
+
+@functools.cache
+def _promises() -> tuple[Doubles, Doubles]:
+    """The logarithm of the factor at points of 1 / df from 0 to 1, by bisection."""
+    inverse_G = np.linspace(0.0, 1.0, _POINTS)
+    df_G1 = 1 / np.maximum(inverse_G, 1 / _MANY)[:, None]
+    below_U = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    found_GU = np.sqrt(chdtri(df_G1, 1 - below_U) / df_G1)
+    limit_G1 = stdtrit(df_G1, 1 - ALPHA / 2)
+    low_G, high_G = np.full(_POINTS, 2.0), np.full(_POINTS, 100.0)
+    for _ in range(30):
+        middle_G = np.sqrt(low_G * high_G)
+        seen_G = 1 - nctdtr(df_G1, middle_G[:, None] * found_GU, limit_G1).mean(axis=1)
+        low_G, high_G = np.where(seen_G < POWER, middle_G, low_G), np.where(seen_G < POWER, high_G, middle_G)
+    return inverse_G, np.log(high_G)
