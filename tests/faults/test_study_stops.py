@@ -34,7 +34,7 @@ def begin(folder: Path, data: str) -> subprocess.Popen[str]:
         "data": data,
         "splits": {name: {"periods": period} for name, period in periods.items()},
         "methods": {"simclr": {"kind": "neural", "pretrain": PRETRAIN}},
-        "grid": [{"labelled": [8], "draws": 1, "seeds": [0, 1]}],
+        "grid": [{"labelled": [8], "draws": 1, "pretrainings": 2}],
         "evaluate": {"baseline": None},
         "workers": {"number": 2, "cpus": 0.5},
     }
