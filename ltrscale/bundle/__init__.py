@@ -5,7 +5,7 @@
     model.txt             of trees: LightGBM's own text format (XGBoost's model.json, CatBoost's model.cbm); an ensemble
                           has model-0.txt, model-1.txt, ...
     projection.safetensors  of trees that see principal components too
-    members/NAME/...      of stacked trees: the files of each bundle whose scores they see
+    members/NAME/...      of stacked trees and of blends: the files of each bundle whose scores they see
     reference.json        of what scores: what training's rows look like, feature by feature (`Reference`)
     README.md             a card for people
     manifest.json         written last: format, content hashes, origin
@@ -15,6 +15,7 @@ a file, `load` opens a bundle only if its content hash is a line of that file.
 """
 
 from ltrscale.bundle.contents import (
+    Blend,
     BundleConfig,
     FeatureOrder,
     MetricValue,
@@ -30,6 +31,7 @@ from ltrscale.bundle.files import (
     load_pretrained,
     load_trees,
     member_files,
+    save_blend,
     save_order,
     save_pretrained,
     save_ranker,
@@ -40,6 +42,7 @@ from ltrscale.bundle.networks import EncoderBundle, PretrainedBundle
 from ltrscale.bundle.opened import Bundle, Scorer, TreesBundle, order_scorer
 
 __all__ = [
+    "Blend",
     "Bundle",
     "BundleConfig",
     "BundleFacts",
@@ -59,6 +62,7 @@ __all__ = [
     "member_files",
     "order_scorer",
     "read_bundle_manifest",
+    "save_blend",
     "save_order",
     "save_pretrained",
     "save_ranker",

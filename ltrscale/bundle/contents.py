@@ -6,7 +6,7 @@ Shapes: N rows (documents), Q groups, Q1 = Q + 1 offsets, F features, V codes of
 import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from ltrscale.models.combine import CombinedArchitecture
 from ltrscale.models.ranker import Architecture
 
 MetricValue = float | int | str | None
-BundleKind = Literal["neural", "pretrained", "trees", "feature"]
+BundleKind = Literal["neural", "pretrained", "trees", "feature", "blend"]
 FORMAT, VERSION = "ltrscale-bundle", 1
 TRUSTED = "LTRSCALE_TRUSTED_BUNDLES"
 """The environment variable that names a file with the content hashes of trusted bundles."""
@@ -90,6 +90,21 @@ class FeatureOrder(Config):
         )
 
 
+class Blend(Config):
+    """The weighted mean of the scores of the bundles inside, each standardised within its query group.
+
+    Ranking losses do not fix the scale of scores, so scores of different models are not to be added as they are.
+    """
+
+    weights: dict[str, Annotated[float, Field(gt=0)]] = Field(min_length=1)
+    """By the name of the bundle inside; they add up to 1."""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of the bundles inside."""
+        return tuple(self.weights)
+
+
 class BundleConfig(Config):
     """`config.json` of a bundle."""
 
@@ -102,6 +117,8 @@ class BundleConfig(Config):
     """Parts of a tree bundle; None for a network."""
     order: FeatureOrder | None = None
     """The feature that orders documents, of a bundle that holds no model."""
+    blend: Blend | None = None
+    """Weights of the bundles inside, of a bundle that scores by their weighted mean."""
     training: dict[str, Any] = Field(default_factory=dict)
     """Settings of the run that made the bundle."""
     dataset_hash: str

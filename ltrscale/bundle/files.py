@@ -19,6 +19,7 @@ from ltrscale.bundle.contents import (
     REFERENCE,
     VERSION,
     WEIGHTS,
+    Blend,
     BundleConfig,
     BundleKind,
     FeatureOrder,
@@ -30,7 +31,7 @@ from ltrscale.bundle.contents import (
     reference_of,
 )
 from ltrscale.bundle.networks import CombinedBundle, EncoderBundle, PretrainedBundle, RankerBundle
-from ltrscale.bundle.opened import Bundle, OrderBundle, StackBundle, TreesBundle, fitting
+from ltrscale.bundle.opened import BlendBundle, Bundle, OrderBundle, StackBundle, TreesBundle, fitting
 from ltrscale.bundle.views import Projection
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import Feature
@@ -109,7 +110,11 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
         "read_as": config.read_as,
         "reference": _reference(read(REFERENCE)[REFERENCE], url) if has_reference else None,
     }
-    match config.kind, config.architecture or config.trees or config.order:
+
+    def members(names: Sequence[str]) -> dict[str, Bundle]:
+        return {name: _open(url, f"{folder}{member_folder(name)}/", manifest) for name in names}
+
+    match config.kind, config.architecture or config.trees or config.order or config.blend:
         case "pretrained", Architecture() as architecture:
             return PretrainedBundle(architecture=architecture, contents=read(WEIGHTS), **common)
         case "neural", Architecture() as architecture:
@@ -121,8 +126,9 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
         case "trees", TreesArchitecture() as trees:
             common |= {"trees": trees, "contents": read(*trees.files())}
             common["projection"] = read(PROJECTION)[PROJECTION] if trees.projection else None
-            members = {name: _open(url, f"{folder}{member_folder(name)}/", manifest) for name in trees.members}
-            return StackBundle(members=members, **common) if members else TreesBundle(**common)
+            return (StackBundle if trees.members else TreesBundle)(members=members(trees.members), **common)
+        case "blend", Blend() as blend:
+            return BlendBundle(blend=blend, members=members(blend.members), contents={}, **common)
     raise InputError(f"{path}: the bundle's files do not fit each other (a {config.kind} lacks its part); train again")
 
 
@@ -251,8 +257,15 @@ def save_order(url: str, order: FeatureOrder, **about: Unpack[BundleFacts]) -> N
     _save(url, "feature", {}, about, [title], order=order)
 
 
+def save_blend(url: str, blend: Blend, **about: Unpack[BundleFacts]) -> None:
+    """Commit the blend of several bundles, whose files are among `files`, see `member_files`."""
+    title = "The mean of several rankers' scores: raw features in, one score a document out."
+    inside = [f"- {weight:.3f} of `{member_folder(escape(name))}`" for name, weight in blend.weights.items()]
+    _save(url, "blend", {}, about, [title, *inside], blend=blend)
+
+
 def member_files(name: str, url: str) -> dict[str, bytes]:
-    """The files of a bundle under the names that they have inside a stack's bundle.
+    """The files of a bundle under the names that they have inside another one.
 
     Raises:
         InputError: as `load`.
@@ -272,6 +285,7 @@ def _save(
     architecture: Architecture | CombinedArchitecture | None = None,
     trees: TreesArchitecture | None = None,
     order: FeatureOrder | None = None,
+    blend: Blend | None = None,
 ) -> None:
     # JSON has neither NaN nor infinity
     metrics = {
@@ -283,6 +297,7 @@ def _save(
         architecture=architecture,
         trees=trees,
         order=order,
+        blend=blend,
         training=dict(facts_of_bundle["config"]),
         dataset_hash=facts_of_bundle["dataset_hash"],
         read_as=dict(facts_of_bundle.get("read_as", {})),

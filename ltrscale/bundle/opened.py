@@ -6,7 +6,7 @@ Shapes: N documents.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ltrscale import storage
-from ltrscale.batch import QueryGroups
+from ltrscale.batch import QueryGroups, standardise_by_group
 from ltrscale.bundle import boosters, views
-from ltrscale.bundle.contents import BundleKind, FeatureOrder, MetricValue, Reference, TreesArchitecture
+from ltrscale.bundle.contents import Blend, BundleKind, FeatureOrder, MetricValue, Reference, TreesArchitecture
 from ltrscale.data.dataset.manifest import Feature, places
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker
@@ -56,6 +56,8 @@ class Bundle(ABC):
     """Settings with which the raw rows of the training data were read; empty if they are not known."""
     reference: Reference | None
     """What the rows of its training periods look like; None if it does not record that."""
+    members: Mapping[str, "Bundle"] = field(default_factory=dict)
+    """The bundles inside it, by name."""
 
     @property
     def parts(self) -> tuple[Architecture, ...]:
@@ -69,13 +71,13 @@ class Bundle(ABC):
 
     @property
     def reads_positions(self) -> bool:
-        """Whether it needs the positions at which documents were shown, in scoring too."""
-        return False
+        """Whether it, or a member, needs the positions at which documents were shown, in scoring too."""
+        return any(member.reads_positions for member in self.members.values())
 
     @property
     def encoders(self) -> tuple[EncoderSettings, ...]:
         """The encoders of its networks, members' included."""
-        return ()
+        return tuple(encoder for member in self.members.values() for encoder in member.encoders)
 
     @property
     def reads_tokens(self) -> bool:
@@ -144,6 +146,13 @@ class Bundle(ABC):
     def scoring(self, *, device: torch.device | str, threads: int) -> Scorer:
         """The function that scores a batch whose features are the bundle's, in its order."""
 
+    def member_scorers(self, *, device: torch.device | str, threads: int) -> dict[str, Scorer]:
+        """The functions with which its members score a batch of its own features."""
+        return {
+            name: member.scorer(features=self.features, device=device, threads=threads)
+            for name, member in self.members.items()
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class TreesBundle(Bundle):
@@ -182,27 +191,34 @@ class TreesBundle(Bundle):
 class StackBundle(TreesBundle):
     """Trees that see the scores of the bundles inside."""
 
-    members: Mapping[str, Bundle]
-    """The bundles, by name."""
-
-    @property
-    def reads_positions(self) -> bool:
-        """Whether a member does."""
-        return any(member.reads_positions for member in self.members.values())
-
-    @property
-    def encoders(self) -> tuple[EncoderSettings, ...]:
-        """Those of the members."""
-        return tuple(encoder for member in self.members.values() for encoder in member.encoders)
-
     def view(self, *, device: torch.device | str, threads: int) -> views.View:
         """The view of a batch that the trees see."""
-        scorers = {
-            name: member.scorer(features=self.features, device=device, threads=threads)
-            for name, member in self.members.items()
-        }
+        scorers = self.member_scorers(device=device, threads=threads)
         view = super().view(device=device, threads=threads)
         return views.scored(view, scorers, standardise=self.trees.standardise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlendBundle(Bundle):
+    """The weighted mean of the scores of the bundles inside; it learns nothing itself."""
+
+    kind: ClassVar[BundleKind] = "blend"
+    holds: ClassVar = "several rankers"
+    blend: Blend
+
+    def scoring(self, *, device: torch.device | str, threads: int) -> Scorer:
+        """The function that scores a batch of this bundle's features."""
+        scorers = self.member_scorers(device=device, threads=threads)
+
+        def score(groups: QueryGroups) -> Tensor:
+            offsets_Q1 = groups.offsets_Q1.cpu()
+            parts = (
+                weight * standardise_by_group(scorers[name](groups).double(), offsets_Q1)
+                for name, weight in self.blend.weights.items()
+            )
+            return sum(parts, torch.zeros(groups.n_documents, dtype=torch.float64))
+
+        return score
 
 
 @dataclass(frozen=True, kw_only=True)

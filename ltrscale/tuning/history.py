@@ -157,10 +157,16 @@ def ended(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     return [trial for trial in trials if trial.result is not None]
 
 
-def best(trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The complete trial with the highest value, the first among equals; None if no trial is complete."""
+def trials_by_value(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The complete trials by their value, the highest first and the earlier among equals."""
     complete = [(t.result.value, t) for t in trials if t.result is not None and t.result.state == "complete"]
-    return max(((v, -t.number, t) for v, t in complete if v is not None), default=(0, 0, None))[2]
+    ordered = sorted(((-value, t.number, t) for value, t in complete if value is not None), key=lambda each: each[:2])
+    return [trial for _, _, trial in ordered]
+
+
+def best(trials: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The first of `trials_by_value`; None if no trial is complete."""
+    return next(iter(trials_by_value(trials)), None)
 
 
 def _json_lines(value: Any) -> bytes:

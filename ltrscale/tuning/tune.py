@@ -45,6 +45,7 @@ from ltrscale.tuning.history import (
     TrialRecord,
     best,
     ended,
+    trials_by_value,
     write_results,
 )
 from ltrscale.tuning.searched import (
@@ -137,8 +138,10 @@ class TuneJob(SearchConfig, Stage):
             )
         write_found(self, history)
 
-    def best_here(self) -> Searched:
-        """Run the remaining trials one after the other in this process; returns the job with the best settings.
+    def best_here(self, number: int = 1) -> list[Searched]:
+        """Run the remaining trials one after the other in this process; returns the job with the settings of the best.
+
+        Of `number` trials, the best first; all, if there are fewer.
 
         Writes the history alone. One of another search or of other data is removed first.
 
@@ -152,14 +155,14 @@ class TuneJob(SearchConfig, Stage):
                 log.info("tune: %s holds another search, which starts anew", self.out)
                 history.remove(RUN_FILES)
             history.open(identity)
-            leader = search_here(
+            trials = search_here(
                 self,
                 functools.partial(run_trial, self.job, self.space, view=view),
                 history,
                 given=given_params(self.job, self.space),
                 same=functools.partial(_same, self),
             )
-        return with_params(self.job, self.space, leader.begun.params)[0]
+        return [with_params(self.job, self.space, trial.begun.params)[0] for trial in trials_by_value(trials)[:number]]
 
 
 def history_of(config: TuneJob) -> dict[str, Any]:
@@ -246,8 +249,8 @@ def run_search(
 
 def search_here(
     config: SearchConfig, trial: TrialFunction, history: History, *, given: Params | None, same: Callable[[Params], str]
-) -> TrialRecord:
-    """Run the trials of a search one after the other in this process; returns the best.
+) -> list[TrialRecord]:
+    """Run the trials of a search one after the other in this process; returns all.
 
     Proposals are those of `run_search` with one trial at a time. The arguments are its, too; the resources of the
     config and its ASHA do not apply.
@@ -269,9 +272,7 @@ def search_here(
         history.end(number, attempt(trial, proposal["params"], history.folder(number), None))
         proposals.on_trial_complete(name)
     check_any_complete(history)
-    leader = best(history.trials())
-    assert leader is not None
-    return leader
+    return history.trials()
 
 
 def check_any_complete(history: History) -> None:

@@ -1,6 +1,7 @@
 """The mean of several runs of trees, and of tuned methods: members differ, are the single runs, and are averaged."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ltrscale.experiments.methods.trees import GBDTMethod
 from ltrscale.ranking.choices import metric_named
 from ltrscale.runtime.workers import ONE
 from ltrscale.trees.ensemble import AverageJob
-from ltrscale.tuning.history import History
+from ltrscale.tuning.history import History, trials_by_value
 
 WEEKS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
 TREES: dict[str, Any] = {"num_trees": 8, "num_threads": 1, "num_leaves": 4, "feature_fraction": 0.5}
@@ -63,6 +64,27 @@ def test_the_scores_are_the_mean_of_those_of_different_runs(synthetic_dataset: s
         torch.testing.assert_close(mean.scorer()(groups).double(), expected_N, rtol=1e-5, atol=1e-6)
     ndcg_Q = torch.cat([metric_named("ndcg@5").of_groups(mean.scorer()(groups), groups) for groups in parts])
     assert mean.metrics["validation_ndcg@5"] == pytest.approx(ndcg_Q.double().nanmean().item(), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_members_may_lack_a_fold_each_or_be_the_best_trials(synthetic_dataset: str, tmp_path: Path) -> None:
+    made = seed_run(synthetic_dataset, tmp_path, "tuned")
+    kinds = {"folded": {"of": "gbdt", "over": "folds"}, "leading": {"of": "tuned", "runs": 2, "over": "trials"}}
+    methods = {**made.methods, **{name: EnsembleMethod.model_validate(of) for name, of in kinds.items()}}
+    check_methods(methods, ONE)
+    made = replace(made, methods=methods)
+    folded = bundle.load(made.model("folded"))
+    runs = [bundle.load(str(tmp_path / "folds" / f"{k}-of-3" / "gbdt" / "model")) for k in range(3)]
+    assert set(folded.contents.values()) == {run.content for run in runs}
+    every = select(made.splits.train, labelled=True).n_groups
+    assert sum(every - (run.count("labelled_groups") or 0) for run in runs) == every, "each group is left out once"
+    leading = bundle.load(made.model("leading"))
+    trials = trials_by_value(History(str(tmp_path / "tuned" / "search")).trials())
+    best = [bundle.load(str(tmp_path / "tuned" / place / "model")) for place in (".", "leaders/1")]
+    assert set(leading.contents.values()) == {run.content for run in best}
+    assert [run.config["num_leaves"] for run in best] == [t.begun.params["gbdt.num_leaves"] for t in trials[:2]]
+    with pytest.raises(ValueError, match=r"methods.bad.over: trials are those of a search, and 'gbdt' is not of kind"):
+        check_methods({**methods, "bad": EnsembleMethod(of="gbdt", over="trials")}, ONE)
 
 
 @pytest.mark.slow

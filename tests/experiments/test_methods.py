@@ -21,6 +21,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "tuned": {"of": "gbdt", "space": {"gbdt.num_leaves": {"choices": [4, 8]}}, "trials": 2},
     "combined": {"parts": ["neural", "other"], "combine": {"how": "mean"}},
     "ensemble": {"of": "neural", "runs": 2},
+    "blend": {"members": ["gbdt", "neural", "feature"]},
     "self_trained": {"of": "gbdt", "runs": 1, "student": {"kind": "regression"}},
     "stack": {"members": ["gbdt"], "stack": {"folds": 2, "gbdt": {"num_trees": 10}}},
 }

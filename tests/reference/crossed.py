@@ -101,7 +101,7 @@ def three_way(table: Sequence[Sequence[Sequence[float]]]) -> tuple[float, float,
 
 
 def hall_p(sample: Sequence[float]) -> float:
-    """Two-sided p of a mean of 0 by Hall's (1992) transformation of Student's t of a skewed sample, half trusted at five."""
+    """Two-sided p of a mean of 0 by Hall's (1992) transformation of Student's t of a skewed sample."""
     n, g = len(sample), skewness(sample)
     s = mean(sample) / math.sqrt(sum((value - mean(sample)) ** 2 for value in sample) / (n - 1))
     transformed = s + g * s**2 / 3 + g**2 * s**3 / 27 + g / (6 * n)

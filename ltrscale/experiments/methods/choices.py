@@ -6,7 +6,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ltrscale.config import by_kind
-from ltrscale.experiments.methods.composed import CombinedMethod, EnsembleMethod, SelfTrainedMethod, TunedMethod
+from ltrscale.experiments.methods.composed import (
+    BlendMethod,
+    CombinedMethod,
+    EnsembleMethod,
+    SelfTrainedMethod,
+    TunedMethod,
+)
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.stack import StackMethod
 from ltrscale.experiments.methods.trees import FeatureMethod, GBDTMethod, SemiMethod
@@ -19,6 +25,7 @@ Method = Annotated[
     | TunedMethod
     | CombinedMethod
     | EnsembleMethod
+    | BlendMethod
     | SelfTrainedMethod
     | StackMethod
     | FeatureMethod,

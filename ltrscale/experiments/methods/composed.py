@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from ltrscale.data.dataset.labelled import Fold
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, with_periods_named
 from ltrscale.data.stream.batches import StreamConfig
@@ -12,6 +13,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, NetworkStudent, SeedRun, Student
 from ltrscale.scoring.score import ScoreJob
+from ltrscale.training.blend import BlendConfig, BlendJob
 from ltrscale.training.combine import CombineConfig, CombineJob
 from ltrscale.tuning.searched import Searched
 from ltrscale.tuning.space import SamplerConfig, Space
@@ -48,34 +50,47 @@ class TunedMethod(AnyMethod):
         return methods[self.of].about(methods).replace(tuned=True)
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
-        (stage,) = self._best(run, name).stages(out)
+        (job,) = self._best(run, name, 1)
+        (stage,) = job.stages(out)
         stage.run()
+
+    def of_best_trials(self, run: SeedRun, name: str, number: int) -> list[str]:
+        """Models with the settings of the best trials, the best first; fewer if the search has fewer."""
+        bundles = [run.model(name)]
+        for rank, job in enumerate(self._best(run, name, number)[1:], 1):
+            (stage,) = job.stages(run.place(name, "leaders", str(rank), "model"))
+            stage.run()
+            bundles.append(stage.out)
+        return bundles
 
     def average(self, run: SeedRun, bundles: Sequence[str], out: str) -> None:
         run.methods[self.of].average(run, bundles, out)
 
-    def _best(self, run: SeedRun, name: str) -> Searched:
-        """The job of its method with the best settings; repeated runs have those of the first."""
+    def _best(self, run: SeedRun, name: str, number: int) -> list[Searched]:
+        """The jobs of its method with the best settings; repeated runs have those of the first."""
         if run.searches is not None:
-            return self._best(run.searches, name).with_seed(run.seed)
+            return [job.with_seed(run.seed) for job in self._best(run.searches, name, number)]
         job = run.methods[self.of].search_job(run, self.of)
         settings = self.model_dump(include={"space", "trials", "search"})
-        return TuneJob(out=run.place(name, "search"), job=job, **settings).best_here()
+        return TuneJob(out=run.place(name, "search"), job=job, **settings).best_here(number)
 
 
 class EnsembleMethod(AnyMethod):
-    """The mean score of several runs of one method that differ in their seed.
+    """The mean score of several models of one method: of other seeds, without a fold each, or a search's best trials.
 
-    Networks have other initial weights and another order of the data, trees other samples of rows and columns. Runs of
-    a tuned method all have the settings that its search found. Compare a mean with a mean: three networks are ahead of
-    one model of trees by their number alone.
+    With another seed networks have other initial weights and another order of the data, trees other samples of rows and
+    columns. Runs of a tuned method all have the settings that its search found, unless they are its best trials.
+    Compare a mean with a mean: three networks are ahead of one model of trees by their number alone.
     """
 
     kind: Literal["ensemble"] = "ensemble"
     of: str
     """Name of a method of kind neural, gbdt or tuned; its own run counts as the first."""
     runs: int = Field(3, ge=2)
-    """Total number of runs; DASALC-ens takes 3 to 5."""
+    """Total number of models; DASALC-ens takes 3 to 5."""
+    over: Literal["seeds", "folds", "trials"] = "seeds"
+    """How the models differ: in their `seeds`; in their `folds`, of which there are as many as `runs` and each model
+    lacks one; or they are the best `trials` of the search of a tuned method, each with its settings."""
 
     def built_on(self) -> tuple[str, ...]:
         return (self.of,)
@@ -83,14 +98,58 @@ class EnsembleMethod(AnyMethod):
     def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
         if self.of not in methods or not methods[self.of].is_one_model:
             raise ValueError(f"{where}.of: {self.of!r} is not a neural method, nor one of a single gbdt")
-        methods[self.of].check_differs(f"{where}.runs")
+        if self.over == "seeds":
+            methods[self.of].check_differs(f"{where}.runs")
+        if self.over == "trials" and not isinstance(methods[self.of], TunedMethod):
+            raise ValueError(f"{where}.over: trials are those of a search, and {self.of!r} is not of kind tuned")
 
     def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
         traits = methods[self.of].about(methods)
         return MethodTraits(family=traits.family, tuned=traits.tuned)
 
     def train(self, run: SeedRun, name: str, out: str) -> None:
-        run.methods[self.of].average(run, run.repeated(self.of, self.runs), out)
+        method = run.methods[self.of]
+        if self.over == "folds":
+            bundles = [run.without(fold).model(self.of) for fold in self._folds(run)]
+        elif self.over == "trials" and isinstance(method, TunedMethod):
+            bundles = method.of_best_trials(run, self.of, self.runs)
+        else:
+            bundles = run.repeated(self.of, self.runs)
+        method.average(run, bundles, out)
+
+    def _folds(self, run: SeedRun) -> list[Fold]:
+        """All groups but those of one fold, for each fold."""
+        return [Fold(number=k, of=self.runs, held_out=False, seed=run.seed) for k in range(self.runs)]
+
+
+class BlendMethod(AnyMethod):
+    """The mean of other methods' scores with weights that validation chooses, or the best of them alone.
+
+    Trees and networks err differently, so that their mean is often better than each.
+    """
+
+    kind: Literal["blend"] = "blend"
+    members: tuple[str, ...] = Field(min_length=2)
+    """Names of other methods, of any kind."""
+    blend: BlendConfig = BlendConfig()
+
+    can_be_member: ClassVar = False
+
+    def built_on(self) -> tuple[str, ...]:
+        return self.members
+
+    def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
+        for member in self.members:
+            if member not in methods or isinstance(methods[member], BlendMethod):
+                raise ValueError(f"{where}.members: {member!r} is unknown or a blend; name another method")
+
+    def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
+        families = {methods[member].about(methods).family for member in self.members}
+        return MethodTraits(family=families.pop() if len(families) == 1 else "mixed")
+
+    def train(self, run: SeedRun, name: str, out: str) -> None:
+        bundles, settings = {member: run.model(member) for member in self.members}, self.blend.replace(seed=run.seed)
+        BlendJob(out=out, splits=run.splits, bundles=bundles, blend=settings).run()
 
 
 class CombinedMethod(AnyMethod):

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from reference.crossed import interval, mean
-from scipy.stats import t as student
 
 from ltrscale import storage
 from ltrscale.evaluation.measure.outliers import OutlierDetector

@@ -1,0 +1,172 @@
+"""The blend of rankers of any kind: the mean of their scores, with weights that validation chooses.
+
+The choice is Caruana et al.'s (2004), with a guard against luck.
+
+Shapes: M members, N documents, Q groups, Q1 = Q + 1 offsets, K folds.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ltrscale.arrays import Bools, Doubles, Ints
+from ltrscale.batch import standardise_by_group
+from ltrscale.bundle import Blend, Bundle, MetricValue, facts, load, member_files, save_blend, with_tokens_of
+from ltrscale.config import Config
+from ltrscale.data.dataset.selection import Selection, only_relevant, select
+from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.scored import score_selection
+from ltrscale.draws import random_bits
+from ltrscale.progress import Report, log
+from ltrscale.ranking.choices import metric_named
+from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin
+
+Judge = Callable[[Tensor], Doubles]
+"""The metric [Q] of each group from scores [N]."""
+
+
+class BlendConfig(Config):
+    """How the weights of a mean are chosen."""
+
+    weights: Literal["greedy", "equal"] = "greedy"
+    """`greedy` adds the member that helps validation most, again and again, so that a member may count several times,
+    and takes the best member alone unless groups that chose nothing find the mean better; `equal` takes all."""
+    rounds: int = Field(25, ge=1)
+    """Members that are added, at most; it ends where none helps."""
+    folds: int = Field(5, ge=2)
+    """Parts of the validation groups: the mean that the others choose is judged on each."""
+    groups: int = Field(5000, ge=2)
+    """Validation groups with a relevant document that choose: a random sample if there are more."""
+    metric: str = "ndcg@5"
+    """What the weights raise: ndcg@K, mrr, map or another one of `jobs.evaluate`."""
+    seed: int = 0
+    """Of the folds."""
+
+
+class _Blend(Config):
+    settings: BlendConfig
+    names: tuple[str, ...]
+
+
+class BlendJob(LabelledStage):
+    """Make a mean of trained rankers one bundle, which holds them all."""
+
+    stage: ClassVar = "blend"
+    bundles: dict[str, BundleUrl] = Field(min_length=1)
+    """Rankers by name; their features may differ."""
+    blend: BlendConfig = BlendConfig()
+
+    def own_settings(self) -> _Blend:
+        """The settings, and the names of the members, which decide between equals."""
+        return _Blend(settings=self.blend, names=tuple(self.bundles))
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Score the validation groups with each member, choose weights, and commit the bundle.
+
+        Raises:
+            InputError: a bundle is no ranker or has features that the data lack, or a split has no labelled group.
+        """
+        train = select(self.splits.train, labelled=True)
+        opened = {name: load(url) for name, url in self.bundles.items()}
+        judged = self._judged()
+        judge, scores_MN = _scores(judged, opened, self.blend.metric)
+        bits_Q = random_bits((self.blend.seed, "blend"), np.arange(judged.n_groups))
+        chosen = choose(scores_MN, judge, (bits_Q % np.uint64(self.blend.folds)).astype(np.int64), self.blend)
+        weights = {name: weight for name, weight in zip(opened, chosen.weights_M.tolist(), strict=True) if weight}
+        log.info("blend: %s", ", ".join(f"{weight:.2f} {name}" for name, weight in weights.items()))
+        read = {feature.name for name in weights for feature in opened[name].features}
+        train = train.serving([feature for feature in train.features if feature.name in read], whose=self.out)
+        metrics: dict[str, MetricValue] = {f"validation_{self.blend.metric}": chosen.value, "held_out": chosen.held_out}
+        report(metrics)
+        about = facts(train, self.blend, metrics=metrics, made_by=origin)
+        about["files"] = {
+            path: data for name in weights for path, data in member_files(name, self.bundles[name]).items()
+        }
+        save_blend(self.out, Blend(weights=weights), **about)
+
+    def _judged(self) -> Selection:
+        """The validation groups that choose."""
+        split = self.splits.validation
+        judged = only_relevant(select(split, labelled=True))
+        if judged.n_groups <= self.blend.groups or split.size:
+            return judged
+        return only_relevant(select(split.replace(relevant_groups=self.blend.groups), labelled=True))
+
+
+def _scores(judged: Selection, opened: Mapping[str, Bundle], metric: str) -> tuple[Judge, Tensor]:
+    """The metric of the judged groups, and the standardised scores of each member, shape [M, N]."""
+    judged = with_tokens_of(judged, opened.values())
+    parts = [groups.labels_N for groups in iterate(judged)]
+    scores = [score_selection(judged, member.scorer(features=judged.features), name) for name, member in opened.items()]
+    first = scores[0]
+    labels_N = torch.cat([labels_N for labels_N in parts if labels_N is not None])  # in the order of files, as scores
+    named = metric_named(metric)
+    scores_MN = torch.stack([standardise_by_group(each.scores_N, first.offsets_Q1) for each in scores])
+    return lambda scores_N: named.of(scores_N, labels_N, first.offsets_Q1).double().numpy(), scores_MN
+
+
+class Chosen(NamedTuple):
+    """Weights that add up to 1, and the metric of the groups that chose, and of the same by others' choice."""
+
+    weights_M: Doubles
+    value: float
+    held_out: float
+
+
+def choose(scores_MN: Tensor, judge: Judge, folds_Q: Ints, config: BlendConfig) -> Chosen:
+    """The weights of the mean; those of the best member alone unless the mean is better on groups that chose nothing.
+
+    Greedy choice overfits the groups that choose, the more the more members there are. So each fold is judged by the
+    mean, and by the best member, that the other folds choose, and the better of the two rules chooses on all.
+
+    Example:
+        >>> scores_MN = torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5]])
+        >>> alone = choose(scores_MN[:1], lambda scores_N: scores_N.double().numpy(), np.arange(3), BlendConfig())
+        >>> alone.weights_M.tolist(), alone.value
+        ([1.0], 0.5)
+    """
+    single_MQ = np.stack([judge(scores_N) for scores_N in scores_MN])
+
+    def best(among_Q: Bools) -> Doubles:
+        weights_M = np.zeros(len(scores_MN))
+        weights_M[single_MQ[:, among_Q].mean(axis=1).argmax()] = 1.0
+        return weights_M
+
+    def mean(among_Q: Bools) -> Doubles:
+        if config.weights == "equal":
+            return np.full(len(scores_MN), 1 / len(scores_MN))
+        return _greedy(scores_MN, judge, among_Q, config.rounds)
+
+    def values(weights_M: Doubles) -> Doubles:
+        return judge(torch.from_numpy(weights_M) @ scores_MN.double())
+
+    def held_out(rule: Callable[[Bools], Doubles]) -> float:
+        folds = [folds_Q == fold for fold in np.unique(folds_Q)]
+        return float(np.concatenate([values(rule(~fold_Q))[fold_Q] for fold_Q in folds]).mean())
+
+    everything_Q = np.ones(len(folds_Q), np.bool_)
+    if config.weights == "equal" or len(scores_MN) == 1 or len(np.unique(folds_Q)) < 2:
+        weights_M = mean(everything_Q)
+        return Chosen(weights_M, value := float(values(weights_M).mean()), value)
+    of_mean, of_best = held_out(mean), held_out(best)
+    log.info("blend: %.4f on groups that chose nothing, the best member alone %.4f", of_mean, of_best)
+    weights_M = mean(everything_Q) if of_mean > of_best else best(everything_Q)
+    return Chosen(weights_M, float(values(weights_M).mean()), max(of_mean, of_best))
+
+
+def _greedy(scores_MN: Tensor, judge: Judge, among_Q: Bools, rounds: int) -> Doubles:
+    """The weights of the members that help most, added one by one, with replacement; the first of equals."""
+    counts_M = np.zeros(len(scores_MN))
+    total_N, before = torch.zeros(scores_MN.shape[1], dtype=torch.float64), -np.inf
+    for _ in range(rounds):
+        values_M = [judge(total_N + scores_N)[among_Q].mean() for scores_N in scores_MN]
+        added = int(np.argmax(values_M))
+        if values_M[added] <= before:
+            break
+        before, total_N = values_M[added], total_N + scores_MN[added]
+        counts_M[added] += 1
+    return np.asarray(counts_M / counts_M.sum())

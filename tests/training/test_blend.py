@@ -1,0 +1,132 @@
+"""The blend of rankers: weights against a slow search, the guard against luck, and the bundle with its members."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ltrscale import bundle
+from ltrscale.arrays import Bools, Doubles
+from ltrscale.batch import standardise_by_group
+from ltrscale.config import validate
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Splits
+from ltrscale.data.stream.batches import iterate
+from ltrscale.experiments.methods.base import AnyMethod, SeedRun, check_methods
+from ltrscale.experiments.methods.composed import BlendMethod
+from ltrscale.experiments.methods.neural import NeuralMethod
+from ltrscale.experiments.methods.trees import FeatureMethod, GBDTMethod
+from ltrscale.ranking.choices import metric_named
+from ltrscale.runtime.workers import ONE
+from ltrscale.training.blend import BlendConfig, choose
+
+WEEKS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
+GROUPS, LENGTH = 60, 5
+FOLDS_Q = np.arange(GROUPS) % 5
+
+
+def experiment(noise: list[float], seed: int = 0) -> tuple[Callable[[Tensor], Doubles], Tensor]:
+    """The judge of labels, and scores of members that see these through noise of their own."""
+    rng, offsets_Q1 = np.random.default_rng(seed), torch.arange(0, GROUPS * LENGTH + 1, LENGTH)
+    labels_N = torch.from_numpy(rng.integers(0, 3, size=GROUPS * LENGTH).astype(np.float32))
+    labels_N[::LENGTH] = 1  # every group has a relevant document
+    scores = [labels_N.double() + scale * torch.from_numpy(rng.normal(size=len(labels_N))) for scale in noise]
+    return lambda s_N: metric_named("ndcg@5").of(s_N, labels_N, offsets_Q1).double().numpy(), torch.stack(scores)
+
+
+def slow_search(scores_MN: Tensor, judge: Callable[[Tensor], Doubles], among_Q: Bools, rounds: int) -> Doubles:
+    """Weights by trying all members in every round, until none helps."""
+    taken: list[int] = []
+    value = -1.0
+    while len(taken) < rounds:
+        values = [judge(scores_MN[[*taken, m]].sum(dim=0))[among_Q].mean() for m in range(len(scores_MN))]
+        if max(values) <= value:
+            break
+        value = max(values)
+        taken.append(values.index(value))
+    return np.bincount(taken, minlength=len(scores_MN)) / len(taken)
+
+
+@pytest.mark.parametrize("rounds", [1, 4, 25])
+def test_greedy_weights_are_those_of_a_slow_search(rounds: int) -> None:
+    judge, scores_MN = experiment([1.0, 1.2, 1.4, 9.0])
+    chosen = choose(scores_MN, judge, FOLDS_Q, BlendConfig(rounds=rounds))
+    np.testing.assert_allclose(chosen.weights_M, slow_search(scores_MN, judge, np.ones(GROUPS, np.bool_), rounds))
+    blended = judge(torch.from_numpy(chosen.weights_M) @ scores_MN)
+    assert chosen.value == pytest.approx(blended.mean())
+    assert (chosen.value > max(judge(scores_N).mean() for scores_N in scores_MN)) == (rounds > 1)
+
+
+def test_the_held_out_value_is_of_groups_that_chose_nothing() -> None:
+    judge, scores_MN = experiment([1.0, 1.0, 1.0])
+    chosen = choose(scores_MN, judge, FOLDS_Q, BlendConfig(rounds=6))
+    values_Q = np.zeros(GROUPS)
+    for fold in range(5):
+        out_Q: Bools = np.asarray(fold == FOLDS_Q)
+        weights_M = slow_search(scores_MN, judge, ~out_Q, 6)
+        values_Q[out_Q] = judge(torch.from_numpy(weights_M) @ scores_MN)[out_Q]
+    assert chosen.held_out == pytest.approx(values_Q.mean())
+    assert chosen.held_out < chosen.value
+
+
+def test_where_the_mean_is_luck_the_best_member_stands_alone() -> None:
+    """One member is right in 70% of the groups, twelve are coins, some of which are right by chance."""
+
+    def judge(scores_Q: Tensor) -> Doubles:
+        return (scores_Q > 0).double().numpy()
+
+    every_Q, guarded, greedy = np.ones(GROUPS, np.bool_), 0, 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        right_Q, coins_MQ = np.where(rng.random(GROUPS) < 0.7, 1.0, -1.0), rng.normal(size=(12, GROUPS))
+        scores_MQ = torch.from_numpy(np.vstack([right_Q, coins_MQ]))
+        guarded += int(choose(scores_MQ, judge, FOLDS_Q, BlendConfig()).weights_M[0] == 1)
+        greedy += int(slow_search(scores_MQ, judge, every_Q, 25)[0] == 1)
+    assert greedy < 10
+    assert guarded >= 15
+
+
+def test_equal_weights_take_all_and_one_member_is_itself() -> None:
+    judge, scores_MN = experiment([1.0, 9.0])
+    equal = choose(scores_MN, judge, FOLDS_Q, BlendConfig(weights="equal"))
+    assert equal.weights_M.tolist() == [0.5, 0.5]
+    one = choose(scores_MN[:1], judge, FOLDS_Q, BlendConfig())
+    assert (one.weights_M.tolist(), one.value, one.held_out) == ([1.0], judge(scores_MN[0]).mean(), one.value)
+
+
+METHODS: dict[str, AnyMethod] = {
+    "trees": GBDTMethod.model_validate({"leave_out": ["c_*"], "gbdt": {"num_trees": 8, "num_leaves": 4}}),
+    "network": NeuralMethod.model_validate(
+        {"finetune": {"network": {"encoder": {"kind": "mlp", "hidden": [8]}}, "head_epochs": 0, "epochs": 2}}
+    ),
+    "order": FeatureMethod(feature="f_00"),
+    "blend": BlendMethod.model_validate({"members": ["trees", "network", "order"], "blend": {"weights": "equal"}}),
+}
+
+
+@pytest.mark.slow
+def test_a_bundle_of_all_kinds_scores_by_the_mean_of_standardised_scores(
+    synthetic_dataset: str, tmp_path: Path
+) -> None:
+    splits = {name: {"data": synthetic_dataset, "periods": periods} for name, periods in WEEKS.items()}
+    check_methods(METHODS, ONE)
+    run = SeedRun(METHODS, validate(Splits, splits, "test"), 3, ONE, str(tmp_path))
+    made = bundle.load(run.model("blend"))
+    members = [bundle.load(run.place(name, "model")) for name in ("trees", "network", "order")]
+    assert made.kind == "blend"
+    assert {feature.name for feature in made.features} == {f.name for member in members for f in member.features}
+    judged = select(run.splits.validation, labelled=True)
+    values = []
+    for groups in iterate(judged):
+        scores = [member.scorer(features=judged.features)(groups).double() for member in members]
+        expected_N = sum(standardise_by_group(scores_N, groups.offsets_Q1) for scores_N in scores) / 3
+        found_N = made.scorer(features=judged.features)(groups)
+        torch.testing.assert_close(found_N, expected_N)
+        values.append(metric_named("ndcg@5").of_groups(found_N, groups))
+    assert made.metrics["validation_ndcg@5"] == pytest.approx(torch.cat(values).double().nanmean().item())
+    other: dict[str, AnyMethod] = {**METHODS, "twice": BlendMethod(members=("blend", "trees"))}
+    with pytest.raises(ValueError, match=r"methods.twice.members: 'blend' is unknown or a blend"):
+        check_methods(other, ONE)
