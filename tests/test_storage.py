@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import multiprocessing
 import os
 import re
 import threading
@@ -145,6 +146,35 @@ def test_a_kept_file_stays_without_commit(url: str) -> None:
     assert names(url) == [kept]
     commit(url, {"other": ""})
     assert names(url) == [storage.MANIFEST, "other"]
+
+
+@pytest.mark.parametrize(("act", "number"), [("swap", 0), ("remove", 0), ("remove", 1), ("remove", 2)])
+@pytest.mark.parametrize("by", ["commit", "sweep"])
+def test_what_a_killed_commit_was_about_to_delete_goes_later(tmp_path: Path, act: str, number: int, by: str) -> None:
+    url = str(tmp_path / "out")
+    commit(url, {"a-{hash}": "one", "b-{hash}": "one", "c": "one"}, version=1)
+    (tmp_path / "out" / "users-own").touch()
+
+    def run() -> None:
+        real, calls = getattr(storage.files, act), itertools.count()
+        setattr(storage.files, act, lambda *values: os._exit(9) if next(calls) == number else real(*values))
+        commit(url, {"c": "one"}, version=2)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join()
+    assert process.exitcode == 9
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    assert manifest["version"] == (1 if act == "swap" else 2)
+    if by == "commit":
+        with storage.Commit(url):
+            pass
+    else:
+        storage.sweep(url, [])
+    assert storage.is_whole(url, manifest)
+    left = [name for name in storage.below(url) if not name.startswith(".staging-")]
+    assert left == sorted([storage.MANIFEST, "users-own", *(file["path"] for file in manifest["files"])])
 
 
 @pytest.mark.parametrize("finish", [True, False])

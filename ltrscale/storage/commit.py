@@ -25,6 +25,7 @@ from ltrscale.storage.committed import (
     names_in,
     parse_manifest,
     read_manifest,
+    write_kept,
 )
 from ltrscale.storage.conditions import stamp
 from ltrscale.storage.faults import disk_full, is_disk_full, named_errors
@@ -90,7 +91,9 @@ class Commit:
         self.saved: dict[str, Any] = {}
         """The document of an unfinished commit, with its `files`; empty if there is none."""
         if not part:
-            delete_kept(url)
+            if files.read_if_there(join(url, KEPT)) is not None:
+                with self._alone():  # another writer may be about to commit what it lists, or to delete it
+                    delete_kept(url)
             saved = files.read_if_there(join(url, UNFINISHED))
             self.saved = {} if saved is None else parse_manifest(saved, join(url, UNFINISHED))
         self._gone_on = False
@@ -199,6 +202,8 @@ class Commit:
             current = files.read_if_there(self._manifest)
             if current not in (self._before, data):
                 raise self._lost()
+            if stale:  # in case that this process is killed before it has deleted them
+                write_kept(self.url, stale)
             replaced = self._place_waiting(data)
             # the manifest is there already where another writer committed the same content
             if current != data and not files.swap(self._manifest, replaced, data):
@@ -210,6 +215,8 @@ class Commit:
             self.finished = True
             for name in stale:
                 files.remove_with_folders(names.listed_file(self.url, name), self.url)
+            if stale:
+                files.remove(join(self.url, KEPT))
             if self.saved:
                 files.remove(join(self.url, UNFINISHED))
 
@@ -299,11 +306,11 @@ class Commit:
             return
         # where storage has failed, deleting may fail too: the first error is the one to report
         with contextlib.suppress(InputError) if error else contextlib.nullcontext():
-            own_files = {placed.path: vars(placed) for placed in self.files if placed.path not in self._waiting}
+            own_files = {placed.path for placed in self.files if placed.path not in self._waiting}
             # perhaps ours: S3 may have stored it and lost the answer
             committed = names_in(self.url, read_manifest(self.url, self._name))
             saved = listed_in(self.saved) if self._gone_on else {}
-            for name in own_files.keys() - self._kept - set(committed) - saved.keys():
+            for name in own_files - self._kept - set(committed) - saved.keys():
                 files.remove_with_folders(join(self.url, name), self.url)
-            if kept := [own_files[name] for name in sorted(own_files.keys() & self._kept)]:
-                files.write_bytes(join(self.url, KEPT), json.dumps({"files": kept}).encode())
+            if kept := own_files & self._kept:
+                write_kept(self.url, kept)
