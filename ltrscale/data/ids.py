@@ -46,11 +46,6 @@ class QueryIds:
     def __init__(self, folder: Path) -> None:
         self.groups, self.kept, self.others, self.unread = (SeenHashes(folder) for _ in range(4))
 
-    def note_others(self) -> None:
-        """Note all groups that were not kept as others; a process calls it between two units."""
-        for hashes_Q in self.groups.blocks():
-            self.others.add(hashes_Q[~self.kept.has(hashes_Q)])
-
     def lost(self) -> NDArray[np.uint64]:
         """Hashes of the ids that only rejected rows have."""
         return np.concatenate([np.empty(0, np.uint64), *(h[~self.groups.has(h)] for h in self.unread.blocks())])

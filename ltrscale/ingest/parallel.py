@@ -91,7 +91,6 @@ class _Order:
         self._to_survey, self._to_plan, self._to_take = len(units) if single else 0, 0, 0
         self._surveys: dict[int, Survey] = {}
         self._written: dict[int, _WrittenUnit] = {}
-        self._others: dict[int, NDArray[np.uint64]] = {}
         self._ahead = _AHEAD * _most_tasks()
 
     def following(self) -> Call | None:
@@ -101,7 +100,6 @@ class _Order:
             self._to_plan += 1
         while (unit := self._written.pop(self._to_take, None)) is not None:
             self._ids.unread.add(unit.lost_ids)
-            self._ids.others.add(self._others.pop(self._to_take, np.empty(0, np.uint64)))
             self._take(unit.written)
             self._to_take += 1
         if self._planned:
@@ -114,7 +112,6 @@ class _Order:
 
     def _plan(self, i: int, survey: Survey) -> Call:
         """The call that writes a unit; the next one starts after its groups whose query id no earlier unit has."""
-        self._others[i] = survey.others_Q
         back_Q, others_back_Q = self._ids.groups.add(survey.kept_Q), self._ids.groups.add(survey.others_Q)
         returning = np.concatenate([survey.kept_Q[back_Q], survey.others_Q[others_back_Q]])
         start, documents = self._start, int(survey.documents_Q[~back_Q].sum())

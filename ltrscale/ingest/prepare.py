@@ -229,11 +229,10 @@ def _write(
     totals, units, total = _Totals(work, schema, unfinished.manifest), units[unfinished.units :], len(units)
 
     def take(written: Written) -> None:
-        ids.kept.push(written.hashes)
+        ids.kept.push(written.kept)
+        ids.others.push(written.others)
         totals.add(written)
         if unfinished.is_due and totals.units < len(units):
-            if not ray:
-                ids.note_others()
             unfinished.save(total - len(units) + totals.units, totals.manifest(origin), ids)
 
     with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:

@@ -1,5 +1,6 @@
 """A `prepare` that is interrupted goes on after the units that it has saved, to the same data set."""
 
+import json
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -50,7 +51,7 @@ def write_logs(folder: Path) -> str:
     return str(folder)
 
 
-def config(inputs: str | list[str], **settings: Any) -> PrepareConfig:
+def config(inputs: object, **settings: Any) -> PrepareConfig:
     values = {"inputs": inputs, "source": {"kind": "letor"}, "max_rejected": 0.9, "unit_mb": TINY}
     return PrepareConfig.model_validate({**values, **settings})
 
@@ -127,6 +128,21 @@ def test_hashes_that_were_not_recorded_before_are_recorded_once(
     assert len(recorded) == len(np.unique(recorded)) == added.manifest.counts().groups
 
 
+def test_ids_that_the_data_set_has_recorded_are_not_saved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *others = sorted(map(str, Path(write_logs(tmp_path / "log")).iterdir()))
+    out = tmp_path / "out"
+    (file,) = prepare(config(first), str(out)).manifest.query_ids
+    prepare_interrupted(monkeypatch, 3, config(others, add=True, period="late", max_group=3), str(out))
+    saved = json.loads((out / ".unfinished.json").read_text())["ids"]
+    recorded, *added = (
+        np.load(out / path) for path in (file.path, *(saved[name]["path"] for name in ("kept", "others")))
+    )
+    assert all(map(len, (recorded, *added)))
+    assert not np.isin(np.concatenate(added), recorded).any()
+
+
 def test_it_may_be_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, out = write_logs(tmp_path / "log"), str(tmp_path / "out")
     whole = prepare(config(inputs), str(tmp_path / "whole"))
@@ -175,9 +191,11 @@ def test_other_work_starts_from_the_beginning_and_removes_what_was_saved(
 @pytest.mark.s3
 @pytest.mark.ray
 @pytest.mark.usefixtures("s3", "ray_cluster")
-@pytest.mark.parametrize("saves", [1, 3])
-def test_tasks_of_ray_go_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: int) -> None:
-    inputs = write_logs(tmp_path / "log")
+@pytest.mark.parametrize(("saves", "period"), [(1, None), (3, None), (3, "fixed")])
+def test_tasks_of_ray_go_on_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: int, period: str | None
+) -> None:
+    inputs = [{"path": write_logs(tmp_path / "log"), "period": period}]
     whole = prepare(config(inputs), str(tmp_path / "whole"))
     prepare_interrupted(monkeypatch, saves, config(inputs), str(tmp_path / "out"), ray=True)
     same(whole, prepare(config(inputs), str(tmp_path / "out"), ray=True))
