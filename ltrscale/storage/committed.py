@@ -17,7 +17,7 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.storage import files, names
 from ltrscale.storage import lease as leases
 from ltrscale.storage.names import is_local, join, local_path
-from ltrscale.storage.parts import sizes_in
+from ltrscale.storage.parts import names_to_delete, sizes_in
 
 T = TypeVar("T")
 
@@ -115,7 +115,8 @@ def at_once(function: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
 def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFEST) -> None:
     """Delete a committed directory: its manifest first, then the files that this lists, then folders left empty.
 
-    So nobody sees a manifest without its files. Where nothing is committed, nothing is deleted.
+    So nobody sees a manifest without its files. Where nothing is committed, nothing is deleted. Files that only a lost
+    or damaged part of the manifest lists stay there, which is logged.
 
     Args:
         url: the directory.
@@ -131,7 +132,7 @@ def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFE
         manifest = {}
     if manifest is None and own is None:
         return
-    listed = names_in(url, manifest)
+    listed = names_to_delete(url, manifest or {})
     if own is not None:
         listed += [path for path in files.below(url) if own.fullmatch(path)]
     check_lease(url)

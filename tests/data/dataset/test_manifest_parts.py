@@ -127,6 +127,27 @@ def test_a_damaged_part_is_an_error_that_names_it(tmp_path: Path, damage: str) -
 
 
 @pytest.mark.parametrize("damage", ["missing", "changed"])
+def test_of_a_data_set_with_a_damaged_part_what_is_known_is_withdrawn(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = str(tmp_path / "data")
+    for number, files in enumerate((20, FEW + 1, 1)):
+        add(url, number, files)
+    lost, _ = (storage.read_manifest(url) or {})["parts"]
+    unknown = set(storage.sizes_in(url, {"parts": [lost]})) - {lost["path"]}
+    place = tmp_path / "data" / lost["path"]
+    if damage == "missing":
+        place.unlink()
+    else:
+        place.write_bytes(b"x" + place.read_bytes()[1:])
+    storage.withdraw(url)
+    assert set(storage.below(url)) == unknown
+    (line,) = [record.message for record in caplog.records]
+    assert line.startswith(f"{place}: ")
+    assert line.endswith("files that only this part lists stay there")
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed"])
 def test_a_data_set_with_a_damaged_part_can_be_made_again(tmp_path: Path, damage: str) -> None:
     url = str(tmp_path / "data")
     for number in range(6):
