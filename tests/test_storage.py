@@ -302,6 +302,21 @@ def test_two_committers_of_the_same_files_both_succeed(url: str) -> None:
     assert storage.read_verified(url, "part", manifest) == b"equal"
 
 
+@pytest.mark.parametrize("size", [3, 100])
+def test_a_directory_whose_files_are_reached_by_links_is_whole(tmp_path: Path, size: int) -> None:
+    out = tmp_path / "out"
+    commit(str(out), {f"{i % 2}/{i}": "x" * (i + 1) for i in range(size)})
+    manifest = storage.read_manifest(str(out))
+    assert manifest is not None
+    (out / "0").rename(tmp_path / "elsewhere")
+    (out / "0").symlink_to(tmp_path / "elsewhere")
+    (out / "1" / "1").rename(tmp_path / "file")
+    (out / "1" / "1").symlink_to(tmp_path / "file")
+    assert storage.is_whole(str(out), manifest)
+    (tmp_path / "file").write_text("")
+    assert not storage.is_whole(str(out), manifest)
+
+
 def test_children(url: str) -> None:
     assert storage.children(url) == []
     for name in ("b.txt", "a/x.csv", "a/z/y.csv", ".hidden", "_skip/x"):

@@ -90,11 +90,12 @@ def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
         path = join(url, name)
         return not files.exists(path) or files.size(path) != sizes[name]
 
+    lost = list(sizes)
     if len(sizes) > _FEW:  # a listing takes one request for a thousand files
         actual = files.sizes_below(url)
         lost = [name for name in sizes if actual.get(name) != sizes[name]]
-    else:
-        lost = [name for name, is_lost in zip(sizes, at_once(differs, list(sizes)), strict=True) if is_lost]
+    if len(sizes) <= _FEW or is_local(url):  # a listing follows no links
+        lost = [name for name, is_lost in zip(lost, at_once(differs, lost), strict=True) if is_lost]
     if lost:
         _log.warning(
             "%s: %d of %d files are missing or cut short, the first is %s", url, len(lost), len(sizes), lost[0]
