@@ -37,6 +37,12 @@ def hash_ids(ids: Iterable[str], *, scope: str = "") -> NDArray[np.uint64]:
     return np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64, copy=False)
 
 
+def save_hashes(path: Path, hashes: NDArray[np.uint64]) -> None:
+    """Write hashes as an array of NumPy to exactly this path."""
+    with named_errors(str(path), "write"), path.open("wb") as stream:
+        np.save(stream, hashes)
+
+
 class QueryIds:
     """The query ids of groups, those that were kept, others, and those of rows that a reader rejected.
 
@@ -94,8 +100,7 @@ class SeenHashes:
         while len(self._runs) > 1:
             last = self._runs.pop()
             self._runs.append(self._merge(self._runs.pop(), last))
-        with named_errors(str(path), "write"), path.open("wb") as stream:
-            np.save(stream, self._runs[0] if self._runs else np.empty(0, np.uint64))
+        save_hashes(path, self._runs[0] if self._runs else np.empty(0, np.uint64))
 
     def blocks(self) -> Iterator[NDArray[np.uint64]]:
         """All hashes, each once, a bounded number at a time."""

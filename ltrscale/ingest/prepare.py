@@ -226,14 +226,16 @@ def _write(
         groups, documents, _ = unfinished.manifest.counts()
         start = UnitStart(start.gid + groups, start.documents + documents)
         unfinished.restore(ids, folder)
-    totals, units, total = _Totals(work, schema, unfinished.manifest), units[unfinished.units :], len(units)
+    totals = _Totals(work, schema, unfinished.manifest, unfinished.categories(folder))
+    units, total = units[unfinished.units :], len(units)
 
     def take(written: Written) -> None:
         ids.kept.push(written.kept)
         ids.others.push(written.others)
         totals.add(written)
         if unfinished.is_due and totals.units < len(units):
-            unfinished.save(total - len(units) + totals.units, totals.manifest(origin), ids)
+            done = total - len(units) + totals.units
+            unfinished.save(done, totals.manifest(origin), ids, totals.categories())
 
     with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:
         if ray:
@@ -266,9 +268,18 @@ def _write_here(
 
 
 class _Totals:
-    """The manifest's totals of all units, which are added in their order."""
+    """The manifest's totals of all units, which are added in their order.
 
-    def __init__(self, work: UnitSettings, schema: pa.Schema | None, before: Manifest | None) -> None:
+    `before` and `categories` are those of the units that an earlier process has finished.
+    """
+
+    def __init__(
+        self,
+        work: UnitSettings,
+        schema: pa.Schema | None,
+        before: Manifest | None,
+        categories: Mapping[str, NDArray[np.uint64]],
+    ) -> None:
         self.units = 0
         self._before = before
         self.first_rejections: list[Rejection] = []
@@ -276,7 +287,7 @@ class _Totals:
         self._schema, self._schema_of = schema, work.out
         self._stats, self._labels = FeatureStats(len(work.features)), LabelCounts()
         self.places = LikePlaces(len(work.features))
-        self._encoders: dict[str, CategoryEncoder] = {}
+        self._encoders = {name: CategoryEncoder(values) for name, values in categories.items()}
         self._texts: dict[str, RecordedCodes] = {}
         self._accounting: list[Accounting] = []
         self._tokens: list[Mapping[str, TokenSummary]] = []
@@ -302,6 +313,10 @@ class _Totals:
         self._files.append(written.files)
         self._quarantine += written.quarantine
         self.first_rejections += written.first_rejections[: 5 - len(self.first_rejections)]
+
+    def categories(self) -> dict[str, NDArray[np.uint64]]:
+        """The values of each categorical feature, as `Written.categories`."""
+        return {name: encoder.known for name, encoder in self._encoders.items()}
 
     def manifest(
         self, origin: Mapping[str, Any], *, lost_groups: int = 0, query_ids: tuple[ListedFile, ...] = ()

@@ -12,8 +12,7 @@ import pytest
 from writer_tokens import manifest_without_writer
 
 from ltrscale import storage
-from ltrscale.data.dataset.manifest import Dataset, Manifest
-from ltrscale.data.ids import QueryIds
+from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.ingest import assembly, unfinished
 from ltrscale.ingest import prepare as preparing
 from ltrscale.ingest.assembly import Written
@@ -60,8 +59,8 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, saves: int, act: Callable[[
     """Interrupt a `prepare` when it has saved this often."""
     save, left = Unfinished.save, [saves]
 
-    def save_and_stop(self: Unfinished, units: int, manifest: Manifest, ids: QueryIds) -> None:
-        save(self, units, manifest, ids)
+    def save_and_stop(self: Unfinished, *arguments: Any) -> None:
+        save(self, *arguments)
         left[0] -= 1
         if left[0] == 0:
             act()
@@ -173,6 +172,22 @@ def test_an_addition_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     whole = prepare(config(rest, add=True, period="late"), outs[0])
     prepare_interrupted(monkeypatch, 2, config(rest, add=True, period="late"), outs[1])
     same(whole, prepare(config(rest, add=True, period="late"), outs[1]))
+
+
+def test_collisions_of_categories_are_those_of_both_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    # the codes of Berlin, Paris and of the integers are equal two by two, within the halves and across them
+    for k, city in enumerate(["berlin", "6113811", "paris", "oslo", "2319768", "berlin"]):
+        (folder / f"{k}.csv").write_text(f"query,label,city\nq{k},1,{city}\nq{k},0,rome\n")
+    columns = {"query": "query", "label": "label", "categorical": ["city"]}
+    settings = {"source": {"kind": "items", "columns": columns}}
+    whole = prepare(config(str(folder), **settings), str(tmp_path / "whole"))
+    assert whole.manifest.accounting.hash_collisions == 2
+    for saves in (1, 2, 4):
+        out = str(tmp_path / f"out-{saves}")
+        prepare_interrupted(monkeypatch, saves, config(str(folder), **settings), out)
+        same(whole, prepare(config(str(folder), **settings), out))
 
 
 @pytest.mark.parametrize("changed", ["settings", "inputs"])
