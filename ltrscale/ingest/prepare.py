@@ -57,7 +57,7 @@ from ltrscale.ingest.outcome import (
     warn_of_labels,
     warn_of_places,
 )
-from ltrscale.ingest.parallel import write_with_ray
+from ltrscale.ingest.parallel import UnitsOnRay
 from ltrscale.ingest.rows import Rejection, RowBlock
 from ltrscale.ingest.texts import Encoding, encoding_of
 from ltrscale.ingest.unfinished import Unfinished
@@ -239,7 +239,7 @@ def _write(
 
     with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:
         if ray:
-            write_with_ray(work, units, start, commit=commit, ids=ids, advance=advance, take=take)
+            UnitsOnRay(work, units, start, commit, ids, advance, take).write()
         else:
             for written in _write_here(work, units, start, commit=commit, ids=ids, folder=folder, advance=advance):
                 take(written)

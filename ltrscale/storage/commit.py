@@ -87,7 +87,9 @@ class Commit:
         self._waiting: dict[str, tuple[Placed, Path]] = {}
         self._before = None if part else files.read_if_there(self._manifest)
         previous = None if self._before is None else parse_manifest(self._before, self._manifest)
-        self._previous, self._replaced = previous or {}, listed_in(previous)
+        self._previous = previous or {}
+        self.replaced = listed_in(previous)
+        """The content hashes of the files that the manifest which this commit replaces lists itself, by name."""
         self.saved: dict[str, Any] = {}
         """The document of an unfinished commit, with its `files`; empty if there is none."""
         if not part:
@@ -98,7 +100,7 @@ class Commit:
             self.saved = {} if saved is None else parse_manifest(saved, join(url, UNFINISHED))
         self._gone_on = False
         # refuse a name that leads out of the directory now: `finish` deletes some of these
-        for name in (*self._replaced, *map(str, self._previous.get("quarantine", [])), *listed_in(self.saved)):
+        for name in (*self.replaced, *map(str, self._previous.get("quarantine", [])), *listed_in(self.saved)):
             names.listed_file(url, name)
         with named_errors(url, "write"):
             if is_local(url):
@@ -247,7 +249,7 @@ class Commit:
         with named_errors(url, "write", need=len(manifest)):
             reserve.write_bytes(manifest)
         if old_manifest is not None and any(
-            self._replaced.get(placed.path) not in (None, placed.sha256) for placed, _ in self._waiting.values()
+            self.replaced.get(placed.path) not in (None, placed.sha256) for placed, _ in self._waiting.values()
         ):
             if not files.swap(url, old_manifest, None):
                 raise self._lost()

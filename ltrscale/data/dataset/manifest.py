@@ -333,8 +333,10 @@ _ADDED = "added"
 
 def commit_dataset(commit: storage.Commit, manifest: Manifest) -> Manifest:
     """Commit a data set whose manifest has all files, those of its parts too; returns the one with its new parts."""
-    listed = {name for part in manifest.parts for name in _files_of(commit.url, part).paths}
-    files = manifest.files.where(lambda path: path not in listed, manifest.files.paths)
+    files = manifest.files
+    if manifest.parts:  # they list all but those that the manifest before lists itself, and the new ones
+        unlisted = commit.replaced.keys() | {placed.path for placed in commit.files}
+        files = files.where(unlisted.__contains__, files.paths)
     own = manifest.model_copy(update={"files": files})
     if len(files) > _FEW_FILES or len(files.counts_R3) > _FEW_ROW_GROUPS:
         own = _moved_to_part(commit, own)
