@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from jobs.bench.measure import Row, apart, resident_peak
 from ltrscale import storage
+from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.manifest import Feature, Manifest, commit_dataset, one_view, open_dataset
+from ltrscale.data.dataset.manifest import Feature, Manifest, one_view, open_dataset
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.scores import PeriodScores, ScoreFile, find_scores, period_url
 from ltrscale.data.dataset.selection import select

@@ -10,9 +10,10 @@ import pytest
 
 from ltrscale import storage
 from ltrscale.config import as_text
-from ltrscale.data.dataset import manifest as manifests
+from ltrscale.data.dataset import commits
+from ltrscale.data.dataset.commits import commands, commit_dataset
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles
-from ltrscale.data.dataset.manifest import Dataset, Feature, Manifest, commands, commit_dataset, open_dataset
+from ltrscale.data.dataset.manifest import Dataset, Feature, Manifest, open_dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest.additions import with_addition
 
@@ -22,7 +23,7 @@ FEW = 5
 
 @pytest.fixture(autouse=True)
 def _small_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifests, "_FEW_FILES", FEW)
+    monkeypatch.setattr(commits, "_FEW_FILES", FEW)
 
 
 def add(url: str, number: int, files: int) -> list[DataFile]:
