@@ -178,17 +178,17 @@ def test_what_a_killed_commit_was_about_to_delete_goes_later(tmp_path: Path, act
 
 
 @pytest.mark.parametrize("finish", [True, False])
-def test_parts_belong_to_the_commit_that_adopts_them(url: str, finish: bool) -> None:
+def test_files_belong_to_the_commit_that_adopts_them(url: str, finish: bool) -> None:
     commit(url, {"old": "1"}, version=1)
     with storage.Commit(url) as whole:
         for text in ("one", "two"):
-            with storage.Commit(url, part=True) as part:
+            with storage.Commit(url, helping=True) as part:
                 with part.file("{hash}.txt") as path:
                     path.write_text(text)
                 placed = part.leave()
             assert storage.exists(storage.join(url, placed[0].path))
             whole.adopt(placed)
-        with storage.Commit(url, part=True) as failed:
+        with storage.Commit(url, helping=True) as failed:
             with failed.file("failed-{hash}") as path:
                 path.write_text("")
             assert storage.exists(storage.join(url, failed.files[0].path))

@@ -131,7 +131,7 @@ def _write(
     storage.join_leases(leases)
     with (
         storage.scratch.directory() as folder,
-        storage.Commit(work.out, part=True) as commit,
+        storage.Commit(work.out, helping=True) as commit,
     ):
         ids = QueryIds(folder)
         ids.groups.add(returning)

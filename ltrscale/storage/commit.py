@@ -59,9 +59,9 @@ class Commit:
     and on the condition that no other writer has put one since this commit began (see `swap`); a writer whose lease
     another job has taken over (see `lease`) fails before that.
 
-    Other processes can put files in place for this commit: each through a commit with `part`, which it ends by
-    `leave`; the whole commit takes them over by `adopt`. A part uses names with `{hash}` only. `manifest` is another
-    name for the manifest, such as `HIDDEN_MANIFEST`.
+    Other processes can put files in place for this commit: each through a commit that is `helping`, which it ends by
+    `leave`; the whole commit takes them over by `adopt`. A helping one uses names with `{hash}` only. `manifest` is
+    another name for the manifest, such as `HIDDEN_MANIFEST`.
 
     Long work survives its process by `save`: what is in place then, with a document that says how to go on. The next
     commit to the directory finds both in `saved`, takes the files over by `go_on`, or deletes them when it finishes.
@@ -76,23 +76,23 @@ class Commit:
         True
     """
 
-    def __init__(self, url: str, *, part: bool = False, manifest: str = MANIFEST) -> None:
+    def __init__(self, url: str, *, helping: bool = False, manifest: str = MANIFEST) -> None:
         self.url = url
         self._name, self._manifest = manifest, join(url, manifest)
         self.files: list[Placed] = []
         self.finished = False
-        self._part = part
+        self._helping = helping
         self._token = lease.token if (lease := leases.covering(url)) else secrets.token_hex(4)
         self._kept: set[str] = set()
         self._waiting: dict[str, tuple[Placed, Path]] = {}
-        self._before = None if part else files.read_if_there(self._manifest)
+        self._before = None if helping else files.read_if_there(self._manifest)
         previous = None if self._before is None else parse_manifest(self._before, self._manifest)
         self._previous = previous or {}
         self.replaced = listed_in(previous)
         """The content hashes of the files that the manifest which this commit replaces lists itself, by name."""
         self.saved: dict[str, Any] = {}
         """The document of an unfinished commit, with its `files`; empty if there is none."""
-        if not part:
+        if not helping:
             if files.read_if_there(join(url, KEPT)) is not None:
                 with self._alone():  # another writer may be about to commit what it lists, or to delete it
                     delete_kept(url)
@@ -134,7 +134,7 @@ class Commit:
         if placed.path != name:
             files.put(local, join(self.url, placed.path), digest)
         else:
-            assert not self._part
+            assert not self._helping
             self._waiting[name] = placed, local
         self.files.append(placed)
 
@@ -143,13 +143,13 @@ class Commit:
         self._kept.update(names)
 
     def leave(self) -> tuple[Placed, ...]:
-        """End a part: its files stay, for the whole commit to take over."""
+        """End a helping commit: its files stay, for the whole commit to take over."""
         self._flush()
         self.finished = True
         return tuple(self.files)
 
     def adopt(self, placed: Iterable[Placed]) -> None:
-        """Take over the files of a part; without `finish` they are deleted with the others."""
+        """Take over the files of a helping commit; without `finish` they are deleted with the others."""
         self.files += placed
 
     def go_on(self) -> None:
