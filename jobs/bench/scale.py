@@ -158,6 +158,8 @@ def _add(url: str) -> str:
         files = _files(1, first=10**6 + len(dataset.manifest.files))
         new = Manifest(features=_FEATURES, files=files, made_by={"stage": "prepare", "config": {}})
         with storage.Commit(url) as commit:
+            with commit.file(files.paths[0]) as path:
+                path.touch()
             commit_dataset(commit, with_addition(dataset.manifest, new))
         written += storage.size(storage.join(url, storage.MANIFEST))
     return f"{written / _PERIODS_ADDED / 1024:.0f} kB of manifest a period"

@@ -30,6 +30,7 @@ def commit_dataset(commit: storage.Commit, manifest: Manifest) -> Manifest:
     if manifest.parts:  # they list all but those that the manifest before lists itself, and the new ones
         unlisted = commit.replaced.keys() | {placed.path for placed in commit.files}
         files = files.where(unlisted.__contains__, files.paths)
+        assert len(files) + sum(part.files for part in manifest.parts) == len(manifest.files)
     own = manifest.model_copy(update={"files": files})
     if len(files) > _FEW_FILES or len(files.counts_R3) > _FEW_ROW_GROUPS:
         own = _moved_to_part(commit, own)
