@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import multiprocessing
 import os
 import re
 import threading
@@ -147,18 +148,47 @@ def test_a_kept_file_stays_without_commit(url: str) -> None:
     assert names(url) == [storage.MANIFEST, "other"]
 
 
+@pytest.mark.parametrize(("act", "number"), [("swap", 0), ("remove", 0), ("remove", 1), ("remove", 2)])
+@pytest.mark.parametrize("by", ["commit", "sweep"])
+def test_what_a_killed_commit_was_about_to_delete_goes_later(tmp_path: Path, act: str, number: int, by: str) -> None:
+    url = str(tmp_path / "out")
+    commit(url, {"a-{hash}": "one", "b-{hash}": "one", "c": "one"}, version=1)
+    (tmp_path / "out" / "users-own").touch()
+
+    def run() -> None:
+        real, calls = getattr(storage.files, act), itertools.count()
+        setattr(storage.files, act, lambda *values: os._exit(9) if next(calls) == number else real(*values))
+        commit(url, {"c": "one"}, version=2)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join()
+    assert process.exitcode == 9
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    assert manifest["version"] == (1 if act == "swap" else 2)
+    if by == "commit":
+        with storage.Commit(url):
+            pass
+    else:
+        storage.sweep(url, [])
+    assert storage.is_whole(url, manifest)
+    left = [name for name in storage.below(url) if not name.startswith(".staging-")]
+    assert left == sorted([storage.MANIFEST, "users-own", *(file["path"] for file in manifest["files"])])
+
+
 @pytest.mark.parametrize("finish", [True, False])
-def test_parts_belong_to_the_commit_that_adopts_them(url: str, finish: bool) -> None:
+def test_files_belong_to_the_commit_that_adopts_them(url: str, finish: bool) -> None:
     commit(url, {"old": "1"}, version=1)
     with storage.Commit(url) as whole:
         for text in ("one", "two"):
-            with storage.Commit(url, part=True) as part:
+            with storage.Commit(url, helping=True) as part:
                 with part.file("{hash}.txt") as path:
                     path.write_text(text)
                 placed = part.leave()
             assert storage.exists(storage.join(url, placed[0].path))
             whole.adopt(placed)
-        with storage.Commit(url, part=True) as failed:
+        with storage.Commit(url, helping=True) as failed:
             with failed.file("failed-{hash}") as path:
                 path.write_text("")
             assert storage.exists(storage.join(url, failed.files[0].path))
@@ -270,6 +300,21 @@ def test_two_committers_of_the_same_files_both_succeed(url: str) -> None:
     assert manifest is not None
     assert storage.read_manifest(url) == manifest
     assert storage.read_verified(url, "part", manifest) == b"equal"
+
+
+@pytest.mark.parametrize("size", [3, 100])
+def test_a_directory_whose_files_are_reached_by_links_is_whole(tmp_path: Path, size: int) -> None:
+    out = tmp_path / "out"
+    commit(str(out), {f"{i % 2}/{i}": "x" * (i + 1) for i in range(size)})
+    manifest = storage.read_manifest(str(out))
+    assert manifest is not None
+    (out / "0").rename(tmp_path / "elsewhere")
+    (out / "0").symlink_to(tmp_path / "elsewhere")
+    (out / "1" / "1").rename(tmp_path / "file")
+    (out / "1" / "1").symlink_to(tmp_path / "file")
+    assert storage.is_whole(str(out), manifest)
+    (tmp_path / "file").write_text("")
+    assert not storage.is_whole(str(out), manifest)
 
 
 def test_children(url: str) -> None:

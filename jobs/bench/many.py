@@ -29,7 +29,8 @@ from jobs.bench.measure import Row, apart
 from jobs.bench.ranks import on_ranks
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.manifest import Feature, Manifest, commit_dataset
+from ltrscale.data.dataset.commits import commit_dataset
+from ltrscale.data.dataset.manifest import Feature, Manifest
 from ltrscale.data.dataset.row_groups import FileSource, RowGroup, RowGroups
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split

@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.data.dataset.manifest import Feature, Manifest, commit_dataset
+from ltrscale.data.dataset.commits import commit_dataset
+from ltrscale.data.dataset.manifest import Feature, Manifest
 from ltrscale.data.dataset.writer import Compression, DatasetWriter
 from ltrscale.devices import Turns, cpu_seconds
 from ltrscale.progress import log

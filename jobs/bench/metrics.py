@@ -22,8 +22,9 @@ from jobs.bench.measure import N_FEATURES, Row, apart, mslr_lengths, resident_pe
 from ltrscale import storage
 from ltrscale.batch import to_offsets
 from ltrscale.config import members, validate
+from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.files import DataFile
-from ltrscale.data.dataset.manifest import Feature, Manifest, commit_dataset, open_dataset
+from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.dataset.scores import PeriodScores, ScoredGroups, ScoreFile, file_name, period_url, write_file
 from ltrscale.data.dataset.writer import DatasetWriter, to_lists
 from ltrscale.devices import cpu_seconds

@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from jobs.bench.measure import Row, apart, resident_peak
 from ltrscale import storage
+from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.manifest import Feature, Manifest, commit_dataset, one_view, open_dataset
+from ltrscale.data.dataset.manifest import Feature, Manifest, one_view, open_dataset
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.scores import PeriodScores, ScoreFile, find_scores, period_url
 from ltrscale.data.dataset.selection import select
@@ -157,6 +158,8 @@ def _add(url: str) -> str:
         files = _files(1, first=10**6 + len(dataset.manifest.files))
         new = Manifest(features=_FEATURES, files=files, made_by={"stage": "prepare", "config": {}})
         with storage.Commit(url) as commit:
+            with commit.file(files.paths[0]) as path:
+                path.touch()
             commit_dataset(commit, with_addition(dataset.manifest, new))
         written += storage.size(storage.join(url, storage.MANIFEST))
     return f"{written / _PERIODS_ADDED / 1024:.0f} kB of manifest a period"

@@ -37,6 +37,12 @@ def hash_ids(ids: Iterable[str], *, scope: str = "") -> NDArray[np.uint64]:
     return np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64, copy=False)
 
 
+def save_hashes(path: Path, hashes: NDArray[np.uint64]) -> None:
+    """Write hashes as an array of NumPy to exactly this path."""
+    with named_errors(str(path), "write"), path.open("wb") as stream:
+        np.save(stream, hashes)
+
+
 class QueryIds:
     """The query ids of groups, those that were kept, others, and those of rows that a reader rejected.
 
@@ -45,11 +51,6 @@ class QueryIds:
 
     def __init__(self, folder: Path) -> None:
         self.groups, self.kept, self.others, self.unread = (SeenHashes(folder) for _ in range(4))
-
-    def note_others(self) -> None:
-        """Note all groups that were not kept as others; a process calls it between two units."""
-        for hashes_Q in self.groups.blocks():
-            self.others.add(hashes_Q[~self.kept.has(hashes_Q)])
 
     def lost(self) -> NDArray[np.uint64]:
         """Hashes of the ids that only rejected rows have."""
@@ -99,8 +100,7 @@ class SeenHashes:
         while len(self._runs) > 1:
             last = self._runs.pop()
             self._runs.append(self._merge(self._runs.pop(), last))
-        with named_errors(str(path), "write"), path.open("wb") as stream:
-            np.save(stream, self._runs[0] if self._runs else np.empty(0, np.uint64))
+        save_hashes(path, self._runs[0] if self._runs else np.empty(0, np.uint64))
 
     def blocks(self) -> Iterator[NDArray[np.uint64]]:
         """All hashes, each once, a bounded number at a time."""

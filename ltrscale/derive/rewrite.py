@@ -20,7 +20,8 @@ from ltrscale import storage
 from ltrscale.arrays import Floats, Ints
 from ltrscale.config import Operational
 from ltrscale.data.columns import spread_over_documents
-from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, ListedFile, Manifest, commit_dataset
+from ltrscale.data.dataset.commits import commit_dataset
+from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, ListedFile, Manifest
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.config import as_text
+from ltrscale.data.dataset.commits import ADDED, commands
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.manifest import Dataset, Feature, ListedFile, Manifest, commands, parse_dataset_manifest
+from ltrscale.data.dataset.manifest import Dataset, Feature, ListedFile, Manifest, parse_dataset_manifest
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import summed
 from ltrscale.data.ids import QueryIds, hash_ids
@@ -28,7 +29,6 @@ from ltrscale.ingest.inputs import UnitSettings
 from ltrscale.ingest.tables import parquet_schema, read_parquet
 from ltrscale.ingest.validate import total_accounting
 
-_ADDED = "added"
 _BATCH = 1 << 16
 _COPY = 1 << 24
 _UNIT = re.compile(r"/part-([0-9]+)-")
@@ -50,7 +50,7 @@ def check_nothing_added(out: str, before: Mapping[str, Any]) -> None:
         InputError: periods were added to it, which would be lost.
     """
     of_parts = sum(part.get("additions", 0) for part in before.get("parts", []))
-    if additions := of_parts + len(before.get("made_by", {}).get(_ADDED, [])):
+    if additions := of_parts + len(before.get("made_by", {}).get(ADDED, [])):
         raise InputError(
             f"{out}: {additions} additions are there, which making the data set again would delete; "
             "set prepare.add to add to them, or delete the directory first"
@@ -173,7 +173,7 @@ def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
 
 def with_addition(before: Manifest, new: Manifest) -> Manifest:
     """The manifest of a data set with an addition; `new` is that of the addition alone, with all files of query ids."""
-    made_by = {**before.made_by, _ADDED: [*before.made_by.get(_ADDED, []), new.made_by]}
+    made_by = {**before.made_by, ADDED: [*before.made_by.get(ADDED, []), new.made_by]}
     return joined_manifests(before, new).model_copy(update={"made_by": made_by})
 
 

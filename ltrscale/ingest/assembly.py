@@ -87,8 +87,8 @@ class Written:
 
     The accounting excludes query ids that only rejected rows have, since other units may have rows of them.
     `categories` has the values of each categorical feature in the form of `CategoryEncoder.known`, and `texts` those of
-    `CategoryEncoder.texts`. `hashes` are those of the query ids of kept groups, rising; none in a fixed period, whose
-    ids are separate.
+    `CategoryEncoder.texts`. `kept` has the hashes of the query ids of kept groups; none in a fixed period, whose ids
+    are separate. `others` has those of the other groups whose id no earlier unit has. Both are rising.
     """
 
     unit: Unit
@@ -103,7 +103,8 @@ class Written:
     categories: Mapping[str, NDArray[np.uint64]]
     tokens: Mapping[str, TokenSummary]
     texts: Mapping[str, RecordedCodes]
-    hashes: NDArray[np.uint64]
+    kept: NDArray[np.uint64]
+    others: NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -157,12 +158,11 @@ def write_unit(
     )
     schema: pa.Schema | None = None
     tokens: dict[str, TokenSummary] = {}
-    hashes = [np.empty(0, np.uint64)]
+    kept, others = [np.empty(0, np.uint64)], validator.others
 
     def take(groups: Groups) -> None:
         nonlocal schema, tokens
-        if not unit.period:
-            hashes.append(groups.hashes_Q)
+        (others if unit.period else kept).append(groups.hashes_Q)
         stats.add(groups.rows.features_NF, groups.offsets_Q1)
         if "positions" in groups.rows.columns:
             places.add(groups.rows.features_NF, groups.rows.columns["positions"], groups.offsets_Q1)
@@ -187,7 +187,8 @@ def write_unit(
         categories={name: encoder.known for name, encoder in encoders.items()},
         tokens=tokens,
         texts={name: encoder.texts for name, encoder in encoders.items()},
-        hashes=np.sort(np.concatenate(hashes)),
+        kept=np.sort(np.concatenate(kept)),
+        others=np.sort(np.concatenate([np.empty(0, np.uint64), *others])),
     )
 
 
@@ -242,8 +243,7 @@ def survey_unit(work: UnitSettings, unit: Unit, *, folder: Path) -> Survey:
     Raises:
         InputError: as `write_unit`.
     """
-    ids = QueryIds(folder)
-    validator = _validator(work, unit, ids, None)
+    validator = _validator(work, unit, QueryIds(folder), None)
     hashes, documents = [np.empty(0, np.uint64)], [np.empty(0, np.int32)]
 
     def take(groups: Groups) -> None:
@@ -252,9 +252,8 @@ def survey_unit(work: UnitSettings, unit: Unit, *, folder: Path) -> Survey:
         documents.append(np.diff(groups.offsets_Q1).astype(np.int32))
 
     _feed(work, unit, validator, {}, folder, silent, take)
-    seen, kept_Q = np.concatenate([np.empty(0, np.uint64), *ids.groups.blocks()]), np.concatenate(hashes)
-    others_Q = np.setdiff1d(seen, kept_Q, assume_unique=True)
-    return Survey(validator.rows_in, kept_Q, np.concatenate(documents), others_Q)
+    others_Q = np.concatenate([np.empty(0, np.uint64), *validator.others])
+    return Survey(validator.rows_in, np.concatenate(hashes), np.concatenate(documents), others_Q)
 
 
 def silent(units: float, of_total: float | None = None) -> None:

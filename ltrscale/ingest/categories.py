@@ -50,10 +50,11 @@ class CategoryEncoder:
         1
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: NDArray[np.uint64] | None = None) -> None:
         self.collisions = 0
+        """Without those among the values known from the beginning."""
         self.texts: RecordedCodes = {}
-        self.known: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
+        self.known: NDArray[np.uint64] = np.empty(0, dtype=np.uint64) if known is None else known
         """The values remembered, 64 bits each, rising."""
 
     def encode(self, column: pa.Array) -> NDArray[np.float32]:

@@ -8,7 +8,7 @@ does not grow with their number. Tasks put finished files in place themselves; t
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -46,53 +46,38 @@ class _WrittenUnit(NamedTuple):
     lost_ids: NDArray[np.uint64]
 
 
-def write_with_ray(
-    work: UnitSettings,
-    units: Sequence[Unit],
-    start: UnitStart,
-    *,
-    commit: storage.Commit,
-    ids: QueryIds,
-    advance: Advance,
-    take: Callable[[Written], None],
-) -> None:
-    """Write all units in tasks of the Ray cluster that this process is connected to, or else of a new one.
+@dataclass
+class UnitsOnRay:
+    """Writes units in tasks of the Ray cluster that this process is connected to, or else of a new one.
 
-    The arguments are those of `write_unit`; `take` receives the units in their order. A single unit without earlier
-    query ids needs no survey.
-
-    Raises:
-        InputError: as `write_unit`, from the first task that fails; or a task's process dies again and again.
+    Units that are planned are written first, so that few wait; others are surveyed. The fields are the arguments of
+    `write_unit`; `take` receives the units in their order.
     """
-    work = replace(work, out=storage.absolute(work.out))
-    with ray_cluster(1):
-        order = _Order(work, units, start, commit, ids, advance, take)
-        run_tasks(order.following)
 
+    work: UnitSettings
+    units: Sequence[Unit]
+    start: UnitStart
+    commit: storage.Commit
+    ids: QueryIds
+    advance: Advance
+    take: Callable[[Written], None]
 
-class _Order:
-    """Says what to do next: units that are planned are written first, so that few wait; others are surveyed."""
+    def write(self) -> None:
+        """Write all units.
 
-    def __init__(
-        self,
-        work: UnitSettings,
-        units: Sequence[Unit],
-        start: UnitStart,
-        commit: storage.Commit,
-        ids: QueryIds,
-        advance: Advance,
-        take: Callable[[Written], None],
-    ) -> None:
-        self._work, self._units, self._start = work, units, start
-        self._commit, self._ids, self._advance, self._take = commit, ids, advance, take
-        single = len(units) == 1 and not len(ids.groups)
+        Raises:
+            InputError: as `write_unit`, from the first task that fails; or a task's process dies again and again.
+        """
+        self.work = replace(self.work, out=storage.absolute(self.work.out))
+        single = len(self.units) == 1 and not len(self.ids.groups)  # it needs no survey
         self._share = 1.0 if single else 0.5  # of the bytes, for each pass
-        self._planned = deque([self._write(0, start, np.empty(0, np.uint64))] if single else [])
-        self._to_survey, self._to_plan, self._to_take = len(units) if single else 0, 0, 0
+        self._planned = deque([self._write(0, self.start, np.empty(0, np.uint64))] if single else [])
+        self._to_survey, self._to_plan, self._to_take = len(self.units) if single else 0, 0, 0
         self._surveys: dict[int, Survey] = {}
         self._written: dict[int, _WrittenUnit] = {}
-        self._others: dict[int, NDArray[np.uint64]] = {}
-        self._ahead = _AHEAD * _most_tasks()
+        with ray_cluster(1):
+            self._ahead = _AHEAD * _most_tasks()
+            run_tasks(self.following)
 
     def following(self) -> Call | None:
         """The next call; None while there is nothing to do before another one ends."""
@@ -100,39 +85,37 @@ class _Order:
             self._planned.append(self._plan(self._to_plan, survey))
             self._to_plan += 1
         while (unit := self._written.pop(self._to_take, None)) is not None:
-            self._ids.unread.add(unit.lost_ids)
-            self._ids.others.add(self._others.pop(self._to_take, np.empty(0, np.uint64)))
-            self._take(unit.written)
+            self.ids.unread.add(unit.lost_ids)
+            self.take(unit.written)
             self._to_take += 1
         if self._planned:
             return self._planned.popleft()
         i = self._to_survey
-        if i == len(self._units) or i >= self._to_take + self._ahead:
+        if i == len(self.units) or i >= self._to_take + self._ahead:
             return None
         self._to_survey += 1
-        return Call(_survey, (self._work, self._units[i]), str(self._units[i]), partial(self._surveyed, i))
+        return Call(_survey, (self.work, self.units[i]), str(self.units[i]), partial(self._surveyed, i))
 
     def _plan(self, i: int, survey: Survey) -> Call:
         """The call that writes a unit; the next one starts after its groups whose query id no earlier unit has."""
-        self._others[i] = survey.others_Q
-        back_Q, others_back_Q = self._ids.groups.add(survey.kept_Q), self._ids.groups.add(survey.others_Q)
+        back_Q, others_back_Q = self.ids.groups.add(survey.kept_Q), self.ids.groups.add(survey.others_Q)
         returning = np.concatenate([survey.kept_Q[back_Q], survey.others_Q[others_back_Q]])
-        start, documents = self._start, int(survey.documents_Q[~back_Q].sum())
-        self._start = UnitStart(start.gid + int((~back_Q).sum()), start.documents + documents)
+        start, documents = self.start, int(survey.documents_Q[~back_Q].sum())
+        self.start = UnitStart(start.gid + int((~back_Q).sum()), start.documents + documents)
         return self._write(i, start, returning)
 
     def _write(self, i: int, start: UnitStart, returning: NDArray[np.uint64]) -> Call:
-        arguments = (self._work, self._units[i], start, returning, storage.held())
-        return Call(_write, arguments, str(self._units[i]), partial(self._wrote, i))
+        arguments = (self.work, self.units[i], start, returning, storage.held())
+        return Call(_write, arguments, str(self.units[i]), partial(self._wrote, i))
 
     def _surveyed(self, i: int, survey: Survey) -> None:
         self._surveys[i] = survey
-        self._advance(survey.rows, self._units[i].bytes * self._share)
+        self.advance(survey.rows, self.units[i].bytes * self._share)
 
     def _wrote(self, i: int, unit: _WrittenUnit) -> None:
-        self._commit.adopt(unit.placed)  # at once: a failure of another unit deletes these files
+        self.commit.adopt(unit.placed)  # at once: a failure of another unit deletes these files
         self._written[i] = unit
-        self._advance(unit.written.accounting.rows_in, self._units[i].bytes * self._share)
+        self.advance(unit.written.accounting.rows_in, self.units[i].bytes * self._share)
 
 
 def _survey(work: UnitSettings, unit: Unit) -> Survey:
@@ -148,7 +131,7 @@ def _write(
     storage.join_leases(leases)
     with (
         storage.scratch.directory() as folder,
-        storage.Commit(work.out, part=True) as commit,
+        storage.Commit(work.out, helping=True) as commit,
     ):
         ids = QueryIds(folder)
         ids.groups.add(returning)

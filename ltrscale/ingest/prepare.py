@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.config import Operational, made_by
+from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.manifest import Accounting, Dataset, ListedFile, Manifest, commit_dataset, open_dataset
+from ltrscale.data.dataset.manifest import Accounting, Dataset, ListedFile, Manifest, open_dataset
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import TokenSummary, put_vocabulary, summed
 from ltrscale.data.ids import QueryIds
@@ -57,7 +58,7 @@ from ltrscale.ingest.outcome import (
     warn_of_labels,
     warn_of_places,
 )
-from ltrscale.ingest.parallel import write_with_ray
+from ltrscale.ingest.parallel import UnitsOnRay
 from ltrscale.ingest.rows import Rejection, RowBlock
 from ltrscale.ingest.texts import Encoding, encoding_of
 from ltrscale.ingest.unfinished import Unfinished
@@ -226,19 +227,20 @@ def _write(
         groups, documents, _ = unfinished.manifest.counts()
         start = UnitStart(start.gid + groups, start.documents + documents)
         unfinished.restore(ids, folder)
-    totals, units, total = _Totals(work, schema, unfinished.manifest), units[unfinished.units :], len(units)
+    totals = _Totals(work, schema, unfinished.manifest, unfinished.categories(folder))
+    units, total = units[unfinished.units :], len(units)
 
     def take(written: Written) -> None:
-        ids.kept.push(written.hashes)
+        ids.kept.push(written.kept)
+        ids.others.push(written.others)
         totals.add(written)
         if unfinished.is_due and totals.units < len(units):
-            if not ray:
-                ids.note_others()
-            unfinished.save(total - len(units) + totals.units, totals.manifest(origin), ids)
+            done = total - len(units) + totals.units
+            unfinished.save(done, totals.manifest(origin), ids, totals.categories())
 
     with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:
         if ray:
-            write_with_ray(work, units, start, commit=commit, ids=ids, advance=advance, take=take)
+            UnitsOnRay(work, units, start, commit, ids, advance, take).write()
         else:
             for written in _write_here(work, units, start, commit=commit, ids=ids, folder=folder, advance=advance):
                 take(written)
@@ -267,9 +269,18 @@ def _write_here(
 
 
 class _Totals:
-    """The manifest's totals of all units, which are added in their order."""
+    """The manifest's totals of all units, which are added in their order.
 
-    def __init__(self, work: UnitSettings, schema: pa.Schema | None, before: Manifest | None) -> None:
+    `before` and `categories` are those of the units that an earlier process has finished.
+    """
+
+    def __init__(
+        self,
+        work: UnitSettings,
+        schema: pa.Schema | None,
+        before: Manifest | None,
+        categories: Mapping[str, NDArray[np.uint64]],
+    ) -> None:
         self.units = 0
         self._before = before
         self.first_rejections: list[Rejection] = []
@@ -277,7 +288,7 @@ class _Totals:
         self._schema, self._schema_of = schema, work.out
         self._stats, self._labels = FeatureStats(len(work.features)), LabelCounts()
         self.places = LikePlaces(len(work.features))
-        self._encoders: dict[str, CategoryEncoder] = {}
+        self._encoders = {name: CategoryEncoder(values) for name, values in categories.items()}
         self._texts: dict[str, RecordedCodes] = {}
         self._accounting: list[Accounting] = []
         self._tokens: list[Mapping[str, TokenSummary]] = []
@@ -303,6 +314,10 @@ class _Totals:
         self._files.append(written.files)
         self._quarantine += written.quarantine
         self.first_rejections += written.first_rejections[: 5 - len(self.first_rejections)]
+
+    def categories(self) -> dict[str, NDArray[np.uint64]]:
+        """The values of each categorical feature, as `Written.categories`."""
+        return {name: encoder.known for name, encoder in self._encoders.items()}
 
     def manifest(
         self, origin: Mapping[str, Any], *, lost_groups: int = 0, query_ids: tuple[ListedFile, ...] = ()

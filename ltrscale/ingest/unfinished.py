@@ -1,20 +1,24 @@
 """Going on with a `prepare` whose process ended: the units that were finished are not read again.
 
-Every few minutes the files, counts and query ids of the units that are finished, in their order, are saved beside the
-data set that is being made (`storage.Commit.save`). The same command with the same inputs takes them over. What it
-makes is what one that was not interrupted makes, but for the last digits of means and deviations, which are put
-together from two halves.
+Every few minutes the files, counts, query ids and categories of the units that are finished, in their order, are saved
+beside the data set that is being made (`storage.Commit.save`). The same command with the same inputs takes them over.
+What it makes is what one that was not interrupted makes, but for the last digits of means and deviations, which are
+put together from two halves.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.config import as_text, digest
 from ltrscale.data.dataset.manifest import Dataset, ListedFile, Manifest, parse_dataset_manifest
-from ltrscale.data.ids import QueryIds
+from ltrscale.data.ids import QueryIds, save_hashes
 from ltrscale.ingest.additions import mapped_ids
 from ltrscale.progress import log
 
@@ -40,12 +44,14 @@ class Unfinished:
         self.manifest: Manifest | None = None
         """The manifest of these units alone."""
         self._id_files: dict[str, ListedFile] = {}
+        self._category_files: dict[str, ListedFile] = {}
         self._saved_at = time.monotonic()
         if commit.saved.get("identity") == self._identity:
             commit.go_on()
             self.units = commit.saved["units"]
             self.manifest = parse_dataset_manifest(commit.saved["manifest"], commit.url)
-            self._id_files = {name: ListedFile(**file) for name, file in commit.saved["ids"].items()}
+            self._id_files = _listed(commit.saved["ids"])
+            self._category_files = _listed(commit.saved.get("categories", {}))  # older versions saved none
             log.info("prepare: goes on after %d units that an earlier process has finished", self.units)
 
     def restore(self, ids: QueryIds, folder: Path) -> None:
@@ -59,23 +65,38 @@ class Unfinished:
             if name != "unread":
                 ids.groups.push(mapped_ids(self._commit.url, file, folder))
 
+    def categories(self, folder: Path) -> dict[str, NDArray[np.uint64]]:
+        """The values of each categorical feature in the finished units, as `Written.categories`."""
+        return {name: mapped_ids(self._commit.url, file, folder) for name, file in self._category_files.items()}
+
     @property
     def is_due(self) -> bool:
         """Whether work of some minutes would be lost."""
         return time.monotonic() - self._saved_at >= _SAVE_S
 
-    def save(self, units: int, manifest: Manifest, ids: QueryIds) -> None:
+    def save(self, units: int, manifest: Manifest, ids: QueryIds, categories: Mapping[str, NDArray[np.uint64]]) -> None:
         """Save the first `units` units."""
-        outdated = [file.path for file in self._id_files.values()]
-        for name in _SETS:
-            with self._commit.file(f"unfinished/{units}-{name}-{{hash}}.npy") as path:
-                getattr(ids, name).save(path)
-            self._id_files[name] = ListedFile(**vars(self._commit.files[-1]))
+        outdated = [file.path for file in (*self._id_files.values(), *self._category_files.values())]
+        self._id_files = {name: self._put(f"{units}-{name}", getattr(ids, name).save) for name in _SETS}
+        self._category_files = {
+            name: self._put(f"{units}-category-{i}", partial(save_hashes, hashes=values))
+            for i, (name, values) in enumerate(categories.items())
+        }
         document = {
             "identity": self._identity,
             "units": units,
             "manifest": manifest.model_dump(mode="json"),
             "ids": {name: file.model_dump() for name, file in self._id_files.items()},
+            "categories": {name: file.model_dump() for name, file in self._category_files.items()},
         }
         self._commit.save(document, without=outdated)
         self._saved_at = time.monotonic()
+
+    def _put(self, name: str, write: Callable[[Path], None]) -> ListedFile:
+        with self._commit.file(f"unfinished/{name}-{{hash}}.npy") as path:
+            write(path)
+        return ListedFile(**vars(self._commit.files[-1]))
+
+
+def _listed(files: Mapping[str, Any]) -> dict[str, ListedFile]:
+    return {name: ListedFile(**file) for name, file in files.items()}

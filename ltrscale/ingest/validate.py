@@ -61,8 +61,8 @@ class Validator:
 
     `add` takes a block and returns the groups that it completes; `end` completes the last group at the end of a file or
     of a sorted input. `scope` keeps equal query ids of unrelated inputs apart. `ids` has the query ids of earlier
-    groups and receives those of the groups that follow. Without a quarantine, rejections are lost. `features` are names
-    for them.
+    groups and receives those of the groups that follow; `others` has the hashes of those that no earlier group has, and
+    whose group was not kept. Without a quarantine, rejections are lost. `features` are names for them.
     """
 
     ids: QueryIds
@@ -78,6 +78,7 @@ class Validator:
     groups_in: int = field(default=0, init=False)
     groups_kept: int = field(default=0, init=False)
     groups_rejected: int = field(default=0, init=False)
+    others: list[NDArray[np.uint64]] = field(default_factory=list, init=False)
     _open: list[RowBlock] = field(default_factory=list, init=False)
     _open_rows: int = field(default=0, init=False)
     _open_id: str | None = field(default=None, init=False)
@@ -151,8 +152,10 @@ class Validator:
         if rows <= self.max_group:
             return pieces
         query_id = pieces[0].query_ids_N[0].as_py()
-        returning = bool(self.ids.groups.add(hash_ids([query_id], scope=self.scope))[0])
-        self._reject_group(pieces, 0, returning=returning, rows=rows)
+        hashes_Q = hash_ids([query_id], scope=self.scope)
+        returning_Q = self.ids.groups.add(hashes_Q)
+        self.others.append(hashes_Q[~returning_Q])
+        self._reject_group(pieces, 0, returning=bool(returning_Q[0]), rows=rows)
         return []
 
     def _reject_group(self, pieces: Sequence[RowBlock], first: int, *, returning: bool, rows: int) -> None:
@@ -199,6 +202,7 @@ class Validator:
             self.quarantine.add(self._reject(pieces, i, rule) for i, rule in sorted(bad_rows))
 
         kept_Q = np.bincount(group_N[kept_N], minlength=len(lengths_Q))
+        self.others.append(hashes_Q[(kept_Q == 0) & ~returning_Q])
         self.rows_kept += int(kept_Q.sum())
         self._count_lost(int(((kept_Q == 0) & ~rejected_Q).sum()))
         self.groups_in += int((kept_Q > 0).sum())

@@ -8,15 +8,18 @@ import logging
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from subprocess import Popen
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from ltrscale import storage
+from ltrscale.progress import log
 
 VERSION = "2.60.0"
 """The version of Ray with which this module was tested."""
+_ANSWER_S = 10.0
 
 
 @contextmanager
@@ -134,8 +137,13 @@ class Demand(NamedTuple):
     """By name: whether the values are those that a node must not have, and the values."""
 
 
+@cache  # so that a process that asks again and again logs each reason once
+def _log_unknown(reason: str) -> None:
+    log.warning("the cluster does not say what its autoscaler cannot provide (%s)", reason)
+
+
 def unmet_requests() -> list[list[Demand]] | None:
-    """The placement groups that the autoscaler cannot provide; None where no autoscaler reports.
+    """The placement groups that the autoscaler cannot provide; None where no autoscaler reports, or none answers.
 
     Only version 2 of the autoscaler, KubeRay's default, reports. Ray itself waits for ever for what is listed here.
     """
@@ -143,9 +151,15 @@ def unmet_requests() -> list[list[Demand]] | None:
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
     from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
     from ray.core.generated.common_pb2 import LabelSelectorOperator
+    from ray.exceptions import RpcError
 
     reply = GetClusterStatusReply()
-    reply.ParseFromString(GcsClient(address=worker._global_node.gcs_address).get_cluster_status(timeout_s=10))
+    try:
+        client = GcsClient(address=worker._global_node.gcs_address)
+        reply.ParseFromString(client.get_cluster_status(timeout_s=_ANSWER_S))
+    except RpcError as error:
+        _log_unknown(str(error))
+        return None
     state, other_than = reply.autoscaling_state, LabelSelectorOperator.LABEL_OPERATOR_NOT_IN
     if not state.autoscaler_state_version:
         return None

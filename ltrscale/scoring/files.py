@@ -176,7 +176,7 @@ class FileScorer:
     def score(self, file: DataFile, advance: Advance) -> Done:
         """Score one file and put its scores in place, for the period's commit to take over."""
         url = storage.listed_file(self._plan.dataset.url, file.path)
-        with storage.Commit(period_url(self._plan.out, file.period), part=True) as commit:
+        with storage.Commit(period_url(self._plan.out, file.period), helping=True) as commit:
             with commit.file(file_name(file)) as path, closing(self._names(url)) as names:
                 scored, layout = self._scored(url, advance), self._plan.layout
                 try:

@@ -25,6 +25,7 @@ from ltrscale.storage.committed import (
     names_in,
     parse_manifest,
     read_manifest,
+    write_kept,
 )
 from ltrscale.storage.conditions import stamp
 from ltrscale.storage.faults import disk_full, is_disk_full, named_errors
@@ -58,9 +59,9 @@ class Commit:
     and on the condition that no other writer has put one since this commit began (see `swap`); a writer whose lease
     another job has taken over (see `lease`) fails before that.
 
-    Other processes can put files in place for this commit: each through a commit with `part`, which it ends by
-    `leave`; the whole commit takes them over by `adopt`. A part uses names with `{hash}` only. `manifest` is another
-    name for the manifest, such as `HIDDEN_MANIFEST`.
+    Other processes can put files in place for this commit: each through a commit that is `helping`, which it ends by
+    `leave`; the whole commit takes them over by `adopt`. A helping one uses names with `{hash}` only. `manifest` is
+    another name for the manifest, such as `HIDDEN_MANIFEST`.
 
     Long work survives its process by `save`: what is in place then, with a document that says how to go on. The next
     commit to the directory finds both in `saved`, takes the files over by `go_on`, or deletes them when it finishes.
@@ -75,27 +76,31 @@ class Commit:
         True
     """
 
-    def __init__(self, url: str, *, part: bool = False, manifest: str = MANIFEST) -> None:
+    def __init__(self, url: str, *, helping: bool = False, manifest: str = MANIFEST) -> None:
         self.url = url
         self._name, self._manifest = manifest, join(url, manifest)
         self.files: list[Placed] = []
         self.finished = False
-        self._part = part
+        self._helping = helping
         self._token = lease.token if (lease := leases.covering(url)) else secrets.token_hex(4)
         self._kept: set[str] = set()
         self._waiting: dict[str, tuple[Placed, Path]] = {}
-        self._before = None if part else files.read_if_there(self._manifest)
+        self._before = None if helping else files.read_if_there(self._manifest)
         previous = None if self._before is None else parse_manifest(self._before, self._manifest)
-        self._previous, self._replaced = previous or {}, listed_in(previous)
+        self._previous = previous or {}
+        self.replaced = listed_in(previous)
+        """The content hashes of the files that the manifest which this commit replaces lists itself, by name."""
         self.saved: dict[str, Any] = {}
         """The document of an unfinished commit, with its `files`; empty if there is none."""
-        if not part:
-            delete_kept(url)
+        if not helping:
+            if files.read_if_there(join(url, KEPT)) is not None:
+                with self._alone():  # another writer may be about to commit what it lists, or to delete it
+                    delete_kept(url)
             saved = files.read_if_there(join(url, UNFINISHED))
             self.saved = {} if saved is None else parse_manifest(saved, join(url, UNFINISHED))
         self._gone_on = False
         # refuse a name that leads out of the directory now: `finish` deletes some of these
-        for name in (*self._replaced, *map(str, self._previous.get("quarantine", [])), *listed_in(self.saved)):
+        for name in (*self.replaced, *map(str, self._previous.get("quarantine", [])), *listed_in(self.saved)):
             names.listed_file(url, name)
         with named_errors(url, "write"):
             if is_local(url):
@@ -129,7 +134,7 @@ class Commit:
         if placed.path != name:
             files.put(local, join(self.url, placed.path), digest)
         else:
-            assert not self._part
+            assert not self._helping
             self._waiting[name] = placed, local
         self.files.append(placed)
 
@@ -138,13 +143,13 @@ class Commit:
         self._kept.update(names)
 
     def leave(self) -> tuple[Placed, ...]:
-        """End a part: its files stay, for the whole commit to take over."""
+        """End a helping commit: its files stay, for the whole commit to take over."""
         self._flush()
         self.finished = True
         return tuple(self.files)
 
     def adopt(self, placed: Iterable[Placed]) -> None:
-        """Take over the files of a part; without `finish` they are deleted with the others."""
+        """Take over the files of a helping commit; without `finish` they are deleted with the others."""
         self.files += placed
 
     def go_on(self) -> None:
@@ -199,6 +204,8 @@ class Commit:
             current = files.read_if_there(self._manifest)
             if current not in (self._before, data):
                 raise self._lost()
+            if stale:  # in case that this process is killed before it has deleted them
+                write_kept(self.url, stale)
             replaced = self._place_waiting(data)
             # the manifest is there already where another writer committed the same content
             if current != data and not files.swap(self._manifest, replaced, data):
@@ -210,6 +217,8 @@ class Commit:
             self.finished = True
             for name in stale:
                 files.remove_with_folders(names.listed_file(self.url, name), self.url)
+            if stale:
+                files.remove(join(self.url, KEPT))
             if self.saved:
                 files.remove(join(self.url, UNFINISHED))
 
@@ -240,7 +249,7 @@ class Commit:
         with named_errors(url, "write", need=len(manifest)):
             reserve.write_bytes(manifest)
         if old_manifest is not None and any(
-            self._replaced.get(placed.path) not in (None, placed.sha256) for placed, _ in self._waiting.values()
+            self.replaced.get(placed.path) not in (None, placed.sha256) for placed, _ in self._waiting.values()
         ):
             if not files.swap(url, old_manifest, None):
                 raise self._lost()
@@ -299,11 +308,11 @@ class Commit:
             return
         # where storage has failed, deleting may fail too: the first error is the one to report
         with contextlib.suppress(InputError) if error else contextlib.nullcontext():
-            own_files = {placed.path: vars(placed) for placed in self.files if placed.path not in self._waiting}
+            own_files = {placed.path for placed in self.files if placed.path not in self._waiting}
             # perhaps ours: S3 may have stored it and lost the answer
             committed = names_in(self.url, read_manifest(self.url, self._name))
             saved = listed_in(self.saved) if self._gone_on else {}
-            for name in own_files.keys() - self._kept - set(committed) - saved.keys():
+            for name in own_files - self._kept - set(committed) - saved.keys():
                 files.remove_with_folders(join(self.url, name), self.url)
-            if kept := [own_files[name] for name in sorted(own_files.keys() & self._kept)]:
-                files.write_bytes(join(self.url, KEPT), json.dumps({"files": kept}).encode())
+            if kept := own_files & self._kept:
+                write_kept(self.url, kept)

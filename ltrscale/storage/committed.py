@@ -17,7 +17,7 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.storage import files, names
 from ltrscale.storage import lease as leases
 from ltrscale.storage.names import is_local, join, local_path
-from ltrscale.storage.parts import sizes_in
+from ltrscale.storage.parts import names_to_delete, sizes_in
 
 T = TypeVar("T")
 
@@ -25,7 +25,8 @@ MANIFEST = "manifest.json"
 HIDDEN_MANIFEST = "_manifest.json"
 """The manifest's name in a directory of tables, whose readers skip names that begin with an underscore."""
 KEPT = ".kept.json"
-"""Lists the files that a failed commit has left on purpose; the next commit deletes them."""
+"""Lists files that the next commit deletes, as it would those in quarantine: what a failed commit has left on purpose,
+and what a commit that was killed was about to delete."""
 UNFINISHED = ".unfinished.json"
 """Lists the files of long work whose process ended, and says how to go on; see `Commit.save`."""
 _REQUESTS = 16  # at a time
@@ -89,11 +90,12 @@ def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
         path = join(url, name)
         return not files.exists(path) or files.size(path) != sizes[name]
 
+    lost = list(sizes)
     if len(sizes) > _FEW:  # a listing takes one request for a thousand files
         actual = files.sizes_below(url)
         lost = [name for name in sizes if actual.get(name) != sizes[name]]
-    else:
-        lost = [name for name, is_lost in zip(sizes, at_once(differs, list(sizes)), strict=True) if is_lost]
+    if len(sizes) <= _FEW or is_local(url):  # a listing follows no links
+        lost = [name for name, is_lost in zip(lost, at_once(differs, lost), strict=True) if is_lost]
     if lost:
         _log.warning(
             "%s: %d of %d files are missing or cut short, the first is %s", url, len(lost), len(sizes), lost[0]
@@ -114,7 +116,8 @@ def at_once(function: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
 def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFEST) -> None:
     """Delete a committed directory: its manifest first, then the files that this lists, then folders left empty.
 
-    So nobody sees a manifest without its files. Where nothing is committed, nothing is deleted.
+    So nobody sees a manifest without its files. Where nothing is committed, nothing is deleted. Files that only a lost
+    or damaged part of the manifest lists stay there, which is logged.
 
     Args:
         url: the directory.
@@ -130,7 +133,7 @@ def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFE
         manifest = {}
     if manifest is None and own is None:
         return
-    listed = names_in(url, manifest)
+    listed = names_to_delete(url, manifest or {})
     if own is not None:
         listed += [path for path in files.below(url) if own.fullmatch(path)]
     check_lease(url)
@@ -158,13 +161,32 @@ def withdraw_below(url: str, loose: Collection[str]) -> None:
             files.remove_with_folders(names.listed_file(url, name), url)
 
 
+def write_kept(url: str, paths: Collection[str]) -> None:
+    """Leave the deletion of some files of a directory to the next commit, whatever becomes of this process."""
+    files.write_bytes(join(url, KEPT), json.dumps({"quarantine": sorted(paths)}).encode())
+
+
 def delete_kept(url: str) -> None:
-    """Delete the files that a failed commit has left on purpose in a directory."""
+    """Delete the files that a commit which did not end has left in a directory, but those that are committed there.
+
+    Call it only where no other writer can commit. Nothing is deleted beside a manifest with a part that cannot be read.
+    """
     data = files.read_if_there(join(url, KEPT))
-    if data is not None:
-        for name in listed_in(parse_manifest(data, join(url, KEPT))):
+    if data is None:
+        return
+    kept = names_in(url, parse_manifest(data, join(url, KEPT)))
+    try:
+        committed = _listed_at(url)
+    except UnavailableError:
+        raise
+    except InputError as error:
+        _log.warning("%s; files of an earlier commit stay there", error)
+        return
+    check_lease(url)
+    for name in kept:
+        if name not in committed:
             files.remove_with_folders(names.listed_file(url, name), url)
-        files.remove(join(url, KEPT))
+    files.remove(join(url, KEPT))
 
 
 def check_lease(url: str) -> None:
@@ -180,20 +202,20 @@ def check_lease(url: str) -> None:
 def sweep(url: str, tokens: Collection[str]) -> None:
     """Delete the files that writers with these tokens have left below a directory: staged ones and unlisted ones.
 
-    Call it only when their lease is over. Nothing is deleted below a manifest with a part that cannot be read.
+    Those that a commit which was killed was about to delete go too. Call it only when their lease is over. Nothing is
+    deleted below a manifest with a part that cannot be read.
     """
+    delete_kept(url)
     # tokens come from a file that others may have written; `(?!)` matches nothing
     token_pattern = re.compile(
         "|".join(rf"-{token}\b" for token in tokens if re.fullmatch("[0-9a-f]{8}", token)) or r"(?!)"
     )
     leftovers = [name for name in files.below(url) if token_pattern.search(name) or _STAGED.search(name)]
     folders = {folder for name in leftovers for folder in _folders(name)}
-    manifests = [(folder, name) for folder in folders for name in (MANIFEST, HIDDEN_MANIFEST, UNFINISHED)]
     listed, unknown = set[str](), list[str]()
-    for folder, name in manifests:
-        manifest = read_manifest(join(url, folder), name)
+    for folder in folders:
         try:
-            listed.update(f"{folder}{path}" for path in names_in(join(url, folder), manifest))
+            listed.update(f"{folder}{path}" for path in _listed_at(join(url, folder)))
         except UnavailableError:
             raise
         except InputError as error:
@@ -210,6 +232,12 @@ def _folders(name: str) -> list[str]:
     """The folders above a file, each with a slash at its end, from the directory itself ("") down to the file's own."""
     parts = name.split("/")[:-1]
     return ["".join(f"{part}/" for part in parts[:i]) for i in range(len(parts) + 1)]
+
+
+def _listed_at(url: str) -> set[str]:
+    """The files that the manifests of a directory list, and its unfinished work."""
+    documents = (read_manifest(url, name) for name in (MANIFEST, HIDDEN_MANIFEST, UNFINISHED))
+    return {name for document in documents for name in names_in(url, document)}
 
 
 def names_in(url: str, manifest: Mapping[str, Any] | None) -> list[str]:

@@ -70,19 +70,28 @@ def sizes_in(url: str, manifest: Mapping[str, Any], without: Collection[str] = (
 def no_longer_listed(url: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The files that one manifest of a directory lists and the next does not; parts that both have are not read.
 
-    A part of the first that is lost or damaged is skipped, so that making the directory again mends it.
+    Those of the first are found as by `names_to_delete`.
 
     Raises:
         InputError: as `sizes_in`, of the next manifest.
     """
     both = {part["path"] for part in before.get("parts", [])} & {part["path"] for part in now.get("parts", [])}
-    listed, names = sizes_in(url, now, both), [*sizes_in(url, {**before, "parts": []})]
-    for part in before.get("parts", []):
-        names.append(part["path"])
+    listed = sizes_in(url, now, both)
+    return [name for name in names_to_delete(url, before, both) if name not in listed]
+
+
+def names_to_delete(url: str, manifest: Mapping[str, Any], without: Collection[str] = ()) -> list[str]:
+    """The files that a manifest and its parts list, as `sizes_in`, where the directory is deleted or made again.
+
+    A part that is lost or damaged is logged: what it alone lists is not known, and stays there.
+    """
+    parts = manifest.get("parts", [])
+    names = [*sizes_in(url, manifest, {part["path"] for part in parts})]
+    for part in parts:
         try:
-            names += sizes_in(url, {"parts": [part]}, both)
+            names += sizes_in(url, {"parts": [part]}, without)
         except UnavailableError:
             raise
         except InputError as error:
             _log.warning("%s; files that only this part lists stay there", error)
-    return [name for name in dict.fromkeys(names) if name not in listed]
+    return [*dict.fromkeys(names)]

@@ -295,14 +295,14 @@ def test_few_units_are_under_way_however_many_there_are(tmp_path: Path, monkeypa
     settings = config(f"{tmp_path}/*.txt", max_group=10, unit_mb=TINY)
     one = prepare(settings, str(tmp_path / "one"))
     waiting: list[int] = []
-    following = parallel._Order.following
+    following = parallel.UnitsOnRay.following
 
-    def watched(order: parallel._Order) -> parallel.Call | None:
+    def watched(order: parallel.UnitsOnRay) -> parallel.Call | None:
         call = following(order)
         waiting.append(order._to_survey - order._to_take)
         return call
 
-    monkeypatch.setattr(parallel._Order, "following", watched)
+    monkeypatch.setattr(parallel.UnitsOnRay, "following", watched)
     with only_cpus(1):
         same(one, prepare(settings, str(tmp_path / "ray"), ray=True))
     assert len(waiting) >= 120

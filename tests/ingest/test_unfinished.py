@@ -1,5 +1,6 @@
 """A `prepare` that is interrupted goes on after the units that it has saved, to the same data set."""
 
+import json
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -11,8 +12,7 @@ import pytest
 from writer_tokens import manifest_without_writer
 
 from ltrscale import storage
-from ltrscale.data.dataset.manifest import Dataset, Manifest
-from ltrscale.data.ids import QueryIds
+from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.ingest import assembly, unfinished
 from ltrscale.ingest import prepare as preparing
 from ltrscale.ingest.assembly import Written
@@ -50,7 +50,7 @@ def write_logs(folder: Path) -> str:
     return str(folder)
 
 
-def config(inputs: str | list[str], **settings: Any) -> PrepareConfig:
+def config(inputs: object, **settings: Any) -> PrepareConfig:
     values = {"inputs": inputs, "source": {"kind": "letor"}, "max_rejected": 0.9, "unit_mb": TINY}
     return PrepareConfig.model_validate({**values, **settings})
 
@@ -59,8 +59,8 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, saves: int, act: Callable[[
     """Interrupt a `prepare` when it has saved this often."""
     save, left = Unfinished.save, [saves]
 
-    def save_and_stop(self: Unfinished, units: int, manifest: Manifest, ids: QueryIds) -> None:
-        save(self, units, manifest, ids)
+    def save_and_stop(self: Unfinished, *arguments: Any) -> None:
+        save(self, *arguments)
         left[0] -= 1
         if left[0] == 0:
             act()
@@ -127,6 +127,21 @@ def test_hashes_that_were_not_recorded_before_are_recorded_once(
     assert len(recorded) == len(np.unique(recorded)) == added.manifest.counts().groups
 
 
+def test_ids_that_the_data_set_has_recorded_are_not_saved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *others = sorted(map(str, Path(write_logs(tmp_path / "log")).iterdir()))
+    out = tmp_path / "out"
+    (file,) = prepare(config(first), str(out)).manifest.query_ids
+    prepare_interrupted(monkeypatch, 3, config(others, add=True, period="late", max_group=3), str(out))
+    saved = json.loads((out / ".unfinished.json").read_text())["ids"]
+    recorded, *added = (
+        np.load(out / path) for path in (file.path, *(saved[name]["path"] for name in ("kept", "others")))
+    )
+    assert all(map(len, (recorded, *added)))
+    assert not np.isin(np.concatenate(added), recorded).any()
+
+
 def test_it_may_be_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, out = write_logs(tmp_path / "log"), str(tmp_path / "out")
     whole = prepare(config(inputs), str(tmp_path / "whole"))
@@ -159,6 +174,22 @@ def test_an_addition_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     same(whole, prepare(config(rest, add=True, period="late"), outs[1]))
 
 
+def test_collisions_of_categories_are_those_of_both_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    # the codes of Berlin, Paris and of the integers are equal two by two, within the halves and across them
+    for k, city in enumerate(["berlin", "6113811", "paris", "oslo", "2319768", "berlin"]):
+        (folder / f"{k}.csv").write_text(f"query,label,city\nq{k},1,{city}\nq{k},0,rome\n")
+    columns = {"query": "query", "label": "label", "categorical": ["city"]}
+    settings = {"source": {"kind": "items", "columns": columns}}
+    whole = prepare(config(str(folder), **settings), str(tmp_path / "whole"))
+    assert whole.manifest.accounting.hash_collisions == 2
+    for saves in (1, 2, 4):
+        out = str(tmp_path / f"out-{saves}")
+        prepare_interrupted(monkeypatch, saves, config(str(folder), **settings), out)
+        same(whole, prepare(config(str(folder), **settings), out))
+
+
 @pytest.mark.parametrize("changed", ["settings", "inputs"])
 def test_other_work_starts_from_the_beginning_and_removes_what_was_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
@@ -175,9 +206,11 @@ def test_other_work_starts_from_the_beginning_and_removes_what_was_saved(
 @pytest.mark.s3
 @pytest.mark.ray
 @pytest.mark.usefixtures("s3", "ray_cluster")
-@pytest.mark.parametrize("saves", [1, 3])
-def test_tasks_of_ray_go_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: int) -> None:
-    inputs = write_logs(tmp_path / "log")
+@pytest.mark.parametrize(("saves", "period"), [(1, None), (3, None), (3, "fixed")])
+def test_tasks_of_ray_go_on_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: int, period: str | None
+) -> None:
+    inputs = [{"path": write_logs(tmp_path / "log"), "period": period}]
     whole = prepare(config(inputs), str(tmp_path / "whole"))
     prepare_interrupted(monkeypatch, saves, config(inputs), str(tmp_path / "out"), ray=True)
     same(whole, prepare(config(inputs), str(tmp_path / "out"), ray=True))

@@ -1,6 +1,7 @@
 """Uses of Ray's internals: the tested version, the modules that may use them, and that they still exist."""
 
 import ast
+import logging
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,16 @@ def test_no_keys_of_s3_travel_with_the_trials_of_a_search() -> None:
     ray_internals.keep_keys_out_of_trials()
     assert class_cache.ENV_VARS_TO_PROPAGATE
     assert not [name for name in class_cache.ENV_VARS_TO_PROPAGATE if name.startswith("AWS_")]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_an_autoscaler_that_does_not_answer_in_time_is_not_known(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ray_internals, "_ANSWER_S", 1e-5)
+    with caplog.at_level(logging.WARNING):
+        assert [ray_internals.unmet_requests() for _ in range(3)] == [None] * 3
+    assert [record.message for record in caplog.records] == [
+        "the cluster does not say what its autoscaler cannot provide (RPC error: Deadline Exceeded)"
+    ]

@@ -4,7 +4,6 @@ A data set consists of the files that its manifest lists. The manifest has count
 splits can be made without opening a data file.
 """
 
-import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,12 +13,11 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.config import Config, Json, as_text, digest, validate
-from ltrscale.data.dataset.files import ADDITION, FILE, Counts, DataFiles, ListedPath, part_table
+from ltrscale.config import Config, Json, digest, validate
+from ltrscale.data.dataset.files import FILE, Counts, DataFiles, ListedPath
 from ltrscale.data.dataset.tokens import TokenField, TokenSummary, Vocabulary
 from ltrscale.errors import InputError, nearest
 from ltrscale.progress import log
@@ -171,7 +169,7 @@ class Manifest(Config):
     files: DataFiles
     """In order of periods and paths; those that the parts list are read with the data set."""
     parts: tuple[ManifestPart, ...] = ()
-    """Tables that list the files and additions of earlier commits; see `commit_dataset`."""
+    """Tables that list the files and additions of earlier commits; see `commits.commit_dataset`."""
     summaries: tuple[FeatureSummary, ...] = ()
     """One for each feature, in order."""
     label_counts: dict[str, int] = Field(default_factory=dict)
@@ -319,74 +317,6 @@ def parse_dataset_manifest(values: Mapping[str, Any], where: str) -> Manifest:
     if values.get("format") != "ltrscale-dataset":
         raise InputError(f"{where}: not a data set but {values.get('format', 'something else')!r}; check the path")
     return validate(Manifest, values, where)
-
-
-# Parts. A manifest is written anew with each addition, so it names few files itself: above `_FEW_FILES` it moves them
-# to a part, together with the quarantine and the additions. A part takes over the one before it while that is less than
-# twice as long, as in a log-structured merge tree: n files need at most log2(n) parts, and an addition writes as much
-# as it adds, times log2(n) at most in the long run.
-
-_FEW_FILES, _FEW_ROW_GROUPS = 256, 1 << 14
-_PART = "parts/part-{hash}.parquet"
-_ADDED = "added"
-
-
-def commit_dataset(commit: storage.Commit, manifest: Manifest) -> Manifest:
-    """Commit a data set whose manifest has all files, those of its parts too; returns the one with its new parts."""
-    listed = {name for part in manifest.parts for name in _files_of(commit.url, part).paths}
-    files = manifest.files.where(lambda path: path not in listed, manifest.files.paths)
-    own = manifest.model_copy(update={"files": files})
-    if len(files) > _FEW_FILES or len(files.counts_R3) > _FEW_ROW_GROUPS:
-        own = _moved_to_part(commit, own)
-    commit.finish(own.model_dump(mode="json"))
-    return own.model_copy(update={"files": manifest.files})
-
-
-def _moved_to_part(commit: storage.Commit, manifest: Manifest) -> Manifest:
-    """The manifest with its files, quarantine and additions in a part; the newest addition stays, to be looked up."""
-    added, parts = manifest.made_by.get(_ADDED, []), list(manifest.parts)
-    table = part_table(manifest.files, manifest.quarantine, map(as_text, added[:-1]))
-    files, n_additions = len(manifest.files), len(added[:-1])
-    while parts and parts[-1].files < 2 * files:
-        last = parts.pop()
-        table = pa.concat_tables([storage.read_part(commit.url, vars(last)), table])
-        files, n_additions = files + last.files, n_additions + last.additions
-    with commit.file(_PART) as path:
-        pq.write_table(table, path, compression="zstd")
-    parts.append(ManifestPart(**vars(commit.files[-1]), files=files, additions=n_additions))
-    made_by = {**manifest.made_by, **({_ADDED: added[-1:]} if added else {})}
-    return manifest.model_copy(
-        update={"files": DataFiles.of([]), "parts": tuple(parts), "quarantine": (), "made_by": made_by}
-    )
-
-
-def commands(dataset: Dataset) -> Iterator[str]:
-    """What made a data set and each addition to it (`made_by`), as JSON with sorted keys, the first one first.
-
-    Raises:
-        InputError: a part of the manifest cannot be read, and no later addition has replaced it.
-    """
-    manifest, number = dataset.manifest, 0
-    try:
-        for command in _commands(dataset):
-            yield command
-            number += 1
-    except InputError:
-        now = read_dataset(dataset.url)
-        if now.manifest.parts == manifest.parts or next(_commands(now)) != next(_commands(dataset)):
-            raise
-        # additions since have replaced the part by a longer one, so the commands of now begin with those of then
-        added = sum(part.additions for part in manifest.parts) + len(manifest.made_by.get(_ADDED, []))
-        yield from itertools.islice(_commands(now), number, 1 + added)
-
-
-def _commands(dataset: Dataset) -> Iterator[str]:
-    yield as_text({key: value for key, value in dataset.manifest.made_by.items() if key != _ADDED})
-    for part in dataset.manifest.parts:
-        if part.additions:
-            rows = storage.read_part(dataset.url, vars(part), ["kind", "made_by"])
-            yield from rows.filter(pc.equal(rows["kind"], ADDITION))["made_by"].to_pylist()
-    yield from map(as_text, dataset.manifest.made_by.get(_ADDED, []))
 
 
 def _files_of(url: str, part: ManifestPart) -> DataFiles:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ltrscale import storage
-from ltrscale.data.dataset.manifest import Dataset, Manifest, commands, open_dataset
+from ltrscale.data.dataset.commits import commands
+from ltrscale.data.dataset.manifest import Dataset, Manifest, open_dataset
 from ltrscale.errors import InputError, UnavailableError
 
 _NOT_OF_ROWS = {

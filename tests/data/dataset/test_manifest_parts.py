@@ -10,9 +10,10 @@ import pytest
 
 from ltrscale import storage
 from ltrscale.config import as_text
-from ltrscale.data.dataset import manifest as manifests
+from ltrscale.data.dataset import commits
+from ltrscale.data.dataset.commits import commands, commit_dataset
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles
-from ltrscale.data.dataset.manifest import Dataset, Feature, Manifest, commands, commit_dataset, open_dataset
+from ltrscale.data.dataset.manifest import Dataset, Feature, Manifest, open_dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest.additions import with_addition
 
@@ -22,7 +23,7 @@ FEW = 5
 
 @pytest.fixture(autouse=True)
 def _small_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifests, "_FEW_FILES", FEW)
+    monkeypatch.setattr(commits, "_FEW_FILES", FEW)
 
 
 def add(url: str, number: int, files: int) -> list[DataFile]:
@@ -124,6 +125,27 @@ def test_a_damaged_part_is_an_error_that_names_it(tmp_path: Path, damage: str) -
         place.write_bytes(b"x" + place.read_bytes()[1:])
     with pytest.raises(InputError, match=f"{place}: ({'missing' if damage == 'missing' else 'its content is not'})"):
         open_dataset(url)
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+def test_of_a_data_set_with_a_damaged_part_what_is_known_is_withdrawn(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = str(tmp_path / "data")
+    for number, files in enumerate((20, FEW + 1, 1)):
+        add(url, number, files)
+    lost, _ = (storage.read_manifest(url) or {})["parts"]
+    unknown = set(storage.sizes_in(url, {"parts": [lost]})) - {lost["path"]}
+    place = tmp_path / "data" / lost["path"]
+    if damage == "missing":
+        place.unlink()
+    else:
+        place.write_bytes(b"x" + place.read_bytes()[1:])
+    storage.withdraw(url)
+    assert set(storage.below(url)) == unknown
+    (line,) = [record.message for record in caplog.records]
+    assert line.startswith(f"{place}: ")
+    assert line.endswith("files that only this part lists stay there")
 
 
 @pytest.mark.parametrize("damage", ["missing", "changed"])

@@ -9,8 +9,9 @@ import pytest
 from jobs.bench.scale import write_manifests
 from jobs.s3 import environment
 from ltrscale import storage
+from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles
-from ltrscale.data.dataset.manifest import Manifest, commit_dataset, open_dataset
+from ltrscale.data.dataset.manifest import Manifest, open_dataset
 from ltrscale.data.dataset.scores import find_scores
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
