@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -74,8 +75,29 @@ def ending_on_signal() -> Iterator[None]:
             raise Stopped(message, status=stop_request.status) from None
 
 
+_ends: list[float] = []
+
+
+@contextmanager
+def ending_by(time_s: float) -> Iterator[None]:
+    """Ask what runs in the block to stop at a time of `time.monotonic()`, as a signal would.
+
+    Work inside that looks at `stop_on_signal` then leaves a checkpoint and raises `Stopped`; see `is_late`.
+    """
+    _ends.append(time_s)
+    try:
+        yield
+    finally:
+        _ends.pop()
+
+
+def is_late() -> bool:
+    """Whether the time of an `ending_by` around this has come."""
+    return any(time.monotonic() >= end for end in _ends)
+
+
 class _Asked:
-    """Whether a signal has come. Logs it when first asked, for a signal handler must not write."""
+    """Whether a signal has come, or the time to end. Logs it when first asked, for a signal handler must not write."""
 
     def __init__(self) -> None:
         self.come: list[int] = []
@@ -97,4 +119,4 @@ class _Asked:
             self._logged = True
             hint = "; Ctrl-C again ends at once" if signal.SIGINT in self.come else ""
             log.info("asked to stop: a checkpoint follows%s", hint)
-        return bool(self.come)
+        return bool(self.come) or is_late()

@@ -1,0 +1,1 @@
+"""The best ranker of a log by one command."""

@@ -1,0 +1,129 @@
+"""What a budget of minutes is spent on: methods with their settings, as a pure function of the sizes and the minutes.
+
+Rates are those that were measured for `jobs.init` (`FINETUNED`, `PRETRAINED`, `BOOSTED`), times the speed of the
+machine, which the first models show.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import yaml
+
+from ltrscale.experiments.first.pipeline import (
+    BOOSTED,
+    FINETUNED,
+    PRETRAINED,
+    STUDIED,
+    LogSize,
+    epoch_minutes,
+    first_sizes,
+    methods_text,
+)
+
+TREES, TUNED, SCRATCH, PRETRAINED_NETWORK, STUDENT = "trees", "trees_tuned", "scratch", "pretrained", "student"
+_SHARES = {TREES: 0.1, TUNED: 0.2, SCRATCH: 0.12, PRETRAINED_NETWORK: 0.3}
+"""Shares of the budget that the first model of each may take; the rest is for further models, blend, test and refit."""
+MOST_EPOCHS, MOST_TRIALS = 64, 100
+"""Of pretraining, and of the search: beyond these neither helped in docs/results/study-news.md."""
+_FEWEST_TRIALS = 3
+_PAYS_FROM = 2.0
+"""Documents of the log for each one with labels to learn from, from which on networks are pretrained: with fewer there is
+little that labels do not say."""
+_VALIDATED, _START_MINUTES = 200_000, 0.03
+"""Documents that validation scores in a second, and the start of a training."""
+_SPACE = {
+    "gbdt.objective": {"choices": ["lambdarank", "rank_xendcg"]},
+    "gbdt.num_leaves": {"low": 2, "high": 64, "log": True, "integer": True},
+    "gbdt.learning_rate": {"low": 0.02, "high": 0.3, "log": True},
+    "gbdt.min_data_in_leaf": {"low": 2, "high": 100, "log": True, "integer": True},
+    "gbdt.feature_fraction": {"low": 0.2, "high": 1},
+    "gbdt.bagging_fraction": {"low": 0.3, "high": 1},
+    "gbdt.lambda_l2": {"low": 0.001, "high": 100, "log": True},
+}
+"""That of the news study."""
+
+
+class Speed(NamedTuple):
+    """How fast this machine is, as a multiple of the one on which the rates were measured."""
+
+    trees: float = 1.0
+    networks: float = 1.0
+
+
+class Choice(NamedTuple):
+    """A method with its settings and its minutes, or why it is left out."""
+
+    settings: Mapping[str, Any] | None
+    minutes: float
+    why: str
+
+
+def choose(name: str, size: LogSize, budget: float, speed: Speed, *, cores: int, judged: int) -> Choice:
+    """The settings with which the first model of a method takes at most its share of the budget.
+
+    Args:
+        name: the method.
+        size: of the training periods.
+        budget: minutes.
+        speed: of the machine.
+        cores: those that trees use.
+        judged: documents of the validation groups.
+
+    Example:
+        >>> log = LogSize(documents=550_000, told_apart=195_000, features=13)
+        >>> for budget in (5, 60):
+        ...     print(choose("pretrained", log, budget, Speed(), cores=2, judged=20_000).why)
+        1 epoch of pretraining, 1.1 minutes
+        20 epochs of pretraining, 17.4 minutes
+    """
+    sizes = first_sizes(size, cores=cores, models=1)
+    methods: dict[str, dict[str, Any]] = yaml.safe_load(methods_text(sizes))["methods"]
+    share = _SHARES[name] * budget
+    validation = judged / _VALIDATED / 60
+    tree = size.told_apart * size.features / (BOOSTED * cores * speed.trees) / 60
+    epoch = epoch_minutes(size.told_apart, FINETUNED[sizes.docs_per_batch] * speed.networks, size.features) + validation
+    match name:
+        case "trees":
+            number = min(STUDIED["trees"], max(50, int((share - _START_MINUTES) / (tree or 1e-9))))
+            return Choice(_of_trees(methods, number), number * tree + _START_MINUTES, f"{number} trees")
+        case "trees_tuned":
+            number = STUDIED["trees"]
+            trial = number * tree + _START_MINUTES
+            trials = min(MOST_TRIALS, int(share / trial))
+            if trials < _FEWEST_TRIALS:
+                return Choice(None, 0.0, f"a trial takes {trial:.1f} minutes, and a search of one or two finds nothing")
+            settings = {"kind": "tuned", "of": TREES, "trials": trials, "space": _SPACE}
+            return Choice(settings, trials * trial, f"{trials} trials")
+        case "scratch":
+            return _network(methods[SCRATCH], share, epoch, 0.0, "")
+    large = PRETRAINED[sizes.pretraining_docs_per_batch] * speed.networks
+    pretraining = epoch_minutes(size.documents, large, size.features)
+    if size.documents < _PAYS_FROM * size.told_apart:
+        known = size.told_apart / max(size.documents, 1)
+        return Choice(None, 0.0, f"labels tell {known:.0%} of the documents apart: pretraining has little to add")
+    finetuned = _network(methods[PRETRAINED_NETWORK], share / 3, epoch, 0.0, "")
+    epochs = min(MOST_EPOCHS, int((share - finetuned.minutes) / pretraining))
+    if epochs < 1 or finetuned.settings is None:
+        return Choice(None, 0.0, f"an epoch of pretraining takes {pretraining:.1f} minutes, which the budget has not")
+    settings = dict(finetuned.settings)
+    settings["pretrain"] = {**settings["pretrain"], "epochs": epochs}
+    minutes = epochs * pretraining + finetuned.minutes
+    plural = "" if epochs == 1 else "s"
+    return Choice(settings, minutes, f"{epochs} epoch{plural} of pretraining, {minutes:.1f} minutes")
+
+
+def _of_trees(methods: Mapping[str, Any], number: int) -> dict[str, Any]:
+    trees = dict(methods[TREES])
+    trees["gbdt"] = {**trees["gbdt"], "num_trees": number, "feature_fraction": 0.5, "bagging_fraction": 0.8}
+    return trees
+
+
+def _network(settings: Mapping[str, Any], share: float, epoch: float, before: float, why: str) -> Choice:
+    """A network with as many epochs of finetuning as a share of the budget has room for."""
+    epochs = min(STUDIED["finetuning"], int((share - before - _START_MINUTES) / epoch))
+    if epochs < 2:
+        return Choice(None, 0.0, f"an epoch of a network takes {epoch:.1f} minutes, which the budget has not")
+    finetune = {**settings["finetune"], "epochs": epochs, "patience": max(2, epochs // 4)}
+    return Choice(
+        {**settings, "finetune": finetune}, before + epochs * epoch + _START_MINUTES, why or f"{epochs} epochs"
+    )
