@@ -17,7 +17,7 @@ import pyarrow as pa
 from jobs.bench.measure import Row, apart, resident_peak
 from ltrscale import storage
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.manifest import Feature, Manifest, commit_dataset, one_view, open_dataset
+from ltrscale.data.dataset.manifest import Feature, Manifest, commit_dataset, open_dataset
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.scores import PeriodScores, ScoreFile, find_scores, period_url
 from ltrscale.data.dataset.selection import select
@@ -78,16 +78,15 @@ def write_manifests(url: str, row_groups: int) -> None:
         commit_dataset(commit, Manifest(features=_FEATURES, files=files, made_by={"stage": "prepare", "config": {}}))
     for period, of_period in files.by_period.items():
         scores = [
-            ScoreFile(path=f"{i}.parquet", bytes=1, sha256=sha256, data=path, data_sha256=sha256)
-            for i, (path, sha256) in enumerate(zip(of_period.paths, of_period.sha256, strict=True))
+            ScoreFile(path=path.rpartition("/")[2], bytes=1, sha256=sha256, data=path, data_sha256=sha256)
+            for path, sha256 in zip(of_period.paths, of_period.sha256, strict=True)
         ]
         counts = {"groups": 1, "documents": 1, "bundle_hash": "0" * 64, "made_by": {}, "layout": "scores", "meta": ()}
         manifest = PeriodScores(period=period, files=tuple(scores), **counts)
         place = storage.join(period_url(f"{url}-scores", period), storage.HIDDEN_MANIFEST)
         storage.write_bytes(place, manifest.model_dump_json().encode())
-    with one_view() as view:
-        open_dataset(url)
-        storage.write_bytes(f"{url}-view", pickle.dumps(view))  # what a worker receives
+    selection = select(Split(data=(url,)), labelled=False)
+    storage.write_bytes(f"{url}-selection", pickle.dumps(selection))  # what a worker receives
 
 
 def _files(n: int, *, first: int) -> DataFiles:
@@ -120,7 +119,8 @@ def _open(url: str) -> str:
 
 
 def _select(url: str) -> str:
-    return f"{len(select(Split(data=(url,)), labelled=False).row_groups):,} row groups"
+    sent = pickle.dumps(select(Split(data=(url,)), labelled=False))
+    return f"{len(sent) / 2**20:.0f} MB for a worker"
 
 
 def _select_labelled(url: str) -> str:
@@ -137,9 +137,8 @@ def _stop(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[pa
 
 
 def _plan(url: str) -> str:
-    """What a worker does before it reads: it receives the data set, selects, and deals the row groups of an epoch."""
-    with one_view(pickle.loads(storage.read_bytes(f"{url}-view"))):
-        selection = select(Split(data=(url,)), labelled=False)
+    """What a worker does before it reads: it receives the selection, and deals the row groups of an epoch."""
+    selection = pickle.loads(storage.read_bytes(f"{url}-selection"))
     config = StreamConfig(streams=_STREAMS, docs_per_batch=_STREAMS * 8192)
     stream = GroupStream(selection, config, rank=0, world=_WORKERS, reader=_stop)
     try:
@@ -169,7 +168,7 @@ def _look_up(url: str) -> str:
 
 WORKS: dict[str, tuple[Callable[[str], str], float, int]] = {
     "open": (_open, 2, 500),
-    "select": (_select, 2, 500),
+    "select, and send to a worker": (_select, 2, 500),
     "select labelled groups": (_select_labelled, 2, 500),
     "plan an epoch in a worker": (_plan, 1, 200),
     "look up scores": (_look_up, 2, 500),

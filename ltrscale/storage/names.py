@@ -74,6 +74,8 @@ def listed_path(text: str) -> str:
         Traceback (most recent call last):
         ValueError: '../precious' cannot be the path of a listed file: a part is '..'
     """
+    if _PLAIN.fullmatch(text):
+        return text
     parts = text.split("/")
     fault = next(filter(None, map(_part_fault, parts)), None)
     if fault is None and len(text.encode()) > _PATH_BYTES:
@@ -86,7 +88,9 @@ def listed_path(text: str) -> str:
 
 
 _FOLDER = r"(?!_?manifest\.json/)[A-Za-z0-9=_-][A-Za-z0-9=_.:+-]{0,199}/"
-_PLAIN = re.compile(rf"((?!run/|_run/)({_FOLDER}){{0,4}}part-[A-Za-z0-9_.-]{{1,200}}\n)*")
+_PLAIN = re.compile(rf"(?!run/|_run/)({_FOLDER}){{0,4}}part-[A-Za-z0-9_.-]{{1,200}}")
+"""Paths as writers make them, none of which has a fault."""
+_PLAIN_LINES = re.compile(rf"({_PLAIN.pattern}\n)*")
 
 
 def check_listed_paths(paths: Sequence[str]) -> None:
@@ -97,7 +101,7 @@ def check_listed_paths(paths: Sequence[str]) -> None:
     """
     # one match for all where they look as writers make them, since there may be a hundred thousand
     lines = "".join(f"{path}\n" for path in paths)
-    if lines.count("\n") != len(paths) or not _PLAIN.fullmatch(lines):
+    if lines.count("\n") != len(paths) or not _PLAIN_LINES.fullmatch(lines):
         for path in paths:
             listed_path(path)
 
@@ -202,19 +206,19 @@ def check_links(url: str, names: Sequence[str]) -> None:
         InputError: a symlink on a local disk leads out of the directory.
     """
     if is_local(url):
-        links = _links(local_path(url), {name.rpartition("/")[0] for name in names})
+        links = _links(str(local_path(url)), {name.rpartition("/")[0] for name in names})
         for name in names if links else ():
             if name in links or name.rpartition("/")[0] in links:
                 listed_file(url, name)
 
 
-def _links(root: Path, folders: Collection[str]) -> set[str]:
+def _links(root: str, folders: Collection[str]) -> set[str]:
     """The symlinks in folders below a directory, and the folders that a symlink leads to, by name."""
     links = set[str]()
     for folder in folders:
         parts = folder.split("/") if folder else []
-        if any((root / "/".join(parts[: i + 1])).is_symlink() for i in range(len(parts))):
+        if any(Path(root, *parts[: i + 1]).is_symlink() for i in range(len(parts))):
             links.add(folder)
-        with contextlib.suppress(OSError), os.scandir(root / folder) as entries:
+        with contextlib.suppress(OSError), os.scandir(f"{root}/{folder}") as entries:
             links.update(f"{folder}/{entry.name}".lstrip("/") for entry in entries if entry.is_symlink())
     return links

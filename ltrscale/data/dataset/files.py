@@ -229,6 +229,11 @@ class DataFiles(Columnar[DataFile]):
         of_files = (self.paths, self.period_of, self.bytes_F, self.sha256, self.longest_F)
         return type(self), (*of_files, self.bounds_F1, self.counts_R3)
 
+    def without_row_groups(self) -> "DataFiles":
+        """The same files, as if they had no row groups, for readers who have these by themselves."""
+        none, of_none = np.zeros(len(self) + 1, np.int64), self.counts_R3[:0]
+        return DataFiles(self.paths, self.period_of, self.bytes_F, self.sha256, self.longest_F, none, of_none)
+
     def row_groups_of(self, i: int) -> NDArray[np.int64]:
         """The counts of the row groups of file i, shape [row groups, 3]."""
         return self.counts_R3[self.bounds_F1[i] : self.bounds_F1[i + 1]]

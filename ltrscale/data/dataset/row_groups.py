@@ -101,6 +101,15 @@ class FilesToRead(Sequence[FileToRead]):
         file = storage.join(url, path)
         return FileToRead(file, files.period_of[i], gid_base, scored and scored.url, source, stored, longest)
 
+    def take(self, numbers_F: NDArray[np.int64]) -> "FilesToRead":
+        """The files with these numbers, which rise."""
+        ends, parts = np.searchsorted(numbers_F, self._bounds), list[PartToRead]()
+        for part, first, (start, stop) in zip(self._parts, self._bounds, itertools.pairwise(ends), strict=False):
+            files = part.files.without_row_groups().take(numbers_F[start:stop] - first)
+            scores = {path: part.scores[path] for path in files.paths if path in part.scores}
+            parts.append(part._replace(files=files, scores=scores))
+        return FilesToRead(parts)
+
 
 class Columns(NamedTuple):
     """Of each row group: the number of its file, its index there, its counts, and the labelled groups before it."""
@@ -164,9 +173,13 @@ class RowGroups(Columnar[RowGroup]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Sent to another process with the files that these row groups lie in, and no others."""
-        used, file_R = np.unique(self.columns.file_R, return_inverse=True)
-        files = [self.files[i] for i in used.tolist()]
-        return type(self), (files, self.longest_F[used], self.columns._replace(file_R=file_R))
+        is_used_F = np.bincount(self.columns.file_R, minlength=len(self.longest_F)) > 0
+        used_F, file_R = np.flatnonzero(is_used_F), (np.cumsum(is_used_F) - 1)[self.columns.file_R]
+        if isinstance(self.files, FilesToRead):
+            files: Sequence[FileToRead] = self.files.take(used_F)
+        else:
+            files = [self.files[i] for i in used_F.tolist()]
+        return type(self), (files, self.longest_F[used_F], self.columns._replace(file_R=file_R))
 
     def take(self, which_R: NDArray[np.int64] | NDArray[np.bool_] | Sequence[int]) -> "RowGroups":
         """The row groups with these numbers, in this order, or those that are marked."""

@@ -109,9 +109,11 @@ class Selection:
             return self.row_groups.groups_R
         if self.kept_labelled is None:
             return self.row_groups.labelled_R
-        kept_before = np.concatenate([[0], np.cumsum(self.kept_labelled)])
-        first_R = self.row_groups.first_labelled_R
-        return np.asarray(kept_before[first_R + self.row_groups.labelled_R] - kept_before[first_R])
+        n, first_R = len(self.kept_labelled), self.row_groups.first_labelled_R
+        kept_before = np.zeros(n + 1, np.min_scalar_type(n))  # narrow, for there may be hundreds of millions
+        np.cumsum(self.kept_labelled, dtype=kept_before.dtype, out=kept_before[1:])
+        kept_R = kept_before[first_R + self.row_groups.labelled_R] - kept_before[first_R]
+        return np.asarray(kept_R, np.int64)
 
     @cached_property
     def served_documents_R(self) -> NDArray[np.int64]:
@@ -286,6 +288,8 @@ def _kept_features(features: tuple[Feature, ...], split: Split) -> tuple[Feature
 
 def _kept_groups(n: int, split: Split, row_groups: Sequence[RowGroup], where: str) -> NDArray[np.bool_] | None:
     """Which of n labelled groups are served, shape [n], or None for all."""
+    if not split.size and split.fold is None:  # with scores as labels there may be a billion
+        return None
     kept = np.ones(n, dtype=np.bool_)
     if split.size:
         size = _size(split, n, row_groups, where)
