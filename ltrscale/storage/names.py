@@ -150,7 +150,8 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
     for key in _LISTS:
         if not isinstance(manifest.get(key, []), list):
             raise InputError(f"{where}: {key} is no list; make the directory again")
-    for i, file in enumerate(files_in(manifest)):
+    files = files_in(manifest)
+    for i, file in enumerate([] if _are_plain(files) else files):
         fault = _file_fault(file)
         if fault is None and file["path"] in seen:
             fault = f"{file['path']!r} is listed twice"
@@ -165,6 +166,22 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
             listed_path(name)
         except ValueError as error:
             raise InputError(f"{where}: quarantine: {error}; do not use the directory, make it again") from None
+
+
+_HASH_LINES = re.compile(rf"({_SHA256.pattern}\n)*")
+
+
+def _are_plain(files: Sequence[Any]) -> bool:
+    """Whether entries of files are as writers make them, so that none has a fault; a look at all of them at once."""
+    try:
+        paths, hashes, sizes = ([file[key] for file in files] for key in ("path", "sha256", "bytes"))
+        path_lines, hash_lines = ("\n".join([*texts, ""]) for texts in (paths, hashes))
+    except (TypeError, LookupError):
+        return False
+    is_each_a_line = path_lines.count("\n") == hash_lines.count("\n") == len({*paths}) == len(paths)
+    has_sizes = {*map(type, sizes)} <= {int} and all(0 <= size < 1 << 63 for size in sizes)
+    are_plain = _PLAIN_LINES.fullmatch(path_lines) and _HASH_LINES.fullmatch(hash_lines)
+    return bool(is_each_a_line and has_sizes and are_plain)
 
 
 def _file_fault(file: Any) -> str | None:
@@ -206,7 +223,7 @@ def check_links(url: str, names: Sequence[str]) -> None:
         InputError: a symlink on a local disk leads out of the directory.
     """
     if is_local(url):
-        links = _links(str(local_path(url)), {name.rpartition("/")[0] for name in names})
+        links = _links(url.removeprefix("file://"), {name.rpartition("/")[0] for name in names})
         for name in names if links else ():
             if name in links or name.rpartition("/")[0] in links:
                 listed_file(url, name)

@@ -16,7 +16,7 @@ skip them.
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -128,13 +128,20 @@ def read_period(url: str, period: str) -> PeriodScores | None:
     Raises:
         InputError: something else is committed there, or scores in a version that this package does not read.
     """
-    path = _manifest_url(url, period)
-    data = storage.read_if_there(path)
-    return None if data is None else _parsed(data, path)
+    (scores,) = read_periods(url, [period])
+    return scores
 
 
-def _manifest_url(url: str, period: str) -> str:
-    return storage.join(period_url(url, period), storage.HIDDEN_MANIFEST)
+def read_periods(url: str, periods: Sequence[str]) -> Iterator[PeriodScores | None]:
+    """As `read_period`, for some periods, in order.
+
+    Raises:
+        InputError: as `read_period`.
+    """
+    paths = [storage.join(period_url(url, period), storage.HIDDEN_MANIFEST) for period in periods]
+    # read at once and parsed in turn, for which threads would wait for each other
+    for path, data in zip(paths, storage.at_once(storage.read_if_there, paths), strict=True):
+        yield None if data is None else _parsed(data, path)
 
 
 def _parsed(data: bytes, path: str) -> PeriodScores:
@@ -155,12 +162,9 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
     by_path: dict[str, Found] = {}
     first: PeriodScores | None = None
     none, periods = DataFiles.of([]), list(periods)
-    paths = [_manifest_url(url, period) for period in periods]
-    # parsed in turn, since threads would wait for each other
-    for period, path, data in zip(periods, paths, storage.at_once(storage.read_if_there, paths), strict=True):
-        if data is None:
+    for period, scores in zip(periods, read_periods(url, periods), strict=True):
+        if scores is None:
             raise InputError(f"{url}: period {period!r} is not scored there; score {dataset.url} with jobs.score")
-        scores = _parsed(data, path)
         if scores.layout == "items":
             raise InputError(
                 f"{url}: period {period!r} has one row per document, which cannot serve as labels; "
