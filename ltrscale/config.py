@@ -32,9 +32,9 @@ class Config(BaseModel):
         """Fill the missing keys of a nested config from the default of its field here, not from its class."""
         if not isinstance(values, Mapping):
             return values
-        fields = cls.model_fields
-        nested = [name for name, value in values.items() if isinstance(value, Mapping) and name in fields]
-        return {**values, **{name: _over(fields[name].default, values[name]) for name in nested}}
+        nested = [name for name, value in values.items() if isinstance(value, Mapping)]
+        fields = cls.model_fields if nested else {}
+        return {**values, **{name: _over(fields[name].default, values[name]) for name in nested if name in fields}}
 
     def replace(self, **changes: Any) -> Self:
         """A copy with other values, validated.

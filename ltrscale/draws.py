@@ -1,7 +1,7 @@
 """Random numbers as pure functions of their purpose: the same on every machine, however many others are drawn."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,11 +37,31 @@ def among_first(n: int, k: int, *parts: int | str) -> NDArray[np.bool_]:
     """
     if k >= n:
         return np.ones(n, np.bool_)
-    bits = np.random.PCG64(mix(*parts)).random_raw(n)
-    last = np.partition(bits, k)[k]
-    first = bits < last
-    first[np.flatnonzero(bits == last)[: k - np.count_nonzero(first)]] = True
-    return np.asarray(first)
+    # those of place k are found by their upper bits, so that memory holds the bits of a piece at a time
+    ends = np.cumsum(sum(np.bincount(_upper(bits), minlength=1 << 16) for _, bits in _pieces(n, *parts)))
+    upper = int(np.searchsorted(ends, k, side="right"))
+    is_first, equal = np.empty(n, np.bool_), []
+    for start, bits in _pieces(n, *parts):
+        is_first[start : start + len(bits)] = _upper(bits) < upper
+        places = np.flatnonzero(_upper(bits) == upper)
+        equal.append((start + places, bits[places]))
+    places, bits = map(np.concatenate, zip(*equal, strict=True))
+    n_lower = int(ends[upper - 1]) if upper else 0
+    is_first[places[np.argsort(bits, kind="stable")[: k - n_lower]]] = True
+    return is_first
+
+
+def _pieces(n: int, *parts: int | str) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+    """The raw output that `permutation` sorts, in pieces, each with its first place."""
+    draws = np.random.PCG64(mix(*parts))
+    return ((start, draws.random_raw(min(_A_PIECE, n - start))) for start in range(0, n, _A_PIECE))
+
+
+def _upper(bits: NDArray[np.uint64]) -> NDArray[np.int64]:
+    return (bits >> np.uint64(48)).astype(np.int64)
+
+
+_A_PIECE = 1 << 18
 
 
 def splitmix64(state: NDArray[np.uint64], number: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -4,12 +4,14 @@ The data sets are manifests alone: a hundredth as many periods as row groups, a 
 a data file. Each work runs in a process of its own, after the same work on a small data set.
 """
 
+import itertools
 import logging
 import pickle
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,22 +19,34 @@ import pyarrow as pa
 from jobs.bench.measure import Row, apart, resident_peak
 from ltrscale import storage
 from ltrscale.data.dataset.commits import commit_dataset
+from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.manifest import Feature, Manifest, one_view, open_dataset
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.scores import PeriodScores, ScoreFile, find_scores, period_url
-from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.selection import scored_row_groups, select
+from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
+from ltrscale.data.stream.parts import PartT
+from ltrscale.evaluation.measure.metrics import values_of
+from ltrscale.evaluation.measure.outliers import OutlierDetector
+from ltrscale.evaluation.measure.parts import Measuring
+from ltrscale.evaluation.measure.settings import EvaluateSettings
+from ltrscale.evaluation.measure.slices import Slicer
 from ltrscale.ingest.additions import with_addition
 from ltrscale.progress import log
 
 SIZES = (10_000, 100_000, 1_000_000)
+_SMALL = 1000
 _FEATURES = tuple(Feature(name=f"f{i}") for i in range(12))
 _OF_FILE, _FILES_OF_PERIOD = 10, 10
 _GROUPS, _DOCUMENTS, _LABELLED = 1000, 12_000, 10
 _STREAMS, _WORKERS = 256, 64
 _PERIODS_ADDED = 100
+_PARTS = 100
+_NO_OUTLIERS = OutlierDetector(data="", features=(), gap=None, share=0, rules={})
+
+T = TypeVar("T")
 
 
 class _Cost(NamedTuple):
@@ -47,11 +61,11 @@ def bench_scale(*, sizes: Sequence[int] = SIZES) -> list[Row]:
     """A row for each work and size, with its growth from one size to the next."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        urls = {size: f"{folder}/{size}" for size in (100, *sizes)}
+        urls = {size: f"{folder}/{size}" for size in (_SMALL, *sizes)}
         for size, url in urls.items():
             write_manifests(url, size)
         for name, (work, seconds, megabytes) in WORKS.items():
-            costs = [apart(_measured, work, urls[100], urls[size]) for size in sizes]
+            costs = [apart(_measured, work, urls[_SMALL], urls[size]) for size in sizes]
             rows += _rows(name, sizes, costs, seconds, megabytes)
     return rows
 
@@ -79,16 +93,15 @@ def write_manifests(url: str, row_groups: int) -> None:
         commit_dataset(commit, Manifest(features=_FEATURES, files=files, made_by={"stage": "prepare", "config": {}}))
     for period, of_period in files.by_period.items():
         scores = [
-            ScoreFile(path=f"{i}.parquet", bytes=1, sha256=sha256, data=path, data_sha256=sha256)
-            for i, (path, sha256) in enumerate(zip(of_period.paths, of_period.sha256, strict=True))
+            ScoreFile(path=path.rpartition("/")[2], bytes=1, sha256=sha256, data=path, data_sha256=sha256)
+            for path, sha256 in zip(of_period.paths, of_period.sha256, strict=True)
         ]
         counts = {"groups": 1, "documents": 1, "bundle_hash": "0" * 64, "made_by": {}, "layout": "scores", "meta": ()}
         manifest = PeriodScores(period=period, files=tuple(scores), **counts)
         place = storage.join(period_url(f"{url}-scores", period), storage.HIDDEN_MANIFEST)
         storage.write_bytes(place, manifest.model_dump_json().encode())
-    with one_view() as view:
-        open_dataset(url)
-        storage.write_bytes(f"{url}-view", pickle.dumps(view))  # what a worker receives
+    selection = select(Split(data=(url,)), labelled=False)
+    storage.write_bytes(f"{url}-selection", pickle.dumps(selection))  # what a worker receives
 
 
 def _files(n: int, *, first: int) -> DataFiles:
@@ -121,7 +134,8 @@ def _open(url: str) -> str:
 
 
 def _select(url: str) -> str:
-    return f"{len(select(Split(data=(url,)), labelled=False).row_groups):,} row groups"
+    sent = pickle.dumps(select(Split(data=(url,)), labelled=False))
+    return f"{len(sent) / 2**20:.0f} MB for a worker"
 
 
 def _select_labelled(url: str) -> str:
@@ -138,13 +152,16 @@ def _stop(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[pa
 
 
 def _plan(url: str) -> str:
-    """What a worker does before it reads: it receives the data set, selects, and deals the row groups of an epoch."""
-    with one_view(pickle.loads(storage.read_bytes(f"{url}-view"))):
-        selection = select(Split(data=(url,)), labelled=False)
+    """What a worker does before it reads: it receives the selection, and deals the row groups of an epoch."""
+    selection = pickle.loads(storage.read_bytes(f"{url}-selection"))
     config = StreamConfig(streams=_STREAMS, docs_per_batch=_STREAMS * 8192)
     stream = GroupStream(selection, config, rank=0, world=_WORKERS, reader=_stop)
+    return _until_read(stream.epoch(0))
+
+
+def _until_read(work: Iterator[object]) -> str:
     try:
-        next(stream.epoch(0))
+        next(work)
     except _Read as planned:
         return str(planned)
     raise AssertionError
@@ -165,6 +182,41 @@ def _add(url: str) -> str:
     return f"{written / _PERIODS_ADDED / 1024:.0f} kB of manifest a period"
 
 
+def _splits(url: str) -> SplitsWithTest:
+    """All periods but two are tested on."""
+    first, second, third, *_, last = open_dataset(url).manifest.periods
+    train, validation, test = (Split(data=(url,), periods=(text,)) for text in (first, second, f"{third}..{last}"))
+    return SplitsWithTest(train=train, validation=validation, test=test)
+
+
+def _check_splits(url: str) -> str:
+    with one_view():
+        check_disjoint(_splits(url))
+    return "three splits"
+
+
+def _plan_evaluation(url: str) -> str:
+    """What an evaluation of scores does before it reads: it finds the test groups and their scores, and cuts parts."""
+    with one_view():
+        test, scores = _splits(url).test, f"{url}-scores"
+        selection = select(test, labelled=True)
+        measuring = Measuring(
+            models=(scores,),
+            scores={scores: scored_row_groups(scores, selection.row_groups)},
+            slicer=Slicer({}, (), _NO_OUTLIERS, relevant_from=1, kinds={}, stored=(), needs_features=False),
+            metrics=partial(values_of, metrics={}, settings=EvaluateSettings()),
+            features=selection.features,
+            docs_per_batch=1,
+        )
+        return _until_read(measuring.on(selection, _send))
+
+
+def _send(function: Callable[[PartT], T], parts: Iterable[PartT]) -> Iterator[T]:
+    """As a run in other processes, until they would read: it makes what it sends to them first."""
+    sizes = [len(pickle.dumps((function, part))) for part in itertools.islice(parts, _PARTS)]
+    raise _Read(f"{max(sizes) / 1024:.0f} kB to measure a part")
+
+
 def _look_up(url: str) -> str:
     dataset = open_dataset(url)
     return f"{len(find_scores(f'{url}-scores', dataset, dataset.manifest.periods)):,} files"
@@ -172,10 +224,12 @@ def _look_up(url: str) -> str:
 
 WORKS: dict[str, tuple[Callable[[str], str], float, int]] = {
     "open": (_open, 2, 500),
-    "select": (_select, 2, 500),
+    "select, and send to a worker": (_select, 2, 500),
     "select labelled groups": (_select_labelled, 2, 500),
     "plan an epoch in a worker": (_plan, 1, 200),
     "look up scores": (_look_up, 2, 500),
+    "check that splits are apart": (_check_splits, 2, 500),
+    "plan an evaluation of scores": (_plan_evaluation, 2, 500),
     f"add {_PERIODS_ADDED} periods": (_add, 2 * _PERIODS_ADDED, 500),
 }
 """Each work, with the seconds and megabytes that it should stay below at the largest size."""

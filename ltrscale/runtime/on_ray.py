@@ -6,14 +6,14 @@ Both yield what `read_direct` and `run_here` yield in one process, in the same o
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from ltrscale import storage
 from ltrscale.data.dataset.row_groups import RowGroup
-from ltrscale.data.stream.parts import Part
+from ltrscale.data.stream.parts import PartT
 from ltrscale.data.stream.readers import OPEN_FILES, PlannedRead, open_parquet, plan_reads, read_planned
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.engine import plain_errors
@@ -114,7 +114,7 @@ def _recut(blocks: Iterator[pa.Table], rows: Sequence[int]) -> Iterator[pa.Table
 
 
 def run_with_ray(
-    function: Callable[[Part], T], parts: Sequence[Part], *, read_on: Mapping[str, float] | None = None
+    function: Callable[[PartT], T], parts: Iterable[PartT], *, read_on: Mapping[str, float] | None = None
 ) -> Iterator[T]:
     """Run a function on each part in tasks of the Ray cluster that this process is connected to, one CPU each.
 
@@ -146,5 +146,5 @@ def run_with_ray(
             ray.cancel(result)
 
 
-def _call(function: Callable[[Part], T], part: Part) -> T:
+def _call(function: Callable[[PartT], T], part: PartT) -> T:
     return function(part)

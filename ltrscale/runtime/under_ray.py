@@ -56,7 +56,7 @@ def train(work: Work, workers: WorkersConfig, report: Report, *, regroups: bool)
     Work that `regroups` goes on with workers that come later.
 
     Raises:
-        InputError: a worker raised one, or workers died too many times in a row.
+        InputError: a worker raised one, workers died too many times in a row, or Ray Train's controller died.
         Stopped: this process was asked to stop, and the workers have committed a checkpoint.
         Exception: a worker raised it too many times in a row.
     """
@@ -83,6 +83,11 @@ def train(work: Work, workers: WorkersConfig, report: Report, *, regroups: bool)
             ray.kill(mailbox)  # workers that are still alive end once they find it gone
         if failures:
             error = failures[0]
+            if isinstance(error, RayActorError):
+                raise InputError(
+                    "Ray Train's controller has died, killed or with its node; the same command goes on from the last "
+                    "checkpoint"
+                ) from error
             raise error.controller_failure if isinstance(error, ControllerError) else error
 
 

@@ -133,7 +133,7 @@ class _Committing:
                 f"period {period} of {plan.dataset.url}: {of_groups}, the manifest lists {expected.groups} and "
                 f"{expected.documents}; prepare the data set again"
             )
-        inputs = {self._job.data: plan.dataset.manifest.hash_of([period]), **plan.bundle_hashes}
+        inputs = {self._job.data: plan.dataset.manifest.hashes[period], **plan.bundle_hashes}
         manifest = PeriodScores(
             period=period,
             files=tuple(results[path].file for path in files.paths),

@@ -28,7 +28,7 @@ from ltrscale.bundle.contents import Provenance
 from ltrscale.config import Config, Operational, is_current, is_operational, made_by, models_in, settings_of, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
-from ltrscale.data.dataset.scores import read_period
+from ltrscale.data.dataset.scores import read_periods
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import (
     Split,
@@ -118,8 +118,8 @@ def _still_there(split: Split) -> list[str]:
 def scored_by(split: Split) -> list[str]:
     """The bundles that made the scores which serve as labels of a split."""
     assert split.scores is not None
-    periods = sorted({file.period for _, files in chosen_files(split) for file in files})
-    scored = [read_period(split.scores, period) for period in periods]
+    periods = sorted({period for _, files in chosen_files(split) for period in files.periods})
+    scored = list(read_periods(split.scores, periods))
     try:
         bundles = [scores.made_by["config"]["bundle"] for scores in scored if scores]
         return sorted({str(url) for bundle in bundles for url in ([bundle] if isinstance(bundle, str) else bundle)})

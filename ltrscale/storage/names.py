@@ -74,6 +74,8 @@ def listed_path(text: str) -> str:
         Traceback (most recent call last):
         ValueError: '../precious' cannot be the path of a listed file: a part is '..'
     """
+    if _PLAIN.fullmatch(text):
+        return text
     parts = text.split("/")
     fault = next(filter(None, map(_part_fault, parts)), None)
     if fault is None and len(text.encode()) > _PATH_BYTES:
@@ -86,7 +88,9 @@ def listed_path(text: str) -> str:
 
 
 _FOLDER = r"(?!_?manifest\.json/)[A-Za-z0-9=_-][A-Za-z0-9=_.:+-]{0,199}/"
-_PLAIN = re.compile(rf"((?!run/|_run/)({_FOLDER}){{0,4}}part-[A-Za-z0-9_.-]{{1,200}}\n)*")
+_PLAIN = re.compile(rf"(?!run/|_run/)({_FOLDER}){{0,4}}part-[A-Za-z0-9_.-]{{1,200}}")
+"""Paths as writers make them, none of which has a fault."""
+_PLAIN_LINES = re.compile(rf"({_PLAIN.pattern}\n)*")
 
 
 def check_listed_paths(paths: Sequence[str]) -> None:
@@ -97,7 +101,7 @@ def check_listed_paths(paths: Sequence[str]) -> None:
     """
     # one match for all where they look as writers make them, since there may be a hundred thousand
     lines = "".join(f"{path}\n" for path in paths)
-    if lines.count("\n") != len(paths) or not _PLAIN.fullmatch(lines):
+    if lines.count("\n") != len(paths) or not _PLAIN_LINES.fullmatch(lines):
         for path in paths:
             listed_path(path)
 
@@ -146,7 +150,8 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
     for key in _LISTS:
         if not isinstance(manifest.get(key, []), list):
             raise InputError(f"{where}: {key} is no list; make the directory again")
-    for i, file in enumerate(files_in(manifest)):
+    files = files_in(manifest)
+    for i, file in enumerate([] if _are_plain(files) else files):
         fault = _file_fault(file)
         if fault is None and file["path"] in seen:
             fault = f"{file['path']!r} is listed twice"
@@ -161,6 +166,22 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
             listed_path(name)
         except ValueError as error:
             raise InputError(f"{where}: quarantine: {error}; do not use the directory, make it again") from None
+
+
+_HASH_LINES = re.compile(rf"({_SHA256.pattern}\n)*")
+
+
+def _are_plain(files: Sequence[Any]) -> bool:
+    """Whether entries of files are as writers make them, so that none has a fault; a look at all of them at once."""
+    try:
+        paths, hashes, sizes = ([file[key] for file in files] for key in ("path", "sha256", "bytes"))
+        path_lines, hash_lines = ("\n".join([*texts, ""]) for texts in (paths, hashes))
+    except (TypeError, LookupError):
+        return False
+    is_each_a_line = path_lines.count("\n") == hash_lines.count("\n") == len({*paths}) == len(paths)
+    has_sizes = {*map(type, sizes)} <= {int} and all(0 <= size < 1 << 63 for size in sizes)
+    are_plain = _PLAIN_LINES.fullmatch(path_lines) and _HASH_LINES.fullmatch(hash_lines)
+    return bool(is_each_a_line and has_sizes and are_plain)
 
 
 def _file_fault(file: Any) -> str | None:
@@ -202,19 +223,19 @@ def check_links(url: str, names: Sequence[str]) -> None:
         InputError: a symlink on a local disk leads out of the directory.
     """
     if is_local(url):
-        links = _links(local_path(url), {name.rpartition("/")[0] for name in names})
+        links = _links(url.removeprefix("file://"), {name.rpartition("/")[0] for name in names})
         for name in names if links else ():
             if name in links or name.rpartition("/")[0] in links:
                 listed_file(url, name)
 
 
-def _links(root: Path, folders: Collection[str]) -> set[str]:
+def _links(root: str, folders: Collection[str]) -> set[str]:
     """The symlinks in folders below a directory, and the folders that a symlink leads to, by name."""
     links = set[str]()
     for folder in folders:
         parts = folder.split("/") if folder else []
-        if any((root / "/".join(parts[: i + 1])).is_symlink() for i in range(len(parts))):
+        if any(Path(root, *parts[: i + 1]).is_symlink() for i in range(len(parts))):
             links.add(folder)
-        with contextlib.suppress(OSError), os.scandir(root / folder) as entries:
+        with contextlib.suppress(OSError), os.scandir(f"{root}/{folder}") as entries:
             links.update(f"{folder}/{entry.name}".lstrip("/") for entry in entries if entry.is_symlink())
     return links

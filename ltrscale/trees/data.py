@@ -326,7 +326,7 @@ def deal(selection: Selection, *, rank: int, world: int) -> Selection:
             f"train has {len(selection.row_groups)} row groups for {world} workers, which share whole ones; lower "
             f"workers to {len(selection.row_groups)}, or take more periods"
         )
-    documents = np.maximum(1, selection.served_documents_R).tolist()
+    documents = np.maximum(1, selection.served_documents_R)
     dealt = plan.canonical_streams(documents, seed=0, epoch=0, key=selection.hash, streams=world, shuffle=False)
     return selection.only(selection.row_groups.take(dealt[rank]))
 

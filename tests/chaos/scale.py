@@ -233,11 +233,13 @@ def _run_stage(job: ScaleJob, stage: Stage, folder: Path, mark: str) -> Outcome:
     kill: float | None = moment if job.kills else None
     places.output.unlink(missing_ok=True)
     while True:
+        kills = len(outcome.kills)
         outcome.status = _give(_words(stage, places, folder), places.output, mark, kill, random_, outcome)
         kill = None
         _wait_for_the_rest(mark)
-        if outcome.status != -signal.SIGKILL:
+        if outcome.status == 0 or len(outcome.kills) == kills:
             break
+        outcome.kills[-1] += ", given again"
     outcome.wall_s = round(time.monotonic() - begin, 1)
     if outcome.status != 0 and not (stage.name == "gate" and outcome.status == _REFUSED):
         raise InputError(f"{stage.name}: exit status {outcome.status}; see {places.output}")

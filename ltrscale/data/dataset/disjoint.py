@@ -28,9 +28,11 @@ def check_disjoint(splits: Splits) -> None:
     """
     parts = {name: resolve_periods(split, f"splits.{name}") for name, split in splits.by_name.items()}
     takers: dict[tuple[str, str], str] = {}
+    datasets = {part.dataset.url: part.dataset for of_split in parts.values() for part in of_split}
+    origins_of = {url: origins(dataset) for url, dataset in datasets.items()}
     for name in parts:
         for part in parts[name]:
-            hashes_of = origins(part.dataset)
+            hashes_of = origins_of[part.dataset.url]
             for period in part.periods:
                 split_names = [takers.setdefault((origin, period), name) for origin in hashes_of(period)]
                 this_split = splits.by_name[name]

@@ -136,9 +136,16 @@ class DataFiles(Columnar[DataFile]):
     @classmethod
     def joined(cls, some: Sequence["DataFiles"]) -> "DataFiles":
         """The files of all, by period and path."""
-        parts = [*some] or [cls.of([])]
+        parts = [files for files in some if len(files)] or [cls.of([])]
+        together = parts[0] if len(parts) == 1 else cls._concatenated(parts)
+        keys = list(zip(together.period_of, together.paths, strict=True))
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        return together if order == list(range(len(keys))) else together.take(np.array(order))
+
+    @classmethod
+    def _concatenated(cls, parts: Sequence["DataFiles"]) -> "DataFiles":
         bounds = np.cumsum([0, *(len(files.counts_R3) for files in parts)])
-        together = cls(
+        return cls(
             [path for files in parts for path in files.paths],
             [period for files in parts for period in files.period_of],
             np.concatenate([files.bytes_F for files in parts]),
@@ -149,9 +156,6 @@ class DataFiles(Columnar[DataFile]):
             ),
             np.concatenate([files.counts_R3 for files in parts]),
         )
-        keys = list(zip(together.period_of, together.paths, strict=True))
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        return together if order == list(range(len(keys))) else together.take(np.array(order))
 
     @classmethod
     def from_table(cls, table: pa.Table) -> "DataFiles":
@@ -229,6 +233,11 @@ class DataFiles(Columnar[DataFile]):
         of_files = (self.paths, self.period_of, self.bytes_F, self.sha256, self.longest_F)
         return type(self), (*of_files, self.bounds_F1, self.counts_R3)
 
+    def without_row_groups(self) -> "DataFiles":
+        """The same files, as if they had no row groups, for readers who have these by themselves."""
+        none, of_none = np.zeros(len(self) + 1, np.int64), self.counts_R3[:0]
+        return DataFiles(self.paths, self.period_of, self.bytes_F, self.sha256, self.longest_F, none, of_none)
+
     def row_groups_of(self, i: int) -> NDArray[np.int64]:
         """The counts of the row groups of file i, shape [row groups, 3]."""
         return self.counts_R3[self.bounds_F1[i] : self.bounds_F1[i + 1]]
@@ -300,6 +309,16 @@ class DataFiles(Columnar[DataFile]):
 
     def content(self) -> str:
         """What makes up the files' identity, as JSON: all but their places, and what follows from them."""
+        return _listed(self._entries())
+
+    def content_by_period(self) -> dict[str, str]:
+        """The content of the files of each period."""
+        by_period: dict[str, list[str]] = {}
+        for period, entry in zip(self.period_of, self._entries(), strict=True):
+            by_period.setdefault(period, []).append(entry)
+        return {period: _listed(entries) for period, entries in by_period.items()}
+
+    def _entries(self) -> list[str]:
         columns = [pc.cast(pa.array(column), pa.string()) for column in self.counts_R3.T]
         bounds, of_row_group = pa.array(self.bounds_F1.astype(np.int32)), pc.binary_join_element_wise(*columns, ", ")
         of_file = pc.binary_join(pa.ListArray.from_arrays(bounds, of_row_group), "], [")
@@ -307,8 +326,7 @@ class DataFiles(Columnar[DataFile]):
         names = {period: json.dumps(period) for period in self.periods}
         # a hash is of digits, which JSON leaves as they are
         files = zip(self.period_of, self.sha256, texts, strict=True)
-        entries = [f'[{names[period]}, "{sha256}", {text}]' for period, sha256, text in files]
-        return f"[{', '.join(entries)}]"
+        return [f'[{names[period]}, "{sha256}", {text}]' for period, sha256, text in files]
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -338,6 +356,10 @@ def rows_of_runs(
     lengths_F = bounds_F1[numbers_F + 1] - bounds_F1[numbers_F]
     bounds = np.concatenate([[0], np.cumsum(lengths_F)])
     return np.arange(bounds[-1]) + np.repeat(bounds_F1[numbers_F] - bounds[:-1], lengths_F), bounds
+
+
+def _listed(entries: Iterable[str]) -> str:
+    return f"[{', '.join(entries)}]"
 
 
 def _shared(column: pa.ChunkedArray) -> list[str]:

@@ -204,20 +204,20 @@ class Manifest(Config):
     @property
     def hash(self) -> str:
         """Hash of the data set's content: its features, and its files in order, whatever their names."""
-        return self._hash_of(self.files)
+        return self._hash_of(self.files.content())
 
     def hash_of(self, periods: Collection[str]) -> str:
         """Hash of the content of some periods; it does not depend on the others."""
-        return self._hash_of(self.files.of_periods(periods))
+        return self._hash_of(self.files.of_periods(periods).content())
 
     @cached_property
     def hashes(self) -> dict[str, str]:
         """The hash of the content of each period."""
-        return {period: self._hash_of(files) for period, files in self.files.by_period.items()}
+        return {period: self._hash_of(content) for period, content in self.files.content_by_period().items()}
 
-    def _hash_of(self, files: DataFiles) -> str:
+    def _hash_of(self, content: str) -> str:
         features = [(feature.name, feature.kind) for feature in self.features]
-        return digest({"features": features, "files": Json(files.content())} | self.text_identity())
+        return digest({"features": features, "files": Json(content)} | self.text_identity())
 
     def text_identity(self) -> dict[str, object]:
         """The fields of tokens and their vocabulary; empty without tokens, so that a hash does not depend on them."""
@@ -322,7 +322,8 @@ def parse_dataset_manifest(values: Mapping[str, Any], where: str) -> Manifest:
 def _files_of(url: str, part: ManifestPart) -> DataFiles:
     rows = storage.read_part(url, vars(part))
     try:
-        return DataFiles.from_table(rows.filter(pc.equal(rows["kind"], FILE)))
+        is_file = pc.equal(rows["kind"], FILE)
+        return DataFiles.from_table(rows if pc.all(is_file).as_py() else rows.filter(is_file))  # a filter copies
     except (ValueError, KeyError, pa.ArrowException) as error:
         place = storage.join(url, part.path)
         raise InputError(f"{place}: {error}; do not use the directory, make it again") from error

@@ -7,7 +7,6 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple, Self, overload
 
 import numpy as np
@@ -80,7 +79,7 @@ class FilesToRead(Sequence[FileToRead]):
     """The files of several parts one after the other; an element is made when it is asked for."""
 
     def __init__(self, parts: Sequence[PartToRead]) -> None:
-        self._parts = parts
+        self.parts = parts
         self._bounds = [*itertools.accumulate((len(part.files) for part in parts), initial=0)]
 
     def __len__(self) -> int:
@@ -94,12 +93,25 @@ class FilesToRead(Sequence[FileToRead]):
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
         number = bisect_right(self._bounds, index) - 1
-        url, gid_base, stored, scores, files = self._parts[number]
+        url, gid_base, stored, scores, files = self.parts[number]
         i = index - self._bounds[number]
         path, source = files.paths[i], FileSource(url, files.sha256[i], int(files.bytes_F[i]))
         scored, longest = scores.get(path), int(files.longest_F[i])
         file = storage.join(url, path)
         return FileToRead(file, files.period_of[i], gid_base, scored and scored.url, source, stored, longest)
+
+    def take(self, numbers_F: NDArray[np.int64]) -> "FilesToRead":
+        """The files with these numbers, which rise."""
+        ends, parts = np.searchsorted(numbers_F, self._bounds), list[PartToRead]()
+        for part, first, (start, stop) in zip(self.parts, self._bounds, itertools.pairwise(ends), strict=False):
+            files = part.files.without_row_groups().take(numbers_F[start:stop] - first)
+            scores = {path: part.scores[path] for path in files.paths if path in part.scores}
+            parts.append(part._replace(files=files, scores=scores))
+        return FilesToRead(parts)
+
+    def with_scores(self, scores: Mapping[str, Found]) -> "FilesToRead":
+        """The same files with these scores, by path of the data file."""
+        return FilesToRead([part._replace(scores=scores) for part in self.parts])
 
 
 class Columns(NamedTuple):
@@ -164,9 +176,13 @@ class RowGroups(Columnar[RowGroup]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Sent to another process with the files that these row groups lie in, and no others."""
-        used, file_R = np.unique(self.columns.file_R, return_inverse=True)
-        files = [self.files[i] for i in used.tolist()]
-        return type(self), (files, self.longest_F[used], self.columns._replace(file_R=file_R))
+        is_used_F = np.bincount(self.columns.file_R, minlength=len(self.longest_F)) > 0
+        used_F, file_R = np.flatnonzero(is_used_F), (np.cumsum(is_used_F) - 1)[self.columns.file_R]
+        if isinstance(self.files, FilesToRead):
+            files: Sequence[FileToRead] = self.files.take(used_F)
+        else:
+            files = [self.files[i] for i in used_F.tolist()]
+        return type(self), (files, self.longest_F[used_F], self.columns._replace(file_R=file_R))
 
     def take(self, which_R: NDArray[np.int64] | NDArray[np.bool_] | Sequence[int]) -> "RowGroups":
         """The row groups with these numbers, in this order, or those that are marked."""
@@ -193,17 +209,10 @@ class RowGroups(Columnar[RowGroup]):
         """Labelled groups of the split before each."""
         return self.columns.first_labelled_R
 
-    @cached_property
-    def _first(self) -> dict[str, int]:
-        """The place of the first row group of each file, by URL."""
-        used, first = np.unique(self.columns.file_R, return_index=True)
-        return {self.files[i].url: place for i, place in zip(used.tolist(), first.tolist(), strict=True)}
-
-    def at(self, url: str, index: int) -> RowGroup:
-        """The row group with this index in a file, all of whose row groups are there in their order."""
-        row_group = self[self._first[url] + index]
-        assert (row_group.url, row_group.index) == (url, index)
-        return row_group
+    def with_scores(self, scores: Mapping[str, Found]) -> "RowGroups":
+        """The row groups of a selection with these scores, by path of the data file, and the counts that they have."""
+        assert isinstance(self.files, FilesToRead)
+        return RowGroups(self.files.with_scores(scores), self.longest_F, self.columns)
 
     @property
     def own_files(self) -> list[FileToRead]:

@@ -16,9 +16,9 @@ skip them.
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, NamedTuple
 
@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pydantic import ConfigDict
 
 from ltrscale import storage
 from ltrscale.config import Config, validate
@@ -42,8 +43,11 @@ _SCHEMA = pa.schema([("gid", pa.int64()), (SCORES, pa.list_(pa.float64()))])
 _NUMBERS = ("gid", SCORES, "score", "rank", "ranks")
 
 
-class ScoreFile(Config):
+@dataclass(frozen=True)
+class ScoreFile:
     """The scores of one data file."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     path: ListedPath
     """Name in the directory of the period."""
@@ -124,11 +128,25 @@ def read_period(url: str, period: str) -> PeriodScores | None:
     Raises:
         InputError: something else is committed there, or scores in a version that this package does not read.
     """
-    directory = period_url(url, period)
-    values = storage.read_manifest(directory, storage.HIDDEN_MANIFEST)
-    if values is None:
-        return None
-    path = storage.join(directory, storage.HIDDEN_MANIFEST)
+    (scores,) = read_periods(url, [period])
+    return scores
+
+
+def read_periods(url: str, periods: Sequence[str]) -> Iterator[PeriodScores | None]:
+    """As `read_period`, for some periods, in order.
+
+    Raises:
+        InputError: as `read_period`.
+    """
+    paths = [storage.join(period_url(url, period), storage.HIDDEN_MANIFEST) for period in periods]
+    # read at once and parsed in turn, for which threads would wait for each other
+    for path, data in zip(paths, storage.at_once(storage.read_if_there, paths), strict=True):
+        yield None if data is None else _parsed(data, path)
+
+
+def _parsed(data: bytes, path: str) -> PeriodScores:
+    """The manifest of a scored period, read from `path`."""
+    values = storage.parse_manifest(data, path)
     if values.get("format") != _FORMAT:
         raise InputError(f"{path}: not scores but {values.get('format', 'something else')!r}; check the path")
     return validate(PeriodScores, values, path)
@@ -143,8 +161,8 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
     """
     by_path: dict[str, Found] = {}
     first: PeriodScores | None = None
-    periods = list(periods)
-    for period, scores in zip(periods, storage.at_once(partial(read_period, url), periods), strict=True):
+    none, periods = DataFiles.of([]), list(periods)
+    for period, scores in zip(periods, read_periods(url, periods), strict=True):
         if scores is None:
             raise InputError(f"{url}: period {period!r} is not scored there; score {dataset.url} with jobs.score")
         if scores.layout == "items":
@@ -152,7 +170,7 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
                 f"{url}: period {period!r} has one row per document, which cannot serve as labels; "
                 "score it into another directory with jobs.score and layout lists"
             )
-        files = dataset.manifest.files.by_period.get(period, DataFiles.of([]))
+        files = dataset.manifest.files.by_period.get(period, none)
         if not scores.is_of(files.sha256):
             raise InputError(
                 f"{url}: period {period!r} was scored from other files than {dataset.url} has now; "
@@ -164,8 +182,8 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
             raise InputError(f"{url}: {problem}; score them again with one by jobs.score")
         directory = period_url(url, period)
         storage.check_links(directory, [file.path for file in scores.files])
-        for path, file in zip(files.paths, scores.files, strict=True):
-            by_path[path] = Found(storage.join(directory, file.path), file.sha256)
+        for name, file in zip(files.paths, scores.files, strict=True):
+            by_path[name] = Found(f"{directory}/{file.path}", file.sha256)
     return by_path
 
 

@@ -16,7 +16,7 @@ from ltrscale import storage
 from ltrscale.config import Json, digest
 from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.labelled import in_sample, keep_fold, none_relevant, order_of, to_reach, with_relevant
-from ltrscale.data.dataset.manifest import Feature, matching, places
+from ltrscale.data.dataset.manifest import Feature, matching, open_dataset, places
 from ltrscale.data.dataset.origin import read_as
 from ltrscale.data.dataset.row_groups import Columns, FilesToRead, PartToRead, RowGroup, RowGroups
 from ltrscale.data.dataset.scores import find_scores
@@ -109,9 +109,11 @@ class Selection:
             return self.row_groups.groups_R
         if self.kept_labelled is None:
             return self.row_groups.labelled_R
-        kept_before = np.concatenate([[0], np.cumsum(self.kept_labelled)])
-        first_R = self.row_groups.first_labelled_R
-        return np.asarray(kept_before[first_R + self.row_groups.labelled_R] - kept_before[first_R])
+        n, first_R = len(self.kept_labelled), self.row_groups.first_labelled_R
+        kept_before = np.zeros(n + 1, np.min_scalar_type(n))  # narrow, for there may be hundreds of millions
+        np.cumsum(self.kept_labelled, dtype=kept_before.dtype, out=kept_before[1:])
+        kept_R = kept_before[first_R + self.row_groups.labelled_R] - kept_before[first_R]
+        return np.asarray(kept_R, np.int64)
 
     @cached_property
     def served_documents_R(self) -> NDArray[np.int64]:
@@ -184,6 +186,20 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
     return whole if is_served_R.all() else whole.only(row_groups.take(is_served_R))
 
 
+def scored_row_groups(url: str, row_groups: RowGroups) -> RowGroups:
+    """The row groups of a selection with their scores in a directory.
+
+    Raises:
+        InputError: they are of several data sets, or the scores are not those of their periods as they are now.
+    """
+    assert isinstance(row_groups.files, FilesToRead)
+    parts = row_groups.files.parts
+    _check_one(url, parts, [part.url for part in parts])
+    (part,) = parts
+    found = find_scores(storage.absolute(url), open_dataset(part.url), part.files.periods)
+    return row_groups.with_scores(found)
+
+
 def only_relevant(selection: Selection) -> Selection:
     """The labelled groups of a selection that have a relevant document, the only ones that a metric is defined on.
 
@@ -228,11 +244,14 @@ def check_relevant(selection: Selection, name: str) -> None:
 def _with_scores(parts: list[SplitPart], split: Split) -> SplitPart:
     """The one data set of a split with the scores that serve as its labels."""
     assert split.scores is not None
-    if len(parts) > 1:
-        names = ", ".join(split.data)
-        raise InputError(f"{split.scores}: scores are of one data set, the split has {names}; name one of them")
+    _check_one(split.scores, parts, split.data)
     (part,) = parts
     return replace(part, scores=find_scores(storage.absolute(split.scores), part.dataset, part.periods))
+
+
+def _check_one(scores: str, parts: Sequence[object], data: Sequence[str]) -> None:
+    if len(parts) > 1:
+        raise InputError(f"{scores}: scores are of one data set, the split has {', '.join(data)}; name one of them")
 
 
 def _labels_identity(split: Split, parts: list[SplitPart]) -> dict[str, Any]:
@@ -286,6 +305,8 @@ def _kept_features(features: tuple[Feature, ...], split: Split) -> tuple[Feature
 
 def _kept_groups(n: int, split: Split, row_groups: Sequence[RowGroup], where: str) -> NDArray[np.bool_] | None:
     """Which of n labelled groups are served, shape [n], or None for all."""
+    if not split.size and split.fold is None:  # with scores as labels there may be a billion
+        return None
     kept = np.ones(n, dtype=np.bool_)
     if split.size:
         size = _size(split, n, row_groups, where)

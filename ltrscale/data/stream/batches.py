@@ -257,20 +257,20 @@ class GroupStream:
     def _windows(self, epoch: int) -> dict[int, list[_PlannedWindow]]:
         """The windows of each local stream, pass after pass."""
         windows: dict[int, list[_PlannedWindow]] = {c: [] for c in self.streams}
-        n_features, documents = len(self.selection.features), self.selection.row_groups.documents_R.tolist()
+        values_R = self.selection.row_groups.documents_R * len(self.selection.features)
         for number in range(epoch * self.passes, (epoch + 1) * self.passes):
             dealt = self._dealt(number)
             for c in self.streams:
-                of_pass = plan.windows(dealt[c], self.config.window, values=lambda r: documents[r] * n_features)
+                of_pass = plan.windows(dealt[c].tolist(), self.config.window, values=lambda r: int(values_R[r]))
                 windows[c] += [_PlannedWindow(number, w, row_groups) for w, row_groups in enumerate(of_pass)]
         return windows
 
-    def _dealt(self, number: int) -> list[list[int]]:
+    def _dealt(self, number: int) -> list[NDArray[np.int64]]:
         """The numbers of the row groups of each canonical stream in a pass."""
         config = self.config
         return plan.canonical_streams(
             # at least 1 each, so that row groups served rarely or never still spread over the streams
-            np.maximum(1, self._documents_R).tolist(),
+            np.maximum(1, self._documents_R),
             seed=config.seed,
             epoch=number,
             key=self.selection.hash,
@@ -286,9 +286,8 @@ class GroupStream:
         All reading and decoding happens in this iterator, so a thread that runs it reads ahead.
         """
         remaining = {c: stream[start[c].window :] for c, stream in windows.items()}
-        documents = self._documents_R.tolist()
         order = plan.read_order(
-            {c: [sum(documents[r] for r in w.row_groups) for w in ws] for c, ws in remaining.items()}
+            {c: [int(self._documents_R[w.row_groups].sum()) for w in ws] for c, ws in remaining.items()}
         )
         memory = self.memory or Memory(self.selection)
         columns = [*memory.decoder.columns, *([self.config.repeat.by] if self.config.repeat else [])]

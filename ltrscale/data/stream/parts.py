@@ -5,15 +5,18 @@ their order. Statistics that are computed part by part and merged in that order 
 processes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+import numpy as np
 
 from ltrscale.data.dataset.selection import Selection
 
 _VALUES = 1 << 24
 
 T = TypeVar("T")
+PartT = TypeVar("PartT", bound="Part")
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,25 +31,29 @@ class Part:
 class Run(Protocol):
     """Runs a function on each part; yields the results in the order of the parts, as soon as they are ready."""
 
-    def __call__(self, function: Callable[[Part], T], parts: Sequence[Part]) -> Iterator[T]:
+    def __call__(self, function: Callable[[PartT], T], parts: Iterable[PartT]) -> Iterator[T]:
         """Ray sends the function to other processes: use a module-level one, or a `partial` of one."""
         ...
 
 
 def cut_into_parts(selection: Selection, *, values: int = _VALUES) -> list[Part]:
+    """As `parts_of`, in a list."""
+    return list(parts_of(selection, values=values))
+
+
+def parts_of(selection: Selection, *, values: int = _VALUES) -> Iterator[Part]:
     """Cut a selection into parts of whole row groups, each of about `values` feature values (64 MiB).
 
     Documents are those of the row groups, whether or not all of them are served.
     """
     budget = values // max(1, len(selection.features))
-    parts: list[Part] = []
-    first = start = documents = 0
-    for stop, of_row_group in enumerate(selection.row_groups.documents_R.tolist(), start=1):
-        documents += of_row_group
-        if documents >= budget or stop == len(selection.row_groups):
-            parts.append(Part(selection.only(selection.row_groups[start:stop]), first, documents))
-            first, start, documents = first + documents, stop, 0
-    return parts
+    ends_R = np.cumsum(selection.row_groups.documents_R)
+    first = start = 0
+    while start < len(ends_R):
+        stop = min(max(start, int(np.searchsorted(ends_R, first + budget))) + 1, len(ends_R))
+        documents = int(ends_R[stop - 1]) - first
+        yield Part(selection.only(selection.row_groups[start:stop]), first, documents)
+        first, start = first + documents, stop
 
 
 def spread(selection: Selection, *, documents: int) -> Selection:
@@ -56,6 +63,6 @@ def spread(selection: Selection, *, documents: int) -> Selection:
     return selection.only(row_groups.take([i * len(row_groups) // number for i in range(number)]))
 
 
-def run_here(function: Callable[[Part], T], parts: Sequence[Part]) -> Iterator[T]:
+def run_here(function: Callable[[PartT], T], parts: Iterable[PartT]) -> Iterator[T]:
     """Run a function on each part in the calling thread, lazily: each when the caller asks for its result."""
     return map(function, parts)

@@ -30,15 +30,21 @@ def step_seed(seed: int, step: int, stream: int) -> int:
 
 
 def canonical_streams(
-    documents: Sequence[int], *, seed: int, epoch: int, key: str, streams: int, shuffle: bool = True
-) -> list[list[int]]:
+    documents_R: Sequence[int] | NDArray[np.int64],
+    *,
+    seed: int,
+    epoch: int,
+    key: str,
+    streams: int,
+    shuffle: bool = True,
+) -> list[NDArray[np.int64]]:
     """Deal row groups to streams that are balanced by documents.
 
     The row groups are permuted (in file order without `shuffle`); each in turn goes to the stream with the fewest
     documents so far, in a tie to the lowest number. So two streams differ by at most the largest row group.
 
     Args:
-        documents: documents of each row group.
+        documents_R: documents of each row group.
         seed: seed of the order.
         epoch: number of the epoch.
         key: hash of the selection.
@@ -46,21 +52,26 @@ def canonical_streams(
         shuffle: whether to permute.
 
     Returns:
-        The row groups of each stream, in order.
+        The numbers of the row groups of each stream, in order.
 
     Example:
         >>> canonical_streams([5, 1, 1, 1, 1], seed=0, epoch=0, key="", streams=2, shuffle=False)
-        [[0], [1, 2, 3, 4]]
+        [array([0]), array([1, 2, 3, 4])]
     """
-    order = permutation(len(documents), "deal", seed, epoch, key).tolist() if shuffle else range(len(documents))
-    dealt: list[list[int]] = [[] for _ in range(streams)]
+    n, documents_R = len(documents_R), np.asarray(documents_R, np.int64)
+    order_R = permutation(n, "deal", seed, epoch, key) if shuffle else np.arange(n)
+    stream_R = np.empty(n, np.min_scalar_type(streams))  # narrow numbers are sorted in linear time
     # a heap of `load * streams + stream`, ordered by load and then by number; pairs would take three times as long
     loads = list(range(streams))
-    for row_group in order:
-        stream = loads[0] % streams
-        dealt[stream].append(row_group)
-        heapq.heapreplace(loads, loads[0] + documents[row_group] * streams)
-    return dealt
+    for first in range(0, n, _A_TURN):  # as Python's numbers a million would take much memory
+        turn = slice(first, first + _A_TURN)
+        added = (documents_R[order_R[turn]] * streams).tolist()
+        stream_R[turn] = np.array([heapq.heapreplace(loads, loads[0] + load) for load in added]) % streams
+    ends = np.cumsum(np.bincount(stream_R, minlength=streams))
+    return np.split(order_R[np.argsort(stream_R, kind="stable")], ends[:-1])
+
+
+_A_TURN = 1 << 16
 
 
 def windows(row_groups: Sequence[T], window: int, values: Callable[[T], int]) -> list[list[T]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.data.dataset.disjoint import check_disjoint
-from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.selection import Selection, scored_row_groups, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Run, run_here
@@ -25,7 +25,7 @@ from ltrscale.evaluation.measure.corrected import Correction, Gathered, summaris
 from ltrscale.evaluation.measure.metrics import Judged, all_metrics, clicks_metrics, judged_split, metrics_of, values_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector, Seen, fit_outliers
 from ltrscale.evaluation.measure.page import document
-from ltrscale.evaluation.measure.parts import GroupValues, Measuring, check_shown, committed_row_groups
+from ltrscale.evaluation.measure.parts import GroupValues, Measuring, check_shown
 from ltrscale.evaluation.measure.report import (
     GROUPS,
     EvaluatedData,
@@ -174,7 +174,7 @@ def _measuring(
     """What measures each part of the test split, here or in another process."""
     return Measuring(
         models=tuple(trial.url for trial in trials),
-        scores={url: committed_row_groups(url, config.splits.test) for url in config.scores.values()},
+        scores={url: scored_row_groups(url, test.row_groups) for url in config.scores.values()},
         slicer=Slicer.make(
             config.slices,
             config.slice_by,

@@ -8,11 +8,10 @@ Shapes: N documents, Q groups, T trials (one model each), M metrics.
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -26,13 +25,12 @@ from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, Scorer, load, with_tokens_of
 from ltrscale.data.columns import spread_over_documents
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.row_groups import RowGroup, RowGroups
+from ltrscale.data.dataset.row_groups import RowGroups
 from ltrscale.data.dataset.scores import SCORES
-from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.decoder import Decoder
-from ltrscale.data.stream.parts import Part, Run, cut_into_parts, run_here
+from ltrscale.data.stream.parts import Part, Run, parts_of, run_here
 from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
 from ltrscale.data.stream.windows import Cut, Window, assemble
 from ltrscale.errors import InputError
@@ -70,13 +68,21 @@ class GroupValues:
 
 
 @dataclass(frozen=True, eq=False)
+class MeasuredPart(Part):
+    """A part of the groups that are measured, with their committed scores."""
+
+    scores: Mapping[str, RowGroups]
+    """Those of `Measuring.scores` for the row groups of the part."""
+
+
+@dataclass(frozen=True, eq=False)
 class Measuring:
     """Measures a part of a selection of labelled groups; a value that can be sent to other processes."""
 
     models: tuple[str, ...]
     """Bundles, directories of scores and `POSITIONS`, one for each trial."""
     scores: Mapping[str, RowGroups]
-    """The row groups of the data with committed scores, for the models that are such."""
+    """All row groups of the selection with their committed scores, for the models that are such."""
     slicer: Slicer
     metrics: Callable[[Tensor, QueryGroups], Tensor]
     """The metrics [M, Q] of some scores; see `metrics.values_of`."""
@@ -112,36 +118,49 @@ class Measuring:
         """
         read = selection if self.needs_features else replace(selection, features=())
         budget = max(1, _VALUES // max(1, len(self.models))) if read.features else _DOCUMENTS
-        parts = cut_into_parts(read, values=budget)
+        parts = self.parts(read, values=budget)
         with progress("evaluate", selection.n_documents) as advance:
             # another process sends a part as a whole; here memory holds one batch
-            values = map(self.values, parts) if run is run_here else run(self, parts)
+            values = map(self.values, parts) if run is run_here else run(self._sent(), parts)
             for of_batch in itertools.chain.from_iterable(values):
                 yield of_batch
                 advance(int(of_batch.documents_Q.sum()))
 
-    def __call__(self, part: Part) -> list[GroupValues]:
+    def parts(self, selection: Selection, *, values: int) -> Iterator[MeasuredPart]:
+        """The parts of a selection of about this many feature values, made one by one."""
+        first = 0
+        for part in parts_of(selection, values=values):
+            last = first + len(part.selection.row_groups)
+            scores = {url: row_groups[first:last] for url, row_groups in self.scores.items()}
+            yield MeasuredPart(part.selection, part.first, part.documents, scores)
+            first = last
+
+    def _sent(self) -> Self:
+        """As it is sent to other processes: parts have the row groups with scores, of which there may be a million."""
+        return replace(self, scores={url: row_groups[:0] for url, row_groups in self.scores.items()})
+
+    def __call__(self, part: MeasuredPart) -> list[GroupValues]:
         """As `values`."""
         return list(self.values(part))
 
-    def values(self, part: Part) -> Iterator[GroupValues]:
+    def values(self, part: MeasuredPart) -> Iterator[GroupValues]:
         """The values of the groups of a part, each row group by itself, or each period where no features are read.
 
         Raises:
             InputError: a file is missing or damaged, scores are missing or not finite, or a group cannot be sliced.
         """
-        selection, of_period = part.selection, attrgetter("period")
-        windows: Iterable[Iterable[RowGroup]] = zip(selection.row_groups)
-        if not selection.features:
-            windows = (row_groups for _, row_groups in itertools.groupby(selection.row_groups, of_period))
-        for row_groups in windows:
-            yield from self._of_window(selection.only(row_groups))
+        row_groups, stop = part.selection.row_groups, 0
+        windows = range(len(row_groups)) if part.selection.features else [row_group.period for row_group in row_groups]
+        for _, window in itertools.groupby(windows):
+            start, stop = stop, stop + len(list(window))
+            scores = {url: of_part[start:stop] for url, of_part in part.scores.items()}
+            yield from self._of_window(part.selection.only(row_groups[start:stop]), scores)
 
-    def _of_window(self, selection: Selection) -> Iterator[GroupValues]:
+    def _of_window(self, selection: Selection, scores: Mapping[str, RowGroups]) -> Iterator[GroupValues]:
         """The values of the groups of a selection, which has one period."""
         row_groups, decoder = selection.row_groups, Decoder(selection)
         stored = [*self.slicer.stored, *([CLICKS] if self.on_clicks else [])]
-        tables, committed = self._read(row_groups, [*decoder.columns, *stored])
+        tables, committed = self._read(row_groups, scores, [*decoder.columns, *stored])
         for row_group, table in zip(row_groups, tables, strict=True):
             if lacking := next((name for name in stored if name not in table.column_names), None):
                 asker = "evaluate.clicks" if lacking == CLICKS else "a slice"
@@ -149,17 +168,16 @@ class Measuring:
         rows_Q = decoder.served_rows(row_groups, tables)
         window = decoder.decode(row_groups, tables, rows_Q)
         rows = pa.concat_tables([table.select(stored) for table in tables]).take(pa.array(rows_Q))
-        scores = {url: _known(url, of_url, rows_Q, window) for url, of_url in committed.items()}
-        return self._measured(row_groups[0].period, window, rows, scores, len(selection.features))
+        known = {url: _known(url, of_url, rows_Q, window) for url, of_url in committed.items()}
+        return self._measured(row_groups[0].period, window, rows, known, len(selection.features))
 
     def _read(
-        self, row_groups: Sequence[RowGroup], columns: Sequence[str]
+        self, row_groups: RowGroups, scores: Mapping[str, RowGroups], columns: Sequence[str]
     ) -> tuple[list[pa.Table], dict[str, list[pa.Table]]]:
         """The tables of row groups, and for each directory of committed scores tables with these, in the same rows."""
         tables: list[pa.Table] = []
         committed = {}
-        for url, of_scores in self.scores.items():
-            scored_row_groups = [of_scores.at(row_group.url, row_group.index) for row_group in row_groups]
+        for url, scored_row_groups in scores.items():
             if not tables and SCORES not in columns:  # which are the labels then
                 tables = committed[url] = list(read_direct(scored_row_groups, [*columns, SCORES]))
             else:
@@ -242,15 +260,6 @@ def _clicks_of(rows: pa.Table, groups: QueryGroups) -> Tensor:
     if (pc.list_value_length(lists).fill_null(-1).to_numpy(zero_copy_only=False) > lengths_Q).any():
         raise InputError(f"column {CLICKS!r} does not have one value a document; {PREPARE_AGAIN}")
     return torch.tensor(np.asarray(spread_over_documents(lists, lengths_Q).to_numpy(zero_copy_only=False), np.float32))
-
-
-def committed_row_groups(url: str, split: Split) -> RowGroups:
-    """The row groups of a split with their committed scores.
-
-    Raises:
-        InputError: a period is not scored there, or was scored from other files than the data set has now.
-    """
-    return select(Split(data=split.data, periods=split.periods, scores=url), labelled=True).row_groups
 
 
 class _Opened(NamedTuple):

@@ -179,6 +179,8 @@ class Slicer:
         for name in by:
             if name not in groups:
                 raise InputError(f"slice_by: no column {name!r}; did you mean {nearest(name, groups)!r}?")
+        if "period" in by:  # known before a group is read
+            check_few([f"period={period}" for period in selection.row_groups.by_period()], ["period"])
         used = {pair for condition in parsed.values() for pair in columns_in(condition)} | {
             (name, False) for name in by
         }

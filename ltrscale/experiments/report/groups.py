@@ -19,7 +19,7 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, with_tokens_of
 from ltrscale.data.dataset.manifest import Feature, open_dataset, places
-from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.selection import Selection, scored_row_groups, select
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.decoder import Decoder
@@ -29,7 +29,7 @@ from ltrscale.data.stream.windows import Cut, assemble
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
 from ltrscale.evaluation.measure.outliers import OUTLIER_BINS, histograms
-from ltrscale.evaluation.measure.parts import committed_row_groups, look_up, order_shown
+from ltrscale.evaluation.measure.parts import look_up, order_shown
 from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.evaluation.pages import number
@@ -73,7 +73,7 @@ def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence
     """The groups of a selection, with the scores of the first trial of each method."""
     evaluated = sources.evaluated
     committed = {
-        name: committed_row_groups(evaluated.scores[name], evaluated.splits.test)
+        name: scored_row_groups(evaluated.scores[name], selection.row_groups)
         for name in methods
         if name in evaluated.scores
     }
@@ -81,7 +81,7 @@ def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence
     selection = with_tokens_of(selection, bundles.values())
     scorers = {name: bundle.scorer(features=selection.features) for name, bundle in bundles.items()}
     decoder = Decoder(selection)
-    for row_group in selection.row_groups:
+    for i, row_group in enumerate(selection.row_groups):
         (table,) = read_direct([row_group], list(dict.fromkeys([*decoder.columns, *_IDS])))
         rows_M = decoder.served_rows([row_group], [table])
         window = decoder.decode([row_group], [table], rows_M)
@@ -89,7 +89,7 @@ def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence
         scores = {name: scorer(groups).double() for name, scorer in scorers.items()}
         scores |= {AS_SHOWN: order_shown(groups)} if AS_SHOWN in methods else {}
         for name, of_scores in committed.items():
-            (of_groups,) = read_direct([of_scores.at(row_group.url, row_group.index)], scored.COLUMNS)
+            (of_groups,) = read_direct([of_scores[i]], scored.COLUMNS)
             scores[name] = look_up(evaluated.scores[name], scored.of_tables([of_groups]))(groups).double()
         ids = table.select([name for name in _IDS if name in table.column_names]).take(pa.array(rows_M))
         yield Read(groups, ids, {name: scores[name] for name in methods})

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from ltrscale.config import Json, digest
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, part_table, total_of
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.row_groups import FileSource, RowGroup, RowGroups
+from ltrscale.data.dataset.row_groups import Columns, FileSource, FilesToRead, PartToRead, RowGroup, RowGroups
+from ltrscale.data.dataset.scores import Found
 
 COUNTS = st.tuples(st.integers(0, 9), st.integers(0, 99), st.integers(0, 9)).map(
     lambda c: Counts(c[0], c[1], min(c[0], c[2]))
@@ -98,6 +99,27 @@ def test_a_table_that_lists_what_cannot_be_is_refused(change: dict[str, object],
 
 
 FEATURES = (Feature(name="a"),)
+
+
+@given(data_files(), data_files(), st.randoms())
+def test_row_groups_take_along_their_own_files(
+    one: list[DataFile], other: list[DataFile], random: np.random.Generator
+) -> None:
+    parts = [
+        PartToRead(
+            "/one", 0, FEATURES, {file.path: Found(f"/scores/{file.path}", "") for file in one}, DataFiles.of(one)
+        ),
+        PartToRead("/other", 9, FEATURES, {}, DataFiles.of(other)),
+    ]
+    files = FilesToRead(parts)
+    rows = [(f, i, *counts) for f, file in enumerate([*one, *other]) for i, counts in enumerate(file.row_groups)]
+    columns = np.array([(*row, 0) for row in rows], np.int64).reshape(-1, len(Columns._fields)).T
+    row_groups = RowGroups(files, np.array([file.longest for file in files], np.int64), Columns(*columns))
+    some = row_groups.take([i for i in range(len(rows)) if random.random() < 0.5])
+    received = pickle.loads(pickle.dumps(some))
+    assert list(received) == list(some)
+    assert [file.source for file in received.files] == [file.source for file in files if file in some.own_files]
+    assert received.longest == some.longest
 
 
 @st.composite

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ltrscale.data.stream import plan
+from ltrscale.draws import permutation
 
 documents_lists = st.lists(st.integers(1, 1000), min_size=1, max_size=60)
 
@@ -20,16 +21,30 @@ def test_each_row_group_is_dealt_once_and_loads_are_balanced(
     assert max(loads) - min(loads) <= max(documents)
 
 
+@pytest.mark.parametrize(("n", "streams"), [(0, 3), (2, 5), (300, 256), (70_000, 3), (70_000, 300)])
+def test_each_row_group_goes_to_the_emptiest_stream(n: int, streams: int) -> None:
+    documents = (np.random.default_rng(0).integers(1, 5, n) * 1000).tolist()  # with many ties
+    loads, expected = [0] * streams, list[list[int]]([] for _ in range(streams))
+    for row_group in permutation(n, "deal", 1, 2, "k").tolist():
+        emptiest = loads.index(min(loads))
+        expected[emptiest].append(row_group)
+        loads[emptiest] += documents[row_group]
+    dealt = plan.canonical_streams(documents, seed=1, epoch=2, key="k", streams=streams)
+    assert [stream.tolist() for stream in dealt] == expected
+
+
 def test_the_order_depends_on_seed_epoch_and_key_only() -> None:
     def deal(seed: int = 1, epoch: int = 2, key: str = "k") -> list[list[int]]:
-        return plan.canonical_streams([5] * 40, seed=seed, epoch=epoch, key=key, streams=2)
+        dealt = plan.canonical_streams([5] * 40, seed=seed, epoch=epoch, key=key, streams=2)
+        return [stream.tolist() for stream in dealt]
 
     assert deal() == deal()
     assert deal() not in (deal(seed=2), deal(epoch=1), deal(key="l"), deal(seed=2, epoch=1))
 
 
 def test_without_shuffle_one_stream_is_file_order() -> None:
-    assert plan.canonical_streams([3, 9, 1], seed=5, epoch=7, key="k", streams=1, shuffle=False) == [[0, 1, 2]]
+    (stream,) = plan.canonical_streams([3, 9, 1], seed=5, epoch=7, key="k", streams=1, shuffle=False)
+    assert stream.tolist() == [0, 1, 2]
     order = plan.window_order(4, seed=5, epoch=7, stream=0, window=0, shuffle=False)
     assert order.tolist() == [0, 1, 2, 3]
 

@@ -3,7 +3,7 @@
 import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -261,7 +261,8 @@ def test_committed_scores_alone_read_no_features(
     alone = validate(EvaluateConfig, {**config.model_dump(mode="json"), **values}, "evaluate")
     seen = []
 
-    def watched(function: Any, parts: list[Part]) -> Any:
+    def watched(function: Any, parts: Iterable[Part]) -> Any:
+        parts = list(parts)
         seen.extend(part.selection.features for part in parts)
         return map(function, parts)
 
@@ -271,6 +272,10 @@ def test_committed_scores_alone_read_no_features(
     before = evaluated[0].methods[0]
     for name in ("all", "long"):
         assert found.slices[name].summaries == before.slices[name].summaries
+    monkeypatch.setattr(parts, "_DOCUMENTS", 50)
+    in_parts = run(alone, tmp_path / "parts", run=watched).methods[0].slices["all"].summaries["ndcg@5"]
+    assert len(seen) > 4
+    assert in_parts.mean == pytest.approx(before.slices["all"].summaries["ndcg@5"].mean)
 
 
 def test_bad_slices_are_named(config: EvaluateConfig, tmp_path: Path) -> None:
@@ -301,6 +306,17 @@ def test_a_column_of_ids_makes_no_slices(
     monkeypatch.setattr("ltrscale.evaluation.measure.slices.MOST_VALUES", 20)
     with pytest.raises(InputError, match="slice_by: query_id has more than 20 values; write conditions under slices"):
         run(config.replace(slice_by=("query_id",)), tmp_path / "no")
+
+
+def test_too_many_periods_are_refused_before_a_group_is_read(
+    config: EvaluateConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reads(function: Any, parts: Iterable[Part]) -> Any:  # noqa: ARG001
+        raise AssertionError
+
+    monkeypatch.setattr("ltrscale.evaluation.measure.slices.MOST_VALUES", 0)
+    with pytest.raises(InputError, match="slice_by: period has more than 0 values"):
+        run(config.replace(slice_by=("period",)), tmp_path / "no", run=reads)
 
 
 def test_p_of_a_slice_is_fine_enough_for_the_number_of_slices(evaluated: tuple[Evaluation, Path]) -> None:
