@@ -6,7 +6,7 @@ Shapes: M members, N documents, Q groups, Q1 = Q + 1 offsets, K folds.
 """
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.draws import random_bits
+from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import metric_named
 from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin
@@ -32,9 +33,10 @@ Judge = Callable[[Tensor], Doubles]
 class BlendConfig(Config):
     """How the weights of a mean are chosen."""
 
-    weights: Literal["greedy", "equal"] = "greedy"
-    """`greedy` adds the member that helps validation most, again and again, so that a member may count several times,
-    and takes the best member alone unless groups that chose nothing find the mean better; `equal` takes all."""
+    weights: Literal["greedy", "equal"] | dict[str, Annotated[float, Field(gt=0)]] = "greedy"
+    """`greedy` adds the member that helps validation most, again and again, so that a member may count several times;
+    it, or the best member alone, must be better than equal weights, beyond chance, on groups that chose nothing.
+    `equal` takes all members alike. Or the weights themselves, by the names of the members."""
     rounds: int = Field(25, ge=1)
     """Members that are added, at most; it ends where none helps."""
     folds: int = Field(5, ge=2)
@@ -60,6 +62,12 @@ class BlendJob(LabelledStage):
     """Rankers by name; their features may differ."""
     blend: BlendConfig = BlendConfig()
 
+    def check(self) -> None:
+        """Refuse splits that overlap, and weights of other members."""
+        super().check()
+        if isinstance(self.blend.weights, dict) and self.blend.weights.keys() != self.bundles.keys():
+            raise InputError(f"blend.weights: name the members {', '.join(self.bundles)}, each with its weight")
+
     def own_settings(self) -> _Blend:
         """The settings, and the names of the members, which decide between equals."""
         return _Blend(settings=self.blend, names=tuple(self.bundles))
@@ -75,7 +83,8 @@ class BlendJob(LabelledStage):
         judged = self._judged()
         judge, scores_MN = _scores(judged, opened, self.blend.metric)
         bits_Q = random_bits((self.blend.seed, "blend"), np.arange(judged.n_groups))
-        chosen = choose(scores_MN, judge, (bits_Q % np.uint64(self.blend.folds)).astype(np.int64), self.blend)
+        folds_Q = (bits_Q % np.uint64(self.blend.folds)).astype(np.int64)
+        chosen = choose(scores_MN, judge, folds_Q, self.blend, self._given())
         weights = {name: weight for name, weight in zip(opened, chosen.weights_M.tolist(), strict=True) if weight}
         log.info("blend: %s", ", ".join(f"{weight:.2f} {name}" for name, weight in weights.items()))
         read = {feature.name for name in weights for feature in opened[name].features}
@@ -87,6 +96,17 @@ class BlendJob(LabelledStage):
             path: data for name in weights for path, data in member_files(name, self.bundles[name]).items()
         }
         save_blend(self.out, Blend(weights=weights), **about)
+
+    def _given(self) -> Doubles | None:
+        """Weights that need no choice."""
+        match self.blend.weights:
+            case "greedy":
+                return None
+            case "equal":
+                return np.full(len(self.bundles), 1 / len(self.bundles))
+            case weights:
+                given_M = np.array([weights[name] for name in self.bundles])
+                return np.asarray(given_M / given_M.sum())
 
     def _judged(self) -> Selection:
         """The validation groups that choose."""
@@ -117,11 +137,14 @@ class Chosen(NamedTuple):
     held_out: float
 
 
-def choose(scores_MN: Tensor, judge: Judge, folds_Q: Ints, config: BlendConfig) -> Chosen:
-    """The weights of the mean; those of the best member alone unless the mean is better on groups that chose nothing.
+def choose(
+    scores_MN: Tensor, judge: Judge, folds_Q: Ints, config: BlendConfig, given_M: Doubles | None = None
+) -> Chosen:
+    """The weights of the members: equal, unless another rule is better, beyond chance, on groups that chose nothing.
 
-    Greedy choice overfits the groups that choose, the more the more members there are. So each fold is judged by the
-    mean, and by the best member, that the other folds choose, and the better of the two rules chooses on all.
+    Greedy choice, and that of the best member, overfit the groups that choose, the more the more members there are. So
+    each fold is judged by the weights that a rule makes of the others, and a rule is taken, on all groups, only if its
+    mean is above that of equal weights by more than a standard error of the difference. Given weights stay.
 
     Example:
         >>> scores_MN = torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5]])
@@ -131,31 +154,40 @@ def choose(scores_MN: Tensor, judge: Judge, folds_Q: Ints, config: BlendConfig) 
     """
     single_MQ = np.stack([judge(scores_N) for scores_N in scores_MN])
 
-    def best(among_Q: Bools) -> Doubles:
-        weights_M = np.zeros(len(scores_MN))
-        weights_M[single_MQ[:, among_Q].mean(axis=1).argmax()] = 1.0
-        return weights_M
+    def equal(_: Bools) -> Doubles:
+        return np.full(len(scores_MN), 1 / len(scores_MN))
 
-    def mean(among_Q: Bools) -> Doubles:
-        if config.weights == "equal":
-            return np.full(len(scores_MN), 1 / len(scores_MN))
+    def best(among_Q: Bools) -> Doubles:
+        return np.asarray(np.eye(len(scores_MN))[single_MQ[:, among_Q].mean(axis=1).argmax()])
+
+    def greedy(among_Q: Bools) -> Doubles:
         return _greedy(scores_MN, judge, among_Q, config.rounds)
 
     def values(weights_M: Doubles) -> Doubles:
         return judge(torch.from_numpy(weights_M) @ scores_MN.double())
 
-    def held_out(rule: Callable[[Bools], Doubles]) -> float:
-        folds = [folds_Q == fold for fold in np.unique(folds_Q)]
-        return float(np.concatenate([values(rule(~fold_Q))[fold_Q] for fold_Q in folds]).mean())
+    def held_out(rule: Callable[[Bools], Doubles]) -> Doubles:
+        values_Q = np.zeros(len(folds_Q))
+        for fold in np.unique(folds_Q):
+            out_Q: Bools = np.asarray(folds_Q == fold)
+            values_Q[out_Q] = values(rule(~out_Q))[out_Q]
+        return values_Q
 
     everything_Q = np.ones(len(folds_Q), np.bool_)
-    if config.weights == "equal" or len(scores_MN) == 1 or len(np.unique(folds_Q)) < 2:
-        weights_M = mean(everything_Q)
+    if given_M is not None or len(scores_MN) == 1 or len(np.unique(folds_Q)) < 2:
+        weights_M = equal(everything_Q) if given_M is None else given_M
         return Chosen(weights_M, value := float(values(weights_M).mean()), value)
-    of_mean, of_best = held_out(mean), held_out(best)
-    log.info("blend: %.4f on groups that chose nothing, the best member alone %.4f", of_mean, of_best)
-    weights_M = mean(everything_Q) if of_mean > of_best else best(everything_Q)
-    return Chosen(weights_M, float(values(weights_M).mean()), max(of_mean, of_best))
+    rule: Callable[[Bools], Doubles] = equal
+    of_equal_Q = held_out(equal)
+    highest = float(of_equal_Q.mean())
+    for other in (best, greedy):
+        gains_Q = held_out(other) - of_equal_Q
+        mean, error = gains_Q.mean(), gains_Q.std(ddof=1) / len(gains_Q) ** 0.5
+        log.info("blend: %s - equal %+.4f, error %.4f, on groups that chose nothing", other.__name__, mean, error)
+        if mean > error and of_equal_Q.mean() + mean > highest:
+            rule, highest = other, float(of_equal_Q.mean() + mean)
+    weights_M = rule(everything_Q)
+    return Chosen(weights_M, float(values(weights_M).mean()), highest)
 
 
 def _greedy(scores_MN: Tensor, judge: Judge, among_Q: Bools, rounds: int) -> Doubles:

@@ -61,8 +61,9 @@ def test_greedy_weights_are_those_of_a_slow_search(rounds: int) -> None:
 
 
 def test_the_held_out_value_is_of_groups_that_chose_nothing() -> None:
-    judge, scores_MN = experiment([1.0, 1.0, 1.0])
+    judge, scores_MN = experiment([1.5, 1.5, 9.0])
     chosen = choose(scores_MN, judge, FOLDS_Q, BlendConfig(rounds=6))
+    assert 0 < chosen.weights_M[0] < 1, "neither equal weights nor one member"
     values_Q = np.zeros(GROUPS)
     for fold in range(5):
         out_Q: Bools = np.asarray(fold == FOLDS_Q)
@@ -72,27 +73,37 @@ def test_the_held_out_value_is_of_groups_that_chose_nothing() -> None:
     assert chosen.held_out < chosen.value
 
 
-def test_where_the_mean_is_luck_the_best_member_stands_alone() -> None:
+def test_members_that_are_alike_keep_equal_weights() -> None:
+    """What the best of them, or a greedy choice, gains on the groups that choose is luck."""
+    equal = 0
+    for seed in range(20):
+        judge, scores_MN = experiment([1.5] * 8, seed)
+        equal += len(set(choose(scores_MN, judge, FOLDS_Q, BlendConfig(rounds=8)).weights_M)) == 1
+    assert equal >= 18
+
+
+def test_where_one_member_knows_all_the_best_stands_alone_more_often_than_greedy_choice_has_it() -> None:
     """One member is right in 70% of the groups, twelve are coins, some of which are right by chance."""
 
     def judge(scores_Q: Tensor) -> Doubles:
         return (scores_Q > 0).double().numpy()
 
-    every_Q, guarded, greedy = np.ones(GROUPS, np.bool_), 0, 0
+    every_Q, alone, greedy = np.ones(GROUPS, np.bool_), 0, 0
     for seed in range(20):
         rng = np.random.default_rng(seed)
         right_Q, coins_MQ = np.where(rng.random(GROUPS) < 0.7, 1.0, -1.0), rng.normal(size=(12, GROUPS))
         scores_MQ = torch.from_numpy(np.vstack([right_Q, coins_MQ]))
-        guarded += int(choose(scores_MQ, judge, FOLDS_Q, BlendConfig()).weights_M[0] == 1)
+        alone += int(choose(scores_MQ, judge, FOLDS_Q, BlendConfig()).weights_M[0] == 1)
         greedy += int(slow_search(scores_MQ, judge, every_Q, 25)[0] == 1)
     assert greedy < 10
-    assert guarded >= 15
+    assert alone >= 12
 
 
-def test_equal_weights_take_all_and_one_member_is_itself() -> None:
+def test_given_weights_stay_and_one_member_is_itself() -> None:
     judge, scores_MN = experiment([1.0, 9.0])
-    equal = choose(scores_MN, judge, FOLDS_Q, BlendConfig(weights="equal"))
-    assert equal.weights_M.tolist() == [0.5, 0.5]
+    given = choose(scores_MN, judge, FOLDS_Q, BlendConfig(), np.array([0.25, 0.75]))
+    assert given.weights_M.tolist() == [0.25, 0.75]
+    assert given.value == pytest.approx(judge(0.25 * scores_MN[0] + 0.75 * scores_MN[1]).mean())
     one = choose(scores_MN[:1], judge, FOLDS_Q, BlendConfig())
     assert (one.weights_M.tolist(), one.value, one.held_out) == ([1.0], judge(scores_MN[0]).mean(), one.value)
 

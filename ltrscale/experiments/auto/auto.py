@@ -13,10 +13,10 @@ weights. Test judges once, and the ranker's members learn once more from all lab
     leaderboard/report.md         methods, what they took, and what to do next
 """
 
+import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Self
 
@@ -27,21 +27,23 @@ from ltrscale.config import Config, validate
 from ltrscale.data.dataset.disjoint import check_disjoint, joined_splits
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.selection import only_relevant, select
-from ltrscale.data.dataset.split import Splits, SplitsWithTest, with_relative_named
+from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, with_relative_named
 from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
-from ltrscale.experiments.auto.page import Board, Row, write_board
+from ltrscale.experiments.auto.page import Board, Row, document, write_board
 from ltrscale.experiments.auto.plan import PRETRAINED_NETWORK, SCRATCH, TREES, TUNED, Choice, Speed, choose
 from ltrscale.experiments.first.pipeline import LogSize, divided
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.choices import Method
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.progress import log
+from ltrscale.reports.findings import print_report
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers
 from ltrscale.signals import ending_by, is_late
-from ltrscale.stages.runs import check_replaceable, recorded
+from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
 from ltrscale.training.blend import BlendConfig, BlendJob
 
@@ -50,11 +52,15 @@ FIRST = (TREES, TUNED, SCRATCH, PRETRAINED_NETWORK)
 """The methods in the order in which they are tried."""
 MOST_MODELS = 10
 """Models of a method."""
+_HALF = "trees_half"
+"""Trees that know half of the labels: what they lack shows what more labels would bring."""
 _RECORD = "auto.json"
 _RESERVED = 0.1
 """Share of the budget for blend, test and leaderboard."""
 _REFIT = 1.2
 """A refit reads validation too."""
+_LATEST = 1.03
+"""The share of the budget until which a refit may go on."""
 
 
 class Entry(Config):
@@ -69,7 +75,6 @@ class Entry(Config):
     """What it took, over all processes."""
     state: Literal["begun", "done", "late", "left out"] = "begun"
     url: str = ""
-    validation: float | None = None
 
     @property
     def name(self) -> str:
@@ -121,25 +126,25 @@ class AutoConfig(Config):
             InputError: splits overlap or have no label, `out` has another job's output, or no model could be trained.
             Stopped: the process was asked to stop.
         """
-        check_replaceable(self.out, "auto")
         with recorded(self.out, self, "auto"), cluster_for(self.workers), one_view():
             splits = self.resolved()
             check_disjoint(splits)
-            Auto.begun(self, splits).run()
+            _Auto.begun(self, splits).run()
 
     def resolved(self) -> SplitsWithTest:
         """The splits with their data set and periods."""
         if self.splits is not None:
             return with_relative_named(self.splits.on(self.data), "splits")
-        names = dict(zip(("train", "validation", "test"), divided(open_dataset(self.data).manifest.periods), strict=True))
-        if not all(names.values()):
-            raise InputError(f"{self.data}: has too few periods to divide into training, validation and test; set splits")
-        values = {name: {"data": self.data, "periods": list(periods)} for name, periods in names.items()}
+        parts = divided(open_dataset(self.data).manifest.periods)
+        if not all(parts):
+            raise InputError(f"{self.data}: too few periods for training, validation and test; set splits")
+        names = zip(("train", "validation", "test"), parts, strict=True)
+        values = {name: {"data": self.data, "periods": list(periods)} for name, periods in names}
         return validate(SplitsWithTest, values, "splits")
 
 
 @dataclass
-class Auto:
+class _Auto:
     """A run: the record so far, and the clock."""
 
     config: AutoConfig
@@ -148,30 +153,44 @@ class Auto:
     size: LogSize
     judged: int
     """Documents of the validation groups that models are judged on."""
-    began: float = field(default_factory=time.monotonic)
-    before: float = 0.0
+    before: float
     """Minutes of earlier processes."""
+    began: float = field(default_factory=time.monotonic)
 
     @classmethod
     def begun(cls, config: AutoConfig, splits: SplitsWithTest) -> Self:
         """Read the record of an earlier process, or begin."""
-        everything = select(splits.train)
-        labelled = only_relevant(select(splits.train, labelled=True))
-        judged = only_relevant(select(splits.validation, labelled=True))
+        everything = select(splits.train, labelled=False)
+        labelled, judged = (only_relevant(select(of, labelled=True)) for of in (splits.train, splits.validation))
         size = LogSize(everything.n_documents, labelled.n_documents, len(everything.features))
         of = ":".join(selection.hash for selection in (everything, labelled, judged))
-        url = join(config.out, _RECORD)
-        record = Record(of=of)
+        record, url = Record(of=of), join(config.out, _RECORD)
         if storage.exists(url):
-            found = validate(Record, _json(url), url)
-            if found.of != of:
+            record = validate(Record, _json(url), url)
+            if record.of != of:
                 raise InputError(f"{url}: begun on other data; name another out, or remove this directory")
-            record = found
         log.info(
-            "auto: %s lists to learn from, %s documents with and %s without their labels; %.0f minutes",
-            f"{labelled.n_groups:,}", f"{size.told_apart:,}", f"{size.documents:,}", config.minutes,
-        )  # fmt: skip
-        return cls(config, splits, record, size, judged.n_documents, before=record.minutes)
+            "auto: %s lists to learn from with %s documents, of %s in all; %g minutes, %.1f of them spent",
+            *(f"{n:,}" for n in (labelled.n_groups, size.told_apart, size.documents)),
+            *(config.minutes, record.minutes),
+        )
+        return cls(config, splits, record, size, judged.n_documents, record.minutes)
+
+    def run(self) -> None:
+        """Try the methods, then more models of each; blend, judge, refit, report."""
+        for name in (TREES, _HALF, *FIRST[1:]):
+            self.try_first(name)
+        while (entry := self.next()) is not None:
+            self.train(entry)
+        rankers = self.means()
+        if not rankers:
+            raise InputError(f"{self.config.out}: {self.config.minutes:g} minutes are too few for a model; give more")
+        # a method has one say in the choice, however many models it has: fewer to choose from, less luck
+        members = {name: url for name, url in rankers.items() if f"{name}_mean" not in rankers}
+        rankers["blend"] = self.blend("blend", members, "greedy")
+        self.judge(rankers)
+        final = self.refit(rankers["blend"]) if self.config.refit else None
+        self.report(rankers, final)
 
     @property
     def spent(self) -> float:
@@ -183,59 +202,63 @@ class Auto:
         """Minutes for further models and their refit."""
         return self.config.minutes * (1 - _RESERVED) - self.spent - self.refit_minutes()
 
-    def run(self) -> None:
-        """Try the methods, then more models of each; blend, judge, refit, report."""
-        for name in FIRST:
-            self.try_first(name)
-        while (entry := self.next()) is not None:
-            self.train(entry)
-        members = {entry.name: entry.url for entry in self.done()}
-        if not members:
-            raise InputError(f"{self.config.out}: no model could be trained in {self.config.minutes:g} minutes; give more")
-        rankers = {**self.means(), "blend": self.blend("blend", members, "greedy")}
-        self.judge(rankers)
-        final = self.refit(rankers["blend"]) if self.config.refit else None
-        self.report(rankers, final)
+    def refit_minutes(self) -> float:
+        """Minutes that the refit of all models takes at most."""
+        if not self.config.refit:
+            return 0.0
+        return _REFIT * sum(len(self.done(name)) * self.again_minutes(name) for name in FIRST if self.done(name))
 
-    def done(self, method: str | None = None) -> list[Entry]:
-        """The models that are there."""
-        return [e for e in self.record.entries if e.state == "done" and method in (None, e.method)]
+    def again_minutes(self, name: str) -> float:
+        """Minutes of one more model of a method: without search, and from the same encoder."""
+        first, *others = (entry.minutes for entry in self.done(name))
+        if others:
+            return max(others)
+        if name == TUNED:
+            return 2 * first / int(self.record.methods[TUNED]["trials"])
+        return max((e.minutes for e in self.done(SCRATCH)), default=first) if name == PRETRAINED_NETWORK else first
+
+    def done(self, method: str) -> list[Entry]:
+        """The models of a method that are there."""
+        return [entry for entry in self.record.entries if (entry.state, entry.method) == ("done", method)]
 
     def try_first(self, name: str) -> None:
         """Decide the settings of the first model of a method, and train it."""
-        known = next((entry for entry in self.record.entries if (entry.method, entry.number) == (name, 0)), None)
-        if known is None:
-            choice = choose(
-                name, self.size, self.config.minutes, self.speed(), cores=os.cpu_count() or 1, judged=self.judged
-            )
-            known = self.decided(name, choice)
-        self.train(known)
+        known = (entry for entry in self.record.entries if (entry.method, entry.number) == (name, 0))
+        self.train(next(known, None) or self.decided(name, self.choice(name, self.speed())))
 
-    def decided(self, name: str, choice: Choice) -> Entry:
-        """The entry of a first model; it is left out where it does not fit."""
-        if choice.settings is None or choice.minutes * (1 + _REFIT) > self.left:
-            why = choice.why if choice.settings is None else f"takes {choice.minutes:.1f} minutes, which are not left"
-            log.info("auto: no %s: %s", name, why)
-            return self.note(Entry(method=name, says=why, state="left out"))
-        methods = {**self.record.methods, name: dict(choice.settings)}
-        self.record = self.record.replace(methods=methods)
-        return self.note(Entry(method=name, says=choice.why))
+    def choice(self, name: str, speed: Speed) -> Choice:
+        """The settings of the first model of a method, on a machine of this speed."""
+        name, cores = TREES if name == _HALF else name, os.cpu_count() or 1
+        return choose(name, self.size, self.config.minutes, speed, cores=cores, judged=self.judged)
 
     def speed(self) -> Speed:
         """The speed of this machine, from the models so far."""
         speed = Speed()
         for method, kind in ((TREES, "trees"), (SCRATCH, "networks")):
             for entry in self.done(method)[:1]:
-                foretold = choose(method, self.size, self.config.minutes, Speed(), cores=os.cpu_count() or 1, judged=self.judged)
-                # early stopping may end it sooner, so it is slower than foretold or as fast
-                speed = speed._replace(**{kind: min(1.0, foretold.minutes / max(entry.minutes, 1e-9))})
+                # one that stopped early took less than was foretold, which says nothing of the machine
+                foretold = self.choice(method, Speed()).minutes
+                speed = speed._replace(**{kind: min(1.0, foretold / max(entry.minutes, 1e-9))})
         return speed
+
+    def decided(self, name: str, choice: Choice) -> Entry:
+        """The entry of a first model; it is left out where it does not fit."""
+        late = choice.minutes * (1 + _REFIT) > self.left and name != TREES  # something must be tried
+        if choice.settings is None or late:
+            why = f"takes {choice.minutes:.1f} minutes, which are not left" if late else choice.why
+            log.info("auto: no %s: %s", name, why)
+            return self.note(Entry(method=name, says=why, state="left out"))
+        if name != _HALF:
+            self.record = self.record.replace(methods={**self.record.methods, name: dict(choice.settings)})
+        return self.note(Entry(method=name, says=choice.why))
 
     def next(self) -> Entry | None:
         """The next model: one that an earlier process began, or one more of the method that has the fewest."""
-        if begun := [entry for entry in self.record.entries if entry.state == "begun"]:
-            return begun[0]
-        counts = {name: len(self.done(name)) for name in FIRST[1:] if self.done(name)} or {TREES: len(self.done(TREES))}
+        for entry in self.record.entries:
+            if entry.state == "begun":
+                return entry
+        counts = {name: len(self.done(name)) for name in FIRST[1:]}
+        counts = counts if any(counts.values()) else {TREES: len(self.done(TREES))}
         late = {entry.method for entry in self.record.entries if entry.state == "late"}
         fits = {
             name: count
@@ -244,74 +267,44 @@ class Auto:
         }
         if not fits:
             return None
-        name = min(fits, key=lambda name: (fits[name], FIRST.index(name)))
+        name = min(fits, key=lambda name: fits[name])
         return self.note(Entry(method=name, number=fits[name], says="another seed"))
 
-    def again_minutes(self, name: str) -> float:
-        """Minutes of one more model of a method: without search, and from the same encoder."""
-        entries = self.done(name)
-        if len(entries) > 1:
-            return max(entry.minutes for entry in entries[1:])
-        first = entries[0].minutes
-        if name == TUNED:
-            return first / int(self.record.methods[TUNED]["trials"]) * 2
-        return first if name != PRETRAINED_NETWORK else max((e.minutes for e in self.done(SCRATCH)), default=first)
-
-    def refit_minutes(self) -> float:
-        """Minutes that the refit of all models takes at most."""
-        if not self.config.refit:
-            return 0.0
-        return _REFIT * sum(self.again_minutes(entry.method) for entry in self.done())
-
     def train(self, entry: Entry) -> None:
-        """Train a model, unless it is there, or was late or left out before."""
-        if entry.state not in ("begun", "done"):
+        """Train a model that was begun, as long as there is time."""
+        if entry.state != "begun":
             return
         began = time.monotonic()
-        limit = began + max(0.0, self.left if entry.state == "begun" else self.config.minutes) * 60
-        url = None
-        with self._in_time(limit):
-            url = self.model(entry)
+        url = _in_time(began + max(0.0, self.left) * 60, lambda: self.model(entry))
         minutes = entry.minutes + (time.monotonic() - began) / 60
-        if entry.state == "done":
-            return
         if url is None:
-            log.info("auto: %s is left: no time", entry.name)
+            log.info("auto: %s was not ready in time", entry.name)
             self.note(entry.replace(state="late", minutes=minutes, says="not ready in time"))
             return
-        value = bundle.load(url).metrics.get("validation_ndcg@5")
-        value = float(value) if isinstance(value, int | float) else None
-        log.info("auto: %s in %.1f minutes, validation NDCG@5 %s", entry.name, minutes, "-" if value is None else f"{value:.4f}")
-        self.note(entry.replace(state="done", url=url, minutes=minutes, validation=value))
-
-    @contextmanager
-    def _in_time(self, limit: float) -> Iterator[None]:
-        """Run the block until a time at most."""
-        with ending_by(limit):
-            try:
-                yield
-            except Stopped:
-                if not is_late():
-                    raise
+        log.info("auto: %s in %.1f minutes, validation NDCG@5 %s", entry.name, minutes, _validated(url))
+        self.note(entry.replace(state="done", url=url, minutes=minutes))
 
     def model(self, entry: Entry) -> str:
         """The bundle of a model; trains what is not there."""
-        return self.seed_run().repeated(entry.method, entry.number + 1)[-1]
-
-    def seed_run(self) -> SeedRun:
-        """The run of all models."""
         adapter: TypeAdapter[Method] = TypeAdapter(Method)
         methods: dict[str, AnyMethod] = {name: adapter.validate_python(of) for name, of in self.record.methods.items()}
-        splits = Splits.model_validate(self.splits.model_dump())
-        return SeedRun(methods, splits, self.config.seed, self.config.workers, join(self.config.out, "models"))
+        run = SeedRun(methods, self.learnt, self.config.seed, self.config.workers, join(self.config.out, "models"))
+        if entry.method == _HALF:
+            splits = run.splits.replace(train=_halved(run.splits.train).model_dump())
+            return replace(run, splits=splits, out=run.place("half")).model(TREES)
+        return run.repeated(entry.method, entry.number + 1)[-1]
+
+    @property
+    def learnt(self) -> Splits:
+        """Training and validation."""
+        return Splits.model_validate(self.splits.model_dump(exclude={"test"}))
 
     def note(self, entry: Entry) -> Entry:
         """Keep what became of a model."""
-        key = (entry.method, entry.number)
-        others = [e for e in self.record.entries if (e.method, e.number) != key]
-        place = next((i for i, e in enumerate(self.record.entries) if (e.method, e.number) == key), len(others))
-        entries = (*others[:place], entry, *others[place:])
-        self.record = self.record.replace(entries=tuple(e.model_dump() for e in entries), minutes=self.spent)
+        entries = {(known.method, known.number): known for known in self.record.entries}
+        entries[entry.method, entry.number] = entry
+        dumped = tuple(each.model_dump() for each in entries.values())
+        self.record = self.record.replace(entries=dumped, minutes=self.spent)
         storage.write_bytes(join(self.config.out, _RECORD), (self.record.model_dump_json(indent=1) + "\n").encode())
         return entry
 
@@ -320,82 +313,110 @@ class Auto:
         rankers: dict[str, str] = {}
         for name in FIRST:
             members = {entry.name: entry.url for entry in self.done(name)}
-            if members:
-                rankers[name] = members[name] if name in members else next(iter(members.values()))
+            rankers |= {name: members[name]} if members else {}
             if len(members) > 1:
                 rankers[f"{name}_mean"] = self.blend(join("means", name), members, "equal")
         return rankers
 
-    def blend(self, folder: str, members: dict[str, str], weights: Any, splits: Splits | None = None) -> str:
+    def blend(self, folder: str, members: Mapping[str, str], weights: Any, splits: Splits | None = None) -> str:
         """Blend models; returns the bundle."""
-        out = join(self.config.out, folder)
-        settings = BlendConfig(weights=weights, seed=self.config.seed)
-        of = splits or Splits.model_validate(self.splits.model_dump())
-        BlendJob(out=out, splits=of, bundles=members, blend=settings).run()
+        out, settings = join(self.config.out, folder), BlendConfig(weights=weights, seed=self.config.seed)
+        BlendJob(out=out, splits=splits or self.learnt, bundles=dict(members), blend=settings).run()
         return out
 
-    def judge(self, rankers: dict[str, str]) -> None:
+    def judge(self, rankers: Mapping[str, str]) -> None:
         """Measure all methods on test, once."""
         baseline = next(name for name in (TUNED, TREES, *rankers) if name in rankers)
-        settings = {**self.config.evaluate.model_dump(), "baseline": baseline}
+        settings = {**self.config.evaluate.model_dump(), "baseline": baseline, "splits": self.splits.model_dump()}
         models = {name: (url,) for name, url in rankers.items()}
-        evaluation = EvaluateConfig.model_validate({**settings, "models": models, "splits": self.splits.model_dump()})
+        evaluation = EvaluateConfig.model_validate({**settings, "models": models})
         EvaluateJob(out=join(self.config.out, "evaluation"), evaluate=evaluation).run()
 
     def refit(self, blend: str) -> str | None:
-        """The ranker with members that have learnt from all labels; None if there is no time, or no way."""
-        opened = bundle.load(blend)
-        assert isinstance(opened, bundle.BlendBundle)
-        weights = opened.blend.weights
-        urls = {entry.name: entry.url for entry in self.done()}
+        """The ranker with models that have learnt from all labels; None if there is no time, or no way."""
         try:
             learnt = joined_splits(self.splits.train, self.splits.validation)
         except InputError as error:
             log.info("auto: nothing is refitted: %s", error)
             return None
-        limit = time.monotonic() + (self.config.minutes * 1.02 - self.spent) * 60
+        splits = {"train": learnt.model_dump(), "validation": self.splits.test.model_dump()}
+        learnt_all, weights = Splits.model_validate(splits), _blend_of(blend).weights
+        limit = time.monotonic() + (_LATEST * self.config.minutes - self.spent) * 60
         members: dict[str, str] = {}
-        with self._in_time(limit):
-            for name in weights:
-                out = join(self.config.out, "refit", name)
-                also = self.splits.test
-                RefitJob(out=out, bundle=urls[name], also=also, workers=self.config.workers).run()
-                members[name] = out
-        if len(members) < len(weights):
-            log.info("auto: no time to refit; the same command with a larger budget does")
-            return None
-        splits = Splits.model_validate({"train": learnt.model_dump(), "validation": self.splits.test.model_dump()})
-        return self.blend("final", members, dict(weights), splits)
+        for name in weights:
+            again: dict[str, str] = {}
+            for entry in self.done(name.removesuffix("_mean")):
+                out = join(self.config.out, "refit", entry.name)
+                job = RefitJob(out=out, bundle=entry.url, also=self.splits.test, workers=self.config.workers)
+                if _in_time(limit, lambda job=job: job.run() or job.out) is None:  # type: ignore[misc]
+                    log.info("auto: no time to refit; a larger budget has it")
+                    return None
+                again[entry.name] = out
+            mean = join("refit", "means", name)
+            members[name] = again[name] if name in again else self.blend(mean, again, "equal", learnt_all)
+        return self.blend("final", members, weights, learnt_all)
 
-    def report(self, rankers: dict[str, str], final: str | None) -> None:
-        """Commit the leaderboard."""
-        of_method: Callable[[str], float] = lambda name: sum(e.minutes for e in self.done(name.removesuffix("_mean")))
-        first = {name: entries[0] for name in FIRST if (entries := self.done(name))}
-        rows = []
-        for name, url in rankers.items():
-            value = bundle.load(url).metrics.get("validation_ndcg@5")
-            minutes = first[name].minutes if name in first else of_method(name) if name != "blend" else self.spent
-            says = first[name].says if name in first else f"{len(self.done(name.removesuffix('_mean')))} models"
-            validation = float(value) if isinstance(value, int | float) else None
-            rows.append(Row(name=name, validation=validation, minutes=minutes, says=says if name != "blend" else "", url=url))
-        opened = bundle.load(rankers["blend"])
-        assert isinstance(opened, bundle.BlendBundle)
-        left_out = {e.name: e.says for e in self.record.entries if e.state in ("late", "left out")}
+    def report(self, rankers: Mapping[str, str], final: str | None) -> None:
+        """Commit the leaderboard, and print what it opens with."""
+        out, evaluation = (join(self.config.out, name) for name in ("leaderboard", "evaluation"))
+        half, whole = ([_validated(entry.url) for entry in self.done(name)[:1]] for name in (_HALF, TREES))
         board = Board(
-            rows=tuple(rows),
-            weights=opened.blend.weights,
-            left_out=left_out,
+            rows=tuple(self.row(name, url) for name, url in rankers.items()),
+            weights=_blend_of(rankers["blend"]).weights,
+            left_out={e.name: e.says for e in self.record.entries if e.state in ("late", "left out")},
+            half=next(iter(half), None),
+            whole=next(iter(whole), None),
             final=final or rankers["blend"],
             refitted=final is not None,
             budget=self.config.minutes,
-            minutes=self.spent,
+            minutes=round(self.spent, 2),
         )
-        write_board(board, join(self.config.out, "leaderboard"), evaluation=join(self.config.out, "evaluation"))
+        judged = Evaluation.read(evaluation)
+        write_board(board, judged, out, made_by={"stage": "auto"})
+        print_report(out, document(board, judged))
+
+    def row(self, name: str, url: str) -> Row:
+        """A method's row."""
+        entries = self.done(name.removesuffix("_mean"))
+        minutes = sum(entry.minutes for entry in entries) if name != "blend" else self.spent
+        says = "" if name == "blend" else f"{len(entries)} models"
+        if name in FIRST:
+            minutes, says = entries[0].minutes, entries[0].says
+        return Row(name=name, says=says, minutes=round(minutes, 2), validation=_validated(url), url=url)
+
+
+def _in_time(limit: float, work: Callable[[], str]) -> str | None:
+    """Work until a time of `time.monotonic()` at most; None if it was not ready."""
+    with ending_by(limit):
+        try:
+            return work()
+        except Stopped:
+            if not is_late():
+                raise
+            return None
+
+
+def _validated(url: str) -> float | None:
+    """The metric of a bundle on the validation groups."""
+    value = bundle.load(url).metrics.get("validation_ndcg@5")
+    return round(float(value), 6) if isinstance(value, int | float) else None
+
+
+def _blend_of(url: str) -> bundle.Blend:
+    opened = bundle.load(url)
+    assert isinstance(opened, bundle.BlendBundle)
+    return opened.blend
+
+
+def _halved(split: Split) -> Split:
+    """The split with half of its labels."""
+    if not split.size:
+        return split.replace(labelled_fraction=0.5)
+    half = {key: value / 2 if isinstance(value, float) else max(1, value // 2) for key, value in split.size.items()}
+    return split.replace(**half)
 
 
 def _json(url: str) -> Any:
-    import json
-
     try:
         return json.loads(storage.read_bytes(url))
     except ValueError as error:

@@ -27,8 +27,8 @@ MOST_EPOCHS, MOST_TRIALS = 64, 100
 """Of pretraining, and of the search: beyond these neither helped in docs/results/study-news.md."""
 _FEWEST_TRIALS = 3
 _PAYS_FROM = 2.0
-"""Documents of the log for each one with labels to learn from, from which on networks are pretrained: with fewer there is
-little that labels do not say."""
+"""Documents of the log for each one with labels to learn from, from which on networks are pretrained: with fewer there
+is little that labels do not say."""
 _VALIDATED, _START_MINUTES = 200_000, 0.03
 """Documents that validation scores in a second, and the start of a training."""
 _SPACE = {
@@ -95,18 +95,18 @@ def choose(name: str, size: LogSize, budget: float, speed: Speed, *, cores: int,
             settings = {"kind": "tuned", "of": TREES, "trials": trials, "space": _SPACE}
             return Choice(settings, trials * trial, f"{trials} trials")
         case "scratch":
-            return _network(methods[SCRATCH], share, epoch, 0.0, "")
+            return _network(methods[SCRATCH], share, epoch)
     large = PRETRAINED[sizes.pretraining_docs_per_batch] * speed.networks
     pretraining = epoch_minutes(size.documents, large, size.features)
     if size.documents < _PAYS_FROM * size.told_apart:
         known = size.told_apart / max(size.documents, 1)
         return Choice(None, 0.0, f"labels tell {known:.0%} of the documents apart: pretraining has little to add")
-    finetuned = _network(methods[PRETRAINED_NETWORK], share / 3, epoch, 0.0, "")
+    finetuned = _network(methods[PRETRAINED_NETWORK], share / 3, epoch)
     epochs = min(MOST_EPOCHS, int((share - finetuned.minutes) / pretraining))
     if epochs < 1 or finetuned.settings is None:
         return Choice(None, 0.0, f"an epoch of pretraining takes {pretraining:.1f} minutes, which the budget has not")
-    settings = dict(finetuned.settings)
-    settings["pretrain"] = {**settings["pretrain"], "epochs": epochs}
+    pretrain = {**methods[PRETRAINED_NETWORK]["pretrain"], "epochs": epochs}
+    settings = {**finetuned.settings, "pretrain": pretrain}
     minutes = epochs * pretraining + finetuned.minutes
     plural = "" if epochs == 1 else "s"
     return Choice(settings, minutes, f"{epochs} epoch{plural} of pretraining, {minutes:.1f} minutes")
@@ -118,12 +118,10 @@ def _of_trees(methods: Mapping[str, Any], number: int) -> dict[str, Any]:
     return trees
 
 
-def _network(settings: Mapping[str, Any], share: float, epoch: float, before: float, why: str) -> Choice:
+def _network(settings: Mapping[str, Any], share: float, epoch: float) -> Choice:
     """A network with as many epochs of finetuning as a share of the budget has room for."""
-    epochs = min(STUDIED["finetuning"], int((share - before - _START_MINUTES) / epoch))
+    epochs = min(STUDIED["finetuning"], int((share - _START_MINUTES) / epoch))
     if epochs < 2:
         return Choice(None, 0.0, f"an epoch of a network takes {epoch:.1f} minutes, which the budget has not")
     finetune = {**settings["finetune"], "epochs": epochs, "patience": max(2, epochs // 4)}
-    return Choice(
-        {**settings, "finetune": finetune}, before + epochs * epoch + _START_MINUTES, why or f"{epochs} epochs"
-    )
+    return Choice({**settings, "finetune": finetune}, epochs * epoch + _START_MINUTES, f"{epochs} epochs")

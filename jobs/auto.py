@@ -1,0 +1,25 @@
+r"""The best ranker of a data set by one command, in a budget of minutes.
+
+Measures the log, tunes trees, trains networks from scratch and pretrained where that can pay, blends all, judges once
+on test, and lets the ranker learn once more from all labels. The leaderboard is OUT/leaderboard/report.md.
+
+  python -m jobs.auto --data runs/data --out runs/auto --budget quick
+  python -m jobs.auto --data runs/data --out runs/auto --budget 90
+"""
+
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.experiments.auto.auto import AutoConfig
+
+    return AutoConfig, AutoConfig.run
+
+
+_KEYS = """
+out data budget splits.train.periods splits.validation.periods splits.test.periods evaluate.ndcg_at refit workers.number
+"""
+COMMAND = Command("auto", _job, __doc__, _KEYS, flags="data out budget")
+
+if __name__ == "__main__":
+    main(COMMAND)

@@ -1,0 +1,126 @@
+"""The leaderboard of `jobs.auto`: the methods with what they took, the ranker, and what to do next."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from ltrscale import storage
+from ltrscale.config import Config
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.slices import ALL
+from ltrscale.evaluation.pages import against, against_header, number
+from ltrscale.ranking.choices import metric_label
+from ltrscale.reports.document import Block, Document, Points, Section, Table, Text
+from ltrscale.reports.findings import Findings, write_report
+
+
+class Row(Config):
+    """A method of the leaderboard."""
+
+    name: str
+    says: str
+    """Trees, trials or epochs, or the number of models in a mean."""
+    minutes: float
+    """What it took; of a mean that of all its models."""
+    validation: float | None
+    """The metric that chose, on validation."""
+    url: str
+    """Its bundle."""
+
+
+class Board(Findings):
+    """`metrics.json` of a leaderboard."""
+
+    called: ClassVar = "a leaderboard"
+    made_by_job: ClassVar = "jobs.auto"
+    rows: tuple[Row, ...]
+    weights: dict[str, float]
+    """Of the models in the blend."""
+    left_out: dict[str, str] = Field(default_factory=dict)
+    """Why a method has no model, by its name."""
+    half: float | None
+    """The metric on validation of trees that know half of the labels."""
+    whole: float | None
+    """The same of trees that know all."""
+    final: str
+    """The ranker's bundle."""
+    refitted: bool
+    budget: float
+    """Minutes that it had."""
+    minutes: float
+    """Minutes that it took before this page."""
+
+    def validated(self, name: str) -> float | None:
+        """The metric of a method on validation; None without the method."""
+        return next((row.validation for row in self.rows if row.name == name), None)
+
+
+def write_board(board: Board, evaluation: Evaluation, out: str, *, made_by: Mapping[str, Any]) -> None:
+    """Commit `report.md` and `metrics.json` to a directory."""
+    with storage.Commit(out) as commit:
+        write_report(commit, board, document(board, evaluation))
+        commit.finish({"made_by": made_by})
+
+
+def document(board: Board, evaluation: Evaluation) -> Document:
+    """The page."""
+    opening: list[Block] = [
+        Text(f"The ranker is {board.final}. {_about(board)}"),
+        Table(*_leaderboard(board, evaluation)),
+        Text(next_step(board)),
+    ]
+    return Document("Leaderboard", opening, [Section("How to read", [Points(list(_how_to_read(board, evaluation)))])])
+
+
+def _about(board: Board) -> str:
+    single = len(board.weights) == 1
+    weights = ", ".join(f"{weight:.2f} {name}" for name, weight in board.weights.items())
+    what = f"It is {next(iter(board.weights))} alone" if single else f"It is the mean of {weights}"
+    learnt = "; its members have learnt once more, from all labels" if board.refitted else ""
+    return f"{what}{learnt}. {board.minutes:.1f} of {board.budget:g} minutes."
+
+
+def _leaderboard(board: Board, evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
+    primary = evaluation.primary
+    of_test = {method.name: method.slices[ALL] for method in evaluation.methods}
+
+    def tested(name: str) -> float:
+        mean = of_test[name].summaries[primary].mean
+        return float("-inf") if mean is None else mean
+
+    rows = []
+    for row in sorted(board.rows, key=lambda row: -tested(row.name)):
+        scope = of_test[row.name]
+        difference = against(scope.comparisons.get(primary)) if evaluation.baseline is not None else []
+        mean = scope.summaries[primary].mean
+        rows.append([row.name, row.says, f"{row.minutes:.1f}", number(row.validation), number(mean), *difference])
+    header = ["method", "what", "minutes", "validation", metric_label(primary)]
+    return [*header, *(against_header(primary, evaluation.baseline))], rows
+
+
+def next_step(board: Board) -> str:
+    """The sentence on what would help: more labels, or more pretraining."""
+    parts, gains = [], {}
+    if board.half is not None and board.whole is not None:
+        gains["label more lists"] = board.whole - board.half
+        parts.append(f"from half of the labels to all, trees gained {board.whole - board.half:+.4f}")
+    scratch, pretrained = board.validated("scratch"), board.validated("pretrained")
+    if scratch is not None and pretrained is not None:
+        gains["pretrain longer, with a larger budget"] = pretrained - scratch
+        parts.append(f"pretraining gave {pretrained - scratch:+.4f} over the same network without it")
+    if not parts:
+        return "What to do next: a larger budget, which has room for networks."
+    best = max(gains, key=lambda name: gains[name])
+    advice = best if gains[best] > 0 else "neither brought anything here, so look for features that tell more"
+    return f"What to do next: {advice}. On validation {', and '.join(parts)}."
+
+
+def _how_to_read(board: Board, evaluation: Evaluation) -> Iterator[str]:
+    yield (
+        "Validation chose settings, epochs and the weights of the blend, so its figures flatter; test, which chose "
+        f"nothing, judged once: {evaluation.test.groups:,} labelled groups."
+    )
+    yield "Minutes of a mean are those of all its models; a blend has all models of the run."
+    for name, why in board.left_out.items():
+        yield f"No {name}: {why}."
