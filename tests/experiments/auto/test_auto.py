@@ -1,0 +1,99 @@
+"""A run of jobs.auto on a small log: what it leaves behind, and that another process goes on by what was decided."""
+
+import json
+from pathlib import Path
+
+import pytest
+from written_directories import written_directories
+
+from ltrscale import bundle
+from ltrscale.config import validate
+from ltrscale.data.dataset.selection import select
+from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.experiments.auto.auto import AutoConfig, Record
+from ltrscale.experiments.auto.page import Board, next_step
+
+SPLITS = {
+    "train": {"periods": "2026-W01..2026-W02"},
+    "validation": {"periods": "2026-W03"},
+    "test": {"periods": "2026-W04"},
+}
+
+
+def auto(data: str, out: Path, budget: float = 0.6) -> AutoConfig:
+    return validate(AutoConfig, {"out": str(out), "data": data, "splits": SPLITS, "budget": budget}, "test")
+
+
+@pytest.fixture(scope="module")
+def done(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("auto") / "out"
+    auto(synthetic_dataset, out).run()
+    return out
+
+
+def rows(out: Path) -> dict[str, tuple[str, float | None]]:
+    return {row.name: (row.says, row.validation) for row in Board.read(str(out / "leaderboard")).rows}
+
+
+@pytest.mark.slow
+def test_it_leaves_a_leaderboard_one_ranker_and_its_refit(done: Path, synthetic_dataset: str) -> None:
+    board, evaluation = Board.read(str(done / "leaderboard")), Evaluation.read(str(done / "evaluation"))
+    assert {row.name for row in board.rows} == {method.name for method in evaluation.methods} >= {"trees", "blend"}
+    assert sum(board.weights.values()) == pytest.approx(1)
+    assert set(board.weights) <= {row.name for row in board.rows} - {"blend"}
+    ranker = bundle.load(board.final)
+    assert ranker.kind == "blend"
+    config = auto(synthetic_dataset, done)
+    judged = select(config.resolved().test, labelled=True)
+    assert judged.n_groups == evaluation.test.groups
+    if board.refitted:
+        seen = ranker.made_by["config"]["splits"]
+        assert "2026-W04" in json.dumps(seen), "who refits says what it has seen"
+    text = (done / "leaderboard" / "report.md").read_text()
+    assert next_step(board) in text.replace("\\", "")
+    assert f"of {board.budget:g} minutes" in text
+
+
+@pytest.mark.slow
+def test_the_same_again_trains_nothing_and_has_the_same_leaderboard(done: Path, synthetic_dataset: str) -> None:
+    before, entries = rows(done), Record.model_validate_json((done / "auto.json").read_text()).entries
+    written = written_directories(auto(synthetic_dataset, done))
+    assert rows(done) == before
+    assert Record.model_validate_json((done / "auto.json").read_text()).entries == entries
+    assert not [name for name in written if name.endswith("/model")]
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_with_the_model_that_was_begun(done: Path, synthetic_dataset: str, tmp_path: Path) -> None:
+    """As if killed in the second model: the record says that it was begun, and its output is not there."""
+    record = Record.model_validate_json((done / "auto.json").read_text())
+    trees, half = (entry for entry in record.entries if entry.method in ("trees", "trees_half"))
+    out = tmp_path / "out"
+    auto(synthetic_dataset, out, budget=0.3).run()
+    begun = half.model_copy(update={"state": "begun", "url": "", "minutes": 0.0})
+    kept = json.loads((out / "auto.json").read_text())
+    kept |= {"entries": [kept["entries"][0], begun.model_dump()], "minutes": 0.05}
+    (out / "auto.json").write_text(json.dumps(kept))
+    auto(synthetic_dataset, out, budget=0.3).run()
+    again = Record.model_validate_json((out / "auto.json").read_text())
+    assert [entry.method for entry in again.entries[:2]] == [trees.method, half.method]
+    assert again.entries[1].state == "done"
+
+
+@pytest.mark.slow
+def test_other_data_and_a_budget_of_nothing_are_errors(done: Path, synthetic_dataset: str, tmp_path: Path) -> None:
+    other = auto(synthetic_dataset, done).replace(splits={**SPLITS, "train": {"periods": "2026-W01"}})
+    with pytest.raises(InputError, match=r"auto.json: begun on other data; name another out"):
+        other.run()
+    with pytest.raises(InputError, match=r"1e-05 minutes are too few for a model; give more"):
+        auto(synthetic_dataset, tmp_path / "none", budget=1e-5).run()
+
+
+def test_the_next_step_is_what_brought_more() -> None:
+    board = Board(
+        rows=(), weights={"trees": 1.0}, half=0.5, whole=0.52, final="", refitted=False, budget=5, minutes=4.0
+    )
+    assert next_step(board) == (
+        "What to do next: label more lists. On validation from half of the labels to all, trees gained +0.0200."
+    )

@@ -1,0 +1,61 @@
+"""What a budget is spent on: shares are kept, larger budgets ask for more, and what does not fit says why."""
+
+import itertools
+
+import pytest
+
+from ltrscale.config import validate
+from ltrscale.experiments.auto.auto import FIRST
+from ltrscale.experiments.auto.plan import MOST_EPOCHS, MOST_TRIALS, Speed, choose
+from ltrscale.experiments.first.pipeline import LogSize
+from ltrscale.experiments.pipeline import PipelineConfig
+
+LOGS = [LogSize(9_630, 7_000, 46), LogSize(550_000, 195_000, 13), LogSize(36_000_000, 300_000, 12)]
+BUDGETS = [5.0, 60.0, 600.0]
+
+
+@pytest.mark.parametrize("size", LOGS)
+@pytest.mark.parametrize("name", FIRST)
+def test_a_larger_budget_never_asks_for_less_and_none_for_more_than_its_share(name: str, size: LogSize) -> None:
+    choices = [choose(name, size, budget, Speed(), cores=2, judged=20_000) for budget in BUDGETS]
+    for choice, budget in zip(choices, BUDGETS, strict=True):
+        assert choice.why
+        assert choice.minutes <= 0.35 * budget or name == "trees"
+        assert (choice.settings is None) == (choice.minutes == 0.0)
+    assert all(few.minutes <= many.minutes for few, many in itertools.pairwise(choices))
+
+
+@pytest.mark.parametrize("size", LOGS)
+def test_settings_are_those_of_a_pipeline_and_keep_their_limits(size: LogSize) -> None:
+    found = {name: choose(name, size, 600.0, Speed(), cores=2, judged=20_000).settings for name in FIRST}
+    methods = {name: settings for name, settings in found.items() if settings is not None}
+    values = {"out": "runs", "data": "data", "methods": methods, "evaluate": {"baseline": None}}
+    periods = {name: {"periods": name} for name in ("train", "validation", "test")}
+    config = validate(PipelineConfig, {**values, "splits": periods}, "auto")
+    assert methods["trees_tuned"]["trials"] <= MOST_TRIALS
+    if "pretrained" in methods:
+        assert methods["pretrained"]["pretrain"]["epochs"] <= MOST_EPOCHS
+        assert config.methods["pretrained"].pretraining() is not None
+    assert ("pretrained" in methods) == (size.documents >= 2 * size.told_apart)
+
+
+def test_a_slow_machine_gets_fewer_trials_and_epochs() -> None:
+    size = LOGS[1]
+    fast, slow = (
+        {name: choose(name, size, 60.0, speed, cores=2, judged=20_000) for name in FIRST}
+        for speed in (Speed(), Speed(trees=0.25, networks=0.25))
+    )
+    assert fast["trees_tuned"].settings is not None
+    assert slow["trees_tuned"].settings is not None
+    assert slow["trees_tuned"].settings["trials"] < fast["trees_tuned"].settings["trials"]
+    assert fast["pretrained"].settings is not None
+    assert slow["pretrained"].settings is not None
+    assert slow["pretrained"].settings["pretrain"]["epochs"] < fast["pretrained"].settings["pretrain"]["epochs"]
+
+
+def test_what_does_not_fit_says_why() -> None:
+    huge = LogSize(400_000_000, 40_000_000, 100)
+    for name in ("trees_tuned", "scratch", "pretrained"):
+        left_out = choose(name, huge, 5.0, Speed(), cores=2, judged=20_000)
+        assert left_out.settings is None
+        assert "minutes" in left_out.why
