@@ -39,11 +39,10 @@ from ltrscale.bundle.files import (
     with_tokens_of,
 )
 from ltrscale.bundle.networks import EncoderBundle, PretrainedBundle
-from ltrscale.bundle.opened import BlendBundle, Bundle, Scorer, TreesBundle, order_scorer
+from ltrscale.bundle.opened import Bundle, Scorer, TreesBundle, order_scorer
 
 __all__ = [
     "Blend",
-    "BlendBundle",
     "Bundle",
     "BundleConfig",
     "BundleFacts",

@@ -70,6 +70,11 @@ class Bundle(ABC):
         return None
 
     @property
+    def blended(self) -> Mapping[str, float]:
+        """How much the score of each member counts in a blend; empty where the bundle is none."""
+        return {}
+
+    @property
     def reads_positions(self) -> bool:
         """Whether it, or a member, needs the positions at which documents were shown, in scoring too."""
         return any(member.reads_positions for member in self.members.values())
@@ -206,6 +211,11 @@ class BlendBundle(Bundle):
     holds: ClassVar = "several rankers"
     blend: Blend
 
+    @property
+    def blended(self) -> Mapping[str, float]:
+        """How much the score of each member counts."""
+        return self.blend.weights
+
     def scoring(self, *, device: torch.device | str, threads: int) -> Scorer:
         """The function that scores a batch of this bundle's features."""
         scorers = self.member_scorers(device=device, threads=threads)
@@ -214,7 +224,7 @@ class BlendBundle(Bundle):
             offsets_Q1 = groups.offsets_Q1.cpu()
             parts = (
                 weight * standardise_by_group(scorers[name](groups).double(), offsets_Q1)
-                for name, weight in self.blend.weights.items()
+                for name, weight in self.blended.items()
             )
             return sum(parts, torch.zeros(groups.n_documents, dtype=torch.float64))
 

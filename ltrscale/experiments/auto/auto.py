@@ -32,8 +32,8 @@ from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
-from ltrscale.experiments.auto.page import Board, Row, document, write_board
-from ltrscale.experiments.auto.plan import PRETRAINED_NETWORK, SCRATCH, TREES, TUNED, Choice, Speed, choose
+from ltrscale.experiments.auto.page import Board, BoardRow, document, write_board
+from ltrscale.experiments.auto.plan import PRETRAINED_NETWORK, SCRATCH, TREES, TUNED, Planned, Speed, planned
 from ltrscale.experiments.first.pipeline import LogSize, divided
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.choices import Method
@@ -82,7 +82,7 @@ class Entry(Config):
         return self.method if self.number == 0 else f"{self.method}-{self.number}"
 
 
-class Record(Config):
+class AutoRecord(Config):
     """`auto.json`: all that was decided by the clock, so that a process that goes on decides the same."""
 
     of: str
@@ -149,7 +149,7 @@ class _Auto:
 
     config: AutoConfig
     splits: SplitsWithTest
-    record: Record
+    record: AutoRecord
     size: LogSize
     judged: int
     """Documents of the validation groups that models are judged on."""
@@ -164,9 +164,9 @@ class _Auto:
         labelled, judged = (only_relevant(select(of, labelled=True)) for of in (splits.train, splits.validation))
         size = LogSize(everything.n_documents, labelled.n_documents, len(everything.features))
         of = ":".join(selection.hash for selection in (everything, labelled, judged))
-        record, url = Record(of=of), join(config.out, _RECORD)
+        record, url = AutoRecord(of=of), join(config.out, _RECORD)
         if storage.exists(url):
-            record = validate(Record, _json(url), url)
+            record = validate(AutoRecord, _json(url), url)
             if record.of != of:
                 raise InputError(f"{url}: begun on other data; name another out, or remove this directory")
         log.info(
@@ -224,12 +224,12 @@ class _Auto:
     def try_first(self, name: str) -> None:
         """Decide the settings of the first model of a method, and train it."""
         known = (entry for entry in self.record.entries if (entry.method, entry.number) == (name, 0))
-        self.train(next(known, None) or self.decided(name, self.choice(name, self.speed())))
+        self.train(next(known, None) or self.decided(name, self.planned(name, self.speed())))
 
-    def choice(self, name: str, speed: Speed) -> Choice:
+    def planned(self, name: str, speed: Speed) -> Planned:
         """The settings of the first model of a method, on a machine of this speed."""
         name, cores = TREES if name == _HALF else name, os.cpu_count() or 1
-        return choose(name, self.size, self.config.minutes, speed, cores=cores, judged=self.judged)
+        return planned(name, self.size, self.config.minutes, speed, cores=cores, judged=self.judged)
 
     def speed(self) -> Speed:
         """The speed of this machine, from the models so far."""
@@ -237,20 +237,20 @@ class _Auto:
         for method, kind in ((TREES, "trees"), (SCRATCH, "networks")):
             for entry in self.done(method)[:1]:
                 # one that stopped early took less than was foretold, which says nothing of the machine
-                foretold = self.choice(method, Speed()).minutes
+                foretold = self.planned(method, Speed()).minutes
                 speed = speed._replace(**{kind: min(1.0, foretold / max(entry.minutes, 1e-9))})
         return speed
 
-    def decided(self, name: str, choice: Choice) -> Entry:
+    def decided(self, name: str, plan: Planned) -> Entry:
         """The entry of a first model; it is left out where it does not fit."""
-        late = choice.minutes * (1 + _REFIT) > self.left and name != TREES  # something must be tried
-        if choice.settings is None or late:
-            why = f"takes {choice.minutes:.1f} minutes, which are not left" if late else choice.why
+        late = plan.minutes * (1 + _REFIT) > self.left and name != TREES  # something must be tried
+        if plan.settings is None or late:
+            why = f"takes {plan.minutes:.1f} minutes, which are not left" if late else plan.why
             log.info("auto: no %s: %s", name, why)
             return self.note(Entry(method=name, says=why, state="left out"))
         if name != _HALF:
-            self.record = self.record.replace(methods={**self.record.methods, name: dict(choice.settings)})
-        return self.note(Entry(method=name, says=choice.why))
+            self.record = self.record.replace(methods={**self.record.methods, name: dict(plan.settings)})
+        return self.note(Entry(method=name, says=plan.why))
 
     def next(self) -> Entry | None:
         """The next model: one that an earlier process began, or one more of the method that has the fewest."""
@@ -340,7 +340,7 @@ class _Auto:
             log.info("auto: nothing is refitted: %s", error)
             return None
         splits = {"train": learnt.model_dump(), "validation": self.splits.test.model_dump()}
-        learnt_all, weights = Splits.model_validate(splits), _blend_of(blend).weights
+        learnt_all, weights = Splits.model_validate(splits), bundle.load(blend).blended
         limit = time.monotonic() + (_LATEST * self.config.minutes - self.spent) * 60
         members: dict[str, str] = {}
         for name in weights:
@@ -362,7 +362,7 @@ class _Auto:
         half, whole = ([_validated(entry.url) for entry in self.done(name)[:1]] for name in (_HALF, TREES))
         board = Board(
             rows=tuple(self.row(name, url) for name, url in rankers.items()),
-            weights=_blend_of(rankers["blend"]).weights,
+            weights=dict(bundle.load(rankers["blend"]).blended),
             left_out={e.name: e.says for e in self.record.entries if e.state in ("late", "left out")},
             half=next(iter(half), None),
             whole=next(iter(whole), None),
@@ -375,14 +375,14 @@ class _Auto:
         write_board(board, judged, out, made_by={"stage": "auto"})
         print_report(out, document(board, judged))
 
-    def row(self, name: str, url: str) -> Row:
+    def row(self, name: str, url: str) -> BoardRow:
         """A method's row."""
         entries = self.done(name.removesuffix("_mean"))
         minutes = sum(entry.minutes for entry in entries) if name != "blend" else self.spent
         says = "" if name == "blend" else f"{len(entries)} models"
         if name in FIRST:
             minutes, says = entries[0].minutes, entries[0].says
-        return Row(name=name, says=says, minutes=round(minutes, 2), validation=_validated(url), url=url)
+        return BoardRow(name=name, says=says, minutes=round(minutes, 2), validation=_validated(url), url=url)
 
 
 def _in_time(limit: float, work: Callable[[], str]) -> str | None:
@@ -400,12 +400,6 @@ def _validated(url: str) -> float | None:
     """The metric of a bundle on the validation groups."""
     value = bundle.load(url).metrics.get("validation_ndcg@5")
     return round(float(value), 6) if isinstance(value, int | float) else None
-
-
-def _blend_of(url: str) -> bundle.Blend:
-    opened = bundle.load(url)
-    assert isinstance(opened, bundle.BlendBundle)
-    return opened.blend
 
 
 def _halved(split: Split) -> Split:

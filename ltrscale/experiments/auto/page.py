@@ -15,7 +15,7 @@ from ltrscale.reports.document import Block, Document, Points, Section, Table, T
 from ltrscale.reports.findings import Findings, write_report
 
 
-class Row(Config):
+class BoardRow(Config):
     """A method of the leaderboard."""
 
     name: str
@@ -34,7 +34,7 @@ class Board(Findings):
 
     called: ClassVar = "a leaderboard"
     made_by_job: ClassVar = "jobs.auto"
-    rows: tuple[Row, ...]
+    rows: tuple[BoardRow, ...]
     weights: dict[str, float]
     """Of the models in the blend."""
     left_out: dict[str, str] = Field(default_factory=dict)
@@ -68,7 +68,7 @@ def document(board: Board, evaluation: Evaluation) -> Document:
     opening: list[Block] = [
         Text(f"The ranker is {board.final}. {_about(board)}"),
         Table(*_leaderboard(board, evaluation)),
-        Text(next_step(board)),
+        Text(advised(board)),
     ]
     return Document("Leaderboard", opening, [Section("How to read", [Points(list(_how_to_read(board, evaluation)))])])
 
@@ -99,7 +99,7 @@ def _leaderboard(board: Board, evaluation: Evaluation) -> tuple[list[str], list[
     return [*header, *(against_header(primary, evaluation.baseline))], rows
 
 
-def next_step(board: Board) -> str:
+def advised(board: Board) -> str:
     """The sentence on what would help: more labels, or more pretraining."""
     parts, gains = [], {}
     if board.half is not None and board.whole is not None:

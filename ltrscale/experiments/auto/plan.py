@@ -50,7 +50,7 @@ class Speed(NamedTuple):
     networks: float = 1.0
 
 
-class Choice(NamedTuple):
+class Planned(NamedTuple):
     """A method with its settings and its minutes, or why it is left out."""
 
     settings: Mapping[str, Any] | None
@@ -58,7 +58,7 @@ class Choice(NamedTuple):
     why: str
 
 
-def choose(name: str, size: LogSize, budget: float, speed: Speed, *, cores: int, judged: int) -> Choice:
+def planned(name: str, size: LogSize, budget: float, speed: Speed, *, cores: int, judged: int) -> Planned:
     """The settings with which the first model of a method takes at most its share of the budget.
 
     Args:
@@ -72,7 +72,7 @@ def choose(name: str, size: LogSize, budget: float, speed: Speed, *, cores: int,
     Example:
         >>> log = LogSize(documents=550_000, told_apart=195_000, features=13)
         >>> for budget in (5, 60):
-        ...     print(choose("pretrained", log, budget, Speed(), cores=2, judged=20_000).why)
+        ...     print(planned("pretrained", log, budget, Speed(), cores=2, judged=20_000).why)
         1 epoch of pretraining, 1.1 minutes
         20 epochs of pretraining, 17.4 minutes
     """
@@ -85,31 +85,31 @@ def choose(name: str, size: LogSize, budget: float, speed: Speed, *, cores: int,
     match name:
         case "trees":
             number = min(STUDIED["trees"], max(50, int((share - _START_MINUTES) / (tree or 1e-9))))
-            return Choice(_of_trees(methods, number), number * tree + _START_MINUTES, f"{number} trees")
+            return Planned(_of_trees(methods, number), number * tree + _START_MINUTES, f"{number} trees")
         case "trees_tuned":
             number = STUDIED["trees"]
             trial = number * tree + _START_MINUTES
             trials = min(MOST_TRIALS, int(share / trial))
             if trials < _FEWEST_TRIALS:
-                return Choice(None, 0.0, f"a trial takes {trial:.1f} minutes, and a search of one or two finds nothing")
+                return Planned(None, 0.0, f"a trial takes {trial:.1f} minutes: too few for a search")
             settings = {"kind": "tuned", "of": TREES, "trials": trials, "space": _SPACE}
-            return Choice(settings, trials * trial, f"{trials} trials")
+            return Planned(settings, trials * trial, f"{trials} trials")
         case "scratch":
             return _network(methods[SCRATCH], share, epoch)
     large = PRETRAINED[sizes.pretraining_docs_per_batch] * speed.networks
     pretraining = epoch_minutes(size.documents, large, size.features)
     if size.documents < _PAYS_FROM * size.told_apart:
         known = size.told_apart / max(size.documents, 1)
-        return Choice(None, 0.0, f"labels tell {known:.0%} of the documents apart: pretraining has little to add")
+        return Planned(None, 0.0, f"labels tell {known:.0%} of the documents apart: pretraining has little to add")
     finetuned = _network(methods[PRETRAINED_NETWORK], share / 3, epoch)
     epochs = min(MOST_EPOCHS, int((share - finetuned.minutes) / pretraining))
     if epochs < 1 or finetuned.settings is None:
-        return Choice(None, 0.0, f"an epoch of pretraining takes {pretraining:.1f} minutes, which the budget has not")
+        return Planned(None, 0.0, f"an epoch of pretraining takes {pretraining:.1f} minutes, which the budget has not")
     pretrain = {**methods[PRETRAINED_NETWORK]["pretrain"], "epochs": epochs}
     settings = {**finetuned.settings, "pretrain": pretrain}
     minutes = epochs * pretraining + finetuned.minutes
     plural = "" if epochs == 1 else "s"
-    return Choice(settings, minutes, f"{epochs} epoch{plural} of pretraining, {minutes:.1f} minutes")
+    return Planned(settings, minutes, f"{epochs} epoch{plural} of pretraining, {minutes:.1f} minutes")
 
 
 def _of_trees(methods: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -118,10 +118,10 @@ def _of_trees(methods: Mapping[str, Any], number: int) -> dict[str, Any]:
     return trees
 
 
-def _network(settings: Mapping[str, Any], share: float, epoch: float) -> Choice:
+def _network(settings: Mapping[str, Any], share: float, epoch: float) -> Planned:
     """A network with as many epochs of finetuning as a share of the budget has room for."""
     epochs = min(STUDIED["finetuning"], int((share - _START_MINUTES) / epoch))
     if epochs < 2:
-        return Choice(None, 0.0, f"an epoch of a network takes {epoch:.1f} minutes, which the budget has not")
+        return Planned(None, 0.0, f"an epoch of a network takes {epoch:.1f} minutes, which the budget has not")
     finetune = {**settings["finetune"], "epochs": epochs, "patience": max(2, epochs // 4)}
-    return Choice({**settings, "finetune": finetune}, epochs * epoch + _START_MINUTES, f"{epochs} epochs")
+    return Planned({**settings, "finetune": finetune}, epochs * epoch + _START_MINUTES, f"{epochs} epochs")

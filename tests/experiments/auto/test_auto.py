@@ -11,8 +11,8 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.selection import select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.experiments.auto.auto import AutoConfig, Record
-from ltrscale.experiments.auto.page import Board, next_step
+from ltrscale.experiments.auto.auto import AutoConfig, AutoRecord
+from ltrscale.experiments.auto.page import Board, advised
 
 SPLITS = {
     "train": {"periods": "2026-W01..2026-W02"},
@@ -51,23 +51,23 @@ def test_it_leaves_a_leaderboard_one_ranker_and_its_refit(done: Path, synthetic_
         seen = ranker.made_by["config"]["splits"]
         assert "2026-W04" in json.dumps(seen), "who refits says what it has seen"
     text = (done / "leaderboard" / "report.md").read_text()
-    assert next_step(board) in text.replace("\\", "")
+    assert advised(board) in text.replace("\\", "")
     assert f"of {board.budget:g} minutes" in text
 
 
 @pytest.mark.slow
 def test_the_same_again_trains_nothing_and_has_the_same_leaderboard(done: Path, synthetic_dataset: str) -> None:
-    before, entries = rows(done), Record.model_validate_json((done / "auto.json").read_text()).entries
+    before, entries = rows(done), AutoRecord.model_validate_json((done / "auto.json").read_text()).entries
     written = written_directories(auto(synthetic_dataset, done))
     assert rows(done) == before
-    assert Record.model_validate_json((done / "auto.json").read_text()).entries == entries
+    assert AutoRecord.model_validate_json((done / "auto.json").read_text()).entries == entries
     assert not [name for name in written if name.endswith("/model")]
 
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_model_that_was_begun(done: Path, synthetic_dataset: str, tmp_path: Path) -> None:
     """As if killed in the second model: the record says that it was begun, and its output is not there."""
-    record = Record.model_validate_json((done / "auto.json").read_text())
+    record = AutoRecord.model_validate_json((done / "auto.json").read_text())
     trees, half = (entry for entry in record.entries if entry.method in ("trees", "trees_half"))
     out = tmp_path / "out"
     auto(synthetic_dataset, out, budget=0.3).run()
@@ -76,7 +76,7 @@ def test_a_killed_run_goes_on_with_the_model_that_was_begun(done: Path, syntheti
     kept |= {"entries": [kept["entries"][0], begun.model_dump()], "minutes": 0.05}
     (out / "auto.json").write_text(json.dumps(kept))
     auto(synthetic_dataset, out, budget=0.3).run()
-    again = Record.model_validate_json((out / "auto.json").read_text())
+    again = AutoRecord.model_validate_json((out / "auto.json").read_text())
     assert [entry.method for entry in again.entries[:2]] == [trees.method, half.method]
     assert again.entries[1].state == "done"
 
@@ -94,6 +94,6 @@ def test_the_next_step_is_what_brought_more() -> None:
     board = Board(
         rows=(), weights={"trees": 1.0}, half=0.5, whole=0.52, final="", refitted=False, budget=5, minutes=4.0
     )
-    assert next_step(board) == (
+    assert advised(board) == (
         "What to do next: label more lists. On validation from half of the labels to all, trees gained +0.0200."
     )
