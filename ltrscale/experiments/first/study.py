@@ -159,7 +159,7 @@ def seen_before(study: StudySize) -> str:
 
     Example:
         >>> seen_before(StudySize((100, 1000), draws=5, validation_lists=900, test_lists=10_000, minutes=20.0))
-        '5 draws see .023 at 100 labelled lists, .008 at 1,000; .010 takes 21 draws of 100, or 5 of 554.'
+        '5 draws see .024 at 100 labelled lists, .008 at 1,000; .010 takes 21 draws of 100, or 5 of 584.'
     """
     spreads = {n: study.spread(n) for n in study.numbers}
     differences = ", ".join(
