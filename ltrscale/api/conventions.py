@@ -51,6 +51,10 @@ def as_value_errors(method: Callable[P, T]) -> Callable[P, T]:
     return checked
 
 
+AUTO = "auto"
+"""The method that chooses among all."""
+
+
 class Arguments(Config):
     """The arguments of a ranker, checked; the constructor has their meanings and defaults."""
 
@@ -62,6 +66,7 @@ class Arguments(Config):
     seed: int = Field(ge=0)
     workers: Workers
     directory: str | None
+    minutes: float = Field(gt=0)
 
     def as_method(self) -> ReadingMethod:
         """The method as a pipeline has it."""
@@ -80,7 +85,9 @@ def _config_of(method: str) -> tuple[type[ReadingMethod], dict[str, Any]]:
         return NeuralMethod, {}
     if method == "semi_gbdt":
         return SemiMethod, {}
-    hint = suggestion(method, [*trees, "neural", "semi_gbdt", *pretexts], "the methods are")
+    if method == AUTO:
+        raise InputError(f"Ranker({AUTO!r}) chooses its methods and settings, and pretrains by itself: leave these out")
+    hint = suggestion(method, [*trees, "neural", "semi_gbdt", AUTO, *pretexts], "the methods are")
     raise InputError(f"Ranker.method: {method!r} is unknown; {hint}")
 
 

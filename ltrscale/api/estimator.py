@@ -23,7 +23,7 @@ from sklearn.base import BaseEstimator
 from ltrscale import bundle as bundles
 from ltrscale import storage
 from ltrscale.api import frames
-from ltrscale.api.conventions import Arguments, NotFitted, as_value_errors, inner_values, new_values
+from ltrscale.api.conventions import AUTO, Arguments, NotFitted, as_value_errors, inner_values, new_values
 from ltrscale.bundle import boosters
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.selection import select
@@ -36,6 +36,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
+from ltrscale.experiments.auto.auto import AutoConfig
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.mapping import ColumnMapping
@@ -72,7 +73,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
 
     Args:
         method: trees by their library (`lightgbm`, `xgboost`, `catboost`); a network by the pretext objective of its
-            pretraining (`simclr_rank`, `simsiam`, ...); `neural`, a network without pretraining; or `semi_gbdt`.
+            pretraining (`simclr_rank`, `simsiam`, ...); `neural`, a network without pretraining; `semi_gbdt`; or
+            `auto`, the best that `minutes` buy, as `jobs.auto` finds it.
         settings: settings of the method, as a pipeline has them under `methods`: `{"gbdt": {"num_leaves": 63}}` for
             trees, `{"pretrain": {"epochs": 20}, "finetune": {"epochs": 50}}` for networks, `{"preset": "hou24"}`.
         prepare: further keys of `prepare`, such as `{"max_group": 20000}`.
@@ -84,6 +86,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         directory: directory of the data set, checkpoints, logs and bundles; give each ranker its own. The same call
             resumes there after an interruption, and skips training that is up to date. By default a scratch directory
             that disappears with the process.
+        minutes: the budget of `auto`, refit included; no other method reads it.
 
     Attributes:
         bundle_: URL of the trained bundle, which the jobs read too.
@@ -114,12 +117,14 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         seed: int = 0,
         workers: int = 1,
         directory: str | None = None,
+        minutes: float = 5.0,
     ) -> None:
         # scikit-learn copies an estimator by its arguments: they are stored as they are, and checked when they are used
         self.method, self.settings, self.prepare, self.metric = method, settings, prepare, metric
         self.validation_fraction, self.seed, self.workers, self.directory = (
             validation_fraction, seed, workers, directory,
         )  # fmt: skip
+        self.minutes = minutes
 
     # scikit-learn's searches hand these to the methods without a further request, as they do to its own GroupKFold:
     # without groups there is nothing to rank
@@ -195,7 +200,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             InputError: as `jobs.prepare` and the jobs that train.
         """
         arguments, state = self._arguments(), vars(self)
-        method = arguments.as_method()
+        method = None if arguments.method == AUTO and not arguments.settings else arguments.as_method()
         table, columns = frames.rows_as_table(
             X, y, group, {**state.get("_pretrained_on", {}), **columns}, labels_needed=True
         )
@@ -211,8 +216,12 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         splits = Splits(
             train=Split(data=(data,), periods=("train",)), validation=Split(data=(data,), periods=("validation",))
         )
-        run = _run(arguments, method, splits, out, state.get("_encoders"))
-        self._open(run.model(self.method), columns, frames.width(X))
+        if method is None:
+            of = {"budget": arguments.minutes, "seed": arguments.seed, "workers": arguments.workers}
+            made = AutoConfig(out=storage.join(out, AUTO), data=data, splits=splits, **of).train()
+        else:
+            made = _run(arguments, method, splits, out, state.get("_encoders")).model(self.method)
+        self._open(made, columns, frames.width(X))
         self.splits_ = splits
         return self
 

@@ -517,7 +517,23 @@ def test_a_network_has_no_importances() -> None:
     assert not hasattr(ranker, "feature_importances_")
 
 
+@pytest.mark.slow
+def test_auto_chooses_and_its_ranker_is_saved_like_any_other(tmp_path: Path) -> None:
+    ranker = Ranker("auto", minutes=0.4, directory=str(tmp_path / "auto")).fit(TRAIN, validation=VALIDATION, **COLUMNS)
+    assert bundle.load(ranker.bundle_).kind == "blend"
+    assert (tmp_path / "auto" / "fit" / "auto" / "leaderboard" / "report.md").exists()
+    scores_N = ranker.predict(NEW)
+    assert np.isfinite(scores_N).all()
+    ranker.save(str(tmp_path / "saved"))
+    np.testing.assert_array_equal(Ranker.load(str(tmp_path / "saved")).predict(NEW), scores_N)
+    assert not hasattr(ranker, "feature_importances_")
+
+
 WRONG: dict[str, tuple[Any, str]] = {
+    "auto's settings": (
+        lambda: Ranker("auto", settings={"gbdt": {"num_trees": 3}}).fit(TRAIN, **COLUMNS),
+        r"Ranker\('auto'\) chooses its methods and settings",
+    ),
     "a method": (
         lambda: Ranker("lightgmb").fit(TRAIN, **COLUMNS),
         "Ranker.method: 'lightgmb'.* did you mean 'lightgbm'",

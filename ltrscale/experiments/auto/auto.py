@@ -54,7 +54,7 @@ MOST_MODELS = 10
 """Models of a method."""
 _HALF = "trees_half"
 """Trees that know half of the labels: what they lack shows what more labels would bring."""
-_RECORD = "auto.json"
+_RECORD, _BOARD, _EVALUATION = "auto.json", "leaderboard", "evaluation"
 _RESERVED = 0.1
 """Share of the budget for blend, test and leaderboard."""
 _REFIT = 1.2
@@ -100,9 +100,9 @@ class AutoConfig(Config):
     """Directory for everything; the ranker is `final`, or `blend` where nothing is refitted."""
     data: str
     """A data set directory that jobs.prepare made."""
-    splits: SplitsWithTest | None = None
-    """Training, validation and test. Empty takes the last sixth of the periods for test, and the sixth before it for
-    validation."""
+    splits: Splits | None = None
+    """Training, validation and test; without `test` nothing judges, and the refit is on the first two. Empty takes the
+    last sixth of the periods for test, and the sixth before it for validation."""
     budget: Literal["quick", "good", "best"] | Annotated[float, Field(gt=0)] = "good"
     """`quick` is 5 minutes, `good` 60, `best` 600; or a number of minutes."""
     evaluate: EvaluateSettings = EvaluateSettings()
@@ -126,12 +126,23 @@ class AutoConfig(Config):
             InputError: splits overlap or have no label, `out` has another job's output, or no model could be trained.
             Stopped: the process was asked to stop.
         """
+        out = join(self.out, _BOARD)
+        self.train()
+        print_report(out, document(Board.read(out), self.evaluation()))
+
+    def train(self) -> str:
+        """Do all that `run` does, but print nothing; returns the ranker's bundle."""
         with recorded(self.out, self, "auto"), cluster_for(self.workers), one_view():
             splits = self.resolved()
             check_disjoint(splits)
-            _Auto.begun(self, splits).run()
+            return _Auto.begun(self, splits).run()
 
-    def resolved(self) -> SplitsWithTest:
+    def evaluation(self) -> Evaluation | None:
+        """What test has found; None without a test split."""
+        tested = self.splits is None or self.splits.test is not None
+        return Evaluation.read(join(self.out, _EVALUATION)) if tested else None
+
+    def resolved(self) -> Splits:
         """The splits with their data set and periods."""
         if self.splits is not None:
             return with_relative_named(self.splits.on(self.data), "splits")
@@ -140,7 +151,7 @@ class AutoConfig(Config):
             raise InputError(f"{self.data}: too few periods for training, validation and test; set splits")
         names = zip(("train", "validation", "test"), parts, strict=True)
         values = {name: {"data": self.data, "periods": list(periods)} for name, periods in names}
-        return validate(SplitsWithTest, values, "splits")
+        return validate(Splits, values, "splits")
 
 
 @dataclass
@@ -148,7 +159,7 @@ class _Auto:
     """A run: the record so far, and the clock."""
 
     config: AutoConfig
-    splits: SplitsWithTest
+    splits: Splits
     record: AutoRecord
     size: LogSize
     judged: int
@@ -158,7 +169,7 @@ class _Auto:
     began: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def begun(cls, config: AutoConfig, splits: SplitsWithTest) -> Self:
+    def begun(cls, config: AutoConfig, splits: Splits) -> Self:
         """Read the record of an earlier process, or begin."""
         everything = select(splits.train, labelled=False)
         labelled, judged = (only_relevant(select(of, labelled=True)) for of in (splits.train, splits.validation))
@@ -176,8 +187,8 @@ class _Auto:
         )
         return cls(config, splits, record, size, judged.n_documents, record.minutes)
 
-    def run(self) -> None:
-        """Try the methods, then more models of each; blend, judge, refit, report."""
+    def run(self) -> str:
+        """Try the methods, then more models of each; blend, judge, refit, report; returns the ranker."""
         for name in (TREES, _HALF, *FIRST[1:]):
             self.try_first(name)
         while (entry := self.next()) is not None:
@@ -188,9 +199,11 @@ class _Auto:
         # a method has one say in the choice, however many models it has: fewer to choose from, less luck
         members = {name: url for name, url in rankers.items() if f"{name}_mean" not in rankers}
         rankers["blend"] = self.blend("blend", members, "greedy")
-        self.judge(rankers)
-        final = self.refit(rankers["blend"]) if self.config.refit else None
-        self.report(rankers, final)
+        if self.splits.test is not None:
+            self.judge(rankers, SplitsWithTest.of(self.splits))
+        refitted = self.refit(rankers["blend"]) if self.config.refit else None
+        self.report(rankers, refitted)
+        return refitted or rankers["blend"]
 
     @property
     def spent(self) -> float:
@@ -324,13 +337,13 @@ class _Auto:
         BlendJob(out=out, splits=splits or self.learnt, bundles=dict(members), blend=settings).run()
         return out
 
-    def judge(self, rankers: Mapping[str, str]) -> None:
+    def judge(self, rankers: Mapping[str, str], splits: SplitsWithTest) -> None:
         """Measure all methods on test, once."""
         baseline = next(name for name in (TUNED, TREES, *rankers) if name in rankers)
-        settings = {**self.config.evaluate.model_dump(), "baseline": baseline, "splits": self.splits.model_dump()}
+        settings = {**self.config.evaluate.model_dump(), "baseline": baseline, "splits": splits.model_dump()}
         models = {name: (url,) for name, url in rankers.items()}
         evaluation = EvaluateConfig.model_validate({**settings, "models": models})
-        EvaluateJob(out=join(self.config.out, "evaluation"), evaluate=evaluation).run()
+        EvaluateJob(out=join(self.config.out, _EVALUATION), evaluate=evaluation).run()
 
     def refit(self, blend: str) -> str | None:
         """The ranker with models that have learnt from all labels; None if there is no time, or no way."""
@@ -339,8 +352,9 @@ class _Auto:
         except InputError as error:
             log.info("auto: nothing is refitted: %s", error)
             return None
-        splits = {"train": learnt.model_dump(), "validation": self.splits.test.model_dump()}
-        learnt_all, weights = Splits.model_validate(splits), bundle.load(blend).blended
+        weights, learnt_all = bundle.load(blend).blended, self.learnt
+        if self.splits.test is not None:  # the bundle says what its members have seen
+            learnt_all = Splits(train=learnt, validation=self.splits.test)
         limit = time.monotonic() + (_LATEST * self.config.minutes - self.spent) * 60
         members: dict[str, str] = {}
         for name in weights:
@@ -358,7 +372,6 @@ class _Auto:
 
     def report(self, rankers: Mapping[str, str], final: str | None) -> None:
         """Commit the leaderboard, and print what it opens with."""
-        out, evaluation = (join(self.config.out, name) for name in ("leaderboard", "evaluation"))
         half, whole = ([_validated(entry.url) for entry in self.done(name)[:1]] for name in (_HALF, TREES))
         board = Board(
             rows=tuple(self.row(name, url) for name, url in rankers.items()),
@@ -371,9 +384,7 @@ class _Auto:
             budget=self.config.minutes,
             minutes=round(self.spent, 2),
         )
-        judged = Evaluation.read(evaluation)
-        write_board(board, judged, out, made_by={"stage": "auto"})
-        print_report(out, document(board, judged))
+        write_board(board, self.config.evaluation(), join(self.config.out, _BOARD), made_by={"stage": "auto"})
 
     def row(self, name: str, url: str) -> BoardRow:
         """A method's row."""

@@ -56,14 +56,14 @@ class Board(Findings):
         return next((row.validation for row in self.rows if row.name == name), None)
 
 
-def write_board(board: Board, evaluation: Evaluation, out: str, *, made_by: Mapping[str, Any]) -> None:
+def write_board(board: Board, evaluation: Evaluation | None, out: str, *, made_by: Mapping[str, Any]) -> None:
     """Commit `report.md` and `metrics.json` to a directory."""
     with storage.Commit(out) as commit:
         write_report(commit, board, document(board, evaluation))
         commit.finish({"made_by": made_by})
 
 
-def document(board: Board, evaluation: Evaluation) -> Document:
+def document(board: Board, evaluation: Evaluation | None) -> Document:
     """The page."""
     opening: list[Block] = [
         Text(f"The ranker is {board.final}. {_about(board)}"),
@@ -81,7 +81,12 @@ def _about(board: Board) -> str:
     return f"{what}{learnt}. {board.minutes:.1f} of {board.budget:g} minutes."
 
 
-def _leaderboard(board: Board, evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
+def _leaderboard(board: Board, evaluation: Evaluation | None) -> tuple[list[str], list[list[str]]]:
+    """The methods by their mean on test, or on validation where there is no test."""
+    header = ["method", "what", "minutes", "validation"]
+    if evaluation is None:
+        rows = sorted(board.rows, key=lambda row: -(row.validation or 0.0))
+        return header, [[row.name, row.says, f"{row.minutes:.1f}", number(row.validation)] for row in rows]
     primary = evaluation.primary
     of_test = {method.name: method.slices[ALL] for method in evaluation.methods}
 
@@ -89,14 +94,13 @@ def _leaderboard(board: Board, evaluation: Evaluation) -> tuple[list[str], list[
         mean = of_test[name].summaries[primary].mean
         return float("-inf") if mean is None else mean
 
-    rows = []
+    cells = []
     for row in sorted(board.rows, key=lambda row: -tested(row.name)):
         scope = of_test[row.name]
         difference = against(scope.comparisons.get(primary)) if evaluation.baseline is not None else []
         mean = scope.summaries[primary].mean
-        rows.append([row.name, row.says, f"{row.minutes:.1f}", number(row.validation), number(mean), *difference])
-    header = ["method", "what", "minutes", "validation", metric_label(primary)]
-    return [*header, *(against_header(primary, evaluation.baseline))], rows
+        cells.append([row.name, row.says, f"{row.minutes:.1f}", number(row.validation), number(mean), *difference])
+    return [*header, metric_label(primary), *against_header(primary, evaluation.baseline)], cells
 
 
 def advised(board: Board) -> str:
@@ -116,11 +120,11 @@ def advised(board: Board) -> str:
     return f"What to do next: {advice}. On validation {', and '.join(parts)}."
 
 
-def _how_to_read(board: Board, evaluation: Evaluation) -> Iterator[str]:
-    yield (
-        "Validation chose settings, epochs and the weights of the blend, so its figures flatter; test, which chose "
-        f"nothing, judged once: {evaluation.test.groups:,} labelled groups."
-    )
+def _how_to_read(board: Board, evaluation: Evaluation | None) -> Iterator[str]:
+    judged = "nothing else has judged"
+    if evaluation is not None:
+        judged = f"test, which chose nothing, judged once: {evaluation.test.groups:,} labelled groups"
+    yield f"Validation chose settings, epochs and the weights of the blend, so its figures flatter; {judged}."
     yield "Minutes of a mean are those of all its models; a blend has all models of the run."
     for name, why in board.left_out.items():
         yield f"No {name}: {why}."

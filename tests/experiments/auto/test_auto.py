@@ -44,9 +44,9 @@ def test_it_leaves_a_leaderboard_one_ranker_and_its_refit(done: Path, synthetic_
     assert set(board.weights) <= {row.name for row in board.rows} - {"blend"}
     ranker = bundle.load(board.final)
     assert ranker.kind == "blend"
-    config = auto(synthetic_dataset, done)
-    judged = select(config.resolved().test, labelled=True)
-    assert judged.n_groups == evaluation.test.groups
+    test = auto(synthetic_dataset, done).resolved().test
+    assert test is not None
+    assert select(test, labelled=True).n_groups == evaluation.test.groups
     if board.refitted:
         seen = ranker.made_by["config"]["splits"]
         assert "2026-W04" in json.dumps(seen), "who refits says what it has seen"
@@ -79,6 +79,19 @@ def test_a_killed_run_goes_on_with_the_model_that_was_begun(done: Path, syntheti
     again = AutoRecord.model_validate_json((out / "auto.json").read_text())
     assert [entry.method for entry in again.entries[:2]] == [trees.method, half.method]
     assert again.entries[1].state == "done"
+
+
+@pytest.mark.slow
+def test_without_test_nothing_judges_and_the_ranker_has_seen_the_other_two(
+    synthetic_dataset: str, tmp_path: Path
+) -> None:
+    splits = {name: SPLITS[name] for name in ("train", "validation")}
+    config = auto(synthetic_dataset, tmp_path / "out", budget=0.4).replace(splits=splits)
+    ranker = bundle.load(config.train())
+    assert not (tmp_path / "out" / "evaluation").exists()
+    assert "2026-W04" not in json.dumps(ranker.made_by["config"])
+    assert Board.read(str(tmp_path / "out" / "leaderboard")).final == ranker.url
+    assert "nothing else has judged" in (tmp_path / "out" / "leaderboard" / "report.md").read_text()
 
 
 @pytest.mark.slow
