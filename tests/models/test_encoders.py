@@ -167,6 +167,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepfm": {"kind": "deepfm", "hidden": [9, 6]},
     "deepfm without numeric fields": {"kind": "deepfm", "hidden": [9, 6], "numeric_fields": False},
     "dcnv2": {"kind": "dcnv2", "hidden": [9, 6]},
+    "tabm": {"kind": "tabm", "hidden": [9, 6], "members": 3, "batch_norm": True},
+    "tabm mini": {"kind": "tabm", "hidden": [9, 6], "members": 3, "structure": "mini"},
     "dcnv2 of low rank": {"kind": "dcnv2", "hidden": [9, 6], "rank": 2, "structure": "parallel"},
 }
 CONFIGS |= {kind: {"kind": kind} for kind in map(kind_of, members(FeatureEncoderConfig)) if kind not in CONFIGS}
