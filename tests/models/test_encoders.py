@@ -216,8 +216,11 @@ def trained(encoder: Encoder, features: str = "both") -> Encoder:
 
 
 def trace(config: Config) -> Tensor:
-    """The outputs of an encoder in training, and then at inference."""
+    """The outputs of an encoder away from its initial weights in training, and then at inference."""
     encoder = built(config)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
     torch.manual_seed(0)
     h_ND = encoder.train()(inputs(30))
     update(encoder)

@@ -53,9 +53,7 @@ def test_it_is_the_authors(structure: str, arch_type: str) -> None:
     theirs = pytest.importorskip("tabm")
     config = TabMConfig.model_validate({**SMALL.model_dump(), "structure": structure, "hidden": (8, 8)})
     kinds = {"n_blocks": 2, "d_block": 8, "dropout": 0.0, "activation": "ReLU", "k": 3, "arch_type": arch_type}
-    model = theirs.TabM(
-        n_num_features=5, d_out=1, start_scaling_init="random-signs", start_scaling_init_chunks=[1] * 5, **kinds
-    )
+    model = theirs.TabM(n_num_features=5, d_out=1, start_scaling_init="random-signs", **kinds)
     ours, head = TabM(config, NUMBERS, []), mlp_head(HeadConfig(layers=1), 8, members=3)
     initial = {
         name: value.abs() for name, value in model.named_parameters() if name.endswith((".r", ".s", "affine.weight"))

@@ -33,7 +33,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "discrete": {"encoder": {"kind": "resnet", "width": 8}, "transform": {"discrete_up_to": 40}},
     "hashed": {"encoder": SMALL, "transform": {"max_vocabulary": 3, "hash_rows": 7}},
     "dcnv2": {"encoder": {"kind": "dcnv2"}},
-    "tabm": {"encoder": {"kind": "tabm", "hidden": [8], "members": 3}, "numbers": {"kind": "ple", "bins": 5}},
+    "tabm": {"encoder": {"kind": "tabm", "hidden": [64], "members": 2}, "numbers": {"kind": "ple", "bins": 5}},
     "lists": {"encoder": SMALL, "numbers": {"kind": "plr", "frequencies": 3, "within_lists": True}},
     "rankformer": {"encoder": SMALL, "context": {"kind": "rankformer", "layers": 1, "feedforward": 8}},
     "dasalc": {"encoder": SMALL, "context": {"kind": "dasalc", "width": 8, "layers": 1}},
