@@ -30,12 +30,12 @@ class NumberSettings(Config):
         """Bins of each feature whose edges the feature transform has to fit."""
         return 0
 
-    def build(self, transform: FeatureTransform) -> "Numbers | None":
+    def build(self, transform: FeatureTransform) -> "NumberEmbedding | None":
         """The embedding, with fresh weights; None if numbers enter the encoder as they are."""
         raise NotImplementedError
 
 
-class Numbers(InputLayer):
+class NumberEmbedding(InputLayer):
     """The inputs of an encoder: embeddings of the numeric features, then the categorical ones as they are.
 
     Between them come, if so set, the numeric features standardised within each list.
@@ -76,9 +76,9 @@ class PlainConfig(NumberSettings):
 
     kind: Literal["plain"] = "plain"
 
-    def build(self, transform: FeatureTransform) -> Numbers | None:
-        """See `Numbers`; None if there is nothing to add either."""
-        return Numbers(self, transform) if self.within_lists else None
+    def build(self, transform: FeatureTransform) -> NumberEmbedding | None:
+        """See `NumberEmbedding`; None if there is nothing to add either."""
+        return NumberEmbedding(self, transform) if self.within_lists else None
 
 
 class FeatureLinear(nn.Module):
@@ -115,12 +115,12 @@ class PLEConfig(NumberSettings):
         """All of them."""
         return self.bins
 
-    def build(self, transform: FeatureTransform) -> Numbers:
+    def build(self, transform: FeatureTransform) -> NumberEmbedding:
         """See `PiecewiseLinear`."""
         return PiecewiseLinear(self, transform)
 
 
-class PiecewiseLinear(Numbers):
+class PiecewiseLinear(NumberEmbedding):
     """Piecewise-linear encoding of numbers (Gorishniy et al. 2022, equation 1), and a linear layer with ReLU.
 
     With the edges b_0 < .. < b_B, component t of x is `(x - b_(t-1)) / (b_t - b_(t-1))`, at least 0 except in the first
@@ -182,12 +182,12 @@ class PLRConfig(NumberSettings):
     embedding: int = Field(8, ge=1)
     """Dimensions of the embedding of each feature."""
 
-    def build(self, transform: FeatureTransform) -> Numbers:
+    def build(self, transform: FeatureTransform) -> NumberEmbedding:
         """See `Periodic`."""
         return Periodic(self, transform)
 
 
-class Periodic(Numbers):
+class Periodic(NumberEmbedding):
     """Periodic embedding of numbers (Gorishniy et al. 2022, equation 2): `relu(linear([cos(v), sin(v)]))`.
 
     `v = 2 pi c x` with a vector c of learnt frequencies for each feature.
@@ -216,7 +216,7 @@ class Periodic(Numbers):
 class InFront(Encoder):
     """An encoder behind an embedding of numbers, which reads the views of pretraining as it reads documents."""
 
-    def __init__(self, numbers: Numbers, encoder: Encoder) -> None:
+    def __init__(self, numbers: NumberEmbedding, encoder: Encoder) -> None:
         super().__init__()
         self.numbers, self.encoder = numbers, encoder
         self.config, self.width, self.members = encoder.config, encoder.width, encoder.members

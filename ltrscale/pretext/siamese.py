@@ -59,7 +59,7 @@ class Siamese(Objective):
         first_NF, second_NF = self.views(net, x_NF, draw)
         z0_NP, z1_NP = net.project(first_NF, draw), net.project(second_NF, draw)
         losses = []
-        for of_member in members(net, z0_NP, z1_NP):
+        for of_member in each_member(net, z0_NP, z1_NP):
             losses_N = self.compare(net, *of_member, draw.offsets_Q1)
             if net.training:
                 among_Q1 = self.among(draw.offsets_Q1)
@@ -69,7 +69,7 @@ class Siamese(Objective):
         return torch.stack(losses).mean(0)
 
 
-def members(net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def each_member(net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """The projections of both views by each member of the encoder, which contrasts documents for itself."""
     n = net.encoder.members
     return zip(z0_NP.chunk(n, 1), z1_NP.chunk(n, 1), strict=True)

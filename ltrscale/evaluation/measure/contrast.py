@@ -27,7 +27,7 @@ from ltrscale.pretext.augment import AugmentConfig, Draw, MaskConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import Contrastive, SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
-from ltrscale.pretext.siamese import Siamese, members, rivals
+from ltrscale.pretext.siamese import Siamese, each_member, rivals
 from ltrscale.pretext.watch import collapse_measures
 from ltrscale.progress import Report, progress
 from ltrscale.reports import charts
@@ -209,7 +209,7 @@ def _contrast_sums(net: Pretrainer, method: Siamese, stream: StreamConfig, sampl
                 if row:
                     view_NF[:, row - 1] = second_NF[order_N, row - 1]
                 z1_NP = net.project(view_NF, draw)
-                apart = [_told_apart(net, method, *each, offsets_Q1) for each in members(net, z0_NP, z1_NP)]
+                apart = [_told_apart(net, method, *each, offsets_Q1) for each in each_member(net, z0_NP, z1_NP)]
                 sums_4 += torch.stack(apart).mean(0)
                 advance(len(x_NF))
     return sums_V4
