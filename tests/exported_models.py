@@ -75,7 +75,8 @@ def network(data: str, seed: int = 0, **parts: Any) -> Ranker:
     batches = iterate(select(Split(data=(data,), periods=("2026-W01",)), labelled=False), docs_per_batch=1000)
     kinds = [feature.kind for feature in features]
     torch.manual_seed(seed)
-    ranker = Ranker(architecture, fit_transform((b.features_NF for b in batches), kinds, architecture.transform))
+    of_batches, bins = (batch.features_NF for batch in batches), architecture.numbers.fitted_bins
+    ranker = Ranker(architecture, fit_transform(of_batches, kinds, architecture.transform, bins=bins))
     for parameter in ranker.parameters():  # embeddings of unknown categories start at 0, where errors would hide
         torch.nn.init.normal_(parameter, std=0.3)
     return ranker.eval()

@@ -94,8 +94,19 @@ def finetuned(
     return [record for record in records if "epoch" in record]
 
 
+NETWORKS: dict[str, dict[str, Any]] = {
+    "": {"encoder": {"width": 8, "blocks": 1}},
+    "tabm": {
+        "encoder": {"kind": "tabm", "members": 3, "hidden": [8], "batch_norm": True},
+        "numbers": {"kind": "ple", "bins": 5, "within_lists": True},
+    },
+}
+
+
 def config_of(method: str, transform: Mapping[str, Any] | None = None) -> PretrainConfig:
-    network = {"encoder": {"width": 8, "blocks": 1}, "transform": transform or {}}
+    """Settings of a method, as in `simclr_rank`, or of one with another network, as in `simclr_rank of tabm`."""
+    method, _, name = method.partition(" of ")
+    network = {**NETWORKS[name], "transform": transform or {}}
     return PretrainConfig.model_validate(
         {"method": {"kind": method}, "network": network, "stream": {"docs_per_batch": 800, "streams": 4, "window": 2}}
     )

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from ltrscale.derive.relabel import RelabelStepConfig
 from ltrscale.experiments.methods.choices import Method
 from ltrscale.ingest.choices import SourceConfig
-from ltrscale.models.choices import ContextConfig, EncoderConfig
+from ltrscale.models.choices import ContextConfig, EncoderConfig, NumbersConfig
 from ltrscale.pretext.augment import AugmentConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.ranking.choices import LetorMetricConfig, LossConfig, MetricConfig
@@ -39,6 +39,7 @@ UNIONS = {
     "method": (MethodConfig, table("Pretext objectives")),
     "augment": (AugmentConfig, METHODS),
     "encoder": (EncoderConfig, table("Encoders")),
+    "numbers": (NumbersConfig, METHODS),
     "context": (ContextConfig, table("List contexts")),
     "metric": (MetricConfig, table("Metrics")),
     "letor metric": (LetorMetricConfig, table("Metrics of LETOR's script")),

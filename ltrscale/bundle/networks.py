@@ -126,8 +126,7 @@ class EncoderBundle(NetworkBundle):
             InputError: as `transform`.
         """
         with fitting(self.url):
-            config, transform = self.architecture.encoder, self.transform()
-            encoder = config.build(transform.numeric_F, transform.cardinalities)
+            encoder = self.architecture.network.build(self.transform())
             encoder.load_state_dict(_below("encoder.", self.weights()))
             return encoder
 

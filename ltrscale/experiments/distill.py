@@ -74,6 +74,8 @@ class MLPStudent(Config):
             raise ValueError(f"finetune.context {self.finetune.context.kind} scores whole lists; leave it out")
         if self.finetune.network.transform.per_query:
             raise ValueError("finetune.network.transform.per_query needs whole lists; leave it out")
+        if self.finetune.network.numbers.within_lists:
+            raise ValueError("finetune.network.numbers.within_lists needs whole lists; leave it out")
         return self
 
     def job(self, out: str, splits: Splits, workers: WorkersConfig) -> FinetuneJob:

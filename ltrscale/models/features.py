@@ -1,7 +1,7 @@
 """FeatureTransform: raw features to network inputs, fitted in one streaming pass over the training data.
 
-Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, C categorical ones, K quantiles, V vocabulary codes of
-all categorical features whose codes are known.
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, C categorical ones, K quantiles, B1 edges of B bins, V
+vocabulary codes of all categorical features whose codes are known.
 """
 
 import math
@@ -34,8 +34,8 @@ class TransformConfig(Config):
     quantiles: int = Field(256, ge=2)
     """Points of the quantile map."""
     sample: int = Field(100_000, ge=2)
-    """Size of the uniform sample of documents that quantiles are taken from; smaller data sets are used whole. Of more
-    than 671 features it is smaller: at most 2^26 values, 13,421 documents of 5,000 features."""
+    """Size of the uniform sample of documents that quantiles and edges of bins are taken from; smaller data sets are
+    used whole. Of more than 671 features it is smaller: at most 2^26 values, 13,421 documents of 5,000 features."""
     max_vocabulary: int = Field(100_000, ge=1)
     """Most codes of a categorical feature; if there are more, the most frequent are kept and the others are unknown,
     or all are hashed, see `hash_rows`."""
@@ -81,6 +81,7 @@ class FeatureTransform(nn.Module):
         cardinalities: rows that an embedding of each categorical feature needs: vocabulary size, or rows of hashes,
             plus 1 for unknown.
         hashed: the categorical features whose codes are hashed, as places among the features.
+        bins: how many bins of each feature it knows the edges of, between quantiles of its transformed values.
 
     Example:
         >>> batch = torch.tensor([[1.0, 30.0], [3.0, 10.0], [float("nan"), 30.0]])
@@ -97,6 +98,7 @@ class FeatureTransform(nn.Module):
     mean_F: Tensor
     scale_F: Tensor
     quantiles_FK: Tensor
+    edges_FB1: Tensor
     codes_V: Tensor
 
     def __init__(
@@ -105,6 +107,7 @@ class FeatureTransform(nn.Module):
         kinds: Sequence[FeatureKind],
         cardinalities: Sequence[int],
         hashed: Collection[int] = (),
+        bins: int = 0,
     ) -> None:
         super().__init__()
         self.config = config
@@ -129,6 +132,7 @@ class FeatureTransform(nn.Module):
         self.register_buffer("mean_F", torch.zeros(n_features))
         self.register_buffer("scale_F", torch.ones(n_features))
         self.register_buffer("quantiles_FK", torch.zeros(n_features, n_quantiles))
+        self.register_buffer("edges_FB1", torch.zeros(n_features, bins + 1), persistent=bins > 0)
         self.register_buffer("codes_V", torch.zeros(n_codes))
 
     @classmethod
@@ -141,14 +145,15 @@ class FeatureTransform(nn.Module):
         kinds: list[FeatureKind] = ["numeric" if numeric else "categorical" for numeric in state["numeric_F"].tolist()]
         cardinalities = state["cardinalities_C"].tolist()
         hashed = state["hashed_F"].nonzero()[:, 0].tolist() if "hashed_F" in state else []
+        bins = max(0, state["edges_FB1"].shape[-1] - 1) if "edges_FB1" in state else 0
         if len(cardinalities) != kinds.count("categorical") or min(cardinalities, default=1) < 1:
             raise ValueError("the cardinalities are not those of its categorical features")
         with torch.device("meta"):  # allocates nothing: a corrupt state may claim sizes that would fill the memory
-            outline = cls(config, kinds, cardinalities, hashed).state_dict()
+            outline = cls(config, kinds, cardinalities, hashed, bins).state_dict()
             shapes = {name: value.shape for name, value in outline.items()}
         if shapes != {name: value.shape for name, value in state.items()}:
             raise ValueError("the state is one of another transform")
-        transform = cls(config, kinds, cardinalities, hashed)
+        transform = cls(config, kinds, cardinalities, hashed, bins)
         transform.load_state_dict(state)
         return transform
 
@@ -162,7 +167,7 @@ class FeatureTransform(nn.Module):
         Raises:
             ValueError: the transform has `per_query`, but offsets are missing.
         """
-        x_NF = self._numeric(features_NF)
+        x_NF = self.numbers(features_NF)
         if self.config.per_query:
             if offsets_Q1 is None:
                 raise ValueError("a transform with per_query needs the offsets of the groups besides the features")
@@ -190,7 +195,8 @@ class FeatureTransform(nn.Module):
             1,
         )
 
-    def _numeric(self, x_NF: Tensor) -> Tensor:
+    def numbers(self, x_NF: Tensor) -> Tensor:
+        """Raw features as numeric inputs, before they are standardised within groups; rising with each feature."""
         config = self.config
         if config.numeric == "quantile_normal":
             return _to_normal(x_NF, self.quantiles_FK)
@@ -202,26 +208,31 @@ class FeatureTransform(nn.Module):
         return x_NF
 
 
-def wanted(kinds: Sequence[FeatureKind], config: TransformConfig, *, documents: int | None = None) -> Wanted:
+def wanted(
+    kinds: Sequence[FeatureKind], config: TransformConfig, *, bins: int = 0, documents: int | None = None
+) -> Wanted:
     """The statistics that a transform needs.
 
     Args:
         kinds: kind of each feature in the data.
         config: the transform.
+        bins: bins of each feature whose edges it should know.
         documents: number of documents in the training data, if known.
     """
+    maps_quantiles = config.numeric == "quantile_normal"
     return Wanted(
         numeric=tuple(kind == "numeric" for kind in kinds),
         log1p=config.numeric in ("log1p", "log1p_standard"),
-        sample=sampled_documents(config.sample, len(kinds)) if config.numeric == "quantile_normal" else 0,
+        moments=not maps_quantiles,
+        sample=sampled_documents(config.sample, len(kinds)) if maps_quantiles or bins else 0,
         discrete_up_to=config.discrete_up_to,
         most_codes=config.max_vocabulary if config.hash_rows else None,
         documents=documents,
     )
 
 
-def make_transform(statistics: FeatureStatistics, config: TransformConfig) -> FeatureTransform:
-    """The transform that fits the documents of these statistics.
+def make_transform(statistics: FeatureStatistics, config: TransformConfig, *, bins: int = 0) -> FeatureTransform:
+    """The transform that fits the documents of these statistics, with the edges of so many bins of each feature.
 
     Raises:
         InputError: the statistics contain no document.
@@ -234,18 +245,22 @@ def make_transform(statistics: FeatureStatistics, config: TransformConfig) -> Fe
     rows |= dict.fromkeys(statistics.hashed, config.hash_rows)
     n_features = len(statistics.wanted.numeric)
     kinds: list[FeatureKind] = ["categorical" if i in rows else "numeric" for i in range(n_features)]
-    transform = FeatureTransform(config, kinds, [rows[i] + 1 for i in sorted(rows)], tuple(statistics.hashed))
-    if statistics.wanted.sample:
+    transform = FeatureTransform(config, kinds, [rows[i] + 1 for i in sorted(rows)], tuple(statistics.hashed), bins)
+    if config.numeric == "quantile_normal":
         transform.quantiles_FK.copy_(quantiles(statistics.sample.rows_MF(), config.quantiles))
     else:
         moments, numeric_F = statistics.moments, transform.numeric_F
         transform.mean_F.copy_(torch.where(numeric_F, torch.from_numpy(moments.mean_F), 0.0))
         transform.scale_F.copy_(torch.where(numeric_F, torch.from_numpy(moments.scale_F()), 1.0))
     transform.codes_V.copy_(torch.cat([torch.zeros(0), *vocabularies.values()]))
+    if bins:
+        transform.edges_FB1.copy_(transform.numbers(quantiles(statistics.sample.rows_MF(), bins + 1).T).T)
     return transform
 
 
-def fit_transform(batches: Iterable[Tensor], kinds: Sequence[FeatureKind], config: TransformConfig) -> FeatureTransform:
+def fit_transform(
+    batches: Iterable[Tensor], kinds: Sequence[FeatureKind], config: TransformConfig, *, bins: int = 0
+) -> FeatureTransform:
     """Fit a transform in one pass over the training documents.
 
     The result depends on the documents and their order, not on how they are batched (beyond rounding in float64).
@@ -253,10 +268,10 @@ def fit_transform(batches: Iterable[Tensor], kinds: Sequence[FeatureKind], confi
     Raises:
         InputError: the batches contain no document.
     """
-    statistics = FeatureStatistics(wanted(kinds, config))
+    statistics = FeatureStatistics(wanted(kinds, config, bins=bins))
     for features_NF in batches:
         statistics.add(statistics.documents, features_NF.float().numpy())
-    return make_transform(statistics, config)
+    return make_transform(statistics, config, bins=bins)
 
 
 def hashed_row(codes: Tensor, rows: int) -> Tensor:

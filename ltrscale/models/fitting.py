@@ -258,7 +258,8 @@ class Wanted:
     Args:
         numeric: whether each feature is numeric; the values of categories are counted.
         log1p: whether moments are those of `sign(x) log(1 + |x|)`.
-        sample: documents to sample; 0 gathers moments instead.
+        moments: whether to gather means and deviations.
+        sample: documents to sample for quantiles; 0 for none.
         discrete_up_to: also count the values of a numeric feature that has at most this many different ones.
         most_codes: of a category with more different codes only the set of these is kept, to be hashed.
         documents: number of documents in all parts together, if known.
@@ -266,6 +267,7 @@ class Wanted:
 
     numeric: tuple[bool, ...]
     log1p: bool = False
+    moments: bool = True
     sample: int = 0
     discrete_up_to: int = 0
     most_codes: int | None = None
@@ -303,7 +305,7 @@ class FeatureStatistics:
         self.documents += len(features_NF)
         if self.wanted.sample:
             self.sample.add(np.arange(first, first + len(features_NF)), features_NF)
-        else:
+        if self.wanted.moments:
             self.moments = self.moments.merge(Moments.of(features_NF, log1p=self.wanted.log1p))
         for column, vocabulary in self.vocabularies.items():
             vocabulary.add(features_NF[:, column])

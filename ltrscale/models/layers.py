@@ -37,15 +37,34 @@ class Encoder(nn.Module):
 
     config: Config
     width: int
+    members: int = 1
+    """Networks side by side in this one: each has an equal part of the embedding, a head and a loss of its own."""
 
     def embed(self, x_NF: Tensor, groups: QueryGroups) -> Tensor:  # noqa: ARG002
         """Embeddings [N, width] of a batch's documents."""
         h_ND: Tensor = self(x_NF)
         return h_ND
 
+    @property
+    def member_width(self) -> int:
+        """Size of a member's part of the embedding."""
+        return self.width // self.members
+
+    def each(self, layers: nn.Module, h_ND: Tensor) -> Tensor:
+        """Apply layers that the members share to each member's part of embeddings, [N, width] to [N, members * D']."""
+        if self.members == 1:
+            shared_ND: Tensor = layers(h_ND)
+            return shared_ND
+        members_RD: Tensor = layers(h_ND.view(-1, self.member_width))
+        return members_RD.view(-1, self.members * members_RD.shape[1])
+
 
 class Stack(nn.Module):
     """A part of an encoder whose children are layers, one after the other."""
+
+
+class InputLayer(nn.Module):
+    """A part of an encoder that reads features: with the others of its kind it is the first layer."""
 
 
 class EncoderSettings(Config):
@@ -73,11 +92,12 @@ def depths(encoder: nn.Module) -> list[list[nn.Parameter]]:
         >>> [len(layer) for layer in depths(hidden_layers(6, [5, 4], activate="relu", batch_norm=True))]
         [4, 4]
     """
-    inputs = list(encoder.parameters(recurse=False))
+    encoders = [module for module in encoder.modules() if isinstance(module, Encoder)]
+    inputs = [parameter for module in encoders for parameter in module.parameters(recurse=False)]
     layers = [inputs]
     for module in _in_sequence(encoder):
         parameters = list(module.parameters())
-        if isinstance(module, FeatureEmbedding | nn.Embedding):
+        if isinstance(module, InputLayer | nn.Embedding):
             inputs += parameters
         elif isinstance(module, MicroBatchNorm | nn.LayerNorm):
             layers[-1] += parameters
@@ -88,7 +108,7 @@ def depths(encoder: nn.Module) -> list[list[nn.Parameter]]:
 
 def _in_sequence(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
-        if isinstance(child, nn.Sequential | nn.ModuleList | Stack):
+        if isinstance(child, nn.Sequential | nn.ModuleList | Stack | Encoder):
             yield from _in_sequence(child)
         else:
             yield child
@@ -248,7 +268,7 @@ class Dropout(nn.Module):
         return x * keep.to(x.dtype).mul_(256 / (256 - self.dropped))
 
 
-class FeatureEmbedding(nn.Module):
+class FeatureEmbedding(InputLayer):
     """Numeric features unchanged, followed by an embedding of each categorical one.
 
     The embedding of the unknown category starts at 0, so it stays neutral if training never meets an unknown category.

@@ -1,8 +1,9 @@
 """Heads, the layers on top of an encoder for scores and for pretraining, and the ranker that has all parts.
 
-Shapes: N documents, Q groups, D embedding, P projection, C grades.
+Shapes: N documents, Q groups, M members, D embedding, P projection, C grades.
 """
 
+from functools import partial
 from itertools import pairwise
 from typing import Literal, NamedTuple, Self
 
@@ -12,11 +13,13 @@ from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
-from ltrscale.models.choices import ContextConfig, EncoderConfig
+from ltrscale.models.choices import ContextConfig, EncoderConfig, NetworkConfig, NumbersConfig
 from ltrscale.models.context import Contextual
 from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.models.layers import Dropout, MicroBatchNorm, refuse_batch_norm
+from ltrscale.models.numbers import PlainConfig
 from ltrscale.models.tables import keep_on_host
+from ltrscale.models.tabm import MemberLinear
 
 
 class HeadConfig(Config):
@@ -32,14 +35,17 @@ class HeadConfig(Config):
     """`identity` starts every matrix as the identity and every bias at 0, so that runs differ less (HOU23)."""
 
 
-def mlp_head(config: HeadConfig, width: int, *, outputs: int = 1, hidden: int | None = None) -> nn.Sequential:
-    """A head from embeddings [N, width] to scores [N, outputs].
+def mlp_head(
+    config: HeadConfig, width: int, *, outputs: int = 1, hidden: int | None = None, members: int = 1
+) -> nn.Sequential:
+    """A head from embeddings [N, width] to scores [N, outputs]; of several members, from [N, M * width] to [N, M, ..].
 
     Args:
         config: layers and their size.
-        width: size of the embedding.
+        width: size of the embedding, or of a member's part of it.
         outputs: scores of a document.
         hidden: size of the hidden layers if the config sets none; `width` by default.
+        members: networks that share an encoder; each has a head of its own.
 
     Example:
         >>> import torch
@@ -47,14 +53,16 @@ def mlp_head(config: HeadConfig, width: int, *, outputs: int = 1, hidden: int | 
         torch.Size([3, 1])
     """
     sizes = [width, *[config.width or hidden or width] * (config.layers - 1)]
-    layers: list[nn.Module] = []
+    layers: list[nn.Module] = [] if members == 1 else [nn.Unflatten(1, (members, width))]
+    linear = nn.Linear if members == 1 else partial(MemberLinear, members)
     for a, b in pairwise(sizes):
-        layers += [nn.Linear(a, b), nn.ReLU(), *([Dropout(config.dropout)] if config.dropout else [])]
-    head = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
+        layers += [linear(a, b), nn.ReLU(), *([Dropout(config.dropout)] if config.dropout else [])]
+    head = nn.Sequential(*layers, linear(sizes[-1], outputs))
     if config.init == "identity":
         for layer in head:
-            if isinstance(layer, nn.Linear):
-                nn.init.eye_(layer.weight)
+            if isinstance(layer, nn.Linear | MemberLinear):
+                for matrix in [layer.weight] if isinstance(layer, nn.Linear) else layer.weight.detach():
+                    nn.init.eye_(matrix)
                 nn.init.zeros_(layer.bias)
     return head
 
@@ -112,6 +120,7 @@ class Architecture(Config):
     """The configs of a network's parts, without weights; a pretrained network has a projector, a ranker has a head."""
 
     transform: TransformConfig
+    numbers: NumbersConfig = PlainConfig()
     encoder: EncoderConfig
     projector: ProjectorConfig | None = None
     projector_layers: int = Field(0, ge=0, le=1000)
@@ -130,18 +139,37 @@ class Architecture(Config):
             raise ValueError(f"projector_layers is {self.projector_layers}, the projector has {kept} hidden layers")
         return self
 
+    @property
+    def network(self) -> NetworkConfig:
+        """The config of the transform and the encoder, without initial weights."""
+        return NetworkConfig(transform=self.transform, numbers=self.numbers, encoder=self.encoder)
+
+    @property
+    def reads_lists(self) -> bool:
+        """Whether a document's score depends on the other documents of its list."""
+        return self.context is not None or self.transform.per_query or self.numbers.within_lists
+
 
 class RankerScores(NamedTuple):
     """Scores of documents and, if the ranker has a list head, logits of "the list's best grade is above c"."""
 
     scores_N: Tensor
     grades_QC: Tensor | None
+    members_NM: Tensor | None = None
+    """Scores of each member, whose mean is the score; None if there is one."""
+
+    def of_members(self) -> list["RankerScores"]:
+        """The scores that are trained, each with a loss of its own."""
+        if self.members_NM is None:
+            return [self]
+        return [RankerScores(scores_N, self.grades_QC) for scores_N in self.members_NM.unbind(1)]
 
 
 class Ranker(nn.Module):
     """Scores documents: transform, encoder, inner layers of a projector, list context, head.
 
-    Without a context, a score at inference depends only on its document.
+    Unless the architecture reads lists, a score at inference depends only on its document. The members of an encoder
+    have heads of their own, and their mean score ranks; a list context reads all members at once, and has one head.
 
     Raises:
         ValueError: the architecture has no head, a list head without a context that makes list embeddings, or a part
@@ -154,20 +182,19 @@ class Ranker(nn.Module):
             raise ValueError("a ranker needs a head")
         self.architecture = architecture
         self.transform = transform
-        features = (transform.numeric_F, transform.cardinalities)
-        self.encoder = architecture.encoder.build(*features)
-        width, self.neck = self.encoder.width, nn.Sequential()
+        self.encoder = architecture.network.build(transform)
+        width, self.neck, members = self.encoder.member_width, nn.Sequential(), self.encoder.members
         if architecture.projector is not None and architecture.projector_layers:
             self.neck = Projector(width, architecture.projector).first(architecture.projector_layers)
             width = architecture.projector.width or width
         self.context = None
         if architecture.context is not None:
-            self.context = architecture.context.build(width, *features)
-            width = self.context.width
+            self.context = architecture.context.build(members * width, transform.numeric_F, transform.cardinalities)
+            width, members = self.context.width, 1
         # The hidden layers keep the encoder's width: a context may be much narrower (DLCM has 3 units).
-        head, hidden = architecture.head, self.encoder.width
-        self.head = mlp_head(head, width, hidden=hidden)
-        self.last_width = width if head.layers == 1 else head.width or hidden
+        head, hidden = architecture.head, self.encoder.member_width
+        self.head = mlp_head(head, width, hidden=hidden, members=members)
+        self.last_width = members * (width if head.layers == 1 else head.width or hidden)
         self.list_head = None
         if architecture.grades:
             if self.context is None or not self.context.list_width:
@@ -183,7 +210,7 @@ class Ranker(nn.Module):
         x_NF = self.transform(groups.features_NF, groups.offsets_Q1)
         if self.training and self.architecture.noise:
             x_NF = torch.addcmul(x_NF, torch.randn_like(x_NF), self.architecture.noise * self.transform.numeric_F)
-        h_ND = self.neck(self.encoder.embed(x_NF, groups))
+        h_ND = self.encoder.each(self.neck, self.encoder.embed(x_NF, groups))
         if self.context is None:
             return Contextual(h_ND)
         contextual: Contextual = self.context(x_NF, h_ND, groups)
@@ -193,11 +220,12 @@ class Ranker(nn.Module):
         """Scores [N], and logits of the list head [Q, C]."""
         embedded = self.embed(groups)
         grades_QC = None if self.list_head is None else self.list_head(embedded.lists_QD)
-        return RankerScores(self.head(embedded.documents_ND).squeeze(-1), grades_QC)
+        scores = self.head(embedded.documents_ND).squeeze(-1)
+        return RankerScores(scores, grades_QC) if scores.dim() == 1 else RankerScores(scores.mean(1), None, scores)
 
     def penultimate(self, groups: QueryGroups) -> Tensor:
-        """The input of the last linear layer, shape [N, D]."""
-        last_ND: Tensor = self.head[:-1](self.embed(groups).documents_ND)
+        """The input of the last linear layer, shape [N, D]; that of each member side by side."""
+        last_ND: Tensor = self.head[:-1](self.embed(groups).documents_ND).flatten(1)
         return last_ND
 
     def forward(self, groups: QueryGroups) -> Tensor:

@@ -35,7 +35,7 @@ class Draw(NamedTuple):
     rates_F: Tensor | None = None
     """Rate at which each feature of a view is masked; None masks nothing, and draws nothing."""
     groups: QueryGroups | None = None
-    """The micro-batch as it was read, for objectives on its tokens."""
+    """The micro-batch as it was read, for objectives on its tokens and encoders that read lists."""
 
     def masked(self, view: Tensor) -> Tensor:
         """A view, or several, [..., F], in which entries are 0 independently at the rates of their features.

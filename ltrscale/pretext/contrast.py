@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from ltrscale.batch import length_chunks
 from ltrscale.devices import block_entries
 from ltrscale.layout import Chunks, told
+from ltrscale.models.layers import Encoder
 from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext.augment import MIXUPS, Augmentation, Draw, MarginalConfig, Mixup, MixupConfig
 from ltrscale.pretext.objective import Parts, Pretrainer
@@ -42,9 +43,9 @@ class Contrastive(Siamese):
         """Hidden layers of the projector."""
         return self.projector.layers
 
-    def parts(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:  # noqa: ARG002
+    def parts(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:  # noqa: ARG002
         """A projector."""
-        return Parts(projector=Projector(width, self.projector))
+        return Parts(projector=Projector(encoder.member_width, self.projector))
 
     def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
         """See `simclr_rank`; `simclr` is the same with all documents in one group."""

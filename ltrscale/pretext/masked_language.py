@@ -35,7 +35,7 @@ class MaskedLanguageConfig(Objective):
     """Share of the tokens of queries and documents to restore. Of these 80% become [MASK], 10% a random token, and 10%
     stay."""
 
-    def parts_on(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:  # noqa: ARG002
+    def parts(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:  # noqa: ARG002
         """A decoder of tokens; no projector."""
         assert isinstance(encoder, CrossEncoder)
         return Parts(decoder=TokenDecoder(encoder.config.bert.width, encoder.bert.tokens.num_embeddings))

@@ -52,13 +52,9 @@ class Objective(Config):
         """Whether it needs a sample of the training documents under this augmentation."""
         return False
 
-    def parts(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:
-        """The parts that it adds to an encoder, with fresh weights."""
+    def parts(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:
+        """The parts that it adds to an encoder, with fresh weights; a projector is shared by the encoder's members."""
         raise NotImplementedError
-
-    def parts_on(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:
-        """The parts for an encoder; by default `parts` of its width."""
-        return self.parts(encoder.width, numeric_F, cardinalities)
 
     def check_encoder(self, encoder: EncoderSettings) -> None:
         """Check that the encoder reads what this objective learns from.
@@ -120,9 +116,8 @@ class Pretrainer(nn.Module):
         self.register_buffer("marginals_SF", marginals_SF, persistent=False)
         # None where no feature is masked: the views then draw no random numbers for it.
         self.register_buffer("rates_F", rates_F if rates_F is not None and rates_F.any() else None, persistent=False)
-        features = (transform.numeric_F, transform.cardinalities)
-        self.encoder = network.encoder.build(*features)
-        parts = method.parts_on(self.encoder, *features)
+        self.encoder = network.build(transform)
+        parts = method.parts(self.encoder, transform.numeric_F, transform.cardinalities)
         self.projector = parts.projector
         self.predictor: nn.Module = parts.predictor or nn.Identity()
         self.decoder: nn.Module = parts.decoder or nn.Identity()
@@ -133,7 +128,12 @@ class Pretrainer(nn.Module):
     def architecture(self) -> Architecture:
         """The configs of the parts that are saved."""
         projector = None if self.projector is None else self.projector.config
-        return Architecture(transform=self.network.transform, encoder=self.network.encoder, projector=projector)
+        return Architecture(
+            transform=self.network.transform,
+            numbers=self.network.numbers,
+            encoder=self.network.encoder,
+            projector=projector,
+        )
 
     def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, Tensor | float]:
         """The loss summed over documents or hidden tokens, and their number."""
@@ -141,8 +141,16 @@ class Pretrainer(nn.Module):
         draw = Draw(self.transform.numeric_F, groups.offsets_Q1, generator, self.marginals_SF, self.rates_F, groups)
         return self.method.summed(self, x_NF, draw)
 
-    def project(self, x_NF: Tensor) -> Tensor:
-        """Projections [N, P] of documents."""
+    def embed(self, x_NF: Tensor, draw: Draw) -> Tensor:
+        """Embeddings [N, D] of the documents of a micro-batch, or of a view of them."""
+        assert draw.groups is not None
+        return self.encoder.embed(x_NF, draw.groups)
+
+    def project(self, x_NF: Tensor, draw: Draw) -> Tensor:
+        """Projections [N, P] of the same, those of several members side by side."""
+        return self.projected(self.embed(x_NF, draw))
+
+    def projected(self, h_ND: Tensor) -> Tensor:
+        """Projections [N, P] of embeddings."""
         assert self.projector is not None
-        z_NP: Tensor = self.projector(self.encoder(x_NF))
-        return z_NP
+        return self.encoder.each(self.projector, h_ND)

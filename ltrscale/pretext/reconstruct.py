@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ltrscale.batch import at_least_float32
 from ltrscale.config import Config
 from ltrscale.layout import send
+from ltrscale.models.layers import Encoder
 from ltrscale.models.ranker import HeadConfig, mlp_head
 from ltrscale.pretext.augment import Draw, permute_columns, random_entries
 from ltrscale.pretext.objective import Objective, Parts, Pretrainer
@@ -204,13 +205,13 @@ class VimeConfig(Objective):
     """Weight of the reconstruction, relative to the mask."""
     decoder: DecoderConfig = DecoderConfig()
 
-    def parts(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:
-        """A decoder; no projector."""
-        return Parts(decoder=VimeDecoder(self.decoder, width, numeric_F, cardinalities))
+    def parts(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:
+        """A decoder, which reads all members at once; no projector."""
+        return Parts(decoder=VimeDecoder(self.decoder, encoder.width, numeric_F, cardinalities))
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
         """See `vime`."""
         corrupted_NF, changed_NF = vime_corrupt(x_NF, rate=self.rate, generator=draw.generator)
-        decoded_NO, mask_logits_NF = net.decoder(net.encoder(corrupted_NF))
+        decoded_NO, mask_logits_NF = net.decoder(net.embed(corrupted_NF, draw))
         cardinalities = net.transform.cardinalities
         return vime(decoded_NO, mask_logits_NF, x_NF, changed_NF, draw.numeric_F, cardinalities, alpha=self.alpha)

@@ -3,7 +3,7 @@
 Shapes: N documents, F features, D and P projection, Q1 = Q + 1 offsets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ltrscale.batch import one_list
-from ltrscale.models.layers import MicroBatchNorm
+from ltrscale.models.layers import Encoder, MicroBatchNorm
 from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext.augment import Augmentation, Draw
 from ltrscale.pretext.objective import Objective, Parts, Pretrainer
@@ -55,15 +55,24 @@ class Siamese(Objective):
         return torch.zeros_like(rivals_N, dtype=torch.float32)
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
-        """Draw the views and compare their projections; `net.watch` sees them in training."""
+        """Draw the views and compare their projections, member by member; `net.watch` sees them in training."""
         first_NF, second_NF = self.views(net, x_NF, draw)
-        z0_NP, z1_NP = net.project(first_NF), net.project(second_NF)
-        losses_N = self.compare(net, z0_NP, z1_NP, draw.offsets_Q1)
-        if net.training:
-            among_Q1 = self.among(draw.offsets_Q1)
-            of_views = collapse_measures(z0_NP, z1_NP, among_Q1, rivals=len(x_NF) if self.contrasts_batch else RIVALS)
-            net.watch.add(of_views, losses_N, self.uninformed(rivals(among_Q1, len(x_NF))))
-        return losses_N
+        z0_NP, z1_NP = net.project(first_NF, draw), net.project(second_NF, draw)
+        losses = []
+        for of_member in each_member(net, z0_NP, z1_NP):
+            losses_N = self.compare(net, *of_member, draw.offsets_Q1)
+            if net.training:
+                among_Q1 = self.among(draw.offsets_Q1)
+                of_views = collapse_measures(*of_member, among_Q1, rivals=len(x_NF) if self.contrasts_batch else RIVALS)
+                net.watch.add(of_views, losses_N, self.uninformed(rivals(among_Q1, len(x_NF))))
+            losses.append(losses_N)
+        return torch.stack(losses).mean(0)
+
+
+def each_member(net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The projections of both views by each member of the encoder, which contrasts documents for itself."""
+    n = net.encoder.members
+    return zip(z0_NP.chunk(n, 1), z1_NP.chunk(n, 1), strict=True)
 
 
 def rivals(offsets_Q1: Tensor, n: int) -> Tensor:
@@ -130,9 +139,9 @@ class SimSiamConfig(Siamese):
         """Hidden layers of the projector."""
         return self.projector.layers
 
-    def parts(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:  # noqa: ARG002
+    def parts(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:  # noqa: ARG002
         """A projector, and a predictor on top of it."""
-        projector = Projector(width, self.projector)
+        projector = Projector(encoder.member_width, self.projector)
         return Parts(
             projector=projector, predictor=Predictor(projector.width, self.bottleneck, bias=self.predictor_bias)
         )

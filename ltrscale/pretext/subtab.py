@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import one_list, repeated
+from ltrscale.models.layers import Encoder
 from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext.augment import Draw, add_noise, permute_columns, random_entries
 from ltrscale.pretext.contrast import simclr_rank
@@ -198,14 +199,13 @@ class SubTabConfig(Objective):
         """Hidden layers of the projector."""
         return self.projector.layers
 
-    def parts(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:
-        """A projector and a decoder."""
-        projector = Projector(width, self.projector)
-        return Parts(projector=projector, decoder=FeatureDecoder(self.decoder, width, numeric_F, cardinalities))
+    def parts(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:
+        """A projector, and a decoder that reads all members at once, as the contrast does."""
+        projector = Projector(encoder.member_width, self.projector)
+        return Parts(projector=projector, decoder=FeatureDecoder(self.decoder, encoder.width, numeric_F, cardinalities))
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
         """See `subtab`."""
-        assert net.projector is not None
         subsets_KF = feature_subsets(x_NF.shape[1], subsets=self.subsets, overlap=self.overlap, device=x_NF.device)
         views_KNF = subtab_views(
             x_NF,
@@ -216,8 +216,8 @@ class SubTabConfig(Objective):
             scale=self.scale,
             generator=draw.generator,
         )
-        h_KND = [net.encoder(view_NF) for view_NF in draw.masked(views_KNF)]
-        z_KNP = torch.stack([net.projector(h_ND) for h_ND in h_KND])
+        h_KND = [net.embed(view_NF, draw) for view_NF in draw.masked(views_KNF)]
+        z_KNP = torch.stack([net.projected(h_ND) for h_ND in h_KND])
         among_Q1 = draw.offsets_Q1 if self.within_groups else one_list(draw.offsets_Q1)
         losses_N = subtab(
             torch.stack([net.decoder(h_ND) for h_ND in h_KND]),

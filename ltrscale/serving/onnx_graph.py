@@ -82,7 +82,7 @@ class _OneList(nn.Module):
 
 def is_listwise(bundle: Bundle) -> bool:
     """Whether the score of a document depends on the others of its list."""
-    return any(part.context is not None or part.transform.per_query for part in bundle.parts)
+    return any(part.reads_lists for part in bundle.parts)
 
 
 def _raw_columns(bundle: Bundle, texts: CodeTexts) -> tuple[ModelColumn, ...]:

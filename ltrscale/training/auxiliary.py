@@ -17,7 +17,6 @@ from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import GroupStream, Position, StreamConfig
 from ltrscale.data.stream.parts import Run
 from ltrscale.draws import mix
-from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.ranker import Ranker
 from ltrscale.pretext.augment import AugmentConfig, MaskConfig, SwapInGroupConfig
@@ -94,10 +93,11 @@ class AuxiliaryObjective(nn.Module):
 
 def _pretrainer(unlabelled: Unlabelled, ranker: Ranker, start: bundle.EncoderBundle | None) -> Pretrainer:
     config, architecture = unlabelled.config, ranker.architecture
-    network = NetworkConfig(transform=architecture.transform, encoder=architecture.encoder)
     names = [feature.name for feature in unlabelled.selection.features]
     rates_F = torch.tensor(config.mask.rates(ranker.transform.kinds, names))
-    net = Pretrainer(ranker.transform, network, config.method, config.augment, unlabelled.marginals_SF, rates_F)
+    net = Pretrainer(
+        ranker.transform, architecture.network, config.method, config.augment, unlabelled.marginals_SF, rates_F
+    )
     net.encoder = ranker.encoder  # shared with the ranker: its own has served for the sizes
     if start is not None and net.projector is not None and start.projector() == net.projector.config:
         start.initialise_projector(net.projector)

@@ -311,14 +311,13 @@ def _ranker(
     }
     if pretrained is None:
         transform = FeatureTransform.from_state(fitted_state, config.network.transform)
-        ranker = Ranker(Architecture(transform=transform.config, encoder=config.network.encoder, **added), transform)
+        ranker = Ranker(Architecture(**_shared(config.network), **added), transform)
         load_initial(ranker.encoder, config.network.initial)
         return ranker
     pretrained_architecture, kept = pretrained.architecture, config.projector_layers
     projector = pretrained_architecture.projector if kept else None
     architecture = Architecture(
-        transform=pretrained_architecture.transform,
-        encoder=pretrained_architecture.encoder,
+        **_shared(pretrained_architecture.network),
         projector=projector,
         projector_layers=kept,
         **added,
@@ -326,3 +325,8 @@ def _ranker(
     ranker = Ranker(architecture, pretrained.transform())
     pretrained.initialise(ranker, head=config.keep_head)
     return ranker
+
+
+def _shared(network: NetworkConfig) -> dict[str, Any]:
+    """The parts of an architecture that its network names."""
+    return {"transform": network.transform, "numbers": network.numbers, "encoder": network.encoder}

@@ -53,7 +53,7 @@ def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> 
         InputError: a file is missing, damaged, or does not hold what the manifest lists.
     """
     kinds = [feature.kind for feature in selection.features]
-    needed = wanted(kinds, config.transform, documents=selection.n_documents)
+    needed = wanted(kinds, config.transform, bins=config.numbers.fitted_bins, documents=selection.n_documents)
     statistics, parts = FeatureStatistics(needed), cut_into_parts(selection)
     with progress("feature statistics", selection.n_documents) as advance:
         for part, of_part in zip(parts, run(partial(_statistics_of_part, needed), parts), strict=True):
@@ -61,7 +61,7 @@ def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> 
             advance(part.documents)
     for column in statistics.hashed:
         _log_sharing(selection.features[column].name, torch.from_numpy(statistics.seen[column].codes()), config)
-    return make_transform(statistics, config.transform)
+    return make_transform(statistics, config.transform, bins=config.numbers.fitted_bins)
 
 
 def _log_sharing(name: str, codes_V: Tensor, config: NetworkConfig) -> None:
@@ -120,7 +120,8 @@ def fitted(selection: Selection, config: NetworkConfig, url: str, *, run: Run = 
     Raises:
         InputError: as `fit`, or the directory cannot be written.
     """
-    origin = made_by("transform", config.transform, {"train": selection.hash})
+    bins = {"bins": str(config.numbers.fitted_bins)} if config.numbers.fitted_bins else {}
+    origin = made_by("transform", config.transform, {"train": selection.hash, **bins})
     if is_current(url, origin):
         try:
             data = storage.read_verified(url, _TENSORS, storage.read_manifest(url) or {})

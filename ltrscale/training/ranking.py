@@ -21,6 +21,7 @@ from ltrscale.data.stream.weighing import warn_of_weights
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, side_by_side
 from ltrscale.models.layers import MicroBatchNorm, moments
+from ltrscale.models.ranker import RankerScores
 from ltrscale.models.tables import device_of
 from ltrscale.progress import log
 from ltrscale.ranking.choices import METRICS, LossConfig, MetricName, metric_label, metric_named
@@ -123,17 +124,19 @@ class RankingObjective(nn.Module):
     def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """The summed loss of the groups that have something to rank, and their number.
 
-        The loss of a mean ranker is the mean of its parts' losses: each part learns as if it were alone.
+        The loss of a mean ranker is the mean of its parts' losses: each part learns as if it were alone. So it is with
+        the members of one network.
         """
         if self.config.negatives:
             groups = with_negatives(groups, self.config.negatives, generator)
-        losses = [self._losses(part, groups, generator) for part in side_by_side(self.ranker)]
+        scores = [scores for part in side_by_side(self.ranker) for scores in part.score(groups).of_members()]
+        losses = [self._losses(each, groups, generator) for each in scores]
         loss_Q = torch.stack([loss_Q for loss_Q, _ in losses]).mean(0)
         return loss_Q.sum(), losses[0][1].sum()
 
-    def _losses(self, ranker: AnyRanker, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _losses(self, scores: RankerScores, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """The loss of each group, 0 where there is nothing to rank, and where there is something."""
-        scores_N, grades_QC = ranker.score(groups)
+        scores_N, grades_QC, _ = scores
         assert groups.labels_N is not None
         if self.propensity is not None:
             loss_Q, defined_Q = self._dual(scores_N, groups)

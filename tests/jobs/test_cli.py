@@ -36,6 +36,7 @@ LAID_OVER = {
     "qin21-yahoo": "qin21",
     "crossval-ohsumed": "crossval-letor",
     "crossval-few-ohsumed": "crossval-few-letor",
+    "study-news-encoders": "study-news",
     "study-news-finetuning": "study-news",
     "study-news-pretraining": "study-news",
     "prepare-scale-day": "prepare-scale",

@@ -167,6 +167,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepfm": {"kind": "deepfm", "hidden": [9, 6]},
     "deepfm without numeric fields": {"kind": "deepfm", "hidden": [9, 6], "numeric_fields": False},
     "dcnv2": {"kind": "dcnv2", "hidden": [9, 6]},
+    "tabm": {"kind": "tabm", "hidden": [9, 6], "members": 3, "batch_norm": True},
+    "tabm mini": {"kind": "tabm", "hidden": [9, 6], "members": 3, "structure": "mini"},
     "dcnv2 of low rank": {"kind": "dcnv2", "hidden": [9, 6], "rank": 2, "structure": "parallel"},
 }
 CONFIGS |= {kind: {"kind": kind} for kind in map(kind_of, members(FeatureEncoderConfig)) if kind not in CONFIGS}
@@ -214,8 +216,11 @@ def trained(encoder: Encoder, features: str = "both") -> Encoder:
 
 
 def trace(config: Config) -> Tensor:
-    """The outputs of an encoder in training, and then at inference."""
+    """The outputs of an encoder away from its initial weights in training, and then at inference."""
     encoder = built(config)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
     torch.manual_seed(0)
     h_ND = encoder.train()(inputs(30))
     update(encoder)

@@ -149,7 +149,7 @@ def test_a_list_head_needs_a_context_that_embeds_lists() -> None:
         with pytest.raises(ValueError, match=r"set context\.kind to rankformer"):
             Ranker(architecture(context=context, grades=3), transform())
     ranker = Ranker(architecture(context=RankFormerConfig(), grades=3), transform()).eval()
-    scores_N, grades_QC = ranker.score(documents())
+    scores_N, grades_QC, _ = ranker.score(documents())
     assert (scores_N.shape, grades_QC.shape) == ((12,), (3, 3))
 
 

@@ -1,6 +1,8 @@
 """Feature interactions of one document, with loops."""
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -34,3 +36,23 @@ def standardise(groups: Sequence[Sequence[float]]) -> list[list[float]]:
         constant = len(set(values)) < 2
         result.append([0.0 if constant else (value - mean) / deviation for value in values])
     return result
+
+
+def piecewise_linear(x: float, edges: Sequence[float]) -> list[float]:
+    """Gorishniy et al. 2022, equation 1, bin by bin; 0 for a bin between equal edges."""
+    bins = [(low, high) for low, high in pairwise(edges) if low < high]
+    values = []
+    for low, high in pairwise(edges):
+        if low == high or (x < low and (low, high) != bins[0]):
+            values.append(0.0)
+        elif x >= high and (low, high) != bins[-1]:
+            values.append(1.0)
+        else:
+            values.append((x - low) / (high - low))
+    return values
+
+
+def periodic(x: float, frequencies: Sequence[float]) -> list[float]:
+    """Gorishniy et al. 2022, equation 2: cosines, then sines."""
+    angles = [2 * math.pi * frequency * x for frequency in frequencies]
+    return [math.cos(angle) for angle in angles] + [math.sin(angle) for angle in angles]

@@ -33,6 +33,8 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "discrete": {"encoder": {"kind": "resnet", "width": 8}, "transform": {"discrete_up_to": 40}},
     "hashed": {"encoder": SMALL, "transform": {"max_vocabulary": 3, "hash_rows": 7}},
     "dcnv2": {"encoder": {"kind": "dcnv2"}},
+    "tabm": {"encoder": {"kind": "tabm", "hidden": [64], "members": 2}, "numbers": {"kind": "ple", "bins": 5}},
+    "lists": {"encoder": SMALL, "numbers": {"kind": "plr", "frequencies": 3, "within_lists": True}},
     "rankformer": {"encoder": SMALL, "context": {"kind": "rankformer", "layers": 1, "feedforward": 8}},
     "dasalc": {"encoder": SMALL, "context": {"kind": "dasalc", "width": 8, "layers": 1}},
     "setrank": {
@@ -49,7 +51,9 @@ def last(data: str) -> Split:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n if n in {"discrete", "hashed", "dlcm"} else nightly(n) for n in NETWORKS])
+@pytest.mark.parametrize(
+    "name", [n if n in {"discrete", "hashed", "tabm", "lists", "dlcm"} else nightly(n) for n in NETWORKS]
+)
 def test_the_graph_gives_the_networks_scores(name: str, synthetic_dataset: str, tmp_path: Path) -> None:
     bundle = load(saved(tmp_path / "net", synthetic_dataset, network(synthetic_dataset, **NETWORKS[name])))
     files, found = check_parity(FORMATS["onnx"], bundle, last(synthetic_dataset), ParityConfig(rows=600))

@@ -25,6 +25,7 @@ SMALL: dict[str, dict[str, object]] = {
     "industrial_mlp": {"width": 16},
     "deepfm": {"hidden": [8]},
     "dcnv2": {"hidden": [16]},
+    "tabm": {"hidden": [8], "members": 2},
     "dasalc": {"width": 8, "layers": 1},
     "rankformer": {"layers": 1, "feedforward": 8},
     "setrank": {"width": 8, "heads": 2, "blocks": 1},

@@ -45,7 +45,10 @@ def worker(rank: int, world: int, data: str, method: str, folder: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [m if m in {"simclr_rank", "scarf"} else nightly(m) for m in EVERY_METHOD])
+@pytest.mark.parametrize(
+    "method",
+    [m if m in {"simclr_rank", "scarf"} else nightly(m) for m in EVERY_METHOD] + ["simclr_rank of tabm"],
+)
 def test_one_worker_equals_several(synthetic_dataset: str, tmp_path: Path, method: str) -> None:
     multiprocessing.set_forkserver_preload(["ltrscale.training.pretrain", "pytest"])
     alone = make_trainer(synthetic_dataset, method)

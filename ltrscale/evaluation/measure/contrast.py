@@ -22,13 +22,12 @@ from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
-from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureKind
 from ltrscale.pretext.augment import AugmentConfig, Draw, MaskConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import Contrastive, SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
-from ltrscale.pretext.siamese import Siamese, rivals
+from ltrscale.pretext.siamese import Siamese, each_member, rivals
 from ltrscale.pretext.watch import collapse_measures
 from ltrscale.progress import Report, progress
 from ltrscale.reports import charts
@@ -172,14 +171,13 @@ class _Settings(Config, extra="ignore"):
 def _pretrained(opened: bundle.PretrainedBundle, settings: _Settings, sample: Selection) -> Pretrainer:
     """The pretrained network in inference mode; the marginals that corrupt views are those of the first documents."""
     architecture, transform = opened.architecture, opened.transform()
-    network = NetworkConfig(transform=architecture.transform, encoder=architecture.encoder)
     marginals_SF = None
     if settings.method.needs_marginals(settings.augment):
         first = next(iter(iterate(sample)))
         marginals_SF = transform(first.features_NF, first.offsets_Q1)
     names = [feature.name for feature in opened.features]
     rates_F = torch.tensor(settings.mask.rates(transform.kinds, names))
-    net = Pretrainer(transform, network, settings.method, settings.augment, marginals_SF, rates_F)
+    net = Pretrainer(transform, architecture.network, settings.method, settings.augment, marginals_SF, rates_F)
     with fitting(opened.url):
         absent, unknown = net.load_state_dict(opened.weights(), strict=False)
         if unknown or any(not name.startswith("predictor.") for name in absent):  # a bundle holds no predictor
@@ -202,15 +200,17 @@ def _contrast_sums(net: Pretrainer, method: Siamese, stream: StreamConfig, sampl
             if method.regroups:
                 features_NF = features_NF[torch.randperm(len(features_NF), generator=generator)]
             x_NF = net.transform(features_NF, offsets_Q1)
-            draw = Draw(net.transform.numeric_F, offsets_Q1, generator, net.marginals_SF, net.rates_F)
+            draw = Draw(net.transform.numeric_F, offsets_Q1, generator, net.marginals_SF, net.rates_F, groups)
             first_NF, second_NF = method.views(net, x_NF, draw)
-            z0_NP, among_Q1 = net.project(first_NF), method.among(offsets_Q1)
+            z0_NP, among_Q1 = net.project(first_NF, draw), method.among(offsets_Q1)
             order_N = shuffled(among_Q1, generator)
             for row, sums_4 in enumerate(sums_V4):
                 view_NF = second_NF.clone()
                 if row:
                     view_NF[:, row - 1] = second_NF[order_N, row - 1]
-                sums_4 += _told_apart(net, method, z0_NP, net.project(view_NF), offsets_Q1)
+                z1_NP = net.project(view_NF, draw)
+                apart = [_told_apart(net, method, *each, offsets_Q1) for each in each_member(net, z0_NP, z1_NP)]
+                sums_4 += torch.stack(apart).mean(0)
                 advance(len(x_NF))
     return sums_V4
 

@@ -1,0 +1,226 @@
+"""Embeddings of numbers, in front of an encoder: each numeric feature becomes a vector, whichever the encoder is.
+
+Shapes: N documents, F features, P numeric features, B bins, B1 = B + 1 edges, K frequencies, E dimensions of an
+embedding, D embedding of a document.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ltrscale.batch import QueryGroups, standardise_groups
+from ltrscale.config import Config
+from ltrscale.models.features import FeatureTransform
+from ltrscale.models.layers import Encoder, InputLayer
+
+
+class NumberSettings(Config):
+    """The base of the configs of embeddings of numbers."""
+
+    kind: str
+    within_lists: bool = False
+    """Also give the encoder every numeric feature standardised within its list, as plain numbers beside the others: how
+    far is this document above those that it competes with? A score then depends on the other documents of its list."""
+
+    @property
+    def fitted_bins(self) -> int:
+        """Bins of each feature whose edges the feature transform has to fit."""
+        return 0
+
+    def build(self, transform: FeatureTransform) -> "NumberEmbedding | None":
+        """The embedding, with fresh weights; None if numbers enter the encoder as they are."""
+        raise NotImplementedError
+
+
+class NumberEmbedding(InputLayer):
+    """The inputs of an encoder: embeddings of the numeric features, then the categorical ones as they are.
+
+    Between them come, if so set, the numeric features standardised within each list.
+
+    Args:
+        config: the settings.
+        transform: the transform whose outputs it reads.
+        dimensions: size of the embedding of each numeric feature.
+    """
+
+    numeric: Tensor
+    categorical: Tensor
+
+    def __init__(self, config: NumberSettings, transform: FeatureTransform, *, dimensions: int = 1) -> None:
+        super().__init__()
+        self.within_lists = config.within_lists
+        numeric_F = transform.numeric_F
+        # These follow from the transform, so they are not saved.
+        self.register_buffer("numeric", numeric_F.nonzero()[:, 0], persistent=False)
+        self.register_buffer("categorical", (~numeric_F).nonzero()[:, 0], persistent=False)
+        numbers = len(self.numeric) * (dimensions + config.within_lists)
+        self.numeric_F = torch.arange(numbers + len(self.categorical), device=numeric_F.device) < numbers
+        """True where an output is a number, False where it is an index of a category."""
+
+    def forward(self, x_NF: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """Transformed features [N, F], or a view of them, to the inputs of the encoder."""
+        x_NP = x_NF.index_select(1, self.numeric)
+        within = [standardise_groups(x_NP, offsets_Q1)] if self.within_lists else []
+        return torch.cat([self.embed(x_NP).flatten(1), *within, x_NF.index_select(1, self.categorical)], 1)
+
+    def embed(self, x_NP: Tensor) -> Tensor:
+        """Numbers [N, P] to their embeddings [N, P, E]; by default numbers as they are."""
+        return x_NP
+
+
+class PlainConfig(NumberSettings):
+    """Numbers as they are."""
+
+    kind: Literal["plain"] = "plain"
+
+    def build(self, transform: FeatureTransform) -> NumberEmbedding | None:
+        """See `NumberEmbedding`; None if there is nothing to add either."""
+        return NumberEmbedding(self, transform) if self.within_lists else None
+
+
+class FeatureLinear(nn.Module):
+    """A linear layer and ReLU for each feature, `relu(x_p W_p + b_p)`, from [N, P, B] to [N, P, E]."""
+
+    def __init__(self, features: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        bound = inputs**-0.5
+        self.weight_PBE = nn.Parameter(torch.empty(features, inputs, outputs).uniform_(-bound, bound))
+        self.bias_PE = nn.Parameter(torch.empty(features, outputs).uniform_(-bound, bound))
+
+    def forward(self, x_NPB: Tensor) -> Tensor:
+        """Apply each feature's layer."""
+        return (torch.einsum("npb,pbe->npe", x_NPB, self.weight_PBE) + self.bias_PE).relu()
+
+
+class PLEConfig(NumberSettings):
+    """Piecewise-linear encoding: which bins of its feature a value is above, and how far it is into its own one.
+
+    Source: Gorishniy et al. 2022, section 3.2.
+    Proof: loop; equals `rtdl_num_embeddings`.
+    """
+
+    kind: Literal["ple"] = "ple"
+    bins: int = Field(16, ge=1, le=10_000)
+    """Bins between quantiles of the training documents. Equal quantiles, as those of a feature that is mostly 0, leave
+    fewer."""
+    embedding: int = Field(8, ge=0)
+    """Dimensions of the learnt embedding of each feature, a linear layer of its bins and ReLU; 0 gives the encoder the
+    bins themselves."""
+
+    @property
+    def fitted_bins(self) -> int:
+        """All of them."""
+        return self.bins
+
+    def build(self, transform: FeatureTransform) -> NumberEmbedding:
+        """See `PiecewiseLinear`."""
+        return PiecewiseLinear(self, transform)
+
+
+class PiecewiseLinear(NumberEmbedding):
+    """Piecewise-linear encoding of numbers (Gorishniy et al. 2022, equation 1), and a linear layer with ReLU.
+
+    With the edges b_0 < .. < b_B, component t of x is `(x - b_(t-1)) / (b_t - b_(t-1))`, at least 0 except in the first
+    bin and at most 1 except in the last. The edges are the transform's, of transformed values. A bin between equal
+    edges has component 0, so a constant feature has zeros only.
+
+    Raises:
+        ValueError: the transform has no edges of so many bins.
+
+    Example:
+        >>> from ltrscale.models.features import TransformConfig, fit_transform
+        >>> x_NF = torch.tensor([[0.0], [0.0], [1.0], [3.0], [5.0]])
+        >>> transform = fit_transform([x_NF], ["numeric"], TransformConfig(numeric="none"), bins=4)
+        >>> numbers = PiecewiseLinear(PLEConfig(bins=4, embedding=0), transform)  # edges 0, 0, 1, 3, 5
+        >>> numbers(torch.tensor([[0.5], [2.0], [6.0]]), torch.tensor([0, 3])).tolist()
+        [[0.0, 0.5, 0.0, 0.0], [0.0, 1.0, 0.5, 0.0], [0.0, 1.0, 1.0, 1.5]]
+    """
+
+    left_PB: Tensor
+    scale_PB: Tensor
+    low_PB: Tensor
+    high_PB: Tensor
+
+    def __init__(self, config: PLEConfig, transform: FeatureTransform) -> None:
+        super().__init__(config, transform, dimensions=config.embedding or config.bins)
+        edges_PB1 = transform.edges_FB1[transform.numeric_F]
+        if edges_PB1.shape[1] != config.bins + 1:
+            raise ValueError(f"numbers.bins is {config.bins}, the transform has {edges_PB1.shape[1] - 1} bins")
+        width_PB = edges_PB1.diff(dim=1)
+        open_PB = width_PB > 0
+        places_PB = open_PB.cumsum(1)
+        first_PB, last_PB = open_PB & (places_PB == 1), open_PB & (places_PB == places_PB[:, -1:])
+        low_PB, high_PB = torch.zeros_like(width_PB), open_PB.to(width_PB.dtype)
+        self.register_buffer("left_PB", edges_PB1[:, :-1], persistent=False)
+        self.register_buffer("scale_PB", open_PB / width_PB.masked_fill(~open_PB, 1.0), persistent=False)
+        self.register_buffer("low_PB", low_PB.masked_fill(first_PB, -torch.inf), persistent=False)
+        self.register_buffer("high_PB", high_PB.masked_fill(last_PB, torch.inf), persistent=False)
+        self.linear = FeatureLinear(len(edges_PB1), config.bins, config.embedding) if config.embedding else None
+
+    def embed(self, x_NP: Tensor) -> Tensor:
+        """Numbers [N, P] to embeddings [N, P, E], or to bins [N, P, B]."""
+        inside_NPB = ((x_NP[..., None] - self.left_PB) * self.scale_PB).clamp(self.low_PB, self.high_PB)
+        return inside_NPB if self.linear is None else self.linear(inside_NPB)
+
+
+class PLRConfig(NumberSettings):
+    """Periodic embedding: sines and cosines of learnt frequencies, a linear layer for each feature, ReLU.
+
+    Source: Gorishniy et al. 2022, section 3.3.
+    Proof: loop; equals `rtdl_num_embeddings`.
+    """
+
+    kind: Literal["plr"] = "plr"
+    frequencies: int = Field(16, ge=1)
+    """Learnt frequencies of each feature."""
+    sigma: float = Field(0.1, gt=0)
+    """Standard deviation of the initial frequencies, the most important setting (the paper searches .01 to 100): too
+    high, and neighbouring values have nothing in common."""
+    embedding: int = Field(8, ge=1)
+    """Dimensions of the embedding of each feature."""
+
+    def build(self, transform: FeatureTransform) -> NumberEmbedding:
+        """See `Periodic`."""
+        return Periodic(self, transform)
+
+
+class Periodic(NumberEmbedding):
+    """Periodic embedding of numbers (Gorishniy et al. 2022, equation 2): `relu(linear([cos(v), sin(v)]))`.
+
+    `v = 2 pi c x` with a vector c of learnt frequencies for each feature.
+
+    Example:
+        >>> from ltrscale.models.features import TransformConfig
+        >>> transform = FeatureTransform(TransformConfig(), ["numeric", "categorical"], [5])
+        >>> numbers = Periodic(PLRConfig(), transform)
+        >>> numbers(torch.zeros(3, 2), torch.tensor([0, 3])).shape
+        torch.Size([3, 9])
+    """
+
+    def __init__(self, config: PLRConfig, transform: FeatureTransform) -> None:
+        super().__init__(config, transform, dimensions=config.embedding)
+        features = len(self.numeric)
+        self.frequencies_PK = nn.Parameter(torch.randn(features, config.frequencies) * config.sigma)
+        self.linear = FeatureLinear(features, 2 * config.frequencies, config.embedding)
+
+    def embed(self, x_NP: Tensor) -> Tensor:
+        """Numbers [N, P] to embeddings [N, P, E]."""
+        v_NPK = 2 * math.pi * self.frequencies_PK * x_NP[..., None]
+        embedded_NPE: Tensor = self.linear(torch.cat([v_NPK.cos(), v_NPK.sin()], -1))
+        return embedded_NPE
+
+
+class InFront(Encoder):
+    """An encoder behind an embedding of numbers, which reads the views of pretraining as it reads documents."""
+
+    def __init__(self, numbers: NumberEmbedding, encoder: Encoder) -> None:
+        super().__init__()
+        self.numbers, self.encoder = numbers, encoder
+        self.config, self.width, self.members = encoder.config, encoder.width, encoder.members
+
+    def embed(self, x_NF: Tensor, groups: QueryGroups) -> Tensor:
+        """Embeddings [N, width] of a batch's documents."""
+        return self.encoder.embed(self.numbers(x_NF, groups.offsets_Q1), groups)
