@@ -102,6 +102,8 @@ class Stopped(Exception):  # noqa: N818 - a stop is no error
     def __init__(self, message: str = "", *, status: int = 128 + 15) -> None:
         super().__init__(message)
         self.status = status
+        self.is_late = False
+        """Whether the time of `ending_by` was up, and nobody asked."""
 
 
 def end_at_once() -> NoReturn:

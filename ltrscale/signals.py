@@ -1,10 +1,12 @@
 """Requests to stop: SIGTERM, and Ctrl-C (SIGINT), which mean the same; a second Ctrl-C ends the process at once."""
 
+import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from types import FrameType
 
 from ltrscale.errors import Stopped, end_at_once
@@ -37,14 +39,14 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
     on, so that the next stage does not begin. Outside the main thread no signal ever comes: Python handles none there.
     """
     stop_request = _Asked()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop_request
-        return
-    with handling(stop_request.by_signal):
+    handlers = nullcontext()
+    if threading.current_thread() is threading.main_thread():
+        handlers = handling(stop_request.by_signal)  # type: ignore[assignment]
+    with handlers:
         try:
             yield stop_request
         except Stopped as error:
-            error.status = stop_request.status
+            error.status, error.is_late = stop_request.status, not stop_request.come and stop_request.is_late
             raise
     for number in stop_request.come[:1]:
         signal.raise_signal(number)
@@ -75,25 +77,20 @@ def ending_on_signal() -> Iterator[None]:
             raise Stopped(message, status=stop_request.status) from None
 
 
-_ends: list[float] = []
+_end: ContextVar[float] = ContextVar("end", default=math.inf)
 
 
 @contextmanager
 def ending_by(time_s: float) -> Iterator[None]:
-    """Ask what runs in the block to stop at a time of `time.monotonic()`, as a signal would.
+    """Ask what begins in the block, in this thread, to stop at a time of `time.monotonic()`, as a signal would.
 
-    Work inside that looks at `stop_on_signal` then leaves a checkpoint and raises `Stopped`; see `is_late`.
+    Work that looks at `stop_on_signal` then leaves a checkpoint and raises `Stopped`, which `is_late`.
     """
-    _ends.append(time_s)
+    token = _end.set(min(time_s, _end.get()))
     try:
         yield
     finally:
-        _ends.pop()
-
-
-def is_late() -> bool:
-    """Whether the time of an `ending_by` around this has come."""
-    return any(time.monotonic() >= end for end in _ends)
+        _end.reset(token)
 
 
 class _Asked:
@@ -101,7 +98,12 @@ class _Asked:
 
     def __init__(self) -> None:
         self.come: list[int] = []
-        self._logged = False
+        self._end, self._logged = _end.get(), False
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time to end has come."""
+        return time.monotonic() >= self._end
 
     @property
     def status(self) -> int:
@@ -119,4 +121,4 @@ class _Asked:
             self._logged = True
             hint = "; Ctrl-C again ends at once" if signal.SIGINT in self.come else ""
             log.info("asked to stop: a checkpoint follows%s", hint)
-        return bool(self.come) or is_late()
+        return bool(self.come) or self.is_late

@@ -80,16 +80,10 @@ class BlendJob(LabelledStage):
         """
         train = select(self.splits.train, labelled=True)
         opened = {name: load(url) for name, url in self.bundles.items()}
-        judged = self._judged()
-        judge, scores_MN = _scores(judged, opened, self.blend.metric)
-        bits_Q = random_bits((self.blend.seed, "blend"), np.arange(judged.n_groups))
-        folds_Q = (bits_Q % np.uint64(self.blend.folds)).astype(np.int64)
-        chosen = choose(scores_MN, judge, folds_Q, self.blend, self._given())
-        weights = {name: weight for name, weight in zip(opened, chosen.weights_M.tolist(), strict=True) if weight}
+        weights, metrics = self._weighed(opened)
         log.info("blend: %s", ", ".join(f"{weight:.2f} {name}" for name, weight in weights.items()))
         read = {feature.name for name in weights for feature in opened[name].features}
         train = train.serving([feature for feature in train.features if feature.name in read], whose=self.out)
-        metrics: dict[str, MetricValue] = {f"validation_{self.blend.metric}": chosen.value, "held_out": chosen.held_out}
         report(metrics)
         about = facts(train, self.blend, metrics=metrics, made_by=origin)
         about["files"] = {
@@ -97,16 +91,20 @@ class BlendJob(LabelledStage):
         }
         save_blend(self.out, Blend(weights=weights), **about)
 
-    def _given(self) -> Doubles | None:
-        """Weights that need no choice."""
-        match self.blend.weights:
-            case "greedy":
-                return None
-            case "equal":
-                return np.full(len(self.bundles), 1 / len(self.bundles))
-            case weights:
-                given_M = np.array([weights[name] for name in self.bundles])
-                return np.asarray(given_M / given_M.sum())
+    def _weighed(self, opened: Mapping[str, Bundle]) -> tuple[dict[str, float], dict[str, MetricValue]]:
+        """The weights, and the metrics of validation; none where weights are given, which it does not judge."""
+        config = self.blend
+        if isinstance(config.weights, dict):
+            total = sum(config.weights.values())
+            return {name: config.weights[name] / total for name in opened}, {}
+        judged = self._judged()
+        judge, scores_MN = _scores(judged, opened, config.metric)
+        bits_Q = random_bits((config.seed, "blend"), np.arange(judged.n_groups))
+        folds_Q = (bits_Q % np.uint64(config.folds)).astype(np.int64)
+        given_M = np.full(len(opened), 1 / len(opened)) if config.weights == "equal" else None
+        chosen = choose(scores_MN, judge, folds_Q, config, given_M)
+        weights = {name: weight for name, weight in zip(opened, chosen.weights_M.tolist(), strict=True) if weight}
+        return weights, {f"validation_{config.metric}": chosen.value, "held_out": chosen.held_out}
 
     def _judged(self) -> Selection:
         """The validation groups that choose."""

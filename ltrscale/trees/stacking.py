@@ -12,7 +12,7 @@ from pydantic import Field
 from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, member_files, save_trees, views, with_tokens_of
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
-from ltrscale.data.dataset.labelled import Fold, OuterFold
+from ltrscale.data.dataset.labelled import Fold, fold_of
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits, Texts
@@ -51,10 +51,7 @@ class StackConfig(Config):
         Raises:
             InputError: the split serves a fold within a fold.
         """
-        if train.fold is not None and train.fold.within is not None:
-            raise InputError("train.fold.within: leave it out; a stack deals the groups of train to folds itself")
-        within = None if train.fold is None else OuterFold(**train.fold.model_dump(exclude={"within"}))
-        return Fold(number=number, of=self.folds, held_out=held_out, seed=self.seed, within=within)
+        return fold_of(train.fold, number, self.folds, held_out=held_out, seed=self.seed)
 
 
 class StackMember(Config):

@@ -10,6 +10,7 @@ import torch
 
 from ltrscale import bundle
 from ltrscale.config import validate
+from ltrscale.data.dataset.labelled import Fold
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
@@ -85,6 +86,19 @@ def test_members_may_lack_a_fold_each_or_be_the_best_trials(synthetic_dataset: s
     assert [run.config["num_leaves"] for run in best] == [t.begun.params["gbdt.num_leaves"] for t in trials[:2]]
     with pytest.raises(ValueError, match=r"methods.bad.over: trials are those of a search, and 'gbdt' is not of kind"):
         check_methods({**methods, "bad": EnsembleMethod(of="gbdt", over="trials")}, ONE)
+
+
+def test_folds_of_a_split_that_is_a_fold_lie_within_it(synthetic_dataset: str, tmp_path: Path) -> None:
+    """As a member of a stack, a mean of folds sees nothing of the stack's own held-out fold."""
+    made = seed_run(synthetic_dataset, tmp_path, "gbdt")
+    outer = made.without(Fold(number=0, of=4))
+    folded = EnsembleMethod(of="gbdt", runs=2, over="folds")
+    held_out = select(made.splits.train.replace(fold={"number": 0, "of": 4, "held_out": True}), labelled=True)
+    assert held_out.kept_labelled is not None
+    for fold in folded.folds_in(outer):
+        kept = select(outer.without(fold).splits.train, labelled=True).kept_labelled
+        assert kept is not None
+        assert not (kept & held_out.kept_labelled).any()
 
 
 @pytest.mark.slow

@@ -50,6 +50,18 @@ class Fold(OuterFold):
     """Deal only the groups that this fold serves; empty for all labelled groups that are used."""
 
 
+def fold_of(dealt: Fold | None, number: int, of: int, *, held_out: bool, seed: int) -> Fold:
+    """One of the folds of the groups that a split serves, or all others if not `held_out`; `dealt` is the split's own.
+
+    Raises:
+        InputError: the split serves a fold within a fold.
+    """
+    if dealt is not None and dealt.within is not None:
+        raise InputError("train.fold.within: leave it out; the groups of train are dealt to folds once more")
+    within = None if dealt is None else OuterFold(**dealt.model_dump(exclude={"within"}))
+    return Fold(number=number, of=of, held_out=held_out, seed=seed, within=within)
+
+
 def order_of(n: int, *, sample: Literal["random", "first"], seed: int) -> NDArray[np.int64]:
     """The order in which n labelled groups join a sample, so that a smaller one is part of a larger one, shape [n]."""
     return permutation(n, "labelled", seed) if sample == "random" else np.arange(n)

@@ -199,7 +199,7 @@ class _Squares:
         squares_SM, dfs_SM = (np.stack(of_sets) for of_sets in zip(*(squares[axes] for axes in _SETS), strict=True))
         mean_M = effects[frozenset()][0, 0, 0]
         draws_TM = np.nan_to_num(mean_M + effects[frozenset({_DRAWS})][0, :, 0])
-        return cls(n_M, n_M * mean_M, squares_SM, dfs_SM, _skewness(draws_TM))
+        return cls(n_M, np.where(n_M > 0, n_M * mean_M, 0.0), squares_SM, dfs_SM, _skewness(draws_TM))
 
 
 def _skewness(draws_TM: Doubles) -> Doubles:

@@ -15,7 +15,9 @@ _MANY = 1e6
 """Degrees of freedom from which on a t is a normal variable."""
 _SKEWED = 0.175
 """Over the degrees: how much more must differ because the test allows for skewed draws; simulated, 5 to 20 draws."""
-_POINTS, _QUANTILES = 65, 200
+_POINTS, _QUANTILES = 97, 200
+_MOST_INVERSE = 1.5
+"""Satterthwaite's degrees are seldom below 2/3: those of a sum of which a part is subtracted may be below 1."""
 
 
 def errors_to_see(df_M: Doubles) -> Doubles:
@@ -40,20 +42,20 @@ def errors_to_promise(df_M: Doubles) -> Doubles:
     """
     inverse_G, log_factor_G = _promises()
     with np.errstate(divide="ignore"):
-        inverse_M = 1 / np.clip(df_M, 1.0, None)  # Satterthwaite's are never below those of the smallest part
+        inverse_M = np.minimum(1 / df_M, _MOST_INVERSE)
     factor_M = np.exp(np.interp(inverse_M, inverse_G, log_factor_G)) * (1 + _SKEWED * inverse_M)
     return np.where(np.isnan(df_M), np.nan, factor_M)
 
 
 @functools.cache
 def _promises() -> tuple[Doubles, Doubles]:
-    """The logarithm of the factor at points of 1 / df from 0 to 1, by bisection."""
-    inverse_G = np.linspace(0.0, 1.0, _POINTS)
+    """The logarithm of the factor at points of 1 / df, by bisection."""
+    inverse_G = np.linspace(0.0, _MOST_INVERSE, _POINTS)
     df_G1 = 1 / np.maximum(inverse_G, 1 / _MANY)[:, None]
     below_U = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     found_GU = np.sqrt(chdtri(df_G1, 1 - below_U) / df_G1)
     limit_G1 = stdtrit(df_G1, 1 - ALPHA / 2)
-    low_G, high_G = np.full(_POINTS, 2.0), np.full(_POINTS, 100.0)
+    low_G, high_G = np.full(_POINTS, 2.0), np.full(_POINTS, 1000.0)
     for _ in range(30):
         middle_G = np.sqrt(low_G * high_G)
         seen_G = 1 - nctdtr(df_G1, middle_G[:, None] * found_GU, limit_G1).mean(axis=1)

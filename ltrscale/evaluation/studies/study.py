@@ -243,8 +243,11 @@ class _Models:
         outlier_Q = np.array([outliers[gid] for gid in ([] if gids_Q is None else gids_Q.tolist())], np.bool_)
         values, crossed = {}, {}
         for key, draws in found.items():
-            names = max((sorted(of_draw, key=lambda name: name or 0) for of_draw in draws.values()), key=len)
-            whole = {draw: of_draw for draw, of_draw in sorted(draws.items()) if len(of_draw) == len(names)}
+            # some are missing while the study runs, or failed: as many models as there are of the same pretrainings
+            sets = {frozenset(of_draw) for of_draw in draws.values()}
+            common = max(sets, key=lambda s: (len(s) * sum(s <= of.keys() for of in draws.values()), len(s)))
+            names = sorted(common, key=lambda name: name or 0)
+            whole = {draw: of_draw for draw, of_draw in sorted(draws.items()) if common <= of_draw.keys()}
             values[key] = {draw: np.stack([of[name] for name in names], axis=1) for draw, of in whole.items()}
             crossed[key] = None if names == [None] else len(names)
         rows: dict[ScopeName, NDArray[np.bool_]] = {"all": np.ones_like(outlier_Q), "outliers": outlier_Q}

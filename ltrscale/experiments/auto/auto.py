@@ -40,10 +40,11 @@ from ltrscale.experiments.methods.choices import Method
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.progress import log
 from ltrscale.reports.findings import print_report
+from ltrscale.runtime import under_torchrun
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers
-from ltrscale.signals import ending_by, is_late
-from ltrscale.stages.runs import recorded
+from ltrscale.signals import ending_by
+from ltrscale.stages.runs import heard_by, recorded
 from ltrscale.storage import join
 from ltrscale.training.blend import BlendConfig, BlendJob
 
@@ -59,6 +60,7 @@ _RESERVED = 0.1
 """Share of the budget for blend, test and leaderboard."""
 _REFIT = 1.2
 """A refit reads validation too."""
+_NOTE_S = 30.0
 _LATEST = 1.03
 """The share of the budget until which a refit may go on."""
 
@@ -86,7 +88,9 @@ class AutoRecord(Config):
     """`auto.json`: all that was decided by the clock, so that a process that goes on decides the same."""
 
     of: str
-    """The hash of the data."""
+    """The hash of the data, and the seed."""
+    budget: float
+    """Minutes for which it was decided."""
     minutes: float = 0.0
     """Spent so far, over all processes."""
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -132,6 +136,8 @@ class AutoConfig(Config):
 
     def train(self) -> str:
         """Do all that `run` does, but print nothing; returns the ranker's bundle."""
+        if under_torchrun.is_running():  # its processes end together, also where a model is late
+            raise InputError("jobs.auto does not run under torchrun; start it alone, with workers for Ray")
         with recorded(self.out, self, "auto"), cluster_for(self.workers), one_view():
             splits = self.resolved()
             check_disjoint(splits)
@@ -174,12 +180,15 @@ class _Auto:
         everything = select(splits.train, labelled=False)
         labelled, judged = (only_relevant(select(of, labelled=True)) for of in (splits.train, splits.validation))
         size = LogSize(everything.n_documents, labelled.n_documents, len(everything.features))
-        of = ":".join(selection.hash for selection in (everything, labelled, judged))
-        record, url = AutoRecord(of=of), join(config.out, _RECORD)
+        of = ":".join([*(selection.hash for selection in (everything, labelled, judged)), str(config.seed)])
+        record, url = AutoRecord(of=of, budget=config.minutes), join(config.out, _RECORD)
         if storage.exists(url):
             record = validate(AutoRecord, _json(url), url)
             if record.of != of:
-                raise InputError(f"{url}: begun on other data; name another out, or remove this directory")
+                raise InputError(f"{url}: begun on other data or with another seed; name another out, or remove it")
+            if record.budget != config.minutes:  # what did not fit may fit now
+                kept = tuple(entry.model_dump() for entry in record.entries if entry.state in ("begun", "done"))
+                record = record.replace(budget=config.minutes, entries=kept)
         log.info(
             "auto: %s lists to learn from with %s documents, of %s in all; %g minutes, %.1f of them spent",
             *(f"{n:,}" for n in (labelled.n_groups, size.told_apart, size.documents)),
@@ -287,15 +296,29 @@ class _Auto:
         """Train a model that was begun, as long as there is time."""
         if entry.state != "begun":
             return
-        began = time.monotonic()
-        url = _in_time(began + max(0.0, self.left) * 60, lambda: self.model(entry))
-        minutes = entry.minutes + (time.monotonic() - began) / 60
+        began = noted = time.monotonic()
+        url: str | None = None
+
+        def so_far() -> Entry:
+            return entry.replace(minutes=entry.minutes + (time.monotonic() - began) / 60)
+
+        def hear(_: Mapping[str, object]) -> None:
+            nonlocal noted
+            if time.monotonic() - noted >= _NOTE_S:  # a killed process loses no more
+                noted = time.monotonic()
+                self.note(so_far())
+
+        try:
+            with heard_by(hear):
+                url = _in_time(began + max(0.0, self.left) * 60, lambda: self.model(entry))
+        finally:
+            self.note(so_far())
         if url is None:
             log.info("auto: %s was not ready in time", entry.name)
-            self.note(entry.replace(state="late", minutes=minutes, says="not ready in time"))
+            self.note(so_far().replace(state="late", says="not ready in time"))
             return
-        log.info("auto: %s in %.1f minutes, validation NDCG@5 %s", entry.name, minutes, _validated(url))
-        self.note(entry.replace(state="done", url=url, minutes=minutes))
+        self.note(ready := so_far().replace(state="done", url=url))
+        log.info("auto: %s in %.1f minutes, validation NDCG@5 %s", ready.name, ready.minutes, _validated(url))
 
     def model(self, entry: Entry) -> str:
         """The bundle of a model; trains what is not there."""
@@ -349,6 +372,8 @@ class _Auto:
         """The ranker with models that have learnt from all labels; None if there is no time, or no way."""
         try:
             learnt = joined_splits(self.splits.train, self.splits.validation)
+            if self.splits.test is not None:
+                joined_splits(self.splits.validation, self.splits.test)
         except InputError as error:
             log.info("auto: nothing is refitted: %s", error)
             return None
@@ -401,8 +426,8 @@ def _in_time(limit: float, work: Callable[[], str]) -> str | None:
     with ending_by(limit):
         try:
             return work()
-        except Stopped:
-            if not is_late():
+        except Stopped as stopped:
+            if not stopped.is_late:
                 raise
             return None
 

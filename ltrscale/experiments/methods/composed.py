@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from ltrscale.data.dataset.labelled import Fold
+from ltrscale.data.dataset.labelled import Fold, fold_of
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, with_periods_named
 from ltrscale.data.stream.batches import StreamConfig
@@ -110,16 +110,17 @@ class EnsembleMethod(AnyMethod):
     def train(self, run: SeedRun, name: str, out: str) -> None:
         method = run.methods[self.of]
         if self.over == "folds":
-            bundles = [run.without(fold).model(self.of) for fold in self._folds(run)]
+            bundles = [run.without(fold).model(self.of) for fold in self.folds_in(run)]
         elif self.over == "trials" and isinstance(method, TunedMethod):
             bundles = method.of_best_trials(run, self.of, self.runs)
         else:
             bundles = run.repeated(self.of, self.runs)
         method.average(run, bundles, out)
 
-    def _folds(self, run: SeedRun) -> list[Fold]:
+    def folds_in(self, run: SeedRun) -> list[Fold]:
         """All groups but those of one fold, for each fold."""
-        return [Fold(number=k, of=self.runs, held_out=False, seed=run.seed) for k in range(self.runs)]
+        dealt = run.splits.train.fold
+        return [fold_of(dealt, k, self.runs, held_out=False, seed=run.seed) for k in range(self.runs)]
 
 
 class BlendMethod(AnyMethod):
@@ -133,6 +134,7 @@ class BlendMethod(AnyMethod):
     """Names of other methods, of any kind."""
     blend: BlendConfig = BlendConfig()
 
+    can_teach: ClassVar = False
     can_be_member: ClassVar = False
 
     def built_on(self) -> tuple[str, ...]:

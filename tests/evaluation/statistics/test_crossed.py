@@ -10,6 +10,7 @@ from reference.crossed import drawn
 
 from ltrscale.arrays import Doubles
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, Means, crossed_means, looks_skewed
+from ltrscale.evaluation.statistics.power import errors_to_promise
 
 REPETITIONS = 1000
 
@@ -50,6 +51,13 @@ def test_folds_have_draws_of_their_own_and_undefined_groups_are_no_groups() -> N
     without = np.flatnonzero(~np.isnan(values_QTM[:, 0, 2]))
     one = crossed_means(values_QTM[without][:, :, [2]], folds_Q[without])
     np.testing.assert_allclose(one.std_error_M, means.std_error_M[2], rtol=1e-12)
+
+
+def test_a_fold_in_which_no_group_defines_a_column_adds_nothing() -> None:
+    values_QTM = drawn(1, (30, 5, 4), groups=0.5, draws=0.5, rest=1.0)
+    folds_Q = np.repeat([0, 1, 2], 10)
+    values_QTM[20:] = np.nan
+    same(crossed_means(values_QTM, folds_Q), crossed_means(values_QTM[:20], folds_Q[:20]))
 
 
 def test_where_one_side_does_not_vary_it_is_student_s_test_of_the_other() -> None:
@@ -190,6 +198,12 @@ def test_a_promise_is_kept_as_often_as_it_says(n_draws: int, groups: float, rest
     first, again = (drawn(seed, shape, groups=groups, draws=0.1, rest=rest) for seed in (11, 19))
     promised_M = crossed_means(first).detectable()
     assert (crossed_means(again + promised_M).p() < 0.05).mean() == pytest.approx(0.8, abs=0.02)
+
+
+def test_promises_grow_below_one_degree_of_freedom() -> None:
+    errors_M = errors_to_promise(np.array([0.67, 0.8, 1.0, 4.0, np.inf, np.nan]))
+    assert (np.diff(errors_M[:5]) < 0).all()
+    assert np.isnan(errors_M[5])
 
 
 @pytest.mark.parametrize("of_pretrainings", [0.0, 0.0014, 0.003, 0.005])

@@ -16,7 +16,7 @@ from ltrscale import storage
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import EvaluatedData
 from ltrscale.evaluation.studies.group_metrics import Measured, TestedOn
-from ltrscale.evaluation.studies.study import Cost, Design, Family, MethodTraits, Model, Study, study_of
+from ltrscale.evaluation.studies.study import Cost, Design, Family, MethodTraits, Model, Study, _Models, study_of
 from ltrscale.evaluation.studies.study_page import (
     advice,
     cost_rows,
@@ -282,6 +282,27 @@ def test_one_encoder_judges_no_share_and_all_else_for_itself(measured: Path, fou
     assert "crossed with 1 pretraining;" in page(one)
     assert "One encoder" not in page(found)
     assert "each with its own pretraining" in page(found)
+
+
+def test_draws_with_the_same_pretrainings_count_where_others_are_missing(measured: Path) -> None:
+    """As in the middle of a study, or where a model failed: no draw has all three, and two have the same two."""
+    found = {0: (0, 1), 1: (0, 2), 2: (0, 1)}
+    models = [
+        Model(
+            labelled="10",
+            draw=draw,
+            pretraining=pretraining,
+            method="simclr",
+            url=str(measured / f"simclr-10-{draw}"),
+            seconds=None,
+            documents=0,
+        )
+        for draw, pretrainings in found.items()
+        for pretraining in pretrainings
+    ]
+    table = _Models.read(models, str(measured / "test"), "ndcg@5")
+    drawn = table.drawn("simclr", "10", "ndcg@5", "all")
+    assert (drawn.draws, drawn.values_QTP.shape[2], table.crossed["10", "simclr"]) == ((0, 2), 2, 2)
 
 
 def test_untuned_trees_that_get_worse_with_more_labels_are_remarked_on(found: Study, measured: Path) -> None:

@@ -97,7 +97,7 @@ def test_without_test_nothing_judges_and_the_ranker_has_seen_the_other_two(
 @pytest.mark.slow
 def test_other_data_and_a_budget_of_nothing_are_errors(done: Path, synthetic_dataset: str, tmp_path: Path) -> None:
     other = auto(synthetic_dataset, done).replace(splits={**SPLITS, "train": {"periods": "2026-W01"}})
-    with pytest.raises(InputError, match=r"auto.json: begun on other data; name another out"):
+    with pytest.raises(InputError, match=r"auto.json: begun on other data or with another seed; name another out"):
         other.run()
     with pytest.raises(InputError, match=r"1e-05 minutes are too few for a model; give more"):
         auto(synthetic_dataset, tmp_path / "none", budget=1e-5).run()
