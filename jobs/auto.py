@@ -17,7 +17,8 @@ def _job() -> Job:
 
 
 _KEYS = """
-out data budget splits.train.periods splits.validation.periods splits.test.periods evaluate.ndcg_at refit workers.number
+out data budget splits.train.periods splits.train.relevant_groups splits.validation.periods splits.test.periods
+evaluate.ndcg_at evaluate.slices refit seed workers.number
 """
 COMMAND = Command("auto", _job, __doc__, _KEYS, flags="data out budget")
 

@@ -57,6 +57,7 @@ LEFT_OUT = {
     ("tuning", "python ../shared/data/news/make_log.py"): "an hour: the figures of the section Measured",
     ("tuning", "python -m jobs.prepare --config jobs/configs/data/prepare-news.yaml"): "the same",
     ("tuning", "python -m jobs.tune --config jobs/configs/start/tune-lightgbm.yaml --set"): "the same",
+    ("auto", "python -m jobs.auto"): "5 and 90 minutes; tests/experiments/auto/test_auto.py has half of one",
     ("guide", "python -m jobs.crossval"): "five folds with twenty methods each",
     ("watching", "prometheus"): "it is a server for a cluster; tests/cluster/test_prometheus.py starts it",
     ("distributed", "docker build"): "it needs a builder of images",

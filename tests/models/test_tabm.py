@@ -98,7 +98,7 @@ def test_one_member_is_the_plain_network(structure: str, batch_norm: bool) -> No
     x_NF = torch.randn(9, 5)
     torch.testing.assert_close(one(x_NF), plain(x_NF))
     assert (one.width, one.member_width) == (plain.width, plain.width)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):  # none but the CPU's
         whole = ranker(one.config)
     whole.encoder = one
     assert whole.score(groups()).members_NM is None
