@@ -42,7 +42,7 @@ AFTER = {
     "scoring": "distillation",
 }
 # Pages of several whole comparisons, and of what tests of the same commands show, which run at night.
-LONG = {"methods", "cross-encoder", "study", "operating", "tuning"}
+LONG = {"methods", "cross-encoder", "distributed", "study", "operating", "tuning"}
 # Commands, by page and first words, that are read only (tests/test_readme.py).
 LEFT_OUT = {
     ("README", "make test"): "it runs this file",

@@ -11,6 +11,7 @@ from ltrscale.simulate.portal import PortalLog, PortalLogConfig, account_of
 from tests.chaos.scale import CONFIGS, STAGES, Places, ScaleJob, run
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 def test_a_stage_is_killed_once_and_its_account_adds_up(tmp_path: Path) -> None:
     root, out = tmp_path / "root", tmp_path / "out"

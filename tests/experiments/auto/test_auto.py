@@ -21,7 +21,7 @@ SPLITS = {
 }
 
 
-def auto(data: str, out: Path, budget: float = 0.6) -> AutoConfig:
+def auto(data: str, out: Path, budget: float = 0.4) -> AutoConfig:
     return validate(AutoConfig, {"out": str(out), "data": data, "splits": SPLITS, "budget": budget}, "test")
 
 
@@ -86,7 +86,7 @@ def test_without_test_nothing_judges_and_the_ranker_has_seen_the_other_two(
     synthetic_dataset: str, tmp_path: Path
 ) -> None:
     splits = {name: SPLITS[name] for name in ("train", "validation")}
-    config = auto(synthetic_dataset, tmp_path / "out", budget=0.4).replace(splits=splits)
+    config = auto(synthetic_dataset, tmp_path / "out", budget=0.3).replace(splits=splits)
     ranker = bundle.load(config.train())
     assert not (tmp_path / "out" / "evaluation").exists()
     assert "2026-W04" not in json.dumps(ranker.made_by["config"])
