@@ -170,7 +170,7 @@ def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[
 def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:
     """A line if more differences look skewed than chance makes so in 19 of 20 reports; by the name of the difference.
 
-    Chance makes one in 20 look skewed (`crossed.looks_skewed`), and the number binomial, if they are independent.
+    Chance makes one in 20 look skewed (`Means.skewed_M`), and the number binomial, if they are independent.
 
     Example:
         >>> len(skewed_draws({"a": True})), len(skewed_draws({"a": True, "b": False, "c": False}))

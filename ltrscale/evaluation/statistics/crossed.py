@@ -39,11 +39,13 @@ class Means:
     """Of the mean, as the draws give it, with as much weight on symmetry as five draws have; 0 for one draw."""
     drawn_M: Doubles
     """The part of the squared error that more draws would lower."""
+    skewed_M: NDArray[np.bool_]
+    """Whether the means of the draws are more skewed than those of 19 in 20 symmetric designs; see `_look_skewed`."""
 
     def interval(self) -> tuple[Doubles, Doubles]:
         """Ends of the 95% intervals: the means that `p` does not reject."""
         limit_M = stdtrit(self.df_M, 1 - ALPHA / 2)
-        return tuple(self.mean_M - self._t(end_M) * self.std_error_M for end_M in (limit_M, -limit_M))  # type: ignore[return-value]
+        return self.mean_M - self._t(limit_M) * self.std_error_M, self.mean_M - self._t(-limit_M) * self.std_error_M
 
     def p(self) -> Doubles:
         """Two-sided p values of means of 0; 1 for a mean of 0 without an error.
@@ -82,7 +84,7 @@ def crossed_means(values_QTPM: Doubles, folds_Q: NDArray[np.int64] | None = None
     those that contain it has a negative estimate, which counts as 0, so that the error never falls below that of the
     other parts. Degrees of freedom follow Satterthwaite (1946), from the mean squares as found: taking the larger one
     there would make a t of about T - 1 degrees of an error that hardly depends on the draws. Intervals cover about 95%
-    from ten draws on, and at least 92% with five, wherever the variance lies, if draws are symmetric; `looks_skewed`
+    from ten draws on, and at least 92% with five, wherever the variance lies, if draws are symmetric; `_look_skewed`
     has what others cost.
 
     With one draw only the groups vary: the mean and its error are those of Student's test of Q values.
@@ -122,7 +124,28 @@ def crossed_means(values_QTPM: Doubles, folds_Q: NDArray[np.int64] | None = None
     lacks_M = np.isnan(mean_M + variance_M)
     error_M, df_M = (np.where(lacks_M, math.nan, each_M) for each_M in (np.sqrt(variance_M), df_M))
     drawn_M = components_SM[[_DRAWS in axes for axes in _SETS]].sum(axis=0)
-    return Means(mean_M, error_M, df_M, np.where(variance_M > 0, skewness_M, 0.0), drawn_M)
+    skewed_M = _look_skewed(np.reshape([fold.skewness_M for fold in folds], (-1, m)), n_draws)
+    return Means(mean_M, error_M, df_M, np.where(variance_M > 0, skewness_M, 0.0), drawn_M, skewed_M)
+
+
+def _look_skewed(skewness_FM: Doubles, n_draws: int) -> NDArray[np.bool_]:
+    """Whether draws whose means have this skewness in each fold look skewed, shape [M].
+
+    The skewness `m_3 / m_2^(3/2)` of T normal values has mean 0 and variance `6 (T - 2) / ((T + 1) (T + 3))` (Fisher
+    1930); of F folds it is the mean, with an F-th of the variance. Intervals allow for it, but not enough: where
+    exponential draws dominate they cover about .89 with five, .92 with ten and .94 with twenty. Five draws seldom show
+    it: a sixth of exponential designs does, and two thirds with twenty. It is the design that is judged, not its
+    interval: intervals miss most where the rare draw is missing, and with it the skewness.
+
+    Example:
+        >>> draws_T = np.array([0.0, 0.01, 0.02, 0.03, 0.9])
+        >>> crossed_means(np.stack([draws_T, draws_T**0.1], axis=-1)[None]).skewed_M.tolist()
+        [True, False]
+    """
+    if n_draws < FEWEST_DRAWS:
+        return np.zeros(skewness_FM.shape[1], np.bool_)
+    variance = 6 * (n_draws - 2) / ((n_draws + 1) * (n_draws + 3)) * len(skewness_FM)
+    return np.asarray(np.abs(skewness_FM.sum(axis=0)) > stdtrit(np.inf, 1 - ALPHA / 2) * math.sqrt(variance))
 
 
 def _components(squares_SM: Doubles) -> Doubles:
@@ -132,32 +155,6 @@ def _components(squares_SM: Doubles) -> Doubles:
         of_larger = [part_M for larger, part_M in parts.items() if axes < larger]
         parts[axes] = np.maximum(square_M - sum(of_larger, np.zeros_like(square_M)), 0.0)
     return np.stack(list(parts.values()))
-
-
-def looks_skewed(values_QTPM: Doubles, folds_Q: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
-    """Whether the means of the draws are more skewed than those of 19 in 20 symmetric designs, shape [M].
-
-    Values are as for `crossed_means`. The skewness `m_3 / m_2^(3/2)` of T normal values has mean 0 and variance
-    `6 (T - 2) / ((T + 1) (T + 3))` (Fisher 1930); of F folds it is the mean, with an F-th of the variance. Intervals
-    allow for it, but not enough: where exponential draws dominate they cover about .89 with five, .92 with ten and .94
-    with twenty. Five draws seldom show it: a sixth of exponential designs does, and two thirds with twenty. It is the
-    design that is judged, not its interval: intervals miss most where the rare draw is missing, and with it the
-    skewness.
-
-    Example:
-        >>> draws_T = np.array([0.0, 0.01, 0.02, 0.03, 0.9])
-        >>> looks_skewed(np.stack([draws_T, draws_T**0.1], axis=-1)[None]).tolist()
-        [True, False]
-    """
-    values_QTPM = values_QTPM if values_QTPM.ndim == 4 else values_QTPM[:, :, None]
-    n_draws, _, m = values_QTPM.shape[1:]
-    if n_draws < FEWEST_DRAWS:
-        return np.zeros(m, np.bool_)
-    folds_Q = np.zeros(len(values_QTPM), np.int64) if folds_Q is None else folds_Q
-    folds = [_Squares.of(values_QTPM[folds_Q == fold]) for fold in np.unique(folds_Q)]
-    skewness_M = sum((fold.skewness_M for fold in folds), np.zeros(m))
-    variance = 6 * (n_draws - 2) / ((n_draws + 1) * (n_draws + 3)) * len(folds)
-    return np.asarray(np.abs(skewness_M) > stdtrit(np.inf, 1 - ALPHA / 2) * math.sqrt(variance))
 
 
 @dataclass(frozen=True)

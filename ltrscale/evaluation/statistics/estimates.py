@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ltrscale.arrays import Doubles
 from ltrscale.config import Config
-from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, looks_skewed, or_none
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, or_none
 from ltrscale.evaluation.statistics.power import errors_to_see
 
 MOST_DRAWS = 1000
@@ -185,12 +185,11 @@ def estimate(drawn: Drawn, *, pretrainings: int | None = None, judges: bool = Tr
         >>> round(estimated.mean, 3), estimated.draws, estimated.groups, estimated.verdict
         (0.417, 2, 3, 'open')
     """
-    values_QTPM = drawn.values_QTP[..., None]
     groups, n = int((~np.isnan(drawn.values_QTP[:, 0, 0])).sum()), len(drawn.draws)
     if not groups:
         return None
     draws_T = np.nanmean(drawn.values_QTP, axis=(0, 2))
-    means = crossed_means(values_QTPM)
+    means = crossed_means(drawn.values_QTP[..., None])
     low, high = means.interval()
     judged = judges and n >= FEWEST_DRAWS
     estimated = MeanEstimate(
@@ -203,7 +202,7 @@ def estimate(drawn: Drawn, *, pretrainings: int | None = None, judges: bool = Tr
         draws=n,
         groups=groups,
         pretrainings=pretrainings,
-        skewed=bool(looks_skewed(values_QTPM)[0]),
+        skewed=bool(means.skewed_M[0]),
     )
     # nothing decides between two that are the same
     open_ = judged and estimated.verdict == "open" and estimated.mean != 0 and pretrainings is None

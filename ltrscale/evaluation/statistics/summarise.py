@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ltrscale.arrays import Doubles
 from ltrscale.config import Config
 from ltrscale.evaluation.statistics.blocks import Blocks, all_numbers, bootstrap_means, holm, sign_flip_p
-from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, looks_skewed, or_none
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, crossed_means, or_none
 
 _INTERVAL = (0.025, 0.975)
 _RESAMPLED = 1 << 24
@@ -258,7 +258,8 @@ def _verdict(
 ) -> _Verdict:
     """Interval and test of paired differences; by resampled means [S, M] and p [M] if neither has several draws."""
     values_BTM = differences.values_BTM()
-    means, skewed_M = crossed_means(values_BTM, folds_Q), looks_skewed(values_BTM, folds_Q)
+    means = crossed_means(values_BTM, folds_Q)
+    skewed_M = means.skewed_M
     if resampled is not None:
         means_SM, p_M = resampled
         return _Verdict(means.mean_M, *_ends(means_SM), p_M, means.detectable(), skewed_M, draws)

@@ -9,7 +9,7 @@ from reference import crossed as slow
 from reference.crossed import drawn
 
 from ltrscale.arrays import Doubles
-from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, Means, crossed_means, looks_skewed
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, Means, crossed_means
 from ltrscale.evaluation.statistics.power import errors_to_promise
 
 REPETITIONS = 1000
@@ -166,7 +166,9 @@ def skewed_by(name: str, n_draws: int) -> Doubles:
 
 @pytest.mark.parametrize("n_draws", [5, 10, 20])
 def test_symmetric_draws_look_skewed_once_in_twenty_and_skewed_ones_more_often(n_draws: int) -> None:
-    normal, exponential = (looks_skewed(skewed_by(name, n_draws)).mean() for name in ("normal", "exponential"))
+    normal, exponential = (
+        crossed_means(skewed_by(name, n_draws)).skewed_M.mean() for name in ("normal", "exponential")
+    )
     assert 0.03 <= normal <= 0.07
     assert exponential >= {5: 0.12, 10: 0.3, 20: 0.6}[n_draws]
 
@@ -179,14 +181,14 @@ def test_skewed_draws_cost_the_coverage_that_reports_state(n_draws: int, least: 
 def test_skewness_of_folds_is_pooled_and_draws_that_do_not_vary_have_none() -> None:
     rng, folds_Q = np.random.default_rng(15), np.repeat([0, 1, 2], 20)
     draws_FTM = rng.normal(size=(3, 6, 4 * REPETITIONS))
-    pooled = looks_skewed(draws_FTM[folds_Q], folds_Q)
+    pooled = crossed_means(draws_FTM[folds_Q], folds_Q).skewed_M
     assert 0.03 <= pooled.mean() <= 0.07
     slow = scipy.stats.skew(draws_FTM, axis=1).mean(axis=0) / (6 * 4 / (7 * 9) / 3) ** 0.5
     np.testing.assert_array_equal(pooled, np.abs(slow) > scipy.stats.norm.ppf(0.975))
-    assert not looks_skewed(np.full((5, 6, 1), 0.1)).any()
+    assert not crossed_means(np.full((5, 6, 1), 0.1)).skewed_M.any()
     gaps_QTM = np.concatenate([draws_FTM, np.full((1, 6, draws_FTM.shape[2]), np.nan)])
-    np.testing.assert_array_equal(looks_skewed(gaps_QTM), looks_skewed(draws_FTM))
-    assert not looks_skewed(draws_FTM[:, :4]).any(), "fewer than five draws are not judged at all"
+    np.testing.assert_array_equal(crossed_means(gaps_QTM).skewed_M, crossed_means(draws_FTM).skewed_M)
+    assert not crossed_means(draws_FTM[:, :4]).skewed_M.any(), "fewer than five draws are not judged at all"
 
 
 @pytest.mark.slow
