@@ -99,11 +99,6 @@ class Blend(Config):
     weights: dict[str, Annotated[float, Field(gt=0)]] = Field(min_length=1)
     """By the name of the bundle inside; they add up to 1."""
 
-    @property
-    def members(self) -> tuple[str, ...]:
-        """Names of the bundles inside."""
-        return tuple(self.weights)
-
 
 class BundleConfig(Config):
     """`config.json` of a bundle."""

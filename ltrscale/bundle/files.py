@@ -128,7 +128,7 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
             common["projection"] = read(PROJECTION)[PROJECTION] if trees.projection else None
             return (StackBundle if trees.members else TreesBundle)(members=members(trees.members), **common)
         case "blend", Blend() as blend:
-            return BlendBundle(blend=blend, members=members(blend.members), contents={}, **common)
+            return BlendBundle(blend=blend, members=members([*blend.weights]), contents={}, **common)
     raise InputError(f"{path}: the bundle's files do not fit each other (a {config.kind} lacks its part); train again")
 
 

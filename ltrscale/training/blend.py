@@ -150,7 +150,6 @@ def choose(
         >>> alone.weights_M.tolist(), alone.value
         ([1.0], 0.5)
     """
-    single_MQ = np.stack([judge(scores_N) for scores_N in scores_MN])
 
     def equal(_: Bools) -> Doubles:
         return np.full(len(scores_MN), 1 / len(scores_MN))
@@ -175,6 +174,7 @@ def choose(
     if given_M is not None or len(scores_MN) == 1 or len(np.unique(folds_Q)) < 2:
         weights_M = equal(everything_Q) if given_M is None else given_M
         return Chosen(weights_M, value := float(values(weights_M).mean()), value)
+    single_MQ = np.stack([judge(scores_N) for scores_N in scores_MN])
     rule: Callable[[Bools], Doubles] = equal
     of_equal_Q = held_out(equal)
     highest = float(of_equal_Q.mean())

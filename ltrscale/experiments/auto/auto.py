@@ -13,11 +13,11 @@ weights. Test judges once, and the ranker's members learn once more from all lab
     leaderboard/report.md         methods, what they took, and what to do next
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, TypeAdapter
@@ -95,6 +95,14 @@ class AutoRecord(Config):
     """Spent so far, over all processes."""
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
     entries: tuple[Entry, ...] = ()
+
+    @classmethod
+    def read(cls, url: str) -> Self:
+        """The record of an earlier process; an `InputError` if it is none."""
+        try:
+            return cls.model_validate_json(storage.read_bytes(url))
+        except ValueError as error:
+            raise InputError(f"{url}: not a record ({error}); remove it, and the same command begins anew") from error
 
 
 class AutoConfig(Config):
@@ -183,7 +191,7 @@ class _Auto:
         of = ":".join([*(selection.hash for selection in (everything, labelled, judged)), str(config.seed)])
         record, url = AutoRecord(of=of, budget=config.minutes), join(config.out, _RECORD)
         if storage.exists(url):
-            record = validate(AutoRecord, _json(url), url)
+            record = AutoRecord.read(url)
             if record.of != of:
                 raise InputError(f"{url}: begun on other data or with another seed; name another out, or remove it")
             if record.budget != config.minutes:  # what did not fit may fit now
@@ -297,7 +305,6 @@ class _Auto:
         if entry.state != "begun":
             return
         began = noted = time.monotonic()
-        url: str | None = None
 
         def so_far() -> Entry:
             return entry.replace(minutes=entry.minutes + (time.monotonic() - began) / 60)
@@ -311,8 +318,9 @@ class _Auto:
         try:
             with heard_by(hear):
                 url = _in_time(began + max(0.0, self.left) * 60, lambda: self.model(entry))
-        finally:
+        except BaseException:
             self.note(so_far())
+            raise
         if url is None:
             log.info("auto: %s was not ready in time", entry.name)
             self.note(so_far().replace(state="late", says="not ready in time"))
@@ -387,7 +395,7 @@ class _Auto:
             for entry in self.done(name.removesuffix("_mean")):
                 out = join(self.config.out, "refit", entry.name)
                 job = RefitJob(out=out, bundle=entry.url, also=self.splits.test, workers=self.config.workers)
-                if _in_time(limit, lambda job=job: job.run() or job.out) is None:  # type: ignore[misc]
+                if _in_time(limit, partial(_bundle_of, job)) is None:
                     log.info("auto: no time to refit; a larger budget has it")
                     return None
                 again[entry.name] = out
@@ -432,6 +440,11 @@ def _in_time(limit: float, work: Callable[[], str]) -> str | None:
             return None
 
 
+def _bundle_of(job: RefitJob) -> str:
+    job.run()
+    return job.out
+
+
 def _validated(url: str) -> float | None:
     """The metric of a bundle on the validation groups."""
     value = bundle.load(url).metrics.get("validation_ndcg@5")
@@ -444,10 +457,3 @@ def _halved(split: Split) -> Split:
         return split.replace(labelled_fraction=0.5)
     half = {key: value / 2 if isinstance(value, float) else max(1, value // 2) for key, value in split.size.items()}
     return split.replace(**half)
-
-
-def _json(url: str) -> Any:
-    try:
-        return json.loads(storage.read_bytes(url))
-    except ValueError as error:
-        raise InputError(f"{url}: not JSON ({error}); remove it, and the same command begins anew") from error
