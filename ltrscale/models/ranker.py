@@ -221,7 +221,7 @@ class Ranker(nn.Module):
         embedded = self.embed(groups)
         grades_QC = None if self.list_head is None else self.list_head(embedded.lists_QD)
         scores = self.head(embedded.documents_ND).squeeze(-1)
-        return RankerScores(scores, grades_QC) if scores.dim() == 1 else RankerScores(scores.mean(1), None, scores)
+        return RankerScores(scores, grades_QC) if scores.dim() == 1 else RankerScores(scores.mean(1), grades_QC, scores)
 
     def penultimate(self, groups: QueryGroups) -> Tensor:
         """The input of the last linear layer, shape [N, D]; that of each member side by side."""
