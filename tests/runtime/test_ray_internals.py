@@ -70,9 +70,10 @@ def test_no_keys_of_s3_travel_with_the_trials_of_a_search() -> None:
 def test_an_autoscaler_that_does_not_answer_in_time_is_not_known(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ray_internals, "_ANSWER_S", 1e-5)
+    ray_internals._log_unknown.cache_clear()
+    monkeypatch.setattr(ray_internals, "_ANSWER_S", 1e-5)  # even then an idle machine answers in time now and again
     with caplog.at_level(logging.WARNING):
-        assert [ray_internals.unmet_requests() for _ in range(3)] == [None] * 3
+        assert [ray_internals.unmet_requests() for _ in range(300)] == [None] * 300
     assert [record.message for record in caplog.records] == [
         "the cluster does not say what its autoscaler cannot provide (RPC error: Deadline Exceeded)"
     ]

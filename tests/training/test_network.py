@@ -192,9 +192,9 @@ def moments(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The float64 moments of each fit; the float32 transform would hide differences."""
     seen: list[bytes] = []
 
-    def make(statistics: FeatureStatistics, config: TransformConfig) -> FeatureTransform:
+    def make(statistics: FeatureStatistics, config: TransformConfig, *, bins: int) -> FeatureTransform:
         seen.append(b"".join(values_F.tobytes() for values_F in statistics.moments))
-        return make_transform(statistics, config)
+        return make_transform(statistics, config, bins=bins)
 
     monkeypatch.setattr(network, "make_transform", make)
     return seen
