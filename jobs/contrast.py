@@ -1,6 +1,6 @@
 r"""Report which features solve the contrast of a pretrained bundle: its loss with each feature permuted in one view.
 
-After `make demo`:
+After `make compare`:
 
   python -m jobs.contrast --set out=runs/contrast \
       --set data=runs/demo/data --set periods=2026-W01..2026-W05 \

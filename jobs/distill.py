@@ -2,7 +2,7 @@ r"""Distil a teacher into trees and a pointwise network: score, train students, 
 
 Steps that are up to date are skipped.
 
-After `make demo`:
+After `make compare`:
 
   python -m jobs.distill --set out=runs/distilled --set data=runs/demo/data \
       --set teacher=runs/demo/seed-0/simclr_rank/model \

@@ -1,6 +1,6 @@
 r"""Evaluate bundles on the test split: metrics, slices, significance, report.
 
-After `make demo`:
+After `make compare`:
 
   python -m jobs.evaluate --set out=runs/report \
       --set 'evaluate.models={gbdt: runs/demo/seed-0/gbdt/model,

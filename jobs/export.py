@@ -1,6 +1,6 @@
 r"""Export a bundle for a program that serves it, after checking that its reader gives equal scores.
 
-After `make demo`:
+After `make compare`:
 
   python -m jobs.export --to lightgbm --set out=runs/export/lightgbm \
       --set bundle=runs/demo/seed-0/gbdt/model --set data=runs/demo/data

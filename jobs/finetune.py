@@ -1,6 +1,6 @@
 r"""Finetune a ranker on the labelled groups of a split.
 
-After `make demo`:
+After `make compare`:
 
   python -m jobs.finetune --set out=runs/ranker \
       --set 'splits.train={data: runs/demo/data, periods: 2026-W01..2026-W05}' \

@@ -2,7 +2,7 @@
 
 The exit status is 0 if the candidate passes, and 3 if it is refused, with a line for each bound that is broken.
 
-After `make demo`, with the config of the example:
+After `make compare`, with the config of the example:
 
   python -m jobs.gate --config jobs/configs/start/gate.yaml
 

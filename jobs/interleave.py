@@ -1,6 +1,6 @@
 r"""Compare rankers by simulated interleaving: credit, lift, and the impressions that it takes to see it.
 
-After `make demo`:
+After `make compare`:
 
   python -m jobs.interleave --set out=runs/interleaved \
       --set 'models={gbdt: runs/demo/seed-0/gbdt/model,

@@ -1,6 +1,6 @@
 r"""Pretrain an encoder on all documents of a split, without labels.
 
-After `make demo`:
+After `make compare`:
 
   python -m jobs.pretrain --set out=runs/encoder \
       --set train.data=runs/demo/data --set train.periods=2026-W01..2026-W05

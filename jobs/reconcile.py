@@ -5,7 +5,7 @@ This job computes a metric by our rules and by those of each program (scikit-lea
 too), switches the rules one after the other from ours to theirs, and names each rule's part of the difference with the
 groups that show it. No other program needs to be installed. Scores and labels come from a bundle on a split, from
 committed scores, or from a Parquet or CSV table of query, item, label and score
-(`source={kind: table, path: scores.csv}`). After `make demo`:
+(`source={kind: table, path: scores.csv}`). After `make compare`:
 
   python -m jobs.reconcile --set out=runs/why \
       --set 'source={kind: bundle, bundle: runs/demo/seed-0/gbdt/model,

@@ -1,6 +1,6 @@
 r"""Register a bundle in MLflow's model registry, as a model that `mlflow.pyfunc` loads.
 
-After `make demo`:
+After `make compare`:
 
   python -m jobs.register --set store=sqlite:///runs/mlflow.db --set name=demo \
       --set bundle=runs/demo/seed-0/gbdt/model

@@ -1,6 +1,6 @@
 r"""Simulate or clean labels: derive a data set directory with other labels from one that jobs.prepare made.
 
-After `make demo`:
+After `make compare`:
 
   python -m jobs.relabel --set data=runs/demo/data --set out=runs/few-labels \
       --set 'relabel.steps=[{kind: labelled_fraction, fraction: 0.1}]'

@@ -1,6 +1,6 @@
 r"""List the runs below a directory, or compare two: settings that differ, time, documents per second, metrics.
 
-After `make demo`, a list, and with `--compare "[runs/a, runs/b]"` two runs side by side:
+After `make compare`, a list, and with `--compare "[runs/a, runs/b]"` two runs side by side:
 
   python -m jobs.runs runs
 """

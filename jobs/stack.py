@@ -1,6 +1,6 @@
 r"""Train a stack: LightGBM over the out-of-fold scores of several models.
 
-After `make demo`:
+After `make compare`:
 
   python -m jobs.stack --set out=runs/stack \
       --set 'members={trees: {kind: gbdt}, network: {kind: neural}}' \

@@ -1,6 +1,6 @@
 r"""Train boosted trees on the labelled groups of a split: LightGBM, XGBoost or CatBoost.
 
-After `make demo`:
+After `make compare`:
 
   python -m jobs.train_gbdt --set out=runs/trees --set gbdt.num_leaves=8 \
       --set 'splits.train={data: runs/demo/data, periods: 2026-W01..2026-W05}' \

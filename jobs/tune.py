@@ -1,6 +1,6 @@
 r"""Search over the settings of a job: trees, pretraining, or finetuning. An interrupted search is resumed.
 
-After `make demo`:
+After `make compare`:
 
   python -m jobs.tune --set out=runs/search --set trials=5 \
       --set job.kind=gbdt \

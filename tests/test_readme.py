@@ -101,7 +101,7 @@ def test_every_config_shown_is_used_by_a_command_or_is_one_of_splits() -> None:
 def test_make_commands_exist() -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {words[1] for page in PAGES for words in commands(page) if words[0] == "make"}
-    assert {"demo", "test", "check"} <= named <= targets
+    assert {"demo", "compare", "test", "check"} <= named <= targets
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:

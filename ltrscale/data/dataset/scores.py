@@ -49,11 +49,11 @@ class ScoreFile:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    path: ListedPath
+    path: str
     """Name in the directory of the period."""
     bytes: int
     sha256: str
-    data: ListedPath
+    data: str
     """Path of the data file in its data set at the time of scoring."""
     data_sha256: str
     """Content hash of the data file that was scored."""

@@ -1,8 +1,9 @@
 """The best ranker of a log by one command, in a budget of minutes.
 
 Trees, trees with searched settings, a network and the same one pretrained come first, each in its share of the budget;
-then more models of each, with other seeds, as long as they fit. Their blend is the ranker: validation chooses its
-weights. Test judges once, and the ranker's members learn once more from all labels. Below `out` are
+then more models of each, with other seeds, as long as they fit, and a student of the better network once there are
+three of it. Their blend is the ranker: validation chooses its weights. Test judges once, and the ranker's members learn
+once more from all labels. Below `out` are
 
     auto.json                     what was decided and what it took; a later process goes on by it
     models/METHOD/model/          bundles, as a pipeline makes them; models/runs/K/ has those of other seeds
@@ -33,7 +34,17 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.experiments.auto.page import Board, BoardRow, document, write_board
-from ltrscale.experiments.auto.plan import PRETRAINED_NETWORK, SCRATCH, TREES, TUNED, Planned, Speed, planned
+from ltrscale.experiments.auto.plan import (
+    PRETRAINED_NETWORK,
+    SCRATCH,
+    STUDENT,
+    TEACHERS,
+    TREES,
+    TUNED,
+    Planned,
+    Speed,
+    planned,
+)
 from ltrscale.experiments.first.pipeline import LogSize, divided
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.choices import Method
@@ -51,6 +62,7 @@ from ltrscale.training.blend import BlendConfig, BlendJob
 BUDGETS = {"quick": 5.0, "good": 60.0, "best": 600.0}
 FIRST = (TREES, TUNED, SCRATCH, PRETRAINED_NETWORK)
 """The methods in the order in which they are tried."""
+ALL_METHODS = (*FIRST, STUDENT)
 MOST_MODELS = 10
 """Models of a method."""
 _HALF = "trees_half"
@@ -236,16 +248,17 @@ class _Auto:
         """Minutes that the refit of all models takes at most."""
         if not self.config.refit:
             return 0.0
-        return _REFIT * sum(len(self.done(name)) * self.again_minutes(name) for name in FIRST if self.done(name))
+        return _REFIT * sum(len(self.done(name)) * self.again_minutes(name) for name in ALL_METHODS if self.done(name))
 
     def again_minutes(self, name: str) -> float:
-        """Minutes of one more model of a method: without search, and from the same encoder."""
+        """Minutes of one more model of a method: without search, and from the same start."""
         first, *others = (entry.minutes for entry in self.done(name))
         if others:
             return max(others)
         if name == TUNED:
             return 2 * first / int(self.record.methods[TUNED]["trials"])
-        return max((e.minutes for e in self.done(SCRATCH)), default=first) if name == PRETRAINED_NETWORK else first
+        started = name in (PRETRAINED_NETWORK, STUDENT)
+        return max((entry.minutes for entry in self.done(SCRATCH)), default=first) if started else first
 
     def done(self, method: str) -> list[Entry]:
         """The models of a method that are there."""
@@ -256,10 +269,10 @@ class _Auto:
         known = (entry for entry in self.record.entries if (entry.method, entry.number) == (name, 0))
         self.train(next(known, None) or self.decided(name, self.planned(name, self.speed())))
 
-    def planned(self, name: str, speed: Speed) -> Planned:
+    def planned(self, name: str, speed: Speed, teacher: str = SCRATCH) -> Planned:
         """The settings of the first model of a method, on a machine of this speed."""
         name, cores = TREES if name == _HALF else name, os.cpu_count() or 1
-        return planned(name, self.size, self.config.minutes, speed, cores=cores, judged=self.judged)
+        return planned(name, self.size, self.config.minutes, speed, cores=cores, judged=self.judged, teacher=teacher)
 
     def speed(self) -> Speed:
         """The speed of this machine, from the models so far."""
@@ -287,6 +300,8 @@ class _Auto:
         for entry in self.record.entries:
             if entry.state == "begun":
                 return entry
+        if (student := self.student()) is not None:
+            return student
         counts = {name: len(self.done(name)) for name in FIRST[1:]}
         counts = counts if any(counts.values()) else {TREES: len(self.done(TREES))}
         late = {entry.method for entry in self.record.entries if entry.state == "late"}
@@ -299,6 +314,19 @@ class _Auto:
             return None
         name = min(fits, key=lambda name: fits[name])
         return self.note(Entry(method=name, number=fits[name], says="another seed"))
+
+    def student(self) -> Entry | None:
+        """The student of the better network, once there are enough of each; None before, and where it was decided."""
+        networks = {name: self.done(name) for name in (SCRATCH, PRETRAINED_NETWORK) if self.done(name)}
+        decided = any(entry.method == STUDENT for entry in self.record.entries)
+        if decided or not networks or min(map(len, networks.values())) < TEACHERS:
+            return None
+
+        def mean(name: str) -> float:
+            return sum(_validated(entry.url) or 0.0 for entry in networks[name]) / len(networks[name])
+
+        teacher = max(networks, key=mean)
+        return self.decided(STUDENT, self.planned(STUDENT, self.speed(), teacher))
 
     def train(self, entry: Entry) -> None:
         """Train a model that was begun, as long as there is time."""
@@ -355,7 +383,7 @@ class _Auto:
     def means(self) -> dict[str, str]:
         """Of each method its first model, and the mean of all where there are several."""
         rankers: dict[str, str] = {}
-        for name in FIRST:
+        for name in ALL_METHODS:
             members = {entry.name: entry.url for entry in self.done(name)}
             rankers |= {name: members[name]} if members else {}
             if len(members) > 1:
@@ -424,7 +452,7 @@ class _Auto:
         entries = self.done(name.removesuffix("_mean"))
         minutes = sum(entry.minutes for entry in entries) if name != "blend" else self.spent
         says = "" if name == "blend" else f"{len(entries)} models"
-        if name in FIRST:
+        if name in ALL_METHODS:
             minutes, says = entries[0].minutes, entries[0].says
         return BoardRow(name=name, says=says, minutes=round(minutes, 2), validation=_validated(url), url=url)
 

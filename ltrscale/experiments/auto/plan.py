@@ -13,6 +13,7 @@ from ltrscale.experiments.first.pipeline import (
     BOOSTED,
     FINETUNED,
     PRETRAINED,
+    SMALL,
     STUDIED,
     LogSize,
     epoch_minutes,
@@ -21,7 +22,7 @@ from ltrscale.experiments.first.pipeline import (
 )
 
 TREES, TUNED, SCRATCH, PRETRAINED_NETWORK, STUDENT = "trees", "trees_tuned", "scratch", "pretrained", "student"
-_SHARES = {TREES: 0.1, TUNED: 0.2, SCRATCH: 0.12, PRETRAINED_NETWORK: 0.3}
+_SHARES = {TREES: 0.1, TUNED: 0.2, SCRATCH: 0.12, PRETRAINED_NETWORK: 0.3, STUDENT: 0.12}
 """Shares of the budget that the first model of each may take; the rest is for further models, blend, test and refit."""
 MOST_EPOCHS, MOST_TRIALS = 64, 100
 """Of pretraining, and of the search: beyond these neither helped in docs/results/study-news.md."""
@@ -31,6 +32,12 @@ _PAYS_FROM = 2.0
 is little that labels do not say."""
 _VALIDATED, _START_MINUTES = 200_000, 0.03
 """Documents that validation scores in a second, and the start of a training."""
+TEACHERS = 3
+"""Networks whose mean a student learns."""
+_TAUGHT_LISTS, _TAUGHT_DOCUMENTS = 20_000, 500_000
+"""Lists of a larger log that a student learns, as in the news study, and documents that these are taken to have."""
+_STUDENT_EPOCHS, _STUDENT_READS = (8, 40), 4_000_000
+"""Epochs of a student, between those of the news study and of the small sets, and documents that it reads in all."""
 _SPACE = {
     "gbdt.objective": {"choices": ["lambdarank", "rank_xendcg"]},
     "gbdt.num_leaves": {"low": 2, "high": 64, "log": True, "integer": True},
@@ -58,7 +65,9 @@ class Planned(NamedTuple):
     why: str
 
 
-def planned(name: str, size: LogSize, budget: float, speed: Speed, *, cores: int, judged: int) -> Planned:
+def planned(
+    name: str, size: LogSize, budget: float, speed: Speed, *, cores: int, judged: int, teacher: str = SCRATCH
+) -> Planned:
     """The settings with which the first model of a method takes at most its share of the budget.
 
     Args:
@@ -68,6 +77,7 @@ def planned(name: str, size: LogSize, budget: float, speed: Speed, *, cores: int
         speed: of the machine.
         cores: those that trees use.
         judged: documents of the validation groups.
+        teacher: the network whose student is planned.
 
     Example:
         >>> log = LogSize(documents=550_000, told_apart=195_000, features=13)
@@ -96,6 +106,8 @@ def planned(name: str, size: LogSize, budget: float, speed: Speed, *, cores: int
             return Planned(settings, trials * trial, f"{trials} trials")
         case "scratch":
             return _network(methods[SCRATCH], share, epoch)
+        case "student":
+            return _student(teacher, size, share, epoch, speed)
     large = PRETRAINED[sizes.pretraining_docs_per_batch] * speed.networks
     pretraining = epoch_minutes(size.documents, large, size.features)
     if size.documents < _PAYS_FROM * size.told_apart:
@@ -110,6 +122,25 @@ def planned(name: str, size: LogSize, budget: float, speed: Speed, *, cores: int
     minutes = epochs * pretraining + finetuned.minutes
     plural = "" if epochs == 1 else "s"
     return Planned(settings, minutes, f"{epochs} epoch{plural} of pretraining, {minutes:.1f} minutes")
+
+
+def _student(teacher: str, size: LogSize, share: float, epoch: float, speed: Speed) -> Planned:
+    """The student of several networks, which are there; it is finetuned as they were."""
+    documents = min(size.documents, _TAUGHT_DOCUMENTS)
+    few, many = _STUDENT_EPOCHS
+    epochs, batch = min(many, max(few, _STUDENT_READS // max(documents, 1))), 1000 if documents < SMALL else 4096
+    taught = epochs * epoch_minutes(documents, FINETUNED[1024] * speed.networks, size.features)
+    minutes = taught + STUDIED["finetuning"] * epoch + TEACHERS * documents / _VALIDATED / 60 + 2 * _START_MINUTES
+    if minutes > share:
+        return Planned(None, 0.0, f"a student takes {minutes:.1f} minutes, which the budget has not")
+    settings = {
+        "kind": "self_trained",
+        "of": teacher,
+        "runs": TEACHERS,
+        "groups": _TAUGHT_LISTS if size.documents > documents else None,
+        "student": {"epochs": epochs, "patience": epochs // 3, "stream": {"docs_per_batch": batch}},
+    }
+    return Planned(settings, minutes, f"of {TEACHERS} networks {teacher}")
 
 
 def _of_trees(methods: Mapping[str, Any], number: int) -> dict[str, Any]:
