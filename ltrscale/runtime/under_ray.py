@@ -169,11 +169,11 @@ def _attend(
                     report({"checkpoints": checkpoints})
                 case WorkerJoined(rank, actor):
                     actors[rank] = actor
-                    watch.joined(rank)
+                    watch.joined(rank, actor)
                 case Beat(rank, counts):
                     watch.heard(rank, counts)
-                case Left(rank):
-                    watch.left(rank)
+                case Left(rank, actor):
+                    watch.left(rank, actor)
                 case AttemptEnded():
                     report({"running_workers": 0})
                     running = False
@@ -186,7 +186,7 @@ def _attend(
         for rank, symptom in watch.hung().items():
             log.warning("rank %d hangs: it %s; ending it", rank, symptom)
             ray.kill(actors[rank])  # Ray Train then restarts all workers, as after any death
-            watch.left(rank)
+            watch.left(rank, actors[rank])
         if stopping() and not stop_requested:
             if not running:  # nobody would answer, for instance while the cluster has no room
                 raise Stopped("no worker was running")
