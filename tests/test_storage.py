@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import s3fs
 
@@ -146,6 +148,35 @@ def test_a_kept_file_stays_without_commit(url: str) -> None:
     assert names(url) == [kept]
     commit(url, {"other": ""})
     assert names(url) == [storage.MANIFEST, "other"]
+
+
+def test_files_left_beside_a_damaged_part_go_when_it_is_mended(tmp_path: Path) -> None:
+    url, lacks_path = str(tmp_path), pa.table({"path": pa.array([None], pa.string()), "bytes": [0]})
+    with storage.Commit(url) as writer:
+        with writer.file("part-{hash}") as path:
+            pq.write_table(lacks_path, path)
+        part = tmp_path / writer.files[0].path
+        parts = [vars(writer.files.pop())]
+        with writer.file("old-{hash}") as path:
+            path.touch()
+        writer.finish({"parts": parts})
+
+    def found() -> set[str]:
+        return {name.split("-")[0] for name in names(url)}
+
+    with storage.Commit(url) as one, storage.Commit(url) as two:
+        for name, writer in (("one", one), ("two", two)):
+            with writer.file(f"{name}-{{hash}}") as path:
+                path.touch()
+            writer.keep([writer.files[0].path])
+    whole = part.read_bytes()
+    part.write_bytes(b"damaged")
+    commit(url, {"new-{hash}": ""}, parts=parts)
+    assert found() == {"manifest.json", "new", "part", "one", "two"}
+    part.write_bytes(whole)
+    with storage.Commit(url):
+        pass
+    assert found() == {"manifest.json", "new", "part"}
 
 
 @pytest.mark.parametrize(("act", "number"), [("swap", 0), ("remove", 0), ("remove", 1), ("remove", 2)])

@@ -129,7 +129,8 @@ def work_in_groups(task: Assignment, name: int | str, seat: Seat, requests: Requ
 
 def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carried: object) -> None:
     """The work in one group."""
-    sender(WorkerJoined(rank, ray.get_runtime_context().current_actor))
+    this = ray.get_runtime_context().current_actor
+    sender(WorkerJoined(rank, this))
     pulse, read_on = Pulse(), task.workers.read_on
     context = Context(
         reader=functools.partial(read_with_ray, read_on=read_on) if read_on else read_with_ray,
@@ -152,7 +153,7 @@ def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carri
             error.add_note(f"raised by rank {rank}:\n{traceback.format_exc()}")  # pickling drops the traceback
             raise
         finally:
-            sender(Left(rank))
+            sender(Left(rank, this))
             sender.flush()
 
 

@@ -73,6 +73,7 @@ class Pulse:
 
 @dataclass
 class _Worker:
+    who: object
     counts: WorkerProgress
     heard: float
     moved: float
@@ -90,13 +91,18 @@ class HangWatch:
         self._limit_s = limit_s
         self._workers: dict[int, _Worker] = {}
 
-    def joined(self, rank: int) -> None:
-        """Record that a worker has started or restarted."""
+    def joined(self, rank: int, who: object = None) -> None:
+        """Record that a worker has started or restarted; `who` distinguishes those that have a rank in turn."""
         now = time.monotonic()
-        self._workers[rank] = _Worker(WorkerProgress(), heard=now, moved=now)
+        self._workers[rank] = _Worker(who, WorkerProgress(), heard=now, moved=now)
 
-    def left(self, rank: int) -> None:
-        """Record that a worker has finished or was killed; the others get the full limit to notice it."""
+    def left(self, rank: int, who: object = None) -> None:
+        """Record that a worker has finished or was killed; the others get the full limit to notice it.
+
+        Ignored once another has its rank: they send from processes of their own, so the one may be late.
+        """
+        if rank in self._workers and self._workers[rank].who != who:
+            return
         self._workers.pop(rank, None)
         for worker in self._workers.values():
             worker.heard = worker.moved = time.monotonic()

@@ -67,6 +67,8 @@ class Left(NamedTuple):
     """A worker has left the training function."""
 
     rank: int
+    actor: Any
+    """As it joined: another may have its rank by now."""
 
 
 class Beat(NamedTuple):

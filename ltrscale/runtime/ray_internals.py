@@ -122,6 +122,23 @@ def is_draining(node: str) -> bool:
     return node in state.get_draining_nodes()
 
 
+def remove_placement_groups_of(actor: str) -> None:
+    """Remove the placement groups that the actor of an id has made: those of a dead one stay until its job ends.
+
+    The public table of placement groups does not say whose they are. Ray Train's own cleaner asks the dashboard, which
+    not every cluster has, and knows no group that still waits for room.
+    """
+    from ray import PlacementGroupID
+    from ray._private.state import state
+    from ray.core.generated.gcs_pb2 import PlacementGroupTableData
+    from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+    for row in state._connect_and_get_accessor().get_placement_group_table():
+        group = PlacementGroupTableData.FromString(row)
+        if group.creator_actor_id.hex() == actor and group.state != PlacementGroupTableData.REMOVED:
+            remove_placement_group(PlacementGroup(PlacementGroupID(group.placement_group_id)))
+
+
 def is_own_cluster() -> bool:
     """Whether this process has started the cluster that it is connected to, which then has no other nodes."""
     from ray._private import worker

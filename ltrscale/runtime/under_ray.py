@@ -11,22 +11,26 @@ interface, and by default the store listens on all and requires no token: `OnIts
 checked with each version, see `ltrscale.runtime.ray_internals`.
 """
 
+import contextlib
 import functools
 import math
+import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
 import ray.train
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer, config
+from ray.train.v2._internal.execution.callback import ControllerCallback
 
 from ltrscale import storage
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import Report, log
-from ltrscale.runtime import room
+from ltrscale.runtime import ray_internals, room
 from ltrscale.runtime.groups import WATCH_S, Assignment, Guests, Requests, alongside, serve, work_in_groups
 from ltrscale.runtime.hangs import HangWatch
 from ltrscale.runtime.mailbox import (
@@ -78,17 +82,24 @@ def train(work: Work, workers: WorkersConfig, report: Report, *, regroups: bool)
         run.start()
         try:
             _attend(run, mailbox, report, workers, stopping, guests)
+            if failures:
+                error = failures[0]
+                if isinstance(error, RayActorError):
+                    raise InputError(
+                        "Ray Train's controller has died, killed or with its node; the same command goes on from the "
+                        "last checkpoint"
+                    ) from error
+                raise error.controller_failure if isinstance(error, ControllerError) else error
+        except (InputError, Stopped):  # after any other error, Ray itself may answer no more
+            ray.kill(mailbox)
+            run.join()  # the controller ends too
+            for error in failures:
+                if isinstance(error, RayActorError) and error.actor_id:
+                    ray_internals.remove_placement_groups_of(error.actor_id)
+            raise
         finally:
             guests.dismiss()
-            ray.kill(mailbox)  # workers that are still alive end once they find it gone
-        if failures:
-            error = failures[0]
-            if isinstance(error, RayActorError):
-                raise InputError(
-                    "Ray Train's controller has died, killed or with its node; the same command goes on from the last "
-                    "checkpoint"
-                ) from error
-            raise error.controller_failure if isinstance(error, ControllerError) else error
+            ray.kill(mailbox)  # workers and a controller that are still alive end once they find it gone
 
 
 def _trainer(task: Assignment, scratch: str) -> TorchTrainer:
@@ -110,7 +121,7 @@ def _trainer(task: Assignment, scratch: str) -> TorchTrainer:
             storage_path=scratch,
             name="train",
             failure_config=FailureConfig(max_failures=-1),  # no limit: the callback counts, and raises at ours
-            callbacks=[_Overseer(task.mailbox, workers.max_failures)],
+            callbacks=[_Overseer(task.mailbox, workers.max_failures), _Lifeline(task.mailbox)],
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
     )
@@ -158,11 +169,11 @@ def _attend(
                     report({"checkpoints": checkpoints})
                 case WorkerJoined(rank, actor):
                     actors[rank] = actor
-                    watch.joined(rank)
+                    watch.joined(rank, actor)
                 case Beat(rank, counts):
                     watch.heard(rank, counts)
-                case Left(rank):
-                    watch.left(rank)
+                case Left(rank, actor):
+                    watch.left(rank, actor)
                 case AttemptEnded():
                     report({"running_workers": 0})
                     running = False
@@ -175,7 +186,7 @@ def _attend(
         for rank, symptom in watch.hung().items():
             log.warning("rank %d hangs: it %s; ending it", rank, symptom)
             ray.kill(actors[rank])  # Ray Train then restarts all workers, as after any death
-            watch.left(rank)
+            watch.left(rank, actors[rank])
         if stopping() and not stop_requested:
             if not running:  # nobody would answer, for instance while the cluster has no room
                 raise Stopped("no worker was running")
@@ -184,6 +195,28 @@ def _attend(
         if not running:
             waiting.look()
         run.join(_POLL_S)
+
+
+class _Lifeline(ControllerCallback):  # type: ignore[misc]
+    """Ends the controller of Ray Train once the mailbox, and so the launching process's interest, is gone.
+
+    In a thread, for the controller answers nobody while it waits for room. It must have died before what it has
+    reserved is removed: after `ray.kill` a process may still ask for more.
+    """
+
+    def __init__(self, mailbox: Any) -> None:
+        self._mailbox = mailbox
+
+    def after_controller_start(self, train_run_context: object) -> None:  # noqa: ARG002
+        """Ray Train calls this in the controller, before it asks for workers."""
+        threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
+
+    def _watch(self) -> None:
+        with contextlib.suppress(RayError):
+            while True:
+                ray.get(self._mailbox.standing.remote())
+                time.sleep(WATCH_S)
+        os._exit(1)
 
 
 class _Overseer(UserCallback):  # type: ignore[misc]

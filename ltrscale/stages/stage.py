@@ -70,11 +70,16 @@ def dataset_hashes(splits: Iterable[Split]) -> dict[str, str]:
     return hashes
 
 
-def check_unseen(url: str, test: Split) -> None:
+def check_unseen(url: str, test: Split, *, chosen_on: bool = False) -> None:
     """Check that a bundle, the bundles it was made from and its teacher have seen no period of the test split.
 
     A bundle has seen the periods that it was trained or selected on. The check covers bundles that a job made, as long
     as their inputs are still at their recorded URLs.
+
+    Args:
+        url: the bundle.
+        test: the split to evaluate on.
+        chosen_on: let them be selected on it, and only not be trained on it.
 
     Raises:
         InputError: one of them has; the message names the period.
@@ -83,19 +88,24 @@ def check_unseen(url: str, test: Split) -> None:
     while waiting:
         if (bundle := waiting.pop()) not in checked:
             checked.add(bundle)
-            waiting += _check_unseen_by(bundle, test)
+            waiting += _check_unseen_by(bundle, test, chosen_on)
 
 
-def _check_unseen_by(url: str, test: Split) -> list[str]:
+def _check_unseen_by(url: str, test: Split, chosen_on: bool) -> list[str]:
     """Check the splits of one bundle; returns the URLs of its inputs and teachers."""
-    origin = validate(Provenance, (storage.read_manifest(url) or {}).get("made_by", {}), url)
+    made_by = (storage.read_manifest(url) or {}).get("made_by", {})
+    origin = validate(Provenance, made_by, url)
     splits = origin.config.splits
     made_from = list(origin.inputs) if splits else []
     if len(splits) != 2 or not all(map(_is_there, splits)):  # pretraining records one split: it reads no labels
         return made_from
     splits = tuple(split.replace(periods=_still_there(split) or None) for split in splits)
     try:
-        check_disjoint(SplitsWithTest(train=splits[0], validation=splits[1], test=test))
+        if not chosen_on:
+            check_disjoint(SplitsWithTest(train=splits[0], validation=splits[1], test=test))
+        else:
+            for learnt in splits if made_by.get("stage") == "refit" else splits[:1]:  # a refit learns from both
+                check_disjoint(Splits(train=learnt, validation=test))
     except UnavailableError:  # storage does not answer, which is no verdict on the bundle
         raise
     except InputError as error:

@@ -21,6 +21,7 @@ from ltrscale.storage.committed import (
     at_once,
     check_lease,
     delete_kept,
+    kept_at,
     listed_in,
     names_in,
     parse_manifest,
@@ -204,8 +205,9 @@ class Commit:
             current = files.read_if_there(self._manifest)
             if current not in (self._before, data):
                 raise self._lost()
+            left = kept_at(self.url) if stale else set()  # by an earlier commit, beside a part that cannot be read
             if stale:  # in case that this process is killed before it has deleted them
-                write_kept(self.url, stale)
+                write_kept(self.url, left | stale)
             replaced = self._place_waiting(data)
             # the manifest is there already where another writer committed the same content
             if current != data and not files.swap(self._manifest, replaced, data):
@@ -218,7 +220,7 @@ class Commit:
             for name in stale:
                 files.remove_with_folders(names.listed_file(self.url, name), self.url)
             if stale:
-                files.remove(join(self.url, KEPT))
+                write_kept(self.url, left - stale)
             if self.saved:
                 files.remove(join(self.url, UNFINISHED))
 
@@ -315,4 +317,4 @@ class Commit:
             for name in own_files - self._kept - set(committed) - saved.keys():
                 files.remove_with_folders(join(self.url, name), self.url)
             if kept := own_files & self._kept:
-                write_kept(self.url, kept)
+                write_kept(self.url, kept | kept_at(self.url))

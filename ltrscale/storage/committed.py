@@ -161,9 +161,18 @@ def withdraw_below(url: str, loose: Collection[str]) -> None:
             files.remove_with_folders(names.listed_file(url, name), url)
 
 
+def kept_at(url: str) -> set[str]:
+    """The files of a directory whose deletion is left to its next commit."""
+    data = files.read_if_there(join(url, KEPT))
+    return set() if data is None else set(names_in(url, parse_manifest(data, join(url, KEPT))))
+
+
 def write_kept(url: str, paths: Collection[str]) -> None:
-    """Leave the deletion of some files of a directory to the next commit, whatever becomes of this process."""
-    files.write_bytes(join(url, KEPT), json.dumps({"quarantine": sorted(paths)}).encode())
+    """Leave the deletion of these files and no others to the next commit, whatever becomes of this process."""
+    if paths:
+        files.write_bytes(join(url, KEPT), json.dumps({"quarantine": sorted(paths)}).encode())
+    else:
+        files.remove(join(url, KEPT))
 
 
 def delete_kept(url: str) -> None:
@@ -171,10 +180,8 @@ def delete_kept(url: str) -> None:
 
     Call it only where no other writer can commit. Nothing is deleted beside a manifest with a part that cannot be read.
     """
-    data = files.read_if_there(join(url, KEPT))
-    if data is None:
+    if not (kept := kept_at(url)):
         return
-    kept = names_in(url, parse_manifest(data, join(url, KEPT)))
     try:
         committed = _listed_at(url)
     except UnavailableError:
@@ -186,7 +193,7 @@ def delete_kept(url: str) -> None:
     for name in kept:
         if name not in committed:
             files.remove_with_folders(names.listed_file(url, name), url)
-    files.remove(join(url, KEPT))
+    write_kept(url, ())
 
 
 def check_lease(url: str) -> None:

@@ -1,6 +1,5 @@
 """Workers of Ray Train on one machine: killed, failing, stopped, more or fewer than before."""
 
-import contextlib
 import logging
 import os
 import re
@@ -141,29 +140,3 @@ def test_a_guest_that_must_leave_takes_a_seat_that_it_has_and_waits_for_no_other
     seat = await_seat(task, "guest", requests)
     assert (seat and seat.rank) == (2 if formed == "before" else None)
     ray.kill(mailbox)
-
-
-def own_process(title: str) -> int:
-    """The process with a title that the raylet of this process started."""
-
-    def parent(pid: int) -> int:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has just ended
-            pid = int(path.parent.name)
-            if path.read_bytes().startswith(title.encode()) and parent(parent(pid)) == os.getpid():
-                return pid
-    raise AssertionError(f"no process {title}")
-
-
-def test_a_dead_controller_ends_the_run_with_one_line(synthetic_dataset: str, tmp_path: Path) -> None:
-    steps = str(tmp_path / "steps")
-
-    def kill() -> None:
-        await_step(steps, 6)
-        os.kill(own_process("ray::TrainController"), signal.SIGKILL)
-
-    in_background(kill)
-    with pytest.raises(InputError, match=r"^Ray Train's controller has died, .* the same command goes on from the"):
-        run_pretraining(FaultyPretraining(steps), synthetic_dataset, str(tmp_path), workers=TWO)

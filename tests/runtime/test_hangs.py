@@ -59,6 +59,26 @@ def test_the_worker_with_the_fewest_steps_hangs(clock: Clock) -> None:
     assert list(watch.hung()) == [0]
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_one_who_leaves_late_takes_nobody_with_it_who_has_its_rank_by_then(clock: Clock, late: bool) -> None:
+    """Two guests leave a group at once, in which they had ranks 1 and 2; one joins the next, with the other's rank."""
+    watch = HangWatch(60.0)
+    for rank, who in enumerate(("zero", "one", "two")):
+        watch.joined(rank, who)
+    watch.left(0, "zero")
+    watch.left(2, "two")
+    posts: list[Callable[[], None]] = [lambda: watch.left(1, "one"), lambda: watch.joined(1, "two")]
+    for post in reversed(posts) if late else posts:
+        post()
+    watch.joined(0, "zero")
+    for rank in (0, 1):
+        watch.heard(rank, WorkerProgress(2, 0))
+    seconds(clock, 61, lambda: watch.heard(0, WorkerProgress(2, 0)))
+    assert list(watch.hung()) == [1]
+    watch.left(1, "two")
+    assert watch.hung() == {}
+
+
 def test_a_silent_worker_hangs_however_many_steps_it_made(clock: Clock) -> None:
     watch = watch_of_two()
     watch.heard(1, WorkerProgress(8, 0))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -15,13 +16,17 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
+from ltrscale.errors import InputError
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun, check_methods
 from ltrscale.experiments.methods.composed import BlendMethod
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.trees import FeatureMethod, GBDTMethod
+from ltrscale.experiments.refit import RefitJob
 from ltrscale.ranking.choices import metric_named
 from ltrscale.runtime.workers import ONE
-from ltrscale.training.blend import BlendConfig, choose
+from ltrscale.training.blend import BlendConfig, BlendJob, choose
+from ltrscale.trees.configs import LightGBMConfig
+from ltrscale.trees.gbdt import GBDTJob
 
 WEEKS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
 GROUPS, LENGTH = 60, 5
@@ -141,3 +146,28 @@ def test_a_bundle_of_all_kinds_scores_by_the_mean_of_standardised_scores(
     other: dict[str, AnyMethod] = {**METHODS, "twice": BlendMethod(members=("blend", "trees"))}
     with pytest.raises(ValueError, match=r"methods.twice.members: 'blend' is unknown or a blend"):
         check_methods(other, ONE)
+
+
+def test_groups_that_a_member_has_learnt_choose_no_weights(synthetic_dataset: str, tmp_path: Path) -> None:
+    def splits(validation: str, train: str = "2026-W01..2026-W02") -> Splits:
+        periods = {"train": train, "validation": validation}
+        return validate(Splits, {k: {"data": synthetic_dataset, "periods": p} for k, p in periods.items()}, "test")
+
+    first, again, mean = (str(tmp_path / name) for name in ("first", "again", "mean"))
+    GBDTJob(out=first, splits=splits("2026-W03"), gbdt=LightGBMConfig(num_trees=3, num_threads=1)).run()
+    RefitJob(out=again, bundle=first).run()
+
+    def blend(members: list[str], on: Splits, weights: Literal["greedy", "equal"]) -> None:
+        bundles = {Path(url).name: url for url in members}
+        BlendJob(out=mean, bundles=bundles, splits=on, blend=BlendConfig(weights=weights)).run()
+
+    blend([first, again], splits("2026-W03"), "equal")
+    for members, on, learnt in (
+        ([first, again], splits("2026-W03"), "again"),
+        ([first, mean], splits("2026-W03"), "mean"),
+        ([first], splits("2026-W02", "2026-W04"), "first"),
+    ):
+        with pytest.raises(InputError, match=rf"^bundles.{learnt}: .* set blend.weights to equal, or name other"):
+            blend(members, on, "greedy")
+    blend([first], splits("2026-W03"), "greedy")
+    blend([first, again], splits("2026-W04"), "greedy")
