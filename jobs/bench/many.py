@@ -354,5 +354,5 @@ def _post(mailbox: Any, ranks: Sequence[int]) -> None:
             stack.enter_context(Pulse().sent(functools.partial(beat, rank)))
         time.sleep(_LISTEN_S)
     for rank, sender in senders.items():
-        sender(Left(rank))
+        sender(Left(rank, None))
         sender.flush()

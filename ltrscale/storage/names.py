@@ -146,18 +146,10 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
     Raises:
         InputError: an entry is not such a file; names the entry.
     """
-    seen = set()
     for key in _LISTS:
         if not isinstance(manifest.get(key, []), list):
             raise InputError(f"{where}: {key} is no list; make the directory again")
-    files = files_in(manifest)
-    for i, file in enumerate([] if _are_plain(files) else files):
-        fault = _file_fault(file)
-        if fault is None and file["path"] in seen:
-            fault = f"{file['path']!r} is listed twice"
-        if fault:
-            raise InputError(f"{where}: files.{i}: {fault}; do not use the directory, make it again")
-        seen.add(file["path"])
+    check_entries(files_in(manifest), where)
     quarantine = manifest.get("quarantine", [])
     if not isinstance(quarantine, list) or not all(isinstance(name, str) for name in quarantine):
         raise InputError(f"{where}: quarantine is no list of paths; make the directory again")
@@ -166,6 +158,18 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
             listed_path(name)
         except ValueError as error:
             raise InputError(f"{where}: quarantine: {error}; do not use the directory, make it again") from None
+
+
+def check_entries(files: Sequence[Any], where: str) -> None:
+    """As `check_files`, of the entries alone."""
+    seen = set()
+    for i, file in enumerate([] if _are_plain(files) else files):
+        fault = _file_fault(file)
+        if fault is None and file["path"] in seen:
+            fault = f"{file['path']!r} is listed twice"
+        if fault:
+            raise InputError(f"{where}: files.{i}: {fault}; do not use the directory, make it again")
+        seen.add(file["path"])
 
 
 _HASH_LINES = re.compile(rf"({_SHA256.pattern}\n)*")

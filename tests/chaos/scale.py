@@ -163,7 +163,7 @@ STAGES = (
     Stage("prepare", "prepare", ("prepare-scale",), _of_data("log"), 180),
     Stage("add", "prepare", ("prepare-scale", "prepare-scale-day"), _of_data("log", "day"), 3),
     Stage("pretrain", "pretrain", ("pretrain-scale",), _of_epoch, 100, least_s=40),
-    Stage("finetune", "finetune", ("finetune-scale",), _none, 10),
+    Stage("finetune", "finetune", ("finetune-scale",), _none, 3),
     Stage("trees", "train_gbdt", ("gbdt-scale",), _none, 5),
     Stage("score", "score", ("score-scale",), _of_scores, 5),
     Stage("evaluate", "evaluate", ("evaluate-scale",), _none, 3),

@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, TypeAdapter
@@ -68,8 +68,8 @@ MOST_MODELS = 10
 _HALF = "trees_half"
 """Trees that know half of the labels: what they lack shows what more labels would bring."""
 _RECORD, _BOARD, _EVALUATION = "auto.json", "leaderboard", "evaluation"
-_RESERVED = 0.1
-"""Share of the budget for blend, test and leaderboard."""
+_RESERVED, _LEAST_RESERVED = 0.1, 0.1
+"""Share of the budget for blend, test and leaderboard, and minutes on top."""
 _REFIT = 1.2
 """A refit reads validation too."""
 _NOTE_S = 30.0
@@ -225,12 +225,14 @@ class _Auto:
         rankers = self.means()
         if not rankers:
             raise InputError(f"{self.config.out}: {self.config.minutes:g} minutes are too few for a model; give more")
-        # a method has one say in the choice, however many models it has: fewer to choose from, less luck
-        members = {name: url for name, url in rankers.items() if f"{name}_mean" not in rankers}
+        # a method has one say, however many models it has, and so have trees with and without a search, which differ
+        # little: fewer to choose from, less luck
+        said = {TREES} if TUNED in rankers else set()
+        members = {name: url for name, url in rankers.items() if f"{name}_mean" not in rankers and name not in said}
         rankers["blend"] = self.blend("blend", members, "greedy")
         if self.splits.test is not None:
             self.judge(rankers, SplitsWithTest.of(self.splits))
-        refitted = self.refit(rankers["blend"]) if self.config.refit else None
+        refitted = self.refit(rankers["blend"]) if self.refitting else None
         self.report(rankers, refitted)
         return refitted or rankers["blend"]
 
@@ -242,13 +244,31 @@ class _Auto:
     @property
     def left(self) -> float:
         """Minutes for further models and their refit."""
-        return self.config.minutes * (1 - _RESERVED) - self.spent - self.refit_minutes()
+        return self.config.minutes * (1 - _RESERVED) - _LEAST_RESERVED - self.spent - self.refit_minutes()
+
+    @cached_property
+    def refitting(self) -> bool:
+        """Whether the ranker's models are to learn once more, from labels that can be joined."""
+        if not self.config.refit:
+            return False
+        try:
+            joined_splits(self.splits.train, self.splits.validation)
+            if self.splits.test is not None:
+                joined_splits(self.splits.validation, self.splits.test)
+        except InputError as error:
+            log.info("auto: nothing will be refitted: %s", error)
+            return False
+        return True
 
     def refit_minutes(self) -> float:
         """Minutes that the refit of all models takes at most."""
-        if not self.config.refit:
-            return 0.0
-        return _REFIT * sum(len(self.done(name)) * self.again_minutes(name) for name in ALL_METHODS if self.done(name))
+        minutes = sum(len(self.done(name)) * self.again_minutes(name) for name in ALL_METHODS if self.done(name))
+        return (self.with_refit - 1) * minutes
+
+    @property
+    def with_refit(self) -> float:
+        """Minutes that a minute of training takes with its refit."""
+        return 1 + _REFIT if self.refitting else 1.0
 
     def again_minutes(self, name: str) -> float:
         """Minutes of one more model of a method: without search, and from the same start."""
@@ -286,7 +306,7 @@ class _Auto:
 
     def decided(self, name: str, plan: Planned) -> Entry:
         """The entry of a first model; it is left out where it does not fit."""
-        late = plan.minutes * (1 + _REFIT) > self.left and name != TREES  # something must be tried
+        late = plan.minutes * self.with_refit > self.left and name != TREES  # something must be tried
         if plan.settings is None or late:
             why = f"takes {plan.minutes:.1f} minutes, which are not left" if late else plan.why
             log.info("auto: no %s: %s", name, why)
@@ -308,7 +328,7 @@ class _Auto:
         fits = {
             name: count
             for name, count in counts.items()
-            if 0 < count < MOST_MODELS and name not in late and (1 + _REFIT) * self.again_minutes(name) < self.left
+            if 0 < count < MOST_MODELS and name not in late and self.with_refit * self.again_minutes(name) < self.left
         }
         if not fits:
             return None
@@ -405,17 +425,11 @@ class _Auto:
         EvaluateJob(out=join(self.config.out, _EVALUATION), evaluate=evaluation).run()
 
     def refit(self, blend: str) -> str | None:
-        """The ranker with models that have learnt from all labels; None if there is no time, or no way."""
-        try:
-            learnt = joined_splits(self.splits.train, self.splits.validation)
-            if self.splits.test is not None:
-                joined_splits(self.splits.validation, self.splits.test)
-        except InputError as error:
-            log.info("auto: nothing is refitted: %s", error)
-            return None
+        """The ranker with models that have learnt from all labels; None if there is no time."""
         weights, learnt_all = bundle.load(blend).blended, self.learnt
         if self.splits.test is not None:  # the bundle says what its members have seen
-            learnt_all = Splits(train=learnt, validation=self.splits.test)
+            joined = joined_splits(self.splits.train, self.splits.validation)
+            learnt_all = Splits(train=joined, validation=self.splits.test)
         limit = time.monotonic() + (_LATEST * self.config.minutes - self.spent) * 60
         members: dict[str, str] = {}
         for name in weights:
