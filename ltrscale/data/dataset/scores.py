@@ -21,13 +21,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import ConfigDict, ValidationError
+from pydantic import AfterValidator, ConfigDict, ValidationError
 
 from ltrscale import storage
 from ltrscale.config import Config, validate
@@ -60,13 +60,19 @@ class ScoreFile:
     """Content hash of the data file that was scored."""
 
 
+def _listed(files: tuple[ScoreFile, ...]) -> tuple[ScoreFile, ...]:
+    """The files, whose data files can be listed; all at once, since a data set may have a hundred thousand."""
+    storage.check_listed_paths([file.data for file in files])
+    return files
+
+
 class PeriodScores(Config):
     """`_manifest.json` of a scored period."""
 
     format: Literal["ltrscale-scores"] = _FORMAT
     version: Literal[1] = 1
     period: PeriodName
-    files: tuple[ScoreFile, ...]
+    files: Annotated[tuple[ScoreFile, ...], AfterValidator(_listed)]
     """One for each data file of the period, in the order of the data set's manifest."""
     groups: int
     documents: int
