@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from ltrscale.config import validate
-from ltrscale.experiments.auto.auto import FIRST
+from ltrscale.experiments.auto.auto import ALL_METHODS
 from ltrscale.experiments.auto.plan import MOST_EPOCHS, MOST_TRIALS, Speed, planned
 from ltrscale.experiments.first.pipeline import LogSize
 from ltrscale.experiments.pipeline import PipelineConfig
@@ -15,7 +15,7 @@ BUDGETS = [5.0, 60.0, 600.0]
 
 
 @pytest.mark.parametrize("size", LOGS)
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("name", ALL_METHODS)
 def test_a_larger_budget_never_asks_for_less_and_none_for_more_than_its_share(name: str, size: LogSize) -> None:
     choices = [planned(name, size, budget, Speed(), cores=2, judged=20_000) for budget in BUDGETS]
     for choice, budget in zip(choices, BUDGETS, strict=True):
@@ -27,12 +27,13 @@ def test_a_larger_budget_never_asks_for_less_and_none_for_more_than_its_share(na
 
 @pytest.mark.parametrize("size", LOGS)
 def test_settings_are_those_of_a_pipeline_and_keep_their_limits(size: LogSize) -> None:
-    found = {name: planned(name, size, 600.0, Speed(), cores=2, judged=20_000).settings for name in FIRST}
+    found = {name: planned(name, size, 600.0, Speed(), cores=2, judged=20_000).settings for name in ALL_METHODS}
     methods = {name: settings for name, settings in found.items() if settings is not None}
     values = {"out": "runs", "data": "data", "methods": methods, "evaluate": {"baseline": None}}
     periods = {name: {"periods": name} for name in ("train", "validation", "test")}
     config = validate(PipelineConfig, {**values, "splits": periods}, "auto")
     assert methods["trees_tuned"]["trials"] <= MOST_TRIALS
+    assert methods["student"]["of"] == "scratch"
     if "pretrained" in methods:
         assert methods["pretrained"]["pretrain"]["epochs"] <= MOST_EPOCHS
         assert config.methods["pretrained"].pretraining() is not None
@@ -42,7 +43,7 @@ def test_settings_are_those_of_a_pipeline_and_keep_their_limits(size: LogSize) -
 def test_a_slow_machine_gets_fewer_trials_and_epochs() -> None:
     size = LOGS[1]
     fast, slow = (
-        {name: planned(name, size, 60.0, speed, cores=2, judged=20_000) for name in FIRST}
+        {name: planned(name, size, 60.0, speed, cores=2, judged=20_000) for name in ALL_METHODS}
         for speed in (Speed(), Speed(trees=0.25, networks=0.25))
     )
     assert fast["trees_tuned"].settings is not None
@@ -55,7 +56,7 @@ def test_a_slow_machine_gets_fewer_trials_and_epochs() -> None:
 
 def test_what_does_not_fit_says_why() -> None:
     huge = LogSize(400_000_000, 40_000_000, 100)
-    for name in ("trees_tuned", "scratch", "pretrained"):
+    for name in ("trees_tuned", "scratch", "pretrained", "student"):
         left_out = planned(name, huge, 5.0, Speed(), cores=2, judged=20_000)
         assert left_out.settings is None
         assert "minutes" in left_out.why
