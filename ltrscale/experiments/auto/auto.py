@@ -1,9 +1,9 @@
 """The best ranker of a log by one command, in a budget of minutes.
 
-Trees, trees with searched settings, a network and the same one pretrained come first, each in its share of the budget;
-then more models of each, with other seeds, as long as they fit, and a student of the better network once there are
-three of it. Their blend is the ranker: validation chooses its weights. Test judges once, and the ranker's members learn
-once more from all labels. Below `out` are
+Trees, trees with searched settings, a linear ranker, a network and the same one pretrained come first, each in its
+share of the budget; then more models of each but the linear one, with other seeds, as long as they fit, and a student
+of the better network once there are three of it. Their blend is the ranker: validation chooses its weights. Test judges
+once, and the ranker's members learn once more from all labels. Below `out` are
 
     auto.json                     what was decided and what it took; a later process goes on by it
     models/METHOD/model/          bundles, as a pipeline makes them; models/runs/K/ has those of other seeds
@@ -35,6 +35,7 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.experiments.auto.page import Board, BoardRow, document, write_board
 from ltrscale.experiments.auto.plan import (
+    LINEAR,
     PRETRAINED_NETWORK,
     SCRATCH,
     STUDENT,
@@ -60,7 +61,7 @@ from ltrscale.storage import join
 from ltrscale.training.blend import BlendConfig, BlendJob
 
 BUDGETS = {"quick": 5.0, "good": 60.0, "best": 600.0}
-FIRST = (TREES, TUNED, SCRATCH, PRETRAINED_NETWORK)
+FIRST = (TREES, TUNED, LINEAR, SCRATCH, PRETRAINED_NETWORK)
 """The methods in the order in which they are tried."""
 ALL_METHODS = (*FIRST, STUDENT)
 MOST_MODELS = 10
@@ -322,7 +323,7 @@ class _Auto:
                 return entry
         if (student := self.student()) is not None:
             return student
-        counts = {name: len(self.done(name)) for name in FIRST[1:]}
+        counts = {name: len(self.done(name)) for name in (TUNED, SCRATCH, PRETRAINED_NETWORK)}
         counts = counts if any(counts.values()) else {TREES: len(self.done(TREES))}
         late = {entry.method for entry in self.record.entries if entry.state == "late"}
         fits = {

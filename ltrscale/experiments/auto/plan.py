@@ -21,8 +21,9 @@ from ltrscale.experiments.first.pipeline import (
     methods_text,
 )
 
-TREES, TUNED, SCRATCH, PRETRAINED_NETWORK, STUDENT = "trees", "trees_tuned", "scratch", "pretrained", "student"
-_SHARES = {TREES: 0.1, TUNED: 0.2, SCRATCH: 0.12, PRETRAINED_NETWORK: 0.3, STUDENT: 0.12}
+TREES, TUNED, LINEAR = "trees", "trees_tuned", "linear"
+SCRATCH, PRETRAINED_NETWORK, STUDENT = "scratch", "pretrained", "student"
+_SHARES = {TREES: 0.1, TUNED: 0.2, LINEAR: 0.04, SCRATCH: 0.12, PRETRAINED_NETWORK: 0.28, STUDENT: 0.12}
 """Shares of the budget that the first model of each may take; the rest is for further models, blend, test and refit."""
 MOST_EPOCHS, MOST_TRIALS = 64, 100
 """Of pretraining, and of the search: beyond these neither helped in docs/results/study-news.md."""
@@ -104,6 +105,8 @@ def planned(
                 return Planned(None, 0.0, f"a trial takes {trial:.1f} minutes: too few for a search")
             settings = {"kind": "tuned", "of": TREES, "trials": trials, "space": _SPACE}
             return Planned(settings, trials * trial, f"{trials} trials")
+        case "linear":
+            return _network(_linear(methods[SCRATCH]), share, epoch)
         case "scratch":
             return _network(methods[SCRATCH], share, epoch)
         case "student":
@@ -147,6 +150,17 @@ def _of_trees(methods: Mapping[str, Any], number: int) -> dict[str, Any]:
     trees = dict(methods[TREES])
     trees["gbdt"] = {**trees["gbdt"], "num_trees": number, "feature_fraction": 0.5, "bagging_fraction": 0.8}
     return trees
+
+
+def _linear(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A weight for each feature, learnt as the network is, but in larger steps.
+
+    Of some hundred labels others learn little more, and often less (docs/auto.md).
+    """
+    finetune = settings["finetune"]
+    network = {**finetune["network"], "encoder": {"kind": "identity"}}
+    fast = {**finetune["optimizer"], "learning_rate": 1e-2}
+    return {**settings, "finetune": {**finetune, "network": network, "optimizer": fast}}
 
 
 def _network(settings: Mapping[str, Any], share: float, epoch: float) -> Planned:
