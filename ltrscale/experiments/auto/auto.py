@@ -46,7 +46,7 @@ from ltrscale.experiments.auto.plan import (
     Speed,
     planned,
 )
-from ltrscale.experiments.first.pipeline import LogSize, divided
+from ltrscale.experiments.first.pipeline import SCORED, LogSize, divided
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.choices import Method
 from ltrscale.experiments.refit import RefitJob
@@ -191,6 +191,8 @@ class _Auto:
     size: LogSize
     judged: int
     """Documents of the validation groups that models are judged on."""
+    tested: int
+    """Documents of the test groups."""
     before: float
     """Minutes of earlier processes."""
     began: float = field(default_factory=time.monotonic)
@@ -215,7 +217,8 @@ class _Auto:
             *(f"{n:,}" for n in (labelled.n_groups, size.told_apart, size.documents)),
             *(config.minutes, record.minutes),
         )
-        return cls(config, splits, record, size, judged.n_documents, record.minutes)
+        tested = select(splits.test, labelled=True).n_documents if splits.test is not None else 0
+        return cls(config, splits, record, size, judged.n_documents, tested, record.minutes)
 
     def run(self) -> str:
         """Try the methods, then more models of each; blend, judge, refit, report; returns the ranker."""
@@ -244,8 +247,15 @@ class _Auto:
 
     @property
     def left(self) -> float:
-        """Minutes for further models and their refit."""
-        return self.config.minutes * (1 - _RESERVED) - _LEAST_RESERVED - self.spent - self.refit_minutes()
+        """Minutes for further models, their refit and their test."""
+        models = sum(len(self.done(name)) for name in ALL_METHODS)
+        rest = self.refit_minutes() + models * self.test_minutes
+        return self.config.minutes * (1 - _RESERVED) - _LEAST_RESERVED - self.spent - rest
+
+    @property
+    def test_minutes(self) -> float:
+        """Minutes in which test scores a model, once in its method's mean and once in the blend."""
+        return 2 * self.tested / SCORED / 60
 
     @cached_property
     def refitting(self) -> bool:
@@ -307,7 +317,9 @@ class _Auto:
 
     def decided(self, name: str, plan: Planned) -> Entry:
         """The entry of a first model; it is left out where it does not fit."""
-        late = plan.minutes * self.with_refit > self.left and name != TREES  # something must be tried
+        late = (
+            plan.minutes * self.with_refit + self.test_minutes > self.left and name != TREES
+        )  # something must be tried
         if plan.settings is None or late:
             why = f"takes {plan.minutes:.1f} minutes, which are not left" if late else plan.why
             log.info("auto: no %s: %s", name, why)
@@ -329,7 +341,9 @@ class _Auto:
         fits = {
             name: count
             for name, count in counts.items()
-            if 0 < count < MOST_MODELS and name not in late and self.with_refit * self.again_minutes(name) < self.left
+            if 0 < count < MOST_MODELS
+            and name not in late
+            and self.with_refit * self.again_minutes(name) + self.test_minutes < self.left
         }
         if not fits:
             return None

@@ -13,6 +13,7 @@ from ltrscale.experiments.first.pipeline import (
     BOOSTED,
     FINETUNED,
     PRETRAINED,
+    SCORED,
     SMALL,
     STUDIED,
     LogSize,
@@ -31,8 +32,8 @@ _FEWEST_TRIALS = 3
 _PAYS_FROM = 2.0
 """Documents of the log for each one with labels to learn from, from which on networks are pretrained: with fewer there
 is little that labels do not say."""
-_VALIDATED, _START_MINUTES = 200_000, 0.03
-"""Documents that validation scores in a second, and the start of a training."""
+_START_MINUTES = 0.03
+"""Minutes that a training takes to start."""
 TEACHERS = 3
 """Networks whose mean a student learns."""
 _TAUGHT_LISTS, _TAUGHT_DOCUMENTS = 20_000, 500_000
@@ -85,12 +86,12 @@ def planned(
         >>> for budget in (5, 60):
         ...     print(planned("pretrained", log, budget, Speed(), cores=2, judged=20_000).why)
         1 epoch of pretraining, 1.1 minutes
-        20 epochs of pretraining, 17.4 minutes
+        19 epochs of pretraining, 16.7 minutes
     """
     sizes = first_sizes(size, cores=cores, models=1)
     methods: dict[str, dict[str, Any]] = yaml.safe_load(methods_text(sizes))["methods"]
     share = _SHARES[name] * budget
-    validation = judged / _VALIDATED / 60
+    validation = judged / SCORED / 60
     tree = size.told_apart * size.features / (BOOSTED * cores * speed.trees) / 60
     epoch = epoch_minutes(size.told_apart, FINETUNED[sizes.docs_per_batch] * speed.networks, size.features) + validation
     match name:
@@ -133,7 +134,7 @@ def _student(teacher: str, size: LogSize, share: float, epoch: float, speed: Spe
     few, many = _STUDENT_EPOCHS
     epochs, batch = min(many, max(few, _STUDENT_READS // max(documents, 1))), 1000 if documents < SMALL else 4096
     taught = epochs * epoch_minutes(documents, FINETUNED[1024] * speed.networks, size.features)
-    minutes = taught + STUDIED["finetuning"] * epoch + TEACHERS * documents / _VALIDATED / 60 + 2 * _START_MINUTES
+    minutes = taught + STUDIED["finetuning"] * epoch + TEACHERS * documents / SCORED / 60 + 2 * _START_MINUTES
     if minutes > share:
         return Planned(None, 0.0, f"a student takes {minutes:.1f} minutes, which the budget has not")
     settings = {

@@ -15,6 +15,7 @@ from ltrscale.evaluation.statistics.estimates import MOST_DRAWS, Spread
 from ltrscale.experiments.first.pipeline import (
     BOOSTED,
     FINETUNED,
+    SCORED,
     STUDIED,
     FirstPlan,
     LogSize,
@@ -54,8 +55,8 @@ _TRIALS = 10
 
 _VALIDATION = 1500
 
-_START_S, _SCORED = 1.5, 200_000
-"""Seconds for the start and the measurement of a model, and documents per second that validation scores on one core."""
+_START_S = 1.5
+"""Seconds for the start and the measurement of a model."""
 
 
 class StudySize(NamedTuple):
@@ -110,7 +111,7 @@ def study_size(size: LogSize, lists: int, plan: FirstPlan) -> StudySize | None:
     length, scored = size.told_apart / lists, min(_VALIDATION, validation * lists) * size.told_apart / lists
     each = 0.0  # minutes for the models of a draw: the trials of trees, and two networks with all their epochs
     for documents in (round(n * length) for n in numbers):
-        epoch = epoch_minutes(documents, FINETUNED[256], size.features) + scored / _SCORED / 60
+        epoch = epoch_minutes(documents, FINETUNED[256], size.features) + scored / SCORED / 60
         trees = _TRIALS * documents * size.features * STUDIED["trees"] / BOOSTED / 60
         each += (trees + 2 * STUDIED["finetuning"] * epoch + (_TRIALS + 2) * _START_S / 60) / _WORKERS
     pretraining = first_sizes(size.part(train)).minutes["pretraining"]
