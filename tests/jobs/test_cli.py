@@ -14,6 +14,7 @@ from ltrscale.derive.relabel import RelabelJob
 from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.weeks.gate import GateJob
+from ltrscale.experiments.auto.auto import AutoConfig
 from ltrscale.experiments.crossval import CrossvalJob
 from ltrscale.experiments.distill import DistillJob
 from ltrscale.experiments.methods.stack import StackJob
@@ -102,6 +103,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
     below = LAID_OVER.get(path.stem)
     urls = [str(path), *([str(path.with_stem(below))] if below else [])]
     kinds = {
+        "auto": AutoConfig,
         "prepare": PrepareJob,
         "relabel": RelabelJob,
         "match": MatchJob,
