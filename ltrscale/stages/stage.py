@@ -91,6 +91,16 @@ def check_unseen(url: str, test: Split, *, chosen_on: bool = False) -> None:
             waiting += _check_unseen_by(bundle, test, chosen_on)
 
 
+def check_member(name: str, url: str, split: Split, fault: str, *, chosen_on: bool = False) -> None:
+    """As `check_unseen`, of a bundle among several; `fault` says what it has seen, what that does, and the remedy."""
+    try:
+        check_unseen(url, split, chosen_on=chosen_on)
+    except UnavailableError:  # storage does not answer, which is no verdict on the bundle
+        raise
+    except InputError as error:
+        raise InputError(f"bundles.{name}: {url} {fault} ({error})") from error
+
+
 def _check_unseen_by(url: str, test: Split, chosen_on: bool) -> list[str]:
     """Check the splits of one bundle; returns the URLs of its inputs and teachers."""
     made_by = (storage.read_manifest(url) or {}).get("made_by", {})

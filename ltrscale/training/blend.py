@@ -18,19 +18,24 @@ from ltrscale.batch import standardise_by_group
 from ltrscale.bundle import Blend, Bundle, MetricValue, facts, load, member_files, save_blend, with_tokens_of
 from ltrscale.config import Config
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
-from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.draws import random_bits
-from ltrscale.errors import InputError, UnavailableError
+from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import metric_named
-from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, check_unseen
+from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, check_member
 
 _BEYOND_CHANCE = 2.0
 """Standard errors. With one, some hundred groups of MQ2008 took the luckiest member in two folds of three."""
 Judge = Callable[[Tensor], Doubles]
 """The metric [Q] of each group from scores [N]."""
+
+
+_LEARNT = (
+    "has learnt from groups of the validation split, which would give it too much weight; set blend.weights to equal, "
+    "or name other validation periods"
+)
 
 
 class BlendConfig(Config):
@@ -72,7 +77,7 @@ class BlendJob(LabelledStage):
             raise InputError(f"blend.weights: name the members {', '.join(self.bundles)}, each with its weight")
         if self.blend.weights == "greedy":
             for name, url in self.bundles.items():
-                check_unlearnt(name, url, self.splits.validation)
+                check_member(name, url, self.splits.validation, _LEARNT, chosen_on=True)
 
     def own_settings(self) -> _Blend:
         """The settings, and the names of the members, which decide between equals."""
@@ -119,19 +124,6 @@ class BlendJob(LabelledStage):
         if judged.n_groups <= self.blend.groups or split.size:
             return judged
         return only_relevant(select(split.replace(relevant_groups=self.blend.groups), labelled=True))
-
-
-def check_unlearnt(name: str, url: str, validation: Split) -> None:
-    """Check that a member has not been trained on the groups that choose the weights; it may be selected on them."""
-    try:
-        check_unseen(url, validation, chosen_on=True)
-    except UnavailableError:  # storage does not answer, which is no verdict on the bundle
-        raise
-    except InputError as error:
-        raise InputError(
-            f"bundles.{name}: {url} has learnt from groups of the validation split, which would give it too much "
-            f"weight; set blend.weights to equal, or name other validation periods ({error})"
-        ) from error
 
 
 def _scores(judged: Selection, opened: Mapping[str, Bundle], metric: str) -> tuple[Judge, Tensor]:

@@ -17,11 +17,11 @@ from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits, Texts
 from ltrscale.data.stream.scored import DocumentScores, score_selection
-from ltrscale.errors import InputError, UnavailableError
+from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, Context
-from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, check_unseen
+from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, check_member
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import read_judged, read_labelled
 from ltrscale.trees.gbdt import check_alone, grow, learnt, seen_by, with_features_of
@@ -150,15 +150,11 @@ class StackedJob(LabelledStage):
 
 def check_ready(name: str, url: str, splits: Splits) -> None:
     """Check that a bundle has not seen the labels that the trees will learn from."""
-    try:
-        check_unseen(url, splits.train)
-    except UnavailableError:  # storage does not answer, which is no verdict on the bundle
-        raise
-    except InputError as error:
-        raise InputError(
-            f"bundles.{name}: {url} was trained or selected on labels of the training split, whose groups it would "
-            f"score too well; list its method under members, or train the stack on other periods ({error})"
-        ) from error
+    fault = (
+        "was trained or selected on labels of the training split, whose groups it would score too well; list its "
+        "method under members, or train the stack on other periods"
+    )
+    check_member(name, url, splits.train, fault)
 
 
 def folds_of(config: StackConfig, train: Split) -> list[Selection]:

@@ -317,9 +317,8 @@ class _Auto:
 
     def decided(self, name: str, plan: Planned) -> Entry:
         """The entry of a first model; it is left out where it does not fit."""
-        late = (
-            plan.minutes * self.with_refit + self.test_minutes > self.left and name != TREES
-        )  # something must be tried
+        takes = plan.minutes * self.with_refit + self.test_minutes
+        late = takes > self.left and name != TREES  # something must be tried
         if plan.settings is None or late:
             why = f"takes {plan.minutes:.1f} minutes, which are not left" if late else plan.why
             log.info("auto: no %s: %s", name, why)
