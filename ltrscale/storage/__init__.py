@@ -55,6 +55,7 @@ from ltrscale.storage.names import (
     HIDDEN_RUN,
     RUN,
     absolute,
+    are_hashes,
     check_entries,
     check_links,
     check_listed_paths,
@@ -71,11 +72,11 @@ from ltrscale.storage.patience import PATIENCE, patiently
 
 __all__ = [
     "HIDDEN_MANIFEST", "HIDDEN_RUN", "MANIFEST", "PATIENCE", "RUN", "WHEN_BUSY", "Commit", "Lease", "LeaseLost",
-    "Placed", "absolute", "arrow_filesystem", "at_once", "below", "check_entries", "check_lease", "check_links",
-    "check_listed_paths", "check_scheme", "children", "clock_ahead_s", "create_exclusively", "exists", "filesystem",
-    "fingerprint", "heeds_conditions", "held", "hold", "is_disk_full", "is_fault", "is_local", "is_whole", "join",
-    "join_leases", "list_files", "listed_file", "listed_in", "listed_path", "local_path", "named_errors", "open_input",
-    "parse_manifest", "patiently", "period_name", "read_bytes", "read_if_there", "read_manifest", "read_part",
-    "read_verified", "remove", "remove_with_folders", "scratch", "sha256", "size", "sizes_below", "sizes_in", "swap",
-    "sweep", "withdraw", "withdraw_below", "write_bytes",
+    "Placed", "absolute", "are_hashes", "arrow_filesystem", "at_once", "below", "check_entries", "check_lease",
+    "check_links", "check_listed_paths", "check_scheme", "children", "clock_ahead_s", "create_exclusively", "exists",
+    "filesystem", "fingerprint", "heeds_conditions", "held", "hold", "is_disk_full", "is_fault", "is_local", "is_whole",
+    "join", "join_leases", "list_files", "listed_file", "listed_in", "listed_path", "local_path", "named_errors",
+    "open_input", "parse_manifest", "patiently", "period_name", "read_bytes", "read_if_there", "read_manifest",
+    "read_part", "read_verified", "remove", "remove_with_folders", "scratch", "sha256", "size", "sizes_below",
+    "sizes_in", "swap", "sweep", "withdraw", "withdraw_below", "write_bytes",
 ]  # fmt: skip

@@ -5,7 +5,6 @@ Shapes: F files, F1 = F + 1 bounds, R row groups.
 
 import itertools
 import json
-import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple, Self, TypeVar, overload
@@ -25,7 +24,6 @@ ListedPath = Annotated[str, AfterValidator(storage.listed_path)]
 PeriodName = Annotated[str, AfterValidator(storage.period_name)]
 """The name of a period."""
 _MOST_GROUPS, _MOST_DOCUMENTS = 1 << 26, 1 << 31
-_HASHES = re.compile(r"([0-9a-f]{64}\n)*")
 
 
 class Counts(NamedTuple):
@@ -201,7 +199,7 @@ class DataFiles(Columnar[DataFile]):
             _of_row_group(Counts(*counts))
         if ((self.longest_F < 0) | (self.longest_F >= _MOST_DOCUMENTS)).any():
             raise ValueError("no group has so many documents")
-        if (self.bytes_F < 0).any() or not _HASHES.fullmatch("".join(f"{sha256}\n" for sha256 in self.sha256)):
+        if (self.bytes_F < 0).any() or not storage.are_hashes(self.sha256):
             raise ValueError("a file has no size, or no content hash of 64 digits")
         storage.check_listed_paths(self.paths)
         for period in self.periods:
@@ -321,12 +319,15 @@ class DataFiles(Columnar[DataFile]):
     def _entries(self) -> list[str]:
         columns = [pc.cast(pa.array(column), pa.string()) for column in self.counts_R3.T]
         bounds, of_row_group = pa.array(self.bounds_F1.astype(np.int32)), pc.binary_join_element_wise(*columns, ", ")
-        of_file = pc.binary_join(pa.ListArray.from_arrays(bounds, of_row_group), "], [")
-        texts = [f"[[{text}]]" if text else "[]" for text in of_file.to_pylist()]
-        names = {period: json.dumps(period) for period in self.periods}
+        joined = pc.binary_join(pa.ListArray.from_arrays(bounds, of_row_group), "], [")
+        of_file = pc.if_else(pc.equal(joined, ""), "", pc.binary_join_element_wise("[", joined, "]", ""))
+        names = {period: f"[{json.dumps(period)}" for period in self.periods}
+        periods = pa.array([names[period] for period in self.period_of], pa.string())
         # a hash is of digits, which JSON leaves as they are
-        files = zip(self.period_of, self.sha256, texts, strict=True)
-        return [f'[{names[period]}, "{sha256}", {text}]' for period, sha256, text in files]
+        hashes = pc.binary_join_element_wise('"', pa.array(self.sha256, pa.string()), '"', "")
+        files = pc.binary_join_element_wise(periods, hashes, pc.binary_join_element_wise("[", of_file, "]]", ""), ", ")
+        entries: list[str] = files.to_pylist()
+        return entries
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
