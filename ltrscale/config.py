@@ -6,10 +6,11 @@ and `--help` shows this string. An unknown key is an error that names the neares
 
 import hashlib
 import inspect
+import itertools
 import json
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
@@ -213,25 +214,46 @@ def digest(value: Any) -> str:
         >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
         True
     """
-    return hashlib.sha256(as_text(value).encode()).hexdigest()
+    sha256 = hashlib.sha256()
+    for text in _texts(value):
+        sha256.update(text.encode())
+    return sha256.hexdigest()
 
 
-class Json(str):
-    """Text of JSON that stands for its value, where a value of plain data would be large."""
+class Json(tuple[str, ...]):
+    """JSON that stands for its value, where a value of plain data would be large: texts one after the other."""
+
+    @classmethod
+    def array(cls, elements: Iterable[Sequence[str]]) -> Self:
+        """The array of some elements, each JSON itself.
+
+        Example:
+            >>> "".join(Json.array([["1"], Json.array([["2"], ["3"]])]))
+            '[1, [2, 3]]'
+        """
+        following = [text for element in elements for text in (", ", *element)]
+        return cls(["[", *following[1:], "]"])
 
 
 def as_text(value: Any) -> str:
     """Plain data or a config as JSON, its keys sorted; values of the outermost object may be `Json`.
 
     Example:
-        >>> as_text({"b": Json("[1, 2]"), "a": None})
+        >>> as_text({"b": Json(["[1, ", "2]"]), "a": None})
         '{"a": null, "b": [1, 2]}'
     """
+    return "".join(_texts(value))
+
+
+def _texts(value: Any) -> Iterator[str]:
     plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
     if not isinstance(plain, Mapping) or not any(isinstance(each, Json) for each in plain.values()):
-        return json.dumps(plain, sort_keys=True)
-    texts = {key: each if isinstance(each, Json) else json.dumps(each, sort_keys=True) for key, each in plain.items()}
-    return f"{{{', '.join(f'{json.dumps(key)}: {texts[key]}' for key in sorted(texts))}}}"
+        yield json.dumps(plain, sort_keys=True)
+        return
+    for before, key in zip(itertools.chain("{", itertools.repeat(", ")), sorted(plain), strict=False):
+        yield f"{before}{json.dumps(key)}: "
+        yield from _texts(plain[key]) if not isinstance(plain[key], Json) else plain[key]
+    yield "}"
 
 
 def settings_of(config: Config | Mapping[str, Any]) -> dict[str, Any]:

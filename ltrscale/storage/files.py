@@ -68,8 +68,9 @@ def read_if_there(url: str) -> bytes | None:
     fs, path = filesystem(url)
     with named_errors(url):
         try:  # one request, not `exists` and then a read: the file may be deleted between the two
-            if is_local(url):  # thousands may be read, for which fsspec would take twice as long
-                return Path(path).read_bytes()
+            if is_local(url):  # thousands may be read, for which fsspec and pathlib would take twice as long
+                with open(path, "rb") as file:  # noqa: PTH123
+                    return file.read()
             # s3fs asks for the size first, to read large files in pieces; those that may be missing are small
             return bytes(fs.cat_file(path, **({"max_concurrency": 1} if url.startswith("s3://") else {})))
         except (FileNotFoundError, NotADirectoryError):

@@ -17,13 +17,15 @@ from pydantic import AfterValidator, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from ltrscale import storage
-from ltrscale.config import Config
+from ltrscale.config import Config, Json
 
 ListedPath = Annotated[str, AfterValidator(storage.listed_path)]
 """The path of a file below the directory whose manifest lists it."""
 PeriodName = Annotated[str, AfterValidator(storage.period_name)]
 """The name of a period."""
 _MOST_GROUPS, _MOST_DOCUMENTS = 1 << 26, 1 << 31
+_ENTRIES = 4096
+"""Files whose content is written at a time."""
 
 
 class Counts(NamedTuple):
@@ -256,7 +258,7 @@ class DataFiles(Columnar[DataFile]):
 
     def _run(self, start: int, stop: int) -> "DataFiles":
         """As `take`, of consecutive files, without a copy of the counts."""
-        first, last = self.bounds_F1[[start, stop]].tolist()
+        first, last = self.bounds_F1.item(start), self.bounds_F1.item(stop)  # thousands of periods are cut out
         return DataFiles(
             self.paths[start:stop],
             self.period_of[start:stop],
@@ -269,8 +271,12 @@ class DataFiles(Columnar[DataFile]):
 
     def where(self, is_wanted: Callable[[str], bool], column: Sequence[str]) -> "DataFiles":
         """The files whose entry in a column is wanted."""
-        wanted = np.fromiter(map(is_wanted, column), np.bool_, len(self))
-        return self if wanted.all() else self.take(np.flatnonzero(wanted))
+        numbers_F = np.flatnonzero(np.fromiter(map(is_wanted, column), np.bool_, len(self)))
+        if len(numbers_F) == len(self):
+            return self
+        start, stop = (int(numbers_F[0]), int(numbers_F[-1]) + 1) if len(numbers_F) else (0, 0)
+        # consecutive periods, as most splits have, are cut out without a copy
+        return self._run(start, stop) if stop - start == len(numbers_F) else self.take(numbers_F)
 
     def of_periods(self, periods: Collection[str]) -> "DataFiles":
         """The files of some periods."""
@@ -305,16 +311,18 @@ class DataFiles(Columnar[DataFile]):
         """Groups, documents and labelled groups of all files."""
         return Counts(*self.counts_R3.sum(0).tolist())
 
-    def content(self) -> str:
-        """What makes up the files' identity, as JSON: all but their places, and what follows from them."""
-        return _listed(self._entries())
+    def content(self) -> Json:
+        """What makes up the files' identity: all but their places, and what follows from them."""
+        # some at a time, since memory that is used again costs less than new one
+        some = (self[start : start + _ENTRIES] for start in range(0, len(self), _ENTRIES))
+        return Json.array([", ".join(files._entries())] for files in some)
 
-    def content_by_period(self) -> dict[str, str]:
+    def content_by_period(self) -> dict[str, Json]:
         """The content of the files of each period."""
         by_period: dict[str, list[str]] = {}
         for period, entry in zip(self.period_of, self._entries(), strict=True):
             by_period.setdefault(period, []).append(entry)
-        return {period: _listed(entries) for period, entries in by_period.items()}
+        return {period: Json.array([[", ".join(entries)]]) for period, entries in by_period.items()}
 
     def _entries(self) -> list[str]:
         columns = [pc.cast(pa.array(column), pa.string()) for column in self.counts_R3.T]
@@ -357,10 +365,6 @@ def rows_of_runs(
     lengths_F = bounds_F1[numbers_F + 1] - bounds_F1[numbers_F]
     bounds = np.concatenate([[0], np.cumsum(lengths_F)])
     return np.arange(bounds[-1]) + np.repeat(bounds_F1[numbers_F] - bounds[:-1], lengths_F), bounds
-
-
-def _listed(entries: Iterable[str]) -> str:
-    return f"[{', '.join(entries)}]"
 
 
 def _shared(column: pa.ChunkedArray) -> list[str]:

@@ -215,9 +215,9 @@ class Manifest(Config):
         """The hash of the content of each period."""
         return {period: self._hash_of(content) for period, content in self.files.content_by_period().items()}
 
-    def _hash_of(self, content: str) -> str:
+    def _hash_of(self, content: Json) -> str:
         features = [(feature.name, feature.kind) for feature in self.features]
-        return digest({"features": features, "files": Json(content)} | self.text_identity())
+        return digest({"features": features, "files": content} | self.text_identity())
 
     def text_identity(self) -> dict[str, object]:
         """The fields of tokens and their vocabulary; empty without tokens, so that a hash does not depend on them."""

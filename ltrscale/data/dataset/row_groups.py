@@ -176,8 +176,10 @@ class RowGroups(Columnar[RowGroup]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Sent to another process with the files that these row groups lie in, and no others."""
-        is_used_F = np.bincount(self.columns.file_R, minlength=len(self.longest_F)) > 0
-        used_F, file_R = np.flatnonzero(is_used_F), (np.cumsum(is_used_F) - 1)[self.columns.file_R]
+        first = self.columns.file_R.min() if len(self) else 0
+        from_first_R = self.columns.file_R - first  # a part of a large data set costs as much as its own files
+        is_used_F = np.bincount(from_first_R) > 0
+        used_F, file_R = first + np.flatnonzero(is_used_F), (np.cumsum(is_used_F) - 1)[from_first_R]
         if isinstance(self.files, FilesToRead):
             files: Sequence[FileToRead] = self.files.take(used_F)
         else:

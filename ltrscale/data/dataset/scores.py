@@ -37,6 +37,8 @@ from ltrscale.errors import InputError
 
 SCORES = "scores"
 """The column with the scores."""
+_AT_ONCE = 1024
+"""Manifests that are read before they are parsed."""
 SCORE_AGAIN = "score the period again with jobs.score"
 Layout = Literal["scores", "lists", "items"]
 _FORMAT: Final = "ltrscale-scores"
@@ -145,10 +147,12 @@ def read_periods(url: str, periods: Sequence[str]) -> Iterator[PeriodScores | No
     Raises:
         InputError: as `read_period`.
     """
-    paths = [storage.join(period_url(url, period), storage.HIDDEN_MANIFEST) for period in periods]
-    # read at once and parsed in turn, for which threads would wait for each other
-    for path, data in zip(paths, storage.at_once(storage.read_if_there, paths), strict=True):
-        yield None if data is None else _parsed(data, path)
+    for first in range(0, len(periods), _AT_ONCE):
+        some = periods[first : first + _AT_ONCE]
+        paths = [storage.join(period_url(url, period), storage.HIDDEN_MANIFEST) for period in some]
+        # read at once and parsed in turn, for which threads would wait for each other
+        for path, data in zip(paths, storage.at_once(storage.read_if_there, paths), strict=True):
+            yield None if data is None else _parsed(data, path)
 
 
 def _parsed(data: bytes, path: str) -> PeriodScores:

@@ -165,7 +165,7 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
     kept = None
     identity: dict[str, Any] = {
         "features": [(feature.name, feature.kind) for feature in features],
-        "files": Json(f"[{', '.join(of_part.content() for of_part in files)}]"),
+        "files": Json.array(of_part.content() for of_part in files),
     }
     left_out = sum(len(part.files) - len(of_part) for part, of_part in zip(parts, files, strict=True))
     name = f"{_name(split)} without {left_out} bad files" if left_out else _name(split)
@@ -277,7 +277,7 @@ def _but(part: SplitPart, without: Collection[str]) -> DataFiles:
 
 def _row_groups(parts: Sequence[SplitPart], files: Sequence[DataFiles]) -> RowGroups:
     """The row groups of the chosen periods, in the order of the manifests."""
-    of_parts = [(np.zeros(0, np.int64),) * 5]
+    of_parts: list[tuple[NDArray[np.int64], ...]] = []
     to_read: list[PartToRead] = []
     for number, (part, of_part) in enumerate(zip(parts, files, strict=True)):
         groups_R, documents_R, labelled_R = of_part.counts_R3.T
@@ -289,7 +289,8 @@ def _row_groups(parts: Sequence[SplitPart], files: Sequence[DataFiles]) -> RowGr
         of_parts.append((first_file + of_part.file_R, index_R, groups_R, documents_R, labelled_R))
         manifest = part.dataset.manifest
         to_read.append(PartToRead(part.dataset.url, number * GID_SPAN, manifest.features, part.scores, of_part))
-    columns = [np.concatenate(column) for column in zip(*of_parts, strict=True)]
+    of_parts = of_parts or [(np.zeros(0, np.int64),) * 5]
+    columns = [column[0] if len(column) == 1 else np.concatenate(column) for column in zip(*of_parts, strict=True)]
     first_labelled_R = np.cumsum(columns[-1]) - columns[-1]
     longest_F = np.concatenate([np.zeros(0, np.int64), *(of_part.longest_F for of_part in files)])
     return RowGroups(FilesToRead(to_read), longest_F, Columns(*(*columns, first_labelled_R)))
