@@ -130,7 +130,8 @@ class RankingObjective(nn.Module):
         if self.config.negatives:
             groups = with_negatives(groups, self.config.negatives, generator)
         scores = [scores for part in side_by_side(self.ranker) for scores in part.score(groups).of_members()]
-        losses = [self._losses(each, groups, generator) for each in scores]
+        with torch.autocast(groups.features_NF.device.type, enabled=False):  # bfloat16 would round ranks and gains
+            losses = [self._losses(each, groups, generator) for each in scores]
         loss_Q = torch.stack([loss_Q for loss_Q, _ in losses]).mean(0)
         return loss_Q.sum(), losses[0][1].sum()
 

@@ -110,6 +110,18 @@ def objective(config: FinetuneConfig, batch: QueryGroups, **parts: object) -> tu
     return total, count
 
 
+@pytest.mark.parametrize("kind", CASES)
+def test_in_bfloat16_a_loss_is_that_of_its_scores(kind: str) -> None:
+    config = FinetuneConfig(loss=loss_config(kind, **CASES[kind][0]))
+    model = RankingObjective(ranker().eval(), config)
+    with torch.autocast("cpu", torch.bfloat16):
+        total, _ = model(groups(), noise())
+        scores_N = model.ranker(groups())
+    assert scores_N.dtype == torch.bfloat16
+    torch.testing.assert_close(total, config.loss.of(Scored(scores_N, LABELS, OFFSETS, None, noise())).sum())
+    total.backward()
+
+
 def test_lists_without_relevance_train_the_list_head() -> None:
     parts = {"context": RankFormerConfig(dropout=0.0), "grades": 2}
     list_loss = ListLossConfig(alpha=0.5, grades=2)
