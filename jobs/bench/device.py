@@ -9,7 +9,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -39,9 +39,9 @@ from ltrscale.ranking.choices import LossConfig
 from ltrscale.ranking.loss import Loss
 from ltrscale.ranking.pairwise import LambdaRankConfig
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.training.loop import Trainer
+from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.ranking import RankingObjective
-from ltrscale.training.settings import OptimizerConfig
+from ltrscale.training.settings import OptimizerConfig, Precision
 
 FEW, MANY = 64, 512
 """Lists of a batch: 8,011 and 62,523 documents."""
@@ -62,7 +62,12 @@ class Gpu(NamedTuple):
     flops: float
 
 
-GPUS = (Gpu("V100", 900e9, 15.7e12), Gpu("A100", 2039e9, 156e12), Gpu("H200", 4800e9, 495e12))
+GPUS = (
+    Gpu("V100", 900e9, 15.7e12),
+    Gpu("A100", 2039e9, 156e12),
+    Gpu("H100", 3350e9, 495e12),
+    Gpu("H200", 4800e9, 495e12),
+)
 
 GOALS = {
     "method simclr_rank": 700,
@@ -104,25 +109,28 @@ Step = Callable[[torch.device, QueryGroups], Callable[[], object]]
 """Puts a model on a device, and returns one step on these groups, as often as it is called."""
 
 
-def steps(resnet: ResNetConfig = RESNET) -> dict[str, Step]:
+def steps(resnet: ResNetConfig = RESNET, precision: Precision = "float32") -> dict[str, Step]:
     """Every objective, encoder, list context and ranking loss, and scoring, by name; most of them on this encoder.
+
+    The precision is that of training; scoring has none.
 
     But for DLCM: of a GRU, torch has a kernel for CPUs and cuDNN's, and none that a pretended device could run.
     """
-    pretexts = {f"method {kind_of(cls)}": partial(_pretext, cls(), resnet) for cls in members(FeatureMethodConfig)}
+    pretext, finetune = (partial(made, precision=precision) for made in (_pretext, _finetune))
+    pretexts = {f"method {kind_of(cls)}": partial(pretext, cls(), resnet) for cls in members(FeatureMethodConfig)}
     encoders = {
-        f"encoder {kind_of(cls)}": partial(_pretext, SimSiamConfig(), cls.model_validate({}))
+        f"encoder {kind_of(cls)}": partial(pretext, SimSiamConfig(), cls.model_validate({}))
         for cls in members(FeatureEncoderConfig)
     }
     contexts = {
-        f"context {kind_of(cls)}": partial(_finetune, resnet, cls, None)
+        f"context {kind_of(cls)}": partial(finetune, resnet, cls, None)
         for cls in members(ContextConfig)
         if cls is not DLCMConfig
     }
-    losses = {f"loss {kind_of(cls)}": partial(_finetune, resnet, None, cls) for cls in members(LossConfig)}
-    losses["negatives of other lists"] = partial(_finetune, resnet, None, None, negatives=2)
+    losses = {f"loss {kind_of(cls)}": partial(finetune, resnet, None, cls) for cls in members(LossConfig)}
+    losses["negatives of other lists"] = partial(finetune, resnet, None, None, negatives=2)
     deep = {"kind": "pirank", "depth": 3, "k": 10}
-    losses["loss pirank of depth 3"] = partial(_finetune, resnet, None, None, loss=deep)
+    losses["loss pirank of depth 3"] = partial(finetune, resnet, None, None, loss=deep)
     return {**pretexts, **encoders, **contexts, **losses, "scoring": partial(_score, resnet)}
 
 
@@ -131,7 +139,7 @@ def bench_device(quick: bool = False, device: str = "cpu") -> list[Row]:
 
     Args:
         quick: count only the steps that have a goal.
-        device: a GPU on which each step is timed too.
+        device: a GPU on which each step is timed too, in every precision.
     """
     counted, rows = {}, []
     batches = {FEW: lists(FEW), MANY: lists(MANY), SHORT: lists(MANY * 5, SHORT)}
@@ -139,12 +147,13 @@ def bench_device(quick: bool = False, device: str = "cpu") -> list[Row]:
         if quick and name not in GOALS:
             continue
         counted[name] = {size: count(step, groups) for size, groups in batches.items()}
-        measured = "" if device == "cpu" else f"; measured {_measured(step, batches[MANY], device) / 1e6:.2f} M docs/s"
-        rows.append(_launches(name, counted[name], measured))
+        rows.append(_launches(name, counted[name]))
+        if device != "cpu":
+            rows.append(_on_gpu(name, counted[name][MANY], batches[MANY], device))
     return [*rows, _growth(counted), _waits(counted), _bytes(counted), *(_published() if not quick else [])]
 
 
-def _launches(name: str, by_size: dict[int, Counted], measured: str) -> Row:
+def _launches(name: str, by_size: dict[int, Counted]) -> Row:
     documents, counts = by_size[MANY]
     rates = [f"{gpu.name} {rate / 1e6:.1f} ({bound})" for gpu in GPUS for rate, bound in [by_size[MANY].rate(gpu)]]
     per_document = f"{counts.touched / documents / 1e3:.0f} kB, {counts.flops / documents / 1e6:.1f} MFLOP a document"
@@ -154,7 +163,7 @@ def _launches(name: str, by_size: dict[int, Counted], measured: str) -> Row:
         goal=GOALS.get(name),
         at_least=False,
         ours=f"{counts.waits.total()} waits, {counts.copies} copies, {per_document}",
-        peer=f"predicted M docs/s: {', '.join(rates)}{measured}",
+        peer=f"predicted M docs/s: {', '.join(rates)}",
         note=f"{documents:,} documents; {by_size[FEW].counts.launches} at {by_size[FEW].documents:,}, "
         f"{by_size[SHORT].counts.launches} in lists of {SHORT}",
     )
@@ -248,21 +257,63 @@ def _info_nce(z0_LP: Tensor, z1_LP: Tensor, temperature: float) -> Tensor:
     return F.cross_entropy(logits_UU, positives_U, reduction="none").view(2, length).sum(0)
 
 
-def _measured(step: Step, groups: QueryGroups, device: str) -> float:
-    """Documents a second of a step on a real GPU, the batch's copy included."""
-    chosen = choose_device(device)
-    work = step(chosen, groups)
-    for _ in range(_WARM_UP):
-        work()
-    torch.cuda.synchronize(chosen)
-    start = time.perf_counter()
-    for _ in range(_STEPS):
-        work()
-    torch.cuda.synchronize(chosen)
-    return _STEPS * groups.n_documents / (time.perf_counter() - start)
+class Measured(NamedTuple):
+    """Steps on a real GPU, whose batches a thread sends ahead, as in training."""
+
+    rate: float
+    """Documents a second."""
+    waiting: float
+    """Share of the time in which the next batch was not there yet."""
+    peak_bytes: int
+    """The most memory of the GPU that tensors had."""
+
+    def __str__(self) -> str:
+        return f"{self.rate / 1e6:.2f} M docs/s ({self.waiting:.0%} waiting, {self.peak_bytes / 1e9:.1f} GB)"
 
 
-_WARM_UP, _STEPS = 3, 20
+def measure(step: Step, groups: QueryGroups, device: str, precision: Precision = "float32") -> Measured:
+    """Time steps on a real GPU; the precision is that of the products outside autocast, for `steps` has the other."""
+    chosen, before = choose_device(device), torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        work = step(chosen, groups)
+        _taken(work, chosen, _WARM_UP_S)  # until clocks are up, memory is allocated and layouts are made ahead
+        torch.cuda.reset_peak_memory_stats(chosen)
+        number, seconds, waited_s = _taken(work, chosen, _MEASURED_S)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    peak_bytes = torch.cuda.max_memory_allocated(chosen)
+    return Measured(number * groups.n_documents / seconds, waited_s / seconds, peak_bytes)
+
+
+def _taken(work: Callable[[], object], device: torch.device, at_least_s: float) -> tuple[int, float, float]:
+    """Take steps for some time; returns their number, their seconds, and those of waiting for a batch."""
+    torch.cuda.synchronize(device)
+    number, waited_s, start = 0, 0.0, time.perf_counter()
+    while number < _FEWEST or time.perf_counter() - start < at_least_s:
+        result = work()
+        waited_s += result.wait_s if isinstance(result, StepResult) else 0.0
+        number += 1
+    torch.cuda.synchronize(device)
+    return number, time.perf_counter() - start, waited_s
+
+
+_FEWEST, _WARM_UP_S, _MEASURED_S = 3, 0.3, 0.6
+
+
+def _on_gpu(name: str, counted: Counted, groups: QueryGroups, device: str) -> Row:
+    """What a step reaches on this GPU, in each precision, beside the prediction if its data sheet is known."""
+    measured = {p: measure(steps(precision=p)[name], groups, device, p) for p in get_args(Precision)}
+    full_name = torch.cuda.get_device_name(choose_device(device))
+    known = next((gpu for gpu in GPUS if gpu.name in full_name), None)
+    predicted = counted.rate(known)[0] if known else None
+    return Row(
+        name=f"documents a second on {full_name}, {name}: measured in TF32 / predicted",
+        ratio=measured["tf32"].rate / predicted if predicted else None,
+        ours=", ".join(f"{precision} {one}" for precision, one in measured.items()),
+        peer=f"predicted {predicted / 1e6:.2f} M docs/s" if predicted else "",
+        note=f"{groups.n_documents:,} documents" + ("" if known else "; no data sheet"),
+    )
 
 
 def count(step: Step, groups: QueryGroups, *, values: bool = False) -> Counted:
@@ -296,11 +347,10 @@ def lists(n_groups: int, length: int | None = None) -> QueryGroups:
 class Repeated:
     """A stream that serves the same groups again and again."""
 
-    config = StreamConfig(docs_per_batch=1, prefetch=0)
     groups_per_epoch = documents_per_epoch = 1
 
-    def __init__(self, groups: QueryGroups) -> None:
-        self.groups = groups
+    def __init__(self, groups: QueryGroups, prefetch: int = 0) -> None:
+        self.groups, self.config = groups, StreamConfig(docs_per_batch=1, prefetch=prefetch)
 
     def epoch(self, *_: object) -> Iterator[MicroBatches]:
         """Steps without an end."""
@@ -312,9 +362,12 @@ def _transform() -> FeatureTransform:
     return FeatureTransform(TransformConfig(), ["numeric"] * N_FEATURES, [])
 
 
-def _trained(model: Pretrainer | RankingObjective, groups: QueryGroups) -> Callable[[], object]:
-    stream, optimizer = Repeated(groups), OptimizerConfig(clip_norm=1.0)
-    trainer = Trainer(model, model, stream, optimizer, epochs=1, seed=0)  # type: ignore[arg-type]
+def _trained(
+    model: Pretrainer | RankingObjective, groups: QueryGroups, device: torch.device, precision: Precision
+) -> Callable[[], object]:
+    prefetch = 2 if device.type == "cuda" else 0  # as in training; what is counted must happen in one thread
+    stream, optimizer = Repeated(groups, prefetch), OptimizerConfig(clip_norm=1.0)
+    trainer = Trainer(model, model, stream, optimizer, epochs=1, seed=0, precision=precision)  # type: ignore[arg-type]
     taken = trainer.epoch()
     return lambda: next(taken)
 
@@ -324,11 +377,12 @@ def _pretext(
     encoder: EncoderSettings,
     device: torch.device,
     groups: QueryGroups,
+    precision: Precision = "float32",
 ) -> Callable[[], object]:
     network = NetworkConfig.model_validate({"encoder": encoder.model_dump()})
     marginals_SF = groups.features_NF[:1000]
     model = Pretrainer(_transform(), network, method, ZeroingConfig(), marginals_SF).to(device)
-    return _trained(model, groups)
+    return _trained(model, groups, device, precision)
 
 
 def _ranker(resnet: ResNetConfig, context: type[ContextSettings] | None = None) -> Ranker:
@@ -347,10 +401,12 @@ def _finetune(
     kind: type[Loss] | None,
     device: torch.device,
     groups: QueryGroups,
+    precision: Precision = "float32",
     **settings: object,
 ) -> Callable[[], object]:
     config = FinetuneConfig.model_validate({"loss": {"kind": kind_of(kind or LambdaRankConfig)}} | settings)
-    return _trained(RankingObjective(_ranker(resnet, context).to(device), config).to(device), groups)
+    model = RankingObjective(_ranker(resnet, context), config).to(device)
+    return _trained(model, groups, device, precision)
 
 
 def _score(resnet: ResNetConfig, device: torch.device, groups: QueryGroups) -> Callable[[], Tensor]:
