@@ -5,7 +5,7 @@ A device that pretends refuses an operation over two devices, as a GPU does, and
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -70,16 +70,25 @@ def test_the_steps_with_goals_reach_them() -> None:
         assert row.goal is None or row.ratio <= row.goal, row
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in STEPS if not name.startswith(("method", "encoder"))])
-def test_values_are_those_of_the_cpu(name: str, small: QueryGroups) -> None:
-    def two_steps(device: torch.device) -> Any:
-        work = STEPS[name](device, small)
-        return work(), work()
+SEEDED = [name for name in STEPS if not name.startswith(("method", "encoder"))]
+"""Steps whose weights do not depend on what was drawn before."""
+DRAWN = {
+    "context gsf",
+    "loss softmax_negatives",
+    "loss gumbel_approx_ndcg",
+    "loss gumbel_neural_sort_ndcg",
+    "negatives of other lists",
+}
+"""Steps with draws, which a real GPU makes in its own way."""
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 
-    expected = two_steps(torch.device("cpu"))
-    with pretending() as device:
-        results = two_steps(device)
+
+def two_steps(name: str, device: torch.device, groups: QueryGroups) -> Any:
+    work = STEPS[name](device, groups)
+    return work(), work()
+
+
+def check_same(results: Any, expected: Any) -> None:
     for result, other in zip(results, expected, strict=True):
         if isinstance(result, Tensor):
             torch.testing.assert_close(result, other)
@@ -88,6 +97,30 @@ def test_values_are_those_of_the_cpu(name: str, small: QueryGroups) -> None:
         assert result.loss == pytest.approx(other.loss, rel=1e-4)
         assert result.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-3)
         assert result.count == other.count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEEDED)
+def test_values_are_those_of_the_cpu(name: str, small: QueryGroups) -> None:
+    with pretending() as device:
+        results = two_steps(name, device, small)
+    check_same(results, two_steps(name, torch.device("cpu"), small))
+
+
+@on_gpu
+@pytest.mark.parametrize("name", [name for name in SEEDED if name not in DRAWN])
+def test_values_on_a_real_gpu_are_those_of_the_cpu(name: str, small: QueryGroups) -> None:
+    check_same(two_steps(name, torch.device("cuda"), small), two_steps(name, torch.device("cpu"), small))
+
+
+@on_gpu
+def test_steps_are_timed_on_a_real_gpu(small: QueryGroups) -> None:
+    for precision in get_args(settings.Precision):
+        step = bench.steps(ResNetConfig(width=16, blocks=1), precision)["loss lambdarank"]
+        measured = bench.measure(step, small, "cuda", precision)
+        assert measured.rate > 0
+        assert 0 <= measured.waiting < 1
+        assert measured.peak_bytes > small.features_NF.nbytes
 
 
 def test_an_operation_over_two_devices_is_refused_and_a_look_is_counted() -> None:
