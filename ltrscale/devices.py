@@ -38,7 +38,7 @@ def block_entries(device: torch.device) -> int:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that a config names.
+    """The device that a config names; on a GPU cuDNN's products are as precise as all others.
 
     Raises:
         InputError: the config asks for a GPU that torch does not see.
@@ -49,6 +49,8 @@ def choose_device(name: str) -> torch.device:
     n_gpus = torch.cuda.device_count()
     if chosen.type == "cuda" and (chosen.index or 0) >= n_gpus:
         raise InputError(f"device: {name} is asked for and torch sees {n_gpus} GPUs; set device to auto or cpu")
+    # a GRU would round to TF32 by default, though nobody asked for it
+    torch.backends.cudnn.allow_tf32 = torch.get_float32_matmul_precision() != "highest"
     return chosen
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from jobs.bench.measure import apart
 from ltrscale.batch import QueryGroups
 from ltrscale.data.stream.batches import MicroBatches, Position
 from ltrscale.training.feed import Account, checksum, read_ahead
@@ -83,6 +84,10 @@ def test_closing_ends_the_thread_and_the_source(taken: int) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="copies to a GPU need one")
 def test_micro_batches_come_on_the_gpu() -> None:
+    apart(_come_on_the_gpu)  # in a process in which no device has pretended, for it would pin no memory
+
+
+def _come_on_the_gpu() -> None:
     for i, step in enumerate(read_ahead(Source(20)(), depth=2, device=torch.device("cuda"))):
         groups = step.micro_batches[0]
         assert groups is not None
