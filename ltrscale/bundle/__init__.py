@@ -2,6 +2,7 @@
 
     config.json           kind, features, architecture, training settings, data set hash, metrics, versions
     weights.safetensors   of a network, including its feature transform
+    examples.safetensors  of a ranker that reads examples: those of each reading
     model.txt             of trees: LightGBM's own text format (XGBoost's model.json, CatBoost's model.cbm); an ensemble
                           has model-0.txt, model-1.txt, ...
     projection.safetensors  of trees that see principal components too
@@ -32,6 +33,7 @@ from ltrscale.bundle.files import (
     load_trees,
     member_files,
     save_blend,
+    save_in_context,
     save_order,
     save_pretrained,
     save_ranker,
@@ -63,6 +65,7 @@ __all__ = [
     "order_scorer",
     "read_bundle_manifest",
     "save_blend",
+    "save_in_context",
     "save_order",
     "save_pretrained",
     "save_ranker",

@@ -25,15 +25,17 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.errors import InputError, nearest
 from ltrscale.models.combine import CombinedArchitecture
+from ltrscale.models.in_context import InContextSizes
 from ltrscale.models.ranker import Architecture
 
 MetricValue = float | int | str | None
-BundleKind = Literal["neural", "pretrained", "trees", "feature", "blend"]
+BundleKind = Literal["neural", "pretrained", "trees", "feature", "blend", "in_context"]
 FORMAT, VERSION = "ltrscale-bundle", 1
 TRUSTED = "LTRSCALE_TRUSTED_BUNDLES"
 """The environment variable that names a file with the content hashes of trusted bundles."""
 CONFIG, WEIGHTS, PROJECTION, CARD = "config.json", "weights.safetensors", "projection.safetensors", "README.md"
 REFERENCE = "reference.json"
+EXAMPLES = "examples.safetensors"
 
 
 class TreesArchitecture(Config):
@@ -100,6 +102,15 @@ class Blend(Config):
     """By the name of the bundle inside; they add up to 1."""
 
 
+class InContext(Config):
+    """A network that ranks after reading examples, which are in the bundle."""
+
+    sizes: InContextSizes
+    """Sizes of the network."""
+    readings: int = Field(ge=1)
+    """Samples of the examples that it reads; their scores are averaged."""
+
+
 class BundleConfig(Config):
     """`config.json` of a bundle."""
 
@@ -114,6 +125,8 @@ class BundleConfig(Config):
     """The feature that orders documents, of a bundle that holds no model."""
     blend: Blend | None = None
     """Weights of the bundles inside, of a bundle that scores by their weighted mean."""
+    in_context: InContext | None = None
+    """The network and the number of readings of a ranker that reads examples."""
     training: dict[str, Any] = Field(default_factory=dict)
     """Settings of the run that made the bundle."""
     dataset_hash: str

@@ -11,9 +11,11 @@ import safetensors.torch
 from torch import Tensor
 
 from ltrscale import storage
+from ltrscale.batch import QueryGroups
 from ltrscale.bundle.contents import (
     CARD,
     CONFIG,
+    EXAMPLES,
     FORMAT,
     PROJECTION,
     REFERENCE,
@@ -23,6 +25,7 @@ from ltrscale.bundle.contents import (
     BundleConfig,
     BundleKind,
     FeatureOrder,
+    InContext,
     MetricValue,
     Reference,
     TreesArchitecture,
@@ -31,7 +34,7 @@ from ltrscale.bundle.contents import (
     reference_of,
 )
 from ltrscale.bundle.networks import CombinedBundle, EncoderBundle, PretrainedBundle, RankerBundle
-from ltrscale.bundle.opened import BlendBundle, Bundle, OrderBundle, StackBundle, TreesBundle, fitting
+from ltrscale.bundle.opened import BlendBundle, Bundle, InContextBundle, OrderBundle, StackBundle, TreesBundle, fitting
 from ltrscale.bundle.views import Projection
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import Feature
@@ -40,6 +43,7 @@ from ltrscale.errors import InputError
 from ltrscale.markdown import as_code, escape
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture
 from ltrscale.models.cross_encoder import CrossEncoderConfig
+from ltrscale.models.in_context import InContextNetwork
 from ltrscale.models.layers import EncoderSettings
 from ltrscale.models.ranker import Architecture
 from ltrscale.pretext.objective import Pretrainer
@@ -114,7 +118,7 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
     def members(names: Sequence[str]) -> dict[str, Bundle]:
         return {name: _open(url, f"{folder}{member_folder(name)}/", manifest) for name in names}
 
-    match config.kind, config.architecture or config.trees or config.order or config.blend:
+    match config.kind, config.architecture or config.trees or config.order or config.blend or config.in_context:
         case "pretrained", Architecture() as architecture:
             return PretrainedBundle(architecture=architecture, contents=read(WEIGHTS), **common)
         case "neural", Architecture() as architecture:
@@ -129,6 +133,8 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
             return (StackBundle if trees.members else TreesBundle)(members=members(trees.members), **common)
         case "blend", Blend() as blend:
             return BlendBundle(blend=blend, members=members([*blend.weights]), contents={}, **common)
+        case "in_context", InContext() as in_context:
+            return InContextBundle(in_context=in_context, contents=read(WEIGHTS, EXAMPLES), **common)
     raise InputError(f"{path}: the bundle's files do not fit each other (a {config.kind} lacks its part); train again")
 
 
@@ -264,6 +270,27 @@ def save_blend(url: str, blend: Blend, **about: Unpack[BundleFacts]) -> None:
     _save(url, "blend", {}, about, [title, *inside], blend=blend)
 
 
+def save_in_context(
+    url: str, network: InContextNetwork, readings: Sequence[QueryGroups], **about: Unpack[BundleFacts]
+) -> None:
+    """Commit an in-context network as a bundle, with the examples of each reading, which have labels."""
+    examples = {
+        f"{number}.{name}": values
+        for number, groups in enumerate(readings)
+        for name, values in (
+            ("features", groups.features_NF),
+            ("offsets", groups.offsets_Q1),
+            ("labels", groups.labels_N),
+        )
+        if values is not None
+    }
+    title = "A ranker that has read examples: raw features in, one score a document out."
+    inside = [f"- its network reads the examples in `{EXAMPLES}`: readings {len(readings)}"]
+    contents = {WEIGHTS: _serialise(network.state_dict()), EXAMPLES: _serialise(examples)}
+    in_context = InContext(sizes=network.sizes, readings=len(readings))
+    _save(url, "in_context", contents, about, [title, *inside], in_context=in_context)
+
+
 def member_files(name: str, url: str) -> dict[str, bytes]:
     """The files of a bundle under the names that they have inside another one.
 
@@ -286,6 +313,7 @@ def _save(
     trees: TreesArchitecture | None = None,
     order: FeatureOrder | None = None,
     blend: Blend | None = None,
+    in_context: InContext | None = None,
 ) -> None:
     # JSON has neither NaN nor infinity
     metrics = {
@@ -298,6 +326,7 @@ def _save(
         trees=trees,
         order=order,
         blend=blend,
+        in_context=in_context,
         training=dict(facts_of_bundle["config"]),
         dataset_hash=facts_of_bundle["dataset_hash"],
         read_as=dict(facts_of_bundle.get("read_as", {})),

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
@@ -16,10 +17,22 @@ from torch import Tensor
 from ltrscale import storage
 from ltrscale.batch import QueryGroups, standardise_by_group
 from ltrscale.bundle import boosters, views
-from ltrscale.bundle.contents import Blend, BundleKind, FeatureOrder, MetricValue, Reference, TreesArchitecture
+from ltrscale.bundle.contents import (
+    EXAMPLES,
+    WEIGHTS,
+    Blend,
+    BundleKind,
+    FeatureOrder,
+    InContext,
+    MetricValue,
+    Reference,
+    TreesArchitecture,
+)
 from ltrscale.data.dataset.manifest import Feature, places
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker
+from ltrscale.models.examples import InContextRanker
+from ltrscale.models.in_context import InContextNetwork
 from ltrscale.models.layers import EncoderSettings
 from ltrscale.models.ranker import Architecture
 
@@ -242,6 +255,33 @@ class OrderBundle(Bundle):
     def scoring(self, *, device: torch.device | str, threads: int) -> Scorer:  # noqa: ARG002
         """The function that scores a batch of this bundle's features."""
         return order_scorer(self.order)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InContextBundle(Bundle):
+    """A network that ranks after reading examples, with these."""
+
+    kind: ClassVar[BundleKind] = "in_context"
+    holds: ClassVar = "examples and the network that reads them"
+    in_context: InContext
+
+    def scoring(self, *, device: torch.device | str, threads: int) -> Scorer:  # noqa: ARG002
+        """The function that scores a batch of this bundle's features, on the CPU."""
+        with fitting(self.url):
+            network = InContextNetwork(self.in_context.sizes)
+            network.load_state_dict(safetensors.torch.load(self.contents[WEIGHTS]))
+            tensors = safetensors.torch.load(self.contents[EXAMPLES])
+            readings = [
+                QueryGroups(tensors[f"{k}.features"], tensors[f"{k}.offsets"], tensors[f"{k}.labels"]).checked()
+                for k in range(self.in_context.readings)
+            ]
+            ranker = InContextRanker(network, readings, numeric_F=is_numeric(self.features))
+        return lambda groups: ranker(groups.to("cpu"))
+
+
+def is_numeric(features: Sequence[Feature]) -> Tensor:
+    """Which features are numbers, [F]."""
+    return torch.tensor([feature.kind == "numeric" for feature in features])
 
 
 def order_scorer(order: FeatureOrder) -> Scorer:

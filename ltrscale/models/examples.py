@@ -3,7 +3,7 @@
 Shapes: N documents, Q groups, F features, X features that a reading uses.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -55,8 +55,7 @@ class InContextRanker:
 
     Args:
         network: pretrained weights.
-        examples: groups with labels, at least one of them with a label above 0.
-        config: samples to read.
+        readings: groups with labels for each reading, such as those of `samples`.
         numeric_F: which features are numbers; by default all.
 
     Raises:
@@ -66,7 +65,7 @@ class InContextRanker:
         >>> from ltrscale.models.in_context import InContextSizes
         >>> features_NF, offsets_Q1 = torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([0, 3])
         >>> examples = QueryGroups(features_NF, offsets_Q1, torch.tensor([0.0, 0.0, 1.0]))
-        >>> ranker = InContextRanker(InContextNetwork(InContextSizes()), examples, ReadingConfig())
+        >>> ranker = InContextRanker(InContextNetwork(InContextSizes()), [examples])
         >>> ranker(QueryGroups(torch.rand(5, 1), torch.tensor([0, 2, 5]))).shape
         torch.Size([5])
     """
@@ -74,13 +73,12 @@ class InContextRanker:
     def __init__(
         self,
         network: InContextNetwork,
-        examples: QueryGroups,
-        config: ReadingConfig,
+        readings: Sequence[QueryGroups],
         *,
         numeric_F: Tensor | None = None,
     ) -> None:
         self.network = network.eval()
-        self.learned = [learn(network, part, numeric_F) for part in samples(examples, config)]
+        self.learned = [learn(network, examples, numeric_F) for examples in readings]
 
     def __call__(self, groups: QueryGroups) -> Tensor:
         """Scores [N], float64."""

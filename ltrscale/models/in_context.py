@@ -242,6 +242,7 @@ class InContextNetwork(nn.Module):
 
     def __init__(self, sizes: InContextSizes) -> None:
         super().__init__()
+        self.sizes = sizes
         self.first_token = nn.Linear(FUNCTIONS + 3, sizes.token)
         self.first_state = nn.Linear(6, sizes.state)
         self.layers = nn.ModuleList(Layer(sizes, reads_documents=i % 2 == 1) for i in range(sizes.layers))

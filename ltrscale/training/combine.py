@@ -11,8 +11,8 @@ import torch
 from pydantic import Field
 
 from ltrscale import bundle
-from ltrscale.bundle import FeatureOrder, facts, order_scorer, save_order
-from ltrscale.data.dataset.selection import select
+from ltrscale.bundle import FeatureOrder, Scorer, facts, order_scorer, save_order
+from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.stream.batches import check_batches, iterate
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, How, combine_rankers
@@ -45,16 +45,21 @@ class FeatureJob(LabelledStage):
         data = LabelledData.of(self.splits.train, self.splits.validation, without=())
         data = data.serving([self.order.among(data.train.features)], whose=self.out)
         assert data.judged is not None
-        score, values = order_scorer(self.order), []
-        for groups in iterate(data.judged):
-            assert groups.labels_N is not None
-            scored = score(groups), groups.labels_N, groups.offsets_Q1
-            values.append(torch.stack([metric_named(metric).of(*scored) for metric in _VALIDATED]))
-        means_M = torch.cat(values, dim=1).double().nanmean(dim=1).tolist()
-        metrics = {f"validation_{metric}": mean for metric, mean in zip(_VALIDATED, means_M, strict=True)}
+        metrics = validated(data.judged, order_scorer(self.order))
         report(metrics)
         save_order(self.out, self.order, **facts(data.train, self.order, metrics=metrics, made_by=origin))
         log.info("committed %s", self.out)
+
+
+def validated(judged: Selection, score: Scorer) -> dict[str, float]:
+    """NDCG@5 and NDCG@10 of a ranker that is not trained, over the groups that judge."""
+    values = []
+    for groups in iterate(judged):
+        assert groups.labels_N is not None
+        scored = score(groups), groups.labels_N, groups.offsets_Q1
+        values.append(torch.stack([metric_named(metric).of(*scored) for metric in _VALIDATED]))
+    means_M = torch.cat(values, dim=1).double().nanmean(dim=1).tolist()
+    return {f"validation_{metric}": mean for metric, mean in zip(_VALIDATED, means_M, strict=True)}
 
 
 class CombineConfig(RankingConfig):

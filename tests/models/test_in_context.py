@@ -32,7 +32,7 @@ EXAMPLES, LISTS = groups(4, 6, 3, 5), groups(5, 3, 8, seed=2)
 
 
 def scores(examples: QueryGroups = EXAMPLES, lists: QueryGroups = LISTS, layers: int = 3) -> Tensor:
-    return InContextRanker(network(layers), examples, ALL)(lists)
+    return InContextRanker(network(layers), samples(examples, ALL))(lists)
 
 
 def with_features(of: QueryGroups, x_NF: Tensor) -> QueryGroups:
@@ -102,7 +102,7 @@ def test_features_that_are_constant_among_examples_or_no_numbers_change_nothing(
     torch.testing.assert_close(scores(*missing), scores(), rtol=0, atol=0)
     category = more(EXAMPLES, torch.arange(18.0)), more(LISTS, torch.arange(16.0))
     numeric_F = torch.tensor([True] * 5 + [False])
-    ranker = InContextRanker(network(), category[0], ALL, numeric_F=numeric_F)
+    ranker = InContextRanker(network(), [category[0]], numeric_F=numeric_F)
     torch.testing.assert_close(ranker(category[1]), scores(), rtol=0, atol=0)
     differ(scores(*category), scores())
 
@@ -200,10 +200,10 @@ def test_samples_fit_are_seeded_and_keep_a_relevant_document() -> None:
 
 def test_several_readings_are_averaged() -> None:
     config = ReadingConfig(readings=3, documents=12)
-    rankers = [InContextRanker(network(), part, ALL) for part in samples(EXAMPLES, config)]
+    rankers = [InContextRanker(network(), [part]) for part in samples(EXAMPLES, config)]
     assert len(rankers) == 3
     mean = torch.stack([ranker(LISTS) for ranker in rankers]).mean(0)
-    same(InContextRanker(network(), EXAMPLES, config)(LISTS), mean)
+    same(InContextRanker(network(), samples(EXAMPLES, config))(LISTS), mean)
 
 
 def test_pretraining_on_problems_teaches_to_read_examples() -> None:

@@ -27,7 +27,7 @@ from ltrscale.trees.stacking import StackedJob
 
 _SPLIT = r"(\.(data|periods|scores|leave_out|label.*|relevant_groups|fold.*))?"
 _LABELS = r"\.(scores|label.*|relevant_groups|fold.*)"
-_RANKED = {"train_gbdt", "train_semi", "stack", "average", "finetune", "combine", "blend", "feature"}
+_RANKED = {"train_gbdt", "train_semi", "stack", "average", "finetune", "combine", "blend", "feature", "in_context"}
 PROMISE = re.compile(r"(result|output|figures|scores)\s+(does not depend on it|is the same|are the same)")
 UNREAD = {
     **{stage: [rf"splits\.test{_SPLIT}", r"splits\.gap"] for stage in _RANKED},  # test is not read, a gap only refuses

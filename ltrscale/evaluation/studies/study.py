@@ -26,7 +26,7 @@ ScopeName = Literal["all", "outliers"]
 SCOPES: tuple[ScopeName, ...] = ("all", "outliers")
 
 
-Family = Literal["trees", "not pretrained", "pretrained", "mixed", "feature"]
+Family = Literal["trees", "not pretrained", "pretrained", "mixed", "feature", "in context"]
 
 
 class MethodTraits(Config):
@@ -34,7 +34,7 @@ class MethodTraits(Config):
 
     family: Family
     """`pretrained` also through a teacher. `mixed` are trees that read or learn the scores of networks, `feature` is an
-    order that learns nothing."""
+    order that learns nothing, and `in context` a network that reads labelled groups without training."""
     pretext: str | None = None
     """What the encoder is pretrained with."""
     augment: str | None = None

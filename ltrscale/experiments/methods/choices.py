@@ -13,6 +13,7 @@ from ltrscale.experiments.methods.composed import (
     SelfTrainedMethod,
     TunedMethod,
 )
+from ltrscale.experiments.methods.in_context import InContextMethod
 from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.stack import StackMethod
 from ltrscale.experiments.methods.trees import FeatureMethod, GBDTMethod, SemiMethod
@@ -28,7 +29,8 @@ Method = Annotated[
     | BlendMethod
     | SelfTrainedMethod
     | StackMethod
-    | FeatureMethod,
+    | FeatureMethod
+    | InContextMethod,
     Field(discriminator="kind"),
 ]
 

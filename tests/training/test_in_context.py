@@ -1,0 +1,93 @@
+"""The stage that makes labelled groups a ranker, its bundle, and the network that comes with the package."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from ltrscale import bundle
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Splits
+from ltrscale.data.stream.batches import iterate
+from ltrscale.errors import InputError
+from ltrscale.ranking.metrics import ndcg
+from ltrscale.simulate.problems import ProblemsConfig, problems
+from ltrscale.training import in_context
+from ltrscale.training.in_context import InContextConfig, InContextJob, pretrained_network
+
+WEIGHTS = "93cc55818041d72d3a6097e8e24462d268ab79a6bfb02cebc05836f2e6b28c96"
+
+
+@pytest.fixture(scope="module")
+def splits(synthetic_dataset: str) -> Splits:
+    values = {
+        "train": {"data": synthetic_dataset, "periods": ["2026-W01"], "labelled_fraction": 0.3},
+        "validation": {"data": synthetic_dataset, "periods": ["2026-W03"]},
+    }
+    return Splits.model_validate(values)
+
+
+@pytest.fixture(scope="module")
+def made(splits: Splits, tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = str(tmp_path_factory.mktemp("in_context") / "model")
+    assert InContextJob(out=out, splits=splits).run()
+    return out
+
+
+def test_the_bundle_scores_by_numbers_alone_and_better_than_chance(made: str, splits: Splits) -> None:
+    opened = bundle.load(made)
+    assert opened.kind == "in_context"
+    assert {feature.kind for feature in opened.features} == {"numeric"}
+    judged = select(splits.validation, labelled=True)
+    score = opened.scorer(features=judged.features)
+    gains = []
+    for groups in iterate(judged):
+        assert groups.labels_N is not None
+        scores_N, chance_N = score(groups), torch.zeros(groups.n_documents)
+        of_scores, of_chance = (
+            ndcg(values_N, groups.labels_N, groups.offsets_Q1, k=5) for values_N in (scores_N, chance_N)
+        )
+        gains.append(torch.stack([of_scores, of_chance]))
+    mean, chance = torch.cat(gains, 1).nanmean(1).tolist()
+    assert opened.metrics["validation_ndcg@5"] == pytest.approx(mean)
+    assert mean > chance + 0.05
+
+
+def test_it_is_up_to_date_until_what_it_reads_changes(made: str, splits: Splits) -> None:
+    assert not InContextJob(out=made, splits=splits).run()
+    fewer = InContextConfig.model_validate({"reading": {"documents": 500}})
+    job = InContextJob(out=made, splits=splits)
+    assert job.identity() != InContextJob(out=made, splits=splits, in_context=fewer).identity()
+
+
+def test_other_weights_make_another_bundle(splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = InContextJob(out="unused", splits=splits).inputs()
+    monkeypatch.setattr(in_context, "_weights", lambda: b"others")
+    assert InContextJob(out="unused", splits=splits).inputs() != before
+
+
+def test_data_without_numbers_are_refused(splits: Splits, tmp_path: Path) -> None:
+    names = [f.name for f in select(splits.train, labelled=True).features if f.kind == "numeric"]
+    job = InContextJob(out=str(tmp_path / "model"), splits=splits.leaving_out(tuple(names)))
+    with pytest.raises(InputError, match="reads numbers alone"):
+        job.run()
+
+
+def test_the_weights_are_those_that_were_measured() -> None:
+    assert hashlib.sha256(in_context._weights()).hexdigest() == WEIGHTS
+
+
+def test_the_network_ranks_problems_that_it_has_never_seen() -> None:
+    network, gains = pretrained_network(), []
+    config = ProblemsConfig(examples=(24, 24), features=(10, 20))
+    for number in range(4):
+        made = problems(config, seed=12345, number=number)
+        read, told, asked = made.n_read, made.offsets_Q1[:25], made.offsets_Q1[24:] - made.n_read
+        with torch.no_grad():
+            reading = network.read(made.features_BNF[:, :read], made.labels_BN[:, :read], told)
+            scores_BN = network(reading, made.features_BNF[:, read:], asked)[-1]
+        for scores_N, labels_N in zip(scores_BN, made.labels_BN[:, read:], strict=True):
+            by_network, by_chance = (ndcg(s_N, labels_N, asked, k=5) for s_N in (scores_N, torch.zeros_like(scores_N)))
+            gains.append((by_network - by_chance).nanmean())
+    assert torch.stack(gains).mean() > 0.15
