@@ -23,14 +23,14 @@ Method = Annotated[
     GBDTMethod
     | SemiMethod
     | NeuralMethod
+    | InContextMethod
     | TunedMethod
     | CombinedMethod
     | EnsembleMethod
     | BlendMethod
     | SelfTrainedMethod
     | StackMethod
-    | FeatureMethod
-    | InContextMethod,
+    | FeatureMethod,
     Field(discriminator="kind"),
 ]
 
