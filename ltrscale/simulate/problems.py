@@ -45,7 +45,9 @@ class ProblemsConfig(Config):
     documents: tuple[int, int] = (700, 2400)
     """Most documents of a problem, drawn on a logarithmic scale; longer lists are shortened."""
     values: int = Field(240_000, ge=1)
-    """Feature values of all problems that are drawn at once; these are 2 to 12 problems."""
+    """Feature values of all problems that are drawn at once; these are at least 2."""
+    at_once: int = Field(12, ge=2)
+    """Most problems that are drawn at once."""
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
@@ -87,7 +89,7 @@ def problems(config: ProblemsConfig, *, seed: int, number: int) -> Problems:
     n_examples, most = _between(rng, *config.examples), _between(rng, *config.documents)
     n_features = int(rng.integers(config.features[0], config.features[1] + 1))
     offsets_Q1 = offsets(_lengths(rng, n_examples + config.questions, most))
-    n_problems = min(12, max(2, config.values // int(offsets_Q1[-1] * n_features)))
+    n_problems = min(config.at_once, max(2, config.values // int(offsets_Q1[-1] * n_features)))
     drawn = [_problem(rng, offsets_Q1, n_features) for _ in range(n_problems)]
     features_BNF, labels_BN = (torch.from_numpy(np.stack(part).astype(np.float32)) for part in zip(*drawn, strict=True))
     return Problems(features_BNF, labels_BN, torch.from_numpy(offsets_Q1), n_examples)

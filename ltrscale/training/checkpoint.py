@@ -101,14 +101,7 @@ def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | N
         extra["auxiliary"] = {"epoch": auxiliary.epoch, "positions": of_auxiliary}
     if rank_and_world()[0] != 0:
         return None
-    groups = [
-        {name: value for name, value in group.items() if name != "params"} for group in trainer.optimizer.param_groups
-    ]
-    moments = {  # the optimizer's tensors by `parameter.key`, where `parameter` is a number in order
-        f"{index}.{key}": torch.as_tensor(value)
-        for index, values in trainer.optimizer.state_dict()["state"].items()
-        for key, value in values.items()
-    }
+    groups, moments = of_optimizer(trainer.optimizer)
     return Snapshot(
         state={
             "step": state.step,
@@ -129,6 +122,29 @@ def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | N
         progress=dict(progress.place),
         steps_before=progress.steps_before,
     )
+
+
+def of_optimizer(optimizer: torch.optim.Optimizer) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """The settings of its groups, and its tensors by `parameter.key`, where `parameter` is a number in order."""
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    moments = {
+        f"{index}.{key}": torch.as_tensor(value)
+        for index, values in optimizer.state_dict()["state"].items()
+        for key, value in values.items()
+    }
+    return groups, moments
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]], tensors: Tensors) -> None:
+    """Restore what `of_optimizer` found."""
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        index, key = name.split(".")
+        moments.setdefault(int(index), {})[key] = value
+    groups = optimizer.state_dict()["param_groups"]  # with the parameters' numbers, which snapshots leave out
+    for group, settings in zip(groups, saved, strict=True):
+        group.update(settings)
+    optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
 
 def _all_positions(stream: GroupStream, positions: Mapping[int, Position]) -> dict[str, list[int]]:
@@ -162,15 +178,8 @@ def of_rank_0(snapshot: Snapshot | None) -> Snapshot | None:
 def restore(trainer: Trainer, snapshot: Snapshot) -> None:
     """Restore a trainer from a snapshot, which another number of workers may have made."""
     trainer.model.load_state_dict(dict(snapshot.tensors["weights"]))
-    moments: dict[int, dict[str, Tensor]] = {}
-    for name, value in snapshot.tensors["optimizer"].items():
-        index, key = name.split(".")
-        moments.setdefault(int(index), {})[key] = value
     saved = snapshot.state
-    groups = trainer.optimizer.state_dict()["param_groups"]  # with the parameters' numbers, which snapshots leave out
-    for group, settings in zip(groups, saved["optimizer"], strict=True):
-        group.update(settings)
-    trainer.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+    restore_optimizer(trainer.optimizer, saved["optimizer"], snapshot.tensors["optimizer"])
     trainer.state = State(
         epoch=saved["epoch"],
         step=saved["step"],

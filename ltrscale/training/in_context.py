@@ -4,24 +4,29 @@ Nothing is trained, so it takes a moment. The network learnt to read examples on
 """
 
 import hashlib
+import json
 from importlib.resources import files
 from typing import ClassVar
 
 import safetensors.torch
 from pydantic import Field
+from safetensors import SafetensorError
 
+from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import facts, save_in_context
-from ltrscale.config import Config
+from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.examples import InContextRanker, ReadingConfig, samples
 from ltrscale.models.in_context import InContextNetwork, InContextSizes
 from ltrscale.progress import Report, log
-from ltrscale.stages.stage import LabelledStage, Origin
+from ltrscale.stages.stage import LabelledStage, Origin, OutputUrl
 from ltrscale.training.combine import validated
 from ltrscale.training.ranking import LabelledData
+
+WEIGHTS, SIZES = "weights.safetensors", "sizes"
 
 
 class InContextConfig(Config):
@@ -30,6 +35,8 @@ class InContextConfig(Config):
     groups: int = Field(2000, ge=1)
     """Labelled groups among which samples are drawn: the training groups, or a random sample if there are more."""
     reading: ReadingConfig = ReadingConfig()
+    pretrained: OutputUrl | None = None
+    """The directory of jobs.pretrain_in_context with the network's weights; empty takes those of the package."""
 
 
 class InContextJob(LabelledStage):
@@ -40,7 +47,8 @@ class InContextJob(LabelledStage):
 
     def inputs(self) -> dict[str, str]:
         """The data, and the weights of the network."""
-        return {**super().inputs(), "network": hashlib.sha256(_weights()).hexdigest()}
+        shipped = {} if self.in_context.pretrained else {"network": hashlib.sha256(_shipped()).hexdigest()}
+        return {**super().inputs(), **shipped}
 
     def own_settings(self) -> InContextConfig:
         """What is read."""
@@ -60,7 +68,7 @@ class InContextJob(LabelledStage):
         data = data.serving(_numbers(data.train.features, self.out), whose=self.out)
         readings = samples(QueryGroups.concat(list(iterate(data.train))), config.reading)
         log.info("in context: readings %s, documents %s", len(readings), sum(part.n_documents for part in readings))
-        network = pretrained_network()
+        network = pretrained_network(config.pretrained)
         assert data.judged is not None
         metrics = validated(data.judged, InContextRanker(network, readings))
         report(metrics)
@@ -78,12 +86,31 @@ def _numbers(features: tuple[Feature, ...], whose: str) -> list[Feature]:
     return numbers
 
 
-def pretrained_network() -> InContextNetwork:
-    """The network that comes with the package, pretrained on problems of `ltrscale/simulate/problems.py`."""
-    network = InContextNetwork(InContextSizes())
-    network.load_state_dict(safetensors.torch.load(_weights()))
+def pretrained_network(url: str | None = None) -> InContextNetwork:
+    """The network that comes with the package, or one that jobs.pretrain_in_context made.
+
+    Raises:
+        InputError: there is none, or its weights are damaged.
+    """
+    if url is None:
+        return _network(_shipped(), "the weights of the package")
+    manifest = storage.read_manifest(url)
+    if manifest is None or WEIGHTS not in storage.listed_in(manifest):
+        raise InputError(f"{url}: no weights of an in-context network there; make them with jobs.pretrain_in_context")
+    return _network(storage.read_verified(url, WEIGHTS, manifest), url)
+
+
+def _network(data: bytes, whose: str) -> InContextNetwork:
+    """The network of a file of weights, whose header has its sizes."""
+    try:
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        sizes = json.loads(header.get("__metadata__", {}).get(SIZES, "{}"))
+        network = InContextNetwork(validate(InContextSizes, sizes, whose))
+        network.load_state_dict(safetensors.torch.load(data))
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise InputError(f"{whose}: not the weights of an in-context network ({error})") from error
     return network.eval()
 
 
-def _weights() -> bytes:
+def _shipped() -> bytes:
     return files("ltrscale.training").joinpath("in_context.safetensors").read_bytes()

@@ -5,7 +5,7 @@ The previous checkpoint is kept until the next is committed; a damaged one is sk
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
@@ -37,7 +37,7 @@ from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.reduce import from_rank_0
 
 CHECKPOINTS, PREFLIGHT, TRANSFORM = "checkpoints", "preflight", "transform"
-EPOCHS, PROBES = "epochs", "probes"
+EPOCHS, STEPS, PROBES = "epochs", "steps", "probes"
 _ALONE = Context()
 _FIRST_S = 60.0  # a run that ends early, by Ctrl-C or a defect, has then lost little, whatever `every_s` is
 _KEPT_CHECKPOINTS = 2  # should the newest prove damaged, a run resumes from the one before
@@ -170,12 +170,7 @@ class Checkpoints:
             pause_s, self._paused_since = time.monotonic() - self._paused_since, None
             log.info("step %d is the first with %d workers, after a pause of %.1f s", step, workers, pause_s)
         if result.failed:
-            raise InputError(
-                from_rank_0(
-                    f"{self.url}: {len(self._failed)} checkpoints in a row could not be written "
-                    f"({'; '.join(self._failed[-1:])}); then the same command goes on from {self._from_where()}"
-                )
-            )
+            raise self._cannot_save()
         if result.stopping and from_rank_0(self.context.regrouping()):
             self._wait()  # for the buffers, and what it changes
             snapshot = take(trainer, progress, self._buffers)
@@ -185,15 +180,34 @@ class Checkpoints:
         if result.stopping:
             self._save(trainer, progress)
             self._wait()
-            written = f"not written ({self._failed[-1]})" if self._failed else f"written to {self.url}"
-            raise Stopped(
-                from_rank_0(
-                    f"after step {progress.steps_before + trainer.state.step}, checkpoint {written}; "
-                    f"the same command goes on from {self._from_where()}"
-                )
-            )
+            raise self._stopped(progress.steps_before + trainer.state.step)
         if result.checkpoint_due:
             self._save(trainer, progress)
+
+    def after_step(self, snapshot: Callable[[], Snapshot], *, stopping: bool) -> None:
+        """As `after`, of a loop of one process that takes its own snapshots; training waits until one is written."""
+        if not (stopping or self.due()):
+            return
+        self._due_at, taken = time.monotonic() + self.every_s, snapshot()
+        self._write(taken, f"step {taken.step}", 0.0)
+        if self.failed():
+            raise self._cannot_save()
+        if stopping:
+            raise self._stopped(taken.step)
+
+    def _cannot_save(self) -> InputError:
+        return InputError(
+            from_rank_0(
+                f"{self.url}: {len(self._failed)} checkpoints in a row could not be written "
+                f"({'; '.join(self._failed[-1:])}); then the same command goes on from {self._from_where()}"
+            )
+        )
+
+    def _stopped(self, step: int) -> Stopped:
+        written = f"not written ({self._failed[-1]})" if self._failed else f"written to {self.url}"
+        return Stopped(
+            from_rank_0(f"after step {step}, checkpoint {written}; the same command goes on from {self._from_where()}")
+        )
 
     def _from_where(self) -> str:
         return self._good[-1].rsplit("/", 1)[-1] if self._good else "the beginning"
@@ -309,7 +323,7 @@ def finish(out: str) -> None:
 
 def start_anew(out: str) -> None:
     """Remove everything that a run left, so that the next run starts from the beginning."""
-    _withdraw(out, PREFLIGHT, TRANSFORM, EPOCHS)
+    _withdraw(out, PREFLIGHT, TRANSFORM, EPOCHS, STEPS)
 
 
 def _withdraw(out: str, *names: str) -> None:
@@ -326,11 +340,9 @@ def _withdraw(out: str, *names: str) -> None:
         withdraw_checkpoint(join(out, holder))
 
 
-class TrainingStage(Stage):
+class ResumingStage(Stage):
     """A stage that resumes from checkpoints after an interruption."""
 
-    workers: Operational[Workers] = ONE
-    """Data-parallel workers; more than one run under Ray Train."""
     fresh: Operational[bool] = False
     """Start anew even if `out` is up to date; removes the checkpoints of an unfinished run."""
 
@@ -352,3 +364,10 @@ class TrainingStage(Stage):
     def _starts_anew(self) -> bool:
         # a restart by torchrun repeats the command, but must resume the run that it has begun
         return self.fresh and not under_torchrun.is_restarted()
+
+
+class TrainingStage(ResumingStage):
+    """A stage whose training may have several workers."""
+
+    workers: Operational[Workers] = ONE
+    """Data-parallel workers; more than one run under Ray Train."""

@@ -61,9 +61,9 @@ def test_it_is_up_to_date_until_what_it_reads_changes(made: str, splits: Splits)
     assert job.identity() != InContextJob(out=made, splits=splits, in_context=fewer).identity()
 
 
-def test_other_weights_make_another_bundle(splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_shipped_make_another_bundle(splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
     before = InContextJob(out="unused", splits=splits).inputs()
-    monkeypatch.setattr(in_context, "_weights", lambda: b"others")
+    monkeypatch.setattr(in_context, "_shipped", lambda: b"others")
     assert InContextJob(out="unused", splits=splits).inputs() != before
 
 
@@ -74,8 +74,8 @@ def test_data_without_numbers_are_refused(splits: Splits, tmp_path: Path) -> Non
         job.run()
 
 
-def test_the_weights_are_those_that_were_measured() -> None:
-    assert hashlib.sha256(in_context._weights()).hexdigest() == WEIGHTS
+def test_the_shipped_are_those_that_were_measured() -> None:
+    assert hashlib.sha256(in_context._shipped()).hexdigest() == WEIGHTS
 
 
 def test_the_network_ranks_problems_that_it_has_never_seen() -> None:

@@ -1,0 +1,318 @@
+"""Pretraining of an in-context network: it learns to rank from examples on synthetic problems, each of them new to it.
+
+A step draws problems by its own number (`ltrscale/simulate/problems.py`), reads their examples and ranks their other
+lists. Other processes draw ahead, so a step waits for problems only where too few processes draw. What is validated and
+kept is a moving average of the weights, which is better than those of any single step.
+"""
+
+import copy
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import safetensors.torch
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from ltrscale import storage
+from ltrscale.batch import repeated
+from ltrscale.config import Config, Operational, is_current
+from ltrscale.devices import Device, choose_device
+from ltrscale.draws import mix
+from ltrscale.errors import InputError
+from ltrscale.layout import told
+from ltrscale.models.in_context import InContextNetwork, InContextSizes, loss_of_layers
+from ltrscale.progress import Report, log, progress
+from ltrscale.ranking.metrics import ndcg
+from ltrscale.signals import stop_on_signal
+from ltrscale.simulate.problems import Problems, ProblemsConfig, problems
+from ltrscale.stages.stage import Origin, OutputUrl
+from ltrscale.storage import join
+from ltrscale.training.checkpoint import Snapshot, of_optimizer, restore_optimizer
+from ltrscale.training.in_context import SIZES, WEIGHTS, pretrained_network
+from ltrscale.training.loop import check_finite
+from ltrscale.training.resumption import CHECKPOINTS, STEPS, Checkpoints, ResumingStage, finish
+from ltrscale.training.settings import CosineConfig, OptimizerConfig, build_optimizer, learning_rate
+
+_MOST_PROCESSES = 8
+_AHEAD = 2
+"""Draws that each process is ahead."""
+_JUDGED_FROM = 1 << 40
+"""The number of the first problems of validation, which no step reaches."""
+_CUTOFF = 5
+"""Of the NDCG by which weights are chosen."""
+
+
+class InContextPretrainConfig(Config):
+    """How a network learns to rank from examples."""
+
+    network: InContextSizes = InContextSizes()
+    """Its sizes."""
+    start: OutputUrl | None = None
+    """Start from the weights that this job made elsewhere, of the same sizes; empty starts from random ones."""
+    problems: ProblemsConfig = ProblemsConfig()
+    """What it learns from. On a GPU let a step have some ten times as many: `values` 3000000, `at_once` 64."""
+    steps: int = Field(2000, ge=1)
+    """Steps, each with new problems."""
+    minutes: float | None = Field(None, gt=0)
+    """End after this time if not all steps are done by then; the rate falls with whichever is nearer to its end. The
+    weights then depend on the machine's speed. Empty sets no limit."""
+    optimizer: OptimizerConfig = OptimizerConfig(
+        kind="adamw",
+        learning_rate=1.5e-3,
+        weight_decay=1e-3,
+        clip_norm=1.0,
+        schedule=CosineConfig(warmup=0.03, final=0.02),
+    )
+    """Its schedule takes a step for an epoch."""
+    average: float = Field(0.995, ge=0, lt=1)
+    """What the moving average of the weights keeps of itself in a step; less in the first steps."""
+    validation: int = Field(12, ge=1)
+    """Draws of problems that judge. They depend on `problems` alone, so runs with other seeds are comparable."""
+    validate_every: int = Field(200, ge=1)
+    """Steps between two validations, the best of which decides what is kept."""
+    keep_every: Operational[int | None] = Field(None, ge=1)
+    """Also commit the averaged weights every this many steps: `steps/00002000` below the output."""
+    seed: int = 0
+    """Seed of initial weights and problems."""
+    device: Device = "auto"
+    """`auto` takes a GPU if there is one; or `cpu`, `cuda`, `cuda:1`."""
+    processes: Operational[int | None] = Field(None, ge=0)
+    """Processes that draw problems while the network learns; 0 draws them in between. Empty takes one fewer than the
+    machine has CPUs, and at most 8. The result does not depend on it."""
+    checkpoint_minutes: Operational[float] = Field(5.0, gt=0)
+    """Time between checkpoints, from which the same command resumes; the first comes after a minute."""
+    checkpoint_failures: Operational[int] = Field(3, ge=1)
+    """End the run after this many failed writes of checkpoints in a row, as on a full disk."""
+
+
+class PretrainInContextJob(ResumingStage):
+    """Pretrain the network of `kind: in_context` on synthetic problems; it reads no data."""
+
+    stage: ClassVar = "pretrain_in_context"
+    pretrain: InContextPretrainConfig = InContextPretrainConfig()
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Pretrain, and commit the best weights; resumes from the newest checkpoint below `out`.
+
+        Raises:
+            InputError: training has diverged, or checkpoints cannot be written.
+            Stopped: the run was asked to stop.
+        """
+        config, every_s = self.pretrain, 60 * self.pretrain.checkpoint_minutes
+        learner = Learner(config, choose_device(config.device))
+        with (
+            stop_on_signal() as stopping,
+            Checkpoints(
+                join(self.out, CHECKPOINTS),
+                origin=origin,
+                data="",
+                every_s=every_s,
+                failures=config.checkpoint_failures,
+            ) as checkpoints,
+            progress("pretraining", 1.0, "problems") as advance,
+        ):
+            if (snapshot := checkpoints.newest()) is not None:
+                learner.restore(snapshot)
+            for made in _ahead(config, learner.step, learner.device):
+                before = learner.share
+                learner.learn(made)
+                advance(len(made.labels_BN), learner.share - before)
+                if learner.step % config.validate_every == 0 or learner.share >= 1:
+                    report(learner.validate())
+                if config.keep_every is not None and learner.step % config.keep_every == 0:
+                    self._keep(learner, origin)
+                if learner.share >= 1:
+                    break
+                checkpoints.after_step(learner.snapshot, stopping=stopping())
+        _commit(self.out, learner.best, config.network, origin, learner.found)
+        finish(self.out)
+        log.info("pretrained: NDCG@%d %.4f after step %d: %s", _CUTOFF, learner.value, learner.best_step, self.out)
+
+    def _keep(self, learner: "Learner", origin: Origin) -> None:
+        """Commit the present average, unless a run before has."""
+        url, of_step = join(self.out, STEPS, f"{learner.step:08d}"), {**origin, "step": learner.step}
+        if not is_current(url, of_step):
+            _commit(url, learner.average.state_dict(), self.pretrain.network, of_step, {"step": learner.step})
+
+
+def _commit(
+    url: str, weights: Mapping[str, Tensor], sizes: InContextSizes, origin: Origin, found: Mapping[str, Any]
+) -> None:
+    """Commit weights, with the sizes of their network in the file."""
+    with storage.Commit(url) as commit:
+        with commit.file(WEIGHTS) as path:
+            tensors = {name: value.cpu().contiguous() for name, value in weights.items()}
+            safetensors.torch.save_file(tensors, path, {SIZES: json.dumps(sizes.model_dump())})
+        commit.finish({"made_by": origin, **found})
+
+
+class Learner:
+    """A network that learns, the moving average of its weights, and the best that this has been.
+
+    Raises:
+        InputError: the weights to start from do not fit, or cannot be read.
+    """
+
+    def __init__(self, config: InContextPretrainConfig, device: torch.device) -> None:
+        torch.manual_seed(config.seed)
+        self.config, self.device = config, device
+        network = InContextNetwork(config.network) if config.start is None else pretrained_network(config.start)
+        if network.sizes != config.network:
+            raise InputError(f"{config.start}: a network of other sizes; set pretrain.network to {network.sizes}")
+        self.network = network.to(device).train()
+        self.average = copy.deepcopy(self.network).requires_grad_(False)
+        self.optimizer = build_optimizer(self.network.parameters(), config.optimizer)
+        self.judged = [_drawn(config.problems, "validation", _JUDGED_FROM + i) for i in range(config.validation)]
+        self.best: Mapping[str, Tensor] = self.average.state_dict()
+        self.step = self.best_step = 0
+        self.value = 0.0
+        self.before_s, self.began = 0.0, time.monotonic()
+        self.losses: list[Tensor] = []
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds so far, over all processes."""
+        return self.before_s + time.monotonic() - self.began
+
+    @property
+    def share(self) -> float:
+        """The share of the steps that are done, or of the minutes."""
+        minutes = self.config.minutes
+        return max(self.step / self.config.steps, self.spent_s / (60 * minutes) if minutes else 0.0)
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """How good the best average is, for a manifest."""
+        return {"step": self.best_step, f"validation_ndcg@{_CUTOFF}": self.value}
+
+    def learn(self, made: Problems) -> None:
+        """Learn from the problems of one step."""
+        done = self.share * self.config.steps + 0.5
+        rate = learning_rate(self.config.optimizer, done=done, epochs=self.config.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group["factor"]
+        asked = ranked_questions(self.network, made, self.device)
+        loss = loss_of_layers(asked.scores, asked.labels_BN, asked.offsets_Q1)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.config.optimizer.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optimizer.clip_norm)
+        self.optimizer.step()
+        self.step += 1
+        self.losses.append(loss.detach())  # on the device, which no step waits for
+        with torch.no_grad():
+            keep = min(self.config.average, 1 - 10 / (self.step + 10))
+            for averaged, present in zip(self.average.parameters(), self.network.parameters(), strict=True):
+                averaged.lerp_(present, 1 - keep)
+
+    def validate(self) -> dict[str, float]:
+        """Judge the average and remember it if it is the best; the figures for the record.
+
+        Raises:
+            InputError: training has diverged.
+        """
+        loss = float(torch.stack(self.losses).mean()) if self.losses else math.nan
+        self.losses = []
+        with torch.no_grad():
+            values = [_ndcg(ranked_questions(self.average, made, self.device)) for made in self.judged]
+        value = float(torch.cat(values).double().mean())
+        check_finite("loss", loss, self.step)
+        if value > self.value:
+            self.value, self.best_step = value, self.step
+            self.best = {name: weight.clone() for name, weight in self.average.state_dict().items()}
+        log.info("step %d: loss %.4f, validation NDCG@%d %.4f", self.step, loss, _CUTOFF, value)
+        return {"step": self.step, "loss": loss, f"validation_ndcg@{_CUTOFF}": value}
+
+    def snapshot(self) -> Snapshot:
+        """All that a resume needs."""
+        groups, moments = of_optimizer(self.optimizer)
+        names = ("step", "best_step", "value", "spent_s")
+        tensors: dict[str, Mapping[str, Tensor]] = {
+            "weights": self.network.state_dict(),
+            "average": self.average.state_dict(),
+            "best": self.best,
+            "optimizer": moments,
+            "losses": {"losses": torch.stack(self.losses) if self.losses else torch.zeros(0)},
+        }
+        snapshot = Snapshot({"optimizer": groups, **{name: getattr(self, name) for name in names}}, tensors, {})
+        return snapshot.map(lambda value: value.detach().to("cpu", copy=True))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot."""
+        state, tensors = snapshot.state, snapshot.map(lambda value: value.to(self.device)).tensors
+        self.network.load_state_dict(dict(tensors["weights"]))
+        self.average.load_state_dict(dict(tensors["average"]))
+        restore_optimizer(self.optimizer, state["optimizer"], tensors["optimizer"])
+        self.best, self.losses = tensors["best"], list(tensors["losses"]["losses"])
+        self.step, self.best_step, self.value = state["step"], state["best_step"], state["value"]
+        self.before_s = state["spent_s"]
+
+
+class Questions(NamedTuple):
+    """The lists to rank of B problems: scores [B, N] after each layer, labels, and offsets of a problem's lists."""
+
+    scores: list[Tensor]
+    labels_BN: Tensor
+    offsets_Q1: Tensor
+
+
+def ranked_questions(network: InContextNetwork, made: Problems, device: torch.device) -> Questions:
+    """Let a network read the examples of problems and rank their other lists."""
+    x_BNF, labels_BN = (values.to(device, non_blocking=True) for values in (made.features_BNF, made.labels_BN))
+    read, offsets_Q1 = made.n_read, made.offsets_Q1.numpy()
+    told_Q1 = told(offsets_Q1[: made.n_examples + 1], device)
+    asked_Q1 = told(offsets_Q1[made.n_examples :] - read, device)
+    reading = network.read(x_BNF[:, :read], labels_BN[:, :read], told_Q1)
+    return Questions(network(reading, x_BNF[:, read:], asked_Q1), labels_BN[:, read:], asked_Q1)
+
+
+def _ndcg(asked: Questions) -> Tensor:
+    """The mean NDCG of each problem, [B]; of lists with a relevant document."""
+    n_problems = len(asked.labels_BN)
+    offsets_R1 = repeated(asked.offsets_Q1, n_problems)
+    value_R = ndcg(asked.scores[-1].flatten(), asked.labels_BN.flatten(), offsets_R1, k=_CUTOFF)
+    return value_R.view(n_problems, -1).nanmean(1).nan_to_num()
+
+
+def _drawn(config: ProblemsConfig, purpose: str, number: int, seed: int = 0) -> Problems:
+    return problems(config, seed=mix(purpose, seed), number=number)
+
+
+class _Steps(Dataset[Problems]):
+    """The problems of each step."""
+
+    def __init__(self, config: ProblemsConfig, seed: int) -> None:
+        self.config, self.seed = config, seed
+
+    def __getitem__(self, step: int) -> Problems:
+        return _drawn(self.config, "step", step, self.seed)
+
+
+def _ahead(config: InContextPretrainConfig, first: int, device: torch.device) -> Iterator[Problems]:
+    """The problems of the steps from the first one on, in order, drawn ahead by other processes."""
+    spare = min(_MOST_PROCESSES, (os.cpu_count() or 1) - 1)
+    processes = spare if config.processes is None else config.processes
+    several: dict[str, Any] = {"multiprocessing_context": "spawn", "prefetch_factor": _AHEAD} if processes else {}
+    loader = DataLoader(
+        _Steps(config.problems, config.seed),
+        batch_size=None,
+        sampler=range(first, config.steps),
+        num_workers=processes,
+        worker_init_fn=_leave_signals,
+        pin_memory=device.type == "cuda",
+        **several,
+    )
+    yield from loader
+
+
+def _leave_signals(_: int) -> None:
+    """Leave requests to stop, which a terminal sends to all processes, to the one that learns."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
