@@ -153,9 +153,20 @@ def _mixed(rng: Generator, factors_ND: Doubles, offsets_Q1: Ints, n_features: in
     own_F = np.where(rng.random(n_features) < rng.choice([0.0, 0.2, 0.5]), 1.0, own_F)
     mixed_NF = (mixed_NK / (mixed_NK.std(0) + 1e-3))[:, block_F]
     x_NF = np.sqrt(1 - own_F) * mixed_NF + np.sqrt(own_F) * rng.normal(size=(n_documents, n_features))
+    if rng.random() < 0.6:
+        x_NF = _alike(rng, x_NF, factors_ND)
     if rng.random() < 0.5:
         x_NF = np.where(rng.random(n_features) < 0.1, _of_lists(rng, offsets_Q1, n_features), x_NF)
     return np.asarray(x_NF)
+
+
+def _alike(rng: Generator, x_NF: Doubles, factors_ND: Doubles) -> Doubles:
+    """Features with a part in common, as all that say how well a document fits its query have."""
+    n_features = x_NF.shape[1]
+    common_N = _standard(factors_ND @ rng.normal(size=factors_ND.shape[1]))
+    share_F = rng.uniform(0.5, 1) * rng.beta(math.exp(rng.uniform(-1, 3)), 1, n_features)
+    sign_F = np.where(rng.random(n_features) < rng.choice([0, 0.1, 0.4]), -1, 1)
+    return np.asarray(np.sqrt(share_F) * sign_F * common_N[:, None] + np.sqrt(1 - share_F) * x_NF)
 
 
 def _shaped(rng: Generator, cause_NF: Doubles) -> Doubles:
