@@ -19,6 +19,7 @@ from ltrscale.experiments.methods.base import AnyMethod, MethodName
 from ltrscale.progress import Report
 from ltrscale.stages.stage import Origin, Settings, bundle_hashes, dataset_hashes, with_splits
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
+from ltrscale.training.in_context import InContextConfig, InContextJob, weights_of
 from ltrscale.training.resumption import TrainingStage
 from ltrscale.trees.configs import GBDTConfig
 from ltrscale.trees.gbdt import train_gbdt
@@ -52,11 +53,15 @@ class _Trees(Config):
     settings: GBDTConfig
 
 
+class _Examples(Config):
+    settings: InContextConfig
+
+
 class _Learned(NamedTuple):
     """What a bundle was made from, as it records it."""
 
     opened: Bundle
-    settings: FinetuneConfig | GBDTConfig
+    settings: FinetuneConfig | GBDTConfig | InContextConfig
     train: Split
     validation: Split
     start: str | None
@@ -66,16 +71,20 @@ class _Learned(NamedTuple):
         """Read the record of a bundle; an `InputError` if it holds several models, or another kind of job made it."""
         opened = bundle.load(url)
         origin, stage = validate(Provenance, opened.made_by, url), opened.made_by.get("stage")
-        kinds: dict[Any, type[_Network | _Trees]] = {"finetune": _Network, "train_gbdt": _Trees}
+        kinds: dict[Any, type[_Network | _Trees | _Examples]] = {
+            "finetune": _Network,
+            "train_gbdt": _Trees,
+            "in_context": _Examples,
+        }
         if stage not in kinds or "ensemble" in opened.config or len(origin.config.splits) != 2:
             raise InputError(
-                f"{url}: made by {stage or 'something else'}; a refit is of one network or one model of trees that "
-                "jobs.finetune, jobs.train_gbdt or a pipeline has trained: name such a bundle"
+                f"{url}: made by {stage or 'something else'}; a refit is of one network, one model of trees or one "
+                "reader of examples that jobs.finetune, jobs.train_gbdt or a pipeline has made: name such a bundle"
             )
         settings = validate(kinds[stage], {"settings": opened.config}, url).settings
         train, validation = origin.config.splits
         read = {*train.data, *validation.data, train.scores, validation.scores}
-        others = [other for other in origin.inputs if other not in read]
+        others = [other for other in origin.inputs if other not in read and stage != "in_context"]
         probed = opened.metrics.get("start")  # the best of several encoders
         return cls(opened, settings, train, validation, str(probed) if probed else next(iter(others), None))
 
@@ -105,7 +114,8 @@ class RefitJob(TrainingStage):
         """Content of the data sets, of the bundle, and of the bundle that it started from."""
         learned = _Learned.of(self.bundle)
         bundles = [self.bundle, *([learned.start] if learned.start else [])]
-        return dataset_hashes([learned.train, self._rest(learned)]) | bundle_hashes(bundles)
+        weights = weights_of(learned.settings) if isinstance(learned.settings, InContextConfig) else {}
+        return dataset_hashes([learned.train, self._rest(learned)]) | bundle_hashes(bundles) | weights
 
     def work(self, origin: Origin, report: Report) -> None:
         """Train, and commit the bundle."""
@@ -121,6 +131,8 @@ class RefitJob(TrainingStage):
                     workers=self.workers,
                 )
                 job.work(origin, report, epochs=learned.epochs())
+            case InContextConfig() as settings:
+                InContextJob(out=self.out, splits=splits, in_context=settings).work(origin, report, refit=True)
             case trees:
                 train_gbdt(
                     trees,

@@ -5,10 +5,12 @@ Nothing is trained, so it takes a moment. The network learnt to read examples on
 
 import hashlib
 import json
+from dataclasses import replace
 from importlib.resources import files
 from typing import ClassVar
 
 import safetensors.torch
+import torch
 from pydantic import Field
 from safetensors import SafetensorError
 
@@ -16,13 +18,16 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import facts, save_in_context
 from ltrscale.config import Config, validate
+from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.selection import only_relevant
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.examples import InContextRanker, ReadingConfig, samples
 from ltrscale.models.in_context import InContextNetwork, InContextSizes
+from ltrscale.models.univariate import associations
 from ltrscale.progress import Report, log
-from ltrscale.stages.stage import LabelledStage, Origin, OutputUrl
+from ltrscale.stages.stage import LabelledStage, Origin, OutputUrl, hashes_of
 from ltrscale.training.combine import validated
 from ltrscale.training.ranking import LabelledData
 
@@ -33,7 +38,11 @@ class InContextConfig(Config):
     """Which labelled groups a pretrained network reads."""
 
     groups: int = Field(2000, ge=1)
-    """Labelled groups among which samples are drawn: the training groups, or a random sample if there are more."""
+    """Labelled groups among which samples are drawn: the training groups with a relevant document, or a random sample
+    if there are more. Those without one are not read: of a click log they would fill most of a sample."""
+    features: int = Field(48, ge=1)
+    """Most features that are read; it was pretrained on up to 48. Of more numbers it has those whose order within lists
+    goes best with that of the labels."""
     reading: ReadingConfig = ReadingConfig()
     pretrained: OutputUrl | None = None
     """The directory of jobs.pretrain_in_context with the network's weights; empty takes those of the package."""
@@ -47,33 +56,59 @@ class InContextJob(LabelledStage):
 
     def inputs(self) -> dict[str, str]:
         """The data, and the weights of the network."""
-        shipped = {} if self.in_context.pretrained else {"network": hashlib.sha256(_shipped()).hexdigest()}
-        return {**super().inputs(), **shipped}
+        return {**super().inputs(), **weights_of(self.in_context)}
 
     def own_settings(self) -> InContextConfig:
         """What is read."""
         return self.in_context
 
-    def work(self, origin: Origin, report: Report) -> None:
+    def work(self, origin: Origin, report: Report, *, refit: bool = False) -> None:
         """Sample the examples, measure the ranker on the validation groups, and commit the bundle.
+
+        A `refit` reads groups of both splits, and measures nothing.
 
         Raises:
             InputError: no training group has a relevant document, or no numeric feature varies.
         """
-        config, train = self.in_context, self.splits.train
-        data = LabelledData.of(train, self.splits.validation, without=())
+        config, validation = self.in_context, None if refit else self.splits.validation
+        train = joined_splits(self.splits.train, self.splits.validation) if refit else self.splits.train
+        data = _relevant(LabelledData.of(train, validation, without=()))
         if data.train.n_groups > config.groups and not train.size:
             sampled = train.replace(relevant_groups=config.groups)
-            data = LabelledData.of(sampled, self.splits.validation, without=())
+            data = _relevant(LabelledData.of(sampled, validation, without=()))
         data = data.serving(_numbers(data.train.features, self.out), whose=self.out)
-        readings = samples(QueryGroups.concat(list(iterate(data.train))), config.reading)
+        groups = _read(data)
+        if len(chosen := _telling(groups, data.train.features, config.features)) < len(data.train.features):
+            data = data.serving(chosen, whose=self.out)
+            groups = _read(data)
+        readings = samples(groups, config.reading)
         log.info("in context: readings %s, documents %s", len(readings), sum(part.n_documents for part in readings))
         network = pretrained_network(config.pretrained)
-        assert data.judged is not None
-        metrics = validated(data.judged, InContextRanker(network, readings))
+        metrics = {} if data.judged is None else validated(data.judged, InContextRanker(network, readings))
         report(metrics)
         save_in_context(self.out, network, readings, **facts(data.train, config, metrics=metrics, made_by=origin))
         log.info("committed %s", self.out)
+
+
+def _relevant(data: LabelledData) -> LabelledData:
+    return replace(data, train=only_relevant(data.train))
+
+
+def _read(data: LabelledData) -> QueryGroups:
+    return QueryGroups.concat(list(iterate(data.train)))
+
+
+def _telling(groups: QueryGroups, features: tuple[Feature, ...], most: int) -> list[Feature]:
+    """At most so many of the groups' features: those that go best with the labels, in their order."""
+    if len(features) <= most:
+        return list(features)
+    assert groups.labels_N is not None
+    x_NF = groups.features_NF
+    x_NF = torch.where(x_NF.isnan(), x_NF.nanmedian(0).values.nan_to_num(), x_NF)
+    strength_F = associations(x_NF, groups.labels_N, groups.offsets_Q1).abs()
+    chosen = strength_F.sort(descending=True, stable=True).indices[:most].sort().values.tolist()
+    log.info("in context: %d of %d features are read, those that go best with labels", most, len(features))
+    return [features[i] for i in chosen]
 
 
 def _numbers(features: tuple[Feature, ...], whose: str) -> list[Feature]:
@@ -84,6 +119,12 @@ def _numbers(features: tuple[Feature, ...], whose: str) -> list[Feature]:
     if not numbers:
         raise InputError(f"{whose}: no feature is a number, and an in-context network reads numbers alone")
     return numbers
+
+
+def weights_of(config: InContextConfig) -> dict[str, str]:
+    """The content hash of the weights with which a ranker reads, by their place."""
+    shipped = {} if config.pretrained else {"network": hashlib.sha256(_shipped()).hexdigest()}
+    return {**hashes_of(config), **shipped}
 
 
 def pretrained_network(url: str | None = None) -> InContextNetwork:

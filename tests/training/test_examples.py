@@ -1,19 +1,28 @@
 """The stage that makes labelled groups a ranker, its bundle, and the network that comes with the package."""
 
 import hashlib
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
+from scipy.stats import rankdata
 
 from ltrscale import bundle
-from ltrscale.data.dataset.selection import select
+from ltrscale.batch import QueryGroups, standardise_by_group
+from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
+from ltrscale.experiments.refit import RefitJob
+from ltrscale.models.examples import InContextRanker, ReadingConfig, samples
 from ltrscale.ranking.metrics import ndcg
+from ltrscale.serving.export import ExportJob
 from ltrscale.simulate.problems import ProblemsConfig, problems
 from ltrscale.training import in_context
+from ltrscale.training.blend import BlendConfig, BlendJob
 from ltrscale.training.in_context import InContextConfig, InContextJob, pretrained_network
 
 WEIGHTS = "93cc55818041d72d3a6097e8e24462d268ab79a6bfb02cebc05836f2e6b28c96"
@@ -91,3 +100,75 @@ def test_the_network_ranks_problems_that_it_has_never_seen() -> None:
             by_network, by_chance = (ndcg(s_N, labels_N, asked, k=5) for s_N in (scores_N, torch.zeros_like(scores_N)))
             gains.append((by_network - by_chance).nanmean())
     assert torch.stack(gains).mean() > 0.15
+
+
+def test_lists_without_a_relevant_document_are_not_read(made: str, splits: Splits) -> None:
+    examples = safetensors.torch.load_file(Path(made) / "examples.safetensors")
+    for number in range(4):
+        labels_N, offsets_Q1 = examples[f"{number}.labels"], examples[f"{number}.offsets"]
+        assert all(part.max() > 0 for part in labels_N.split(offsets_Q1.diff().tolist()))
+    assert only_relevant(select(splits.train, labelled=True)).n_groups < select(splits.train, labelled=True).n_groups
+
+
+def test_of_many_features_those_that_go_best_with_the_labels_are_read(splits: Splits, tmp_path: Path) -> None:
+    two = InContextConfig.model_validate({"features": 2})
+    assert InContextJob(out=str(tmp_path / "two"), splits=splits, in_context=two).run()
+    opened = bundle.load(str(tmp_path / "two"))
+    assert len(opened.features) == 2
+    train = only_relevant(select(splits.train, labelled=True))
+    groups = QueryGroups.concat(list(iterate(train)))
+    assert groups.labels_N is not None
+    strengths = {}
+    for i, feature in enumerate(train.features):
+        if feature.kind == "numeric":
+            x_N = groups.features_NF[:, i]
+            x_N = torch.where(x_N.isnan(), x_N.nanmedian(), x_N)
+            pairs = [(x_N[a:b], groups.labels_N[a:b]) for a, b in pairwise(groups.offsets_Q1.tolist())]
+            ranks = np.concatenate([rankdata(x) / len(x) - rankdata(x).mean() / len(x) for x, _ in pairs])
+            labels = np.concatenate([(y - y.mean()).numpy() for _, y in pairs])
+            strengths[feature.name] = abs(float(ranks @ labels)) / (np.linalg.norm(ranks) + 1e-9)
+    best = sorted(strengths, key=lambda name: strengths[name])[-2:]
+    assert {feature.name for feature in opened.features} == set(best)
+    score = opened.scorer(features=select(splits.validation, labelled=True).features)
+    for lists in iterate(select(splits.validation, labelled=True)):
+        assert score(lists).isfinite().all()
+
+
+def test_wide_data_and_long_lists_are_ranked() -> None:
+    """More features than it was pretrained on, and lists longer than those of a sample."""
+    generator = torch.Generator().manual_seed(0)
+    x_NF = torch.randn(900, 200, generator=generator)
+    labels_N = (x_NF[:, 0] > 1.2).float()
+    examples = QueryGroups(x_NF, torch.tensor([0, 300, 600, 900]), labels_N)
+    readings = samples(examples, ReadingConfig())
+    assert all(part.lengths_Q.max() <= 40 for part in readings)
+    lists = QueryGroups(torch.randn(700, 200, generator=generator), torch.tensor([0, 699, 700]))
+    scores_N = InContextRanker(pretrained_network(), readings)(lists)
+    assert scores_N.isfinite().all()
+    assert len(scores_N) == 700
+
+
+def test_a_refit_reads_the_validation_groups_too(splits: Splits, tmp_path: Path) -> None:
+    made, out = str(tmp_path / "made"), str(tmp_path / "again")
+    splits = splits.model_copy(update={"train": splits.train.replace(labelled_fraction=1.0)})
+    assert InContextJob(out=made, splits=splits).run()
+    assert RefitJob(out=out, bundle=made).run()
+    assert not RefitJob(out=out, bundle=made).run()
+    before, after = (safetensors.torch.load_file(Path(url) / "examples.safetensors") for url in (made, out))
+    validation = QueryGroups.concat(list(iterate(select(splits.validation, labelled=True))))
+    numbers = {tuple(row) for row in validation.features_NF[:, :2].tolist()}
+    seen = [{tuple(row) for row in part["0.features"][:, :2].tolist()} for part in (before, after)]
+    assert not seen[0] & numbers
+    assert seen[1] & numbers
+
+
+def test_it_is_blended_and_onnx_refuses_it(made: str, splits: Splits, tmp_path: Path) -> None:
+    out = str(tmp_path / "blend")
+    assert BlendJob(out=out, splits=splits, bundles={"a": made, "b": made}, blend=BlendConfig(weights="equal")).run()
+    lists = next(iter(iterate(select(splits.validation, labelled=True))))
+    features = select(splits.validation, labelled=True).features
+    one, mean = (bundle.load(url).scorer(features=features)(lists) for url in (made, out))
+    alike = (standardise_by_group(scores_N.double(), lists.offsets_Q1) for scores_N in (one, mean))
+    torch.testing.assert_close(*alike, atol=1e-5, rtol=0)
+    with pytest.raises(InputError, match="holds examples and the network that reads them, and onnx takes networks"):
+        ExportJob(out=str(tmp_path / "x"), bundle=made, to="onnx", data=splits.validation.data[0]).run()

@@ -1,9 +1,9 @@
 """The best ranker of a log by one command, in a budget of minutes.
 
-Trees, trees with searched settings, a linear ranker, a network and the same one pretrained come first, each in its
-share of the budget; then more models of each but the linear one, with other seeds, as long as they fit, and a student
-of the better network once there are three of it. Their blend is the ranker: validation chooses its weights. Test judges
-once, and the ranker's members learn once more from all labels. Below `out` are
+Trees, trees with searched settings, a linear ranker, one that reads examples, a network and the same one pretrained
+come first, each in its share of the budget; then more models of trees and networks, with other seeds, as long as they
+fit, and a student of the better network once there are three of it. Their blend is the ranker: validation chooses its
+weights. Test judges once, and the ranker's members learn once more from all labels. Below `out` are
 
     auto.json                     what was decided and what it took; a later process goes on by it
     models/METHOD/model/          bundles, as a pipeline makes them; models/runs/K/ has those of other seeds
@@ -35,6 +35,7 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.experiments.auto.page import Board, BoardRow, document, write_board
 from ltrscale.experiments.auto.plan import (
+    IN_CONTEXT,
     LINEAR,
     PRETRAINED_NETWORK,
     SCRATCH,
@@ -61,7 +62,7 @@ from ltrscale.storage import join
 from ltrscale.training.blend import BlendConfig, BlendJob
 
 BUDGETS = {"quick": 5.0, "good": 60.0, "best": 600.0}
-FIRST = (TREES, TUNED, LINEAR, SCRATCH, PRETRAINED_NETWORK)
+FIRST = (TREES, TUNED, LINEAR, IN_CONTEXT, SCRATCH, PRETRAINED_NETWORK)
 """The methods in the order in which they are tried."""
 ALL_METHODS = (*FIRST, STUDENT)
 MOST_MODELS = 10
@@ -189,6 +190,8 @@ class _Auto:
     splits: Splits
     record: AutoRecord
     size: LogSize
+    lists: int
+    """Labelled lists with a relevant document, to learn from."""
     judged: int
     """Documents of the validation groups that models are judged on."""
     tested: int
@@ -218,7 +221,7 @@ class _Auto:
             *(config.minutes, record.minutes),
         )
         tested = select(splits.test, labelled=True).n_documents if splits.test is not None else 0
-        return cls(config, splits, record, size, judged.n_documents, tested, record.minutes)
+        return cls(config, splits, record, size, labelled.n_groups, judged.n_documents, tested, record.minutes)
 
     def run(self) -> str:
         """Try the methods, then more models of each; blend, judge, refit, report; returns the ranker."""
@@ -303,7 +306,8 @@ class _Auto:
     def planned(self, name: str, speed: Speed, teacher: str = SCRATCH) -> Planned:
         """The settings of the first model of a method, on a machine of this speed."""
         name, cores = TREES if name == _HALF else name, os.cpu_count() or 1
-        return planned(name, self.size, self.config.minutes, speed, cores=cores, judged=self.judged, teacher=teacher)
+        sizes = {"lists": self.lists, "judged": self.judged, "tested": self.tested}
+        return planned(name, self.size, self.config.minutes, speed, cores=cores, **sizes, teacher=teacher)
 
     def speed(self) -> Speed:
         """The speed of this machine, from the models so far."""

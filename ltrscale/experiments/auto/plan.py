@@ -21,10 +21,19 @@ from ltrscale.experiments.first.pipeline import (
     first_sizes,
     methods_text,
 )
+from ltrscale.training.in_context import InContextConfig
 
-TREES, TUNED, LINEAR = "trees", "trees_tuned", "linear"
+TREES, TUNED, LINEAR, IN_CONTEXT = "trees", "trees_tuned", "linear", "in_context"
 SCRATCH, PRETRAINED_NETWORK, STUDENT = "scratch", "pretrained", "student"
-_SHARES = {TREES: 0.1, TUNED: 0.2, LINEAR: 0.04, SCRATCH: 0.12, PRETRAINED_NETWORK: 0.28, STUDENT: 0.12}
+_SHARES = {
+    TREES: 0.1,
+    TUNED: 0.2,
+    LINEAR: 0.04,
+    IN_CONTEXT: 0.04,
+    SCRATCH: 0.12,
+    PRETRAINED_NETWORK: 0.28,
+    STUDENT: 0.12,
+}
 """Shares of the budget that the first model of each may take; the rest is for further models, blend, test and refit."""
 MOST_EPOCHS, MOST_TRIALS = 64, 100
 """Of pretraining, and of the search: beyond these neither helped in docs/results/study-news.md."""
@@ -34,6 +43,9 @@ _PAYS_FROM = 2.0
 is little that labels do not say."""
 _START_MINUTES = 0.03
 """Minutes that a training takes to start."""
+_READ_LISTS, _READ = 300, 1.2e6
+"""Labelled lists up to which examples may teach more than training does, and feature values, of the features that it
+reads and in all readings, that such a ranker scores in a second on one core (2026-11-26)."""
 TEACHERS = 3
 """Networks whose mean a student learns."""
 _TAUGHT_LISTS, _TAUGHT_DOCUMENTS = 20_000, 500_000
@@ -68,7 +80,16 @@ class Planned(NamedTuple):
 
 
 def planned(
-    name: str, size: LogSize, budget: float, speed: Speed, *, cores: int, judged: int, teacher: str = SCRATCH
+    name: str,
+    size: LogSize,
+    budget: float,
+    speed: Speed,
+    *,
+    cores: int,
+    lists: int,
+    judged: int,
+    tested: int,
+    teacher: str = SCRATCH,
 ) -> Planned:
     """The settings with which the first model of a method takes at most its share of the budget.
 
@@ -78,13 +99,16 @@ def planned(
         budget: minutes.
         speed: of the machine.
         cores: those that trees use.
+        lists: labelled lists with a relevant document.
         judged: documents of the validation groups.
+        tested: documents of the test groups.
         teacher: the network whose student is planned.
 
     Example:
         >>> log = LogSize(documents=550_000, told_apart=195_000, features=13)
         >>> for budget in (5, 60):
-        ...     print(planned("pretrained", log, budget, Speed(), cores=2, judged=20_000).why)
+        ...     told = planned("pretrained", log, budget, Speed(), cores=2, lists=5_000, judged=20_000, tested=20_000)
+        ...     print(told.why)
         1 epoch of pretraining, 1.1 minutes
         19 epochs of pretraining, 16.7 minutes
     """
@@ -108,6 +132,8 @@ def planned(
             return Planned(settings, trials * trial, f"{trials} trials")
         case "linear":
             return _network(_linear(methods[SCRATCH]), share, epoch)
+        case "in_context":
+            return _in_context(size, lists, 2 * (judged + tested), share, speed)
         case "scratch":
             return _network(methods[SCRATCH], share, epoch)
         case "student":
@@ -126,6 +152,21 @@ def planned(
     minutes = epochs * pretraining + finetuned.minutes
     plural = "" if epochs == 1 else "s"
     return Planned(settings, minutes, f"{epochs} epoch{plural} of pretraining, {minutes:.1f} minutes")
+
+
+def _in_context(size: LogSize, lists: int, scored: int, share: float, speed: Speed) -> Planned:
+    """A ranker that reads examples; that it scores slowly counts, of validation and test, once alone and once blended.
+
+    Of many labels training learns more (docs/results/in-context.md).
+    """
+    if lists > _READ_LISTS:
+        return Planned(None, 0.0, f"of more than {_READ_LISTS} lists training learns more")
+    settings = InContextConfig()
+    values = scored * min(size.features, settings.features) * settings.reading.readings
+    minutes = _START_MINUTES + values / (_READ * speed.networks) / 60
+    if minutes > share:
+        return Planned(None, 0.0, f"its scoring takes {minutes:.1f} minutes, which the budget has not")
+    return Planned({"kind": "in_context"}, minutes, f"{lists} lists to read")
 
 
 def _student(teacher: str, size: LogSize, share: float, epoch: float, speed: Speed) -> Planned:

@@ -69,7 +69,7 @@ class AnyMethod(Config):
 
     @property
     def is_one_model(self) -> bool:
-        """Whether it makes one network or one model of trees: those can be refitted, and averaged over runs."""
+        """Whether it makes a network, a model of trees or a reader of examples: refits and means of runs take these."""
         return False
 
     @property

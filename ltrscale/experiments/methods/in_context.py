@@ -1,10 +1,11 @@
 """A pretrained network that reads labelled groups as examples, as a method of a pipeline."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import AnyMethod, ReadingMethod, SeedRun
+from ltrscale.training.blend import BlendConfig, BlendJob
 from ltrscale.training.in_context import InContextConfig, InContextJob
 
 
@@ -18,6 +19,10 @@ class InContextMethod(ReadingMethod):
     kind: Literal["in_context"] = "in_context"
     in_context: InContextConfig = InContextConfig()
 
+    @property
+    def is_one_model(self) -> bool:
+        return True
+
     def about(self, methods: Mapping[str, AnyMethod]) -> MethodTraits:
         return MethodTraits(family="in context")
 
@@ -25,3 +30,7 @@ class InContextMethod(ReadingMethod):
         reading = self.in_context.reading.replace(seed=run.seed)
         settings = self.in_context.replace(reading=reading)
         InContextJob(out=out, splits=self.splits_in(run), in_context=settings).run()
+
+    def average(self, run: SeedRun, bundles: Sequence[str], out: str) -> None:
+        named = {f"reading-{i}": url for i, url in enumerate(bundles)}
+        BlendJob(out=out, splits=self.splits_in(run), bundles=named, blend=BlendConfig(weights="equal")).run()

@@ -6,18 +6,19 @@ import pytest
 
 from ltrscale.config import validate
 from ltrscale.experiments.auto.auto import ALL_METHODS
-from ltrscale.experiments.auto.plan import MOST_EPOCHS, MOST_TRIALS, Speed, planned
+from ltrscale.experiments.auto.plan import MOST_EPOCHS, MOST_TRIALS, Planned, Speed, planned
 from ltrscale.experiments.first.pipeline import LogSize
 from ltrscale.experiments.pipeline import PipelineConfig
 
 LOGS = [LogSize(9_630, 7_000, 46), LogSize(550_000, 195_000, 13), LogSize(36_000_000, 300_000, 12)]
 BUDGETS = [5.0, 60.0, 600.0]
+SIZES = {"cores": 2, "lists": 300, "judged": 20_000, "tested": 20_000}
 
 
 @pytest.mark.parametrize("size", LOGS)
 @pytest.mark.parametrize("name", ALL_METHODS)
 def test_a_larger_budget_never_asks_for_less_and_none_for_more_than_its_share(name: str, size: LogSize) -> None:
-    choices = [planned(name, size, budget, Speed(), cores=2, judged=20_000) for budget in BUDGETS]
+    choices = [planned(name, size, budget, Speed(), **SIZES) for budget in BUDGETS]
     for choice, budget in zip(choices, BUDGETS, strict=True):
         assert choice.why
         assert choice.minutes <= 0.35 * budget or name == "trees"
@@ -27,7 +28,7 @@ def test_a_larger_budget_never_asks_for_less_and_none_for_more_than_its_share(na
 
 @pytest.mark.parametrize("size", LOGS)
 def test_settings_are_those_of_a_pipeline_and_keep_their_limits(size: LogSize) -> None:
-    found = {name: planned(name, size, 600.0, Speed(), cores=2, judged=20_000).settings for name in ALL_METHODS}
+    found = {name: planned(name, size, 600.0, Speed(), **SIZES).settings for name in ALL_METHODS}
     methods = {name: settings for name, settings in found.items() if settings is not None}
     values = {"out": "runs", "data": "data", "methods": methods, "evaluate": {"baseline": None}}
     periods = {name: {"periods": name} for name in ("train", "validation", "test")}
@@ -43,7 +44,7 @@ def test_settings_are_those_of_a_pipeline_and_keep_their_limits(size: LogSize) -
 def test_a_slow_machine_gets_fewer_trials_and_epochs() -> None:
     size = LOGS[1]
     fast, slow = (
-        {name: planned(name, size, 60.0, speed, cores=2, judged=20_000) for name in ALL_METHODS}
+        {name: planned(name, size, 60.0, speed, **SIZES) for name in ALL_METHODS}
         for speed in (Speed(), Speed(trees=0.25, networks=0.25))
     )
     assert fast["trees_tuned"].settings is not None
@@ -57,6 +58,16 @@ def test_a_slow_machine_gets_fewer_trials_and_epochs() -> None:
 def test_what_does_not_fit_says_why() -> None:
     huge = LogSize(400_000_000, 40_000_000, 100)
     for name in ("trees_tuned", "scratch", "pretrained", "student"):
-        left_out = planned(name, huge, 5.0, Speed(), cores=2, judged=20_000)
+        left_out = planned(name, huge, 5.0, Speed(), **SIZES)
         assert left_out.settings is None
         assert "minutes" in left_out.why
+
+
+def test_examples_are_read_where_lists_are_few_and_scoring_is_short() -> None:
+    def choice(**sizes: int) -> Planned:
+        return planned("in_context", LOGS[1], 5.0, Speed(), **{**SIZES, **sizes})
+
+    assert choice().settings == {"kind": "in_context"}
+    assert choice(lists=301).why == "of more than 300 lists training learns more"
+    assert "its scoring takes" in choice(tested=1_000_000).why
+    assert choice(tested=1_000_000).settings is None
