@@ -289,8 +289,9 @@ class InContextNetwork(nn.Module):
         """Tokens [B, F, T] that know how features are distributed, and the sizes of the problem."""
         _, n_examples, n_features, _ = functions_BMFK.shape
         std_BFK = functions_BMFK.square().mean(1).sqrt().float()
-        sizes_2 = rate_B1.new_tensor([math.log(n_examples) - 5, math.log(n_features) - 3])
-        known_BF3 = torch.cat([sizes_2[:1].expand_as(rate_B1), rate_B1, sizes_2[1:].expand_as(rate_B1)], 1)[:, None]
+        n_examples_B1 = torch.full_like(rate_B1, math.log(n_examples) - 5)
+        n_features_B1 = torch.full_like(rate_B1, math.log(n_features) - 3)
+        known_BF3 = torch.cat([n_examples_B1, rate_B1, n_features_B1], 1)[:, None]
         token_BFT: Tensor = self.first_token(torch.cat([std_BFK, known_BF3.expand(-1, n_features, -1)], -1))
         return token_BFT
 

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from jobs.bench.pretend import Counts, counting, pretending
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.split import Splits
 from ltrscale.errors import InputError, Stopped
 from ltrscale.models.in_context import InContextNetwork, InContextSizes
+from ltrscale.simulate.problems import problems
 from ltrscale.stages.runs import heard_by
 from ltrscale.training.checkpoint import list_checkpoints
 from ltrscale.training.in_context import InContextConfig, InContextJob, pretrained_network
-from ltrscale.training.pretrain_in_context import PretrainInContextJob
+from ltrscale.training.pretrain_in_context import InContextPretrainConfig, Learner, PretrainInContextJob
 
 SMALL: dict[str, Any] = {
     "network": {"token": 16, "state": 8, "shown": 4, "heads": 2, "layers": 2},
@@ -146,3 +148,25 @@ def test_weights_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not the weights of an in-context network"):
         pretrained_network(str(tmp_path / "bad"))
     assert pretrained_network().sizes == InContextNetwork(InContextSizes()).sizes
+
+
+def test_a_step_does_not_wait_for_the_device_and_learns_as_on_a_cpu() -> None:
+    config = InContextPretrainConfig.model_validate({**SMALL, "optimizer": {"kind": "adamw", "clip_norm": 1.0}})
+    drawn = [problems(config.problems, seed=0, number=number) for number in range(3)]
+
+    def learnt(device: torch.device) -> tuple[Learner, Counts]:
+        learner = Learner(config, device)
+        for made in drawn[:2]:
+            learner.learn(made)
+        with counting() as counted:
+            learner.learn(drawn[2])
+        return learner, counted.counts
+
+    here, _ = learnt(torch.device("cpu"))
+    with pretending() as device:
+        there, counts = learnt(device)
+        weights = there.snapshot().tensors["average"]
+    assert counts.launches > 100
+    assert counts.waits.total() == 0, counts.waits
+    for name, value in here.average.state_dict().items():
+        torch.testing.assert_close(weights[name], value, atol=1e-5, rtol=1e-4)

@@ -29,7 +29,7 @@ _SHARES = {
     TREES: 0.1,
     TUNED: 0.2,
     LINEAR: 0.04,
-    IN_CONTEXT: 0.04,
+    IN_CONTEXT: 0.06,
     SCRATCH: 0.12,
     PRETRAINED_NETWORK: 0.28,
     STUDENT: 0.12,
@@ -162,7 +162,8 @@ def _in_context(size: LogSize, lists: int, scored: int, share: float, speed: Spe
     if lists > _READ_LISTS:
         return Planned(None, 0.0, f"of more than {_READ_LISTS} lists training learns more")
     settings = InContextConfig()
-    values = scored * min(size.features, settings.features) * settings.reading.readings
+    readings = 1 if size.told_apart <= settings.reading.documents else settings.reading.readings
+    values = scored * min(size.features, settings.features) * readings
     minutes = _START_MINUTES + values / (_READ * speed.networks) / 60
     if minutes > share:
         return Planned(None, 0.0, f"its scoring takes {minutes:.1f} minutes, which the budget has not")
