@@ -77,24 +77,6 @@ def rank_correlations(functions_BMFK: Tensor) -> Tensor:
     return ranks_BMF.transpose(1, 2) @ ranks_BMF / ranks_BMF.shape[1]
 
 
-def associations(x_NF: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """Correlations [F] of each feature's ranks within lists with the labels' deviations from their list's mean.
-
-    They are 0 for a feature that is constant within lists, and where labels are.
-
-    Example:
-        >>> x_NF = torch.tensor([[1.0, 9.0, 5.0], [2.0, 9.0, 5.0], [3.0, 9.0, 4.0]])
-        >>> associations(x_NF, torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0, 3])).round(decimals=2).tolist()
-        [0.87, 0.0, -1.0]
-    """
-    x_1NF = x_NF[None]
-    ranks_NF = functions_of(x_1NF, offsets_Q1, Scale.of(x_1NF, offsets_Q1))[0, ..., -1].double()
-    labels_1N = labels_N[None].double()
-    deviation_N = (labels_1N - list_means(labels_1N, offsets_Q1))[0]
-    scale_F = ranks_NF.square().mean(0).sqrt() * deviation_N.square().mean().sqrt()
-    return ranks_NF.T @ deviation_N / len(deviation_N) / scale_F.clamp(min=1e-9)
-
-
 def list_means(values_BN_: Tensor, offsets_Q1: Tensor) -> Tensor:
     """The mean of each document's list, in the shape of the values, [B, N, ...]."""
     group_N, shape = group_index(offsets_Q1), values_BN_.shape

@@ -40,8 +40,8 @@ class ProblemsConfig(Config):
     """Lists with labels to learn from; drawn evenly on a logarithmic scale."""
     questions: int = Field(24, ge=1)
     """Lists to rank."""
-    features: tuple[int, int] = (8, 48)
-    """Features of a document."""
+    features: tuple[int, int] = (4, 140)
+    """Features of a document; drawn evenly on a logarithmic scale."""
     documents: tuple[int, int] = (700, 2400)
     """Most documents of a problem, drawn on a logarithmic scale; longer lists are shortened."""
     values: int = Field(240_000, ge=1)
@@ -87,7 +87,7 @@ def problems(config: ProblemsConfig, *, seed: int, number: int) -> Problems:
     """
     rng = default_rng([seed, number])
     n_examples, most = _between(rng, *config.examples), _between(rng, *config.documents)
-    n_features = int(rng.integers(config.features[0], config.features[1] + 1))
+    n_features = _between(rng, *config.features)
     offsets_Q1 = offsets(_lengths(rng, n_examples + config.questions, most))
     n_problems = min(config.at_once, max(2, config.values // int(offsets_Q1[-1] * n_features)))
     drawn = [_problem(rng, offsets_Q1, n_features) for _ in range(n_problems)]

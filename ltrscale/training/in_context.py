@@ -10,7 +10,6 @@ from importlib.resources import files
 from typing import ClassVar
 
 import safetensors.torch
-import torch
 from pydantic import Field
 from safetensors import SafetensorError
 
@@ -25,7 +24,6 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.examples import InContextRanker, ReadingConfig, samples
 from ltrscale.models.in_context import InContextNetwork, InContextSizes
-from ltrscale.models.univariate import associations
 from ltrscale.progress import Report, log
 from ltrscale.stages.stage import LabelledStage, Origin, OutputUrl, hashes_of
 from ltrscale.training.combine import validated
@@ -40,9 +38,6 @@ class InContextConfig(Config):
     groups: int = Field(2000, ge=1)
     """Labelled groups among which samples are drawn: the training groups with a relevant document, or a random sample
     if there are more. Those without one are not read: of a click log they would fill most of a sample."""
-    features: int = Field(48, ge=1)
-    """Most features that are read; it was pretrained on up to 48. Of more numbers it has those whose order within lists
-    goes best with that of the labels."""
     reading: ReadingConfig = ReadingConfig()
     pretrained: OutputUrl | None = None
     """The directory of jobs.pretrain_in_context with the network's weights; empty takes those of the package."""
@@ -77,11 +72,7 @@ class InContextJob(LabelledStage):
             sampled = train.replace(relevant_groups=config.groups)
             data = _relevant(LabelledData.of(sampled, validation, without=()))
         data = data.serving(_numbers(data.train.features, self.out), whose=self.out)
-        groups = _read(data)
-        if len(chosen := _telling(groups, data.train.features, config.features)) < len(data.train.features):
-            data = data.serving(chosen, whose=self.out)
-            groups = _read(data)
-        readings = samples(groups, config.reading)
+        readings = samples(QueryGroups.concat(list(iterate(data.train))), config.reading)
         log.info("in context: readings %s, documents %s", len(readings), sum(part.n_documents for part in readings))
         network = pretrained_network(config.pretrained)
         metrics = {} if data.judged is None else validated(data.judged, InContextRanker(network, readings))
@@ -92,23 +83,6 @@ class InContextJob(LabelledStage):
 
 def _relevant(data: LabelledData) -> LabelledData:
     return replace(data, train=only_relevant(data.train))
-
-
-def _read(data: LabelledData) -> QueryGroups:
-    return QueryGroups.concat(list(iterate(data.train)))
-
-
-def _telling(groups: QueryGroups, features: tuple[Feature, ...], most: int) -> list[Feature]:
-    """At most so many of the groups' features: those that go best with the labels, in their order."""
-    if len(features) <= most:
-        return list(features)
-    assert groups.labels_N is not None
-    x_NF = groups.features_NF
-    x_NF = torch.where(x_NF.isnan(), x_NF.nanmedian(0).values.nan_to_num(), x_NF)
-    strength_F = associations(x_NF, groups.labels_N, groups.offsets_Q1).abs()
-    chosen = strength_F.sort(descending=True, stable=True).indices[:most].sort().values.tolist()
-    log.info("in context: %d of %d features are read, those that go best with labels", most, len(features))
-    return [features[i] for i in chosen]
 
 
 def _numbers(features: tuple[Feature, ...], whose: str) -> list[Feature]:

@@ -68,6 +68,9 @@ NEED_OTHERS = {
     "InterleaveJob.scores",
     "MatchConfig.statistics",
     "NetworkConfig.initial",
+    "ProblemsConfig.documents",
+    "ProblemsConfig.examples",
+    "ProblemsConfig.features",
     "SetRankConfig.feature",
 }
 """Keys that fit only together with another change; the law cannot try them."""

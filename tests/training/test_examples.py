@@ -1,14 +1,11 @@
 """The stage that makes labelled groups a ranker, its bundle, and the network that comes with the package."""
 
 import hashlib
-from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from scipy.stats import rankdata
 
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups, standardise_by_group
@@ -108,30 +105,6 @@ def test_lists_without_a_relevant_document_are_not_read(made: str, splits: Split
         labels_N, offsets_Q1 = examples[f"{number}.labels"], examples[f"{number}.offsets"]
         assert all(part.max() > 0 for part in labels_N.split(offsets_Q1.diff().tolist()))
     assert only_relevant(select(splits.train, labelled=True)).n_groups < select(splits.train, labelled=True).n_groups
-
-
-def test_of_many_features_those_that_go_best_with_the_labels_are_read(splits: Splits, tmp_path: Path) -> None:
-    two = InContextConfig.model_validate({"features": 2})
-    assert InContextJob(out=str(tmp_path / "two"), splits=splits, in_context=two).run()
-    opened = bundle.load(str(tmp_path / "two"))
-    assert len(opened.features) == 2
-    train = only_relevant(select(splits.train, labelled=True))
-    groups = QueryGroups.concat(list(iterate(train)))
-    assert groups.labels_N is not None
-    strengths = {}
-    for i, feature in enumerate(train.features):
-        if feature.kind == "numeric":
-            x_N = groups.features_NF[:, i]
-            x_N = torch.where(x_N.isnan(), x_N.nanmedian(), x_N)
-            pairs = [(x_N[a:b], groups.labels_N[a:b]) for a, b in pairwise(groups.offsets_Q1.tolist())]
-            ranks = np.concatenate([rankdata(x) / len(x) - rankdata(x).mean() / len(x) for x, _ in pairs])
-            labels = np.concatenate([(y - y.mean()).numpy() for _, y in pairs])
-            strengths[feature.name] = abs(float(ranks @ labels)) / (np.linalg.norm(ranks) + 1e-9)
-    best = sorted(strengths, key=lambda name: strengths[name])[-2:]
-    assert {feature.name for feature in opened.features} == set(best)
-    score = opened.scorer(features=select(splits.validation, labelled=True).features)
-    for lists in iterate(select(splits.validation, labelled=True)):
-        assert score(lists).isfinite().all()
 
 
 def test_wide_data_and_long_lists_are_ranked() -> None:

@@ -96,6 +96,19 @@ def test_another_seed_gives_other_weights(whole: Path, tmp_path: Path) -> None:
     assert not same(tmp_path / "out", whole)
 
 
+def test_other_ranges_of_problems_make_another_origin(tmp_path: Path) -> None:
+    identities = [
+        job(tmp_path, problems={**SMALL["problems"], name: pair}).identity()
+        for name, pair in (
+            ("examples", (8, 12)),
+            ("examples", (8, 11)),
+            ("features", (4, 5)),
+            ("documents", (160, 190)),
+        )
+    ]
+    assert all(identities[0] != other for other in identities[1:])
+
+
 def test_it_learns_and_keeps_the_best_average(tmp_path: Path) -> None:
     optimizer = {"kind": "adamw", "learning_rate": 4e-3}
     records = run(tmp_path / "out", steps=80, validate_every=20, validation=6, optimizer=optimizer, keep_every=40)

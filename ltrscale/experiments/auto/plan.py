@@ -44,8 +44,8 @@ is little that labels do not say."""
 _START_MINUTES = 0.03
 """Minutes that a training takes to start."""
 _READ_LISTS, _READ = 300, 1.2e6
-"""Labelled lists up to which examples may teach more than training does, and feature values, of the features that it
-reads and in all readings, that such a ranker scores in a second on one core (2026-11-26)."""
+"""Labelled lists up to which examples may teach more than training does, and feature values, in all readings, that such
+a ranker scores in a second on one core (2026-11-26)."""
 TEACHERS = 3
 """Networks whose mean a student learns."""
 _TAUGHT_LISTS, _TAUGHT_DOCUMENTS = 20_000, 500_000
@@ -163,7 +163,7 @@ def _in_context(size: LogSize, lists: int, scored: int, share: float, speed: Spe
         return Planned(None, 0.0, f"of more than {_READ_LISTS} lists training learns more")
     settings = InContextConfig()
     readings = 1 if size.told_apart <= settings.reading.documents else settings.reading.readings
-    values = scored * min(size.features, settings.features) * readings
+    values = scored * size.features * readings
     minutes = _START_MINUTES + values / (_READ * speed.networks) / 60
     if minutes > share:
         return Planned(None, 0.0, f"its scoring takes {minutes:.1f} minutes, which the budget has not")
