@@ -153,9 +153,7 @@ class SmallTraining:
             self.opened[what] += 1
             return open_parquet(url)
 
-        for table in read_planned(
-            plan_reads(row_groups), columns, functools.lru_cache(OPEN_FILES)(opening), ahead=False
-        ):
+        for table in read_planned(plan_reads(row_groups), columns, functools.lru_cache(OPEN_FILES)(opening), threads=0):
             self.row_groups[what] += 1
             yield table
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from ltrscale import storage
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.stream.parts import PartT
-from ltrscale.data.stream.readers import OPEN_FILES, PlannedRead, open_parquet, plan_reads, read_planned
+from ltrscale.data.stream.readers import OPEN_FILES, REQUESTS, PlannedRead, open_parquet, plan_reads, read_planned
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.engine import plain_errors
 
@@ -83,7 +83,7 @@ def _read_batch(batch: Mapping[str, Any], columns: Sequence[str]) -> Iterator[pa
     values = (batch[name].tolist() for name in PlannedRead._fields)
     plan = [PlannedRead(*item) for item in zip(*values, strict=True)]
     is_local = all(storage.is_local(url) for item in plan for url in (item.url, item.scores))
-    yield from read_planned(plan, columns, _open_in_worker, ahead=not is_local)
+    yield from read_planned(plan, columns, _open_in_worker, threads=0 if is_local else REQUESTS)
 
 
 def _fetch(dataset: Any) -> Iterator[pa.Table]:

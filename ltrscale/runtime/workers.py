@@ -8,7 +8,7 @@ import torch.distributed as dist
 from pydantic import BeforeValidator, Field, model_validator
 
 from ltrscale.config import Config
-from ltrscale.data.stream.readers import RowGroupReader, read_direct
+from ltrscale.data.stream.readers import RowGroupReader, read_on_spare_cores
 from ltrscale.progress import Report
 
 
@@ -78,7 +78,7 @@ Workers = Annotated[WorkersConfig, BeforeValidator(or_number)]
 class Context:
     """The launcher's services for a training function."""
 
-    reader: RowGroupReader = read_direct
+    reader: RowGroupReader = read_on_spare_cores
     report: Report = lambda _: None
     stopping: Callable[[], bool] = lambda: False
     """Whether this worker was asked to stop: then it leaves a checkpoint and raises `Stopped`."""

@@ -27,6 +27,7 @@ Make = Callable[..., Any]
 pytestmark = pytest.mark.filterwarnings(
     r"ignore:.* is deprecated:DeprecationWarning:ray\.data\.context"
 )  # its defaults
+THREADS = 4
 COLUMNS = ["gid", "features", "labels", "weights"]
 
 
@@ -168,15 +169,15 @@ def test_files_are_opened_once(made: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_reading_ahead_keeps_order_and_distance() -> None:
     begun: list[int] = []
-    numbers = readers._ahead(lambda n: begun.append(n) or n, range(40))
+    numbers = readers._ahead(lambda n: begun.append(n) or n, range(40), THREADS)
     for n, found in enumerate(numbers):
         assert found == n
-        assert len(begun) <= n + 1 + readers._READ_AHEAD
+        assert len(begun) <= n + 1 + THREADS
     assert sorted(begun) == list(range(40))
 
 
 def test_what_fails_ahead_is_raised_in_its_place() -> None:
-    numbers = readers._ahead(lambda n: 12 // (3 - n), range(40))
+    numbers = readers._ahead(lambda n: 12 // (3 - n), range(40), THREADS)
     assert list(itertools.islice(numbers, 3)) == [4, 6, 12]
     with pytest.raises(ZeroDivisionError):
         next(numbers)
@@ -185,12 +186,12 @@ def test_what_fails_ahead_is_raised_in_its_place() -> None:
 
 def test_closing_ends_what_reads_ahead() -> None:
     begun: list[int] = []
-    numbers = readers._ahead(lambda n: time.sleep(0.01) or begun.append(n), range(1000))
+    numbers = readers._ahead(lambda n: time.sleep(0.01) or begun.append(n), range(1000), THREADS)
     next(numbers)
     assert reading_threads()
     numbers.close()
     assert not reading_threads()
-    assert len(begun) <= 1 + 2 * readers._READ_AHEAD
+    assert len(begun) <= 1 + 2 * THREADS
 
 
 def reading_threads() -> list[threading.Thread]:
