@@ -110,6 +110,8 @@ class PredictJob(ScorerConfig):
         features = dict.fromkeys(feature for each in opened for feature in each.features)
         positions = any(each.reads_positions for each in opened)
         tokens = any(each.reads_tokens for each in opened)
+        if not features and not tokens:
+            raise InputError(f"{opened[0].url}: its config.json names no feature to rank by; train it again")
         dated = any(entry.period is None for entry in self.inputs)
         needs = Needs(
             [*features], self.meta, positions=positions, dated=dated, tokens=tokens, fills=fills_of(opened[0].read_as)
