@@ -37,6 +37,7 @@ LAID_OVER = {
     "qin21-yahoo": "qin21",
     "crossval-ohsumed": "crossval-letor",
     "crossval-few-ohsumed": "crossval-few-letor",
+    "crossval-in-context": "crossval-few-letor",
     "study-news-encoders": "study-news",
     "study-news-finetuning": "study-news",
     "study-news-pretraining": "study-news",

@@ -24,13 +24,14 @@ from ltrscale.experiments.methods.trees import FeatureMethod, GBDTMethod
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.ranking.choices import metric_named
 from ltrscale.runtime.workers import ONE
-from ltrscale.training.blend import BlendConfig, BlendJob, choose
+from ltrscale.training.blend import BlendConfig, BlendJob, _greedy, _without_poor, choose
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob
 
 WEEKS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
 GROUPS, LENGTH = 60, 5
 FOLDS_Q = np.arange(GROUPS) % 5
+EVERYTHING_Q = np.ones(GROUPS, np.bool_)
 
 
 def experiment(noise: list[float], seed: int = 0) -> tuple[Callable[[Tensor], Doubles], Tensor]:
@@ -58,23 +59,27 @@ def slow_search(scores_MN: Tensor, judge: Callable[[Tensor], Doubles], among_Q: 
 @pytest.mark.parametrize("rounds", [1, 4, 25])
 def test_greedy_weights_are_those_of_a_slow_search(rounds: int) -> None:
     judge, scores_MN = experiment([1.0, 1.2, 1.4, 9.0])
-    chosen = choose(scores_MN, judge, FOLDS_Q, BlendConfig(rounds=rounds))
-    np.testing.assert_allclose(chosen.weights_M, slow_search(scores_MN, judge, np.ones(GROUPS, np.bool_), rounds))
-    blended = judge(torch.from_numpy(chosen.weights_M) @ scores_MN)
-    assert chosen.value == pytest.approx(blended.mean())
-    assert (chosen.value > max(judge(scores_N).mean() for scores_N in scores_MN)) == (rounds > 1)
+    weights_M = _greedy(scores_MN, judge, EVERYTHING_Q, rounds)
+    np.testing.assert_allclose(weights_M, slow_search(scores_MN, judge, EVERYTHING_Q, rounds))
+    value = judge(torch.from_numpy(weights_M) @ scores_MN).mean()
+    assert (value > max(judge(scores_N).mean() for scores_N in scores_MN)) == (rounds > 1)
 
 
-def test_the_held_out_value_is_of_groups_that_chose_nothing() -> None:
-    judge, scores_MN = experiment([1.5, 1.5, 9.0])
+@pytest.mark.parametrize(("noise", "seed"), [([1.5, 1.5, 1.5, 9.0], 10), ([1.5, 1.5, 9.0], 2)])
+def test_the_held_out_value_is_of_groups_that_chose_nothing(noise: list[float], seed: int) -> None:
+    """By a greedy choice, and by equal weights without a poor member."""
+    judge, scores_MN = experiment(noise, seed)
     chosen = choose(scores_MN, judge, FOLDS_Q, BlendConfig(rounds=6))
-    assert 0 < chosen.weights_M[0] < 1, "neither equal weights nor one member"
+    assert 0 < chosen.weights_M[0] < 1, "not one member"
+    is_greedy = len(set(chosen.weights_M) - {0.0}) > 1
+    assert is_greedy == (seed == 10)
     values_Q = np.zeros(GROUPS)
     for fold in range(5):
         out_Q: Bools = np.asarray(fold == FOLDS_Q)
-        weights_M = slow_search(scores_MN, judge, ~out_Q, 6)
+        weights_M = slow_search(scores_MN, judge, ~out_Q, 6) if is_greedy else _without_poor(scores_MN, judge, ~out_Q)
         values_Q[out_Q] = judge(torch.from_numpy(weights_M) @ scores_MN)[out_Q]
     assert chosen.held_out == pytest.approx(values_Q.mean())
+    assert chosen.value == pytest.approx(judge(torch.from_numpy(chosen.weights_M) @ scores_MN).mean())
     assert chosen.held_out < chosen.value
 
 
@@ -85,6 +90,27 @@ def test_members_that_are_alike_keep_equal_weights() -> None:
         judge, scores_MN = experiment([1.5] * 8, seed)
         equal += len(set(choose(scores_MN, judge, FOLDS_Q, BlendConfig(rounds=8)).weights_M)) == 1
     assert equal >= 18
+
+
+def test_a_poor_member_is_left_out_and_the_others_stay_alike() -> None:
+    """It is all noise, which spoils the mean; a single group shows nothing."""
+    for seed in range(20):
+        judge, scores_MN = experiment([1.0, 1.0, 1.0, 9.0], seed)
+        assert _without_poor(scores_MN, judge, EVERYTHING_Q).tolist() == [1 / 3, 1 / 3, 1 / 3, 0]
+        assert _without_poor(scores_MN, judge, np.arange(GROUPS) == seed).tolist() == [0.25] * 4
+        chosen = choose(scores_MN, judge, FOLDS_Q, BlendConfig())
+        assert chosen.weights_M[3] == 0
+        assert chosen.held_out > judge(scores_MN.mean(0)).mean()
+
+
+def test_a_member_that_is_clearly_worse_stays_where_the_mean_is_better_with_it() -> None:
+    """Its errors are larger than those that the others share, and of the other sign."""
+    judge, (labels_N, noisy_N) = experiment([0.0, 1.0])
+    error_N = noisy_N - labels_N
+    scores_MN = torch.stack([labels_N + error_N, labels_N + error_N, labels_N - 2.2 * error_N])
+    values_M = [judge(scores_N).mean() for scores_N in scores_MN]
+    assert values_M[2] < values_M[0] - 0.05
+    assert choose(scores_MN, judge, FOLDS_Q, BlendConfig()).weights_M.tolist() == pytest.approx([1 / 3] * 3)
 
 
 def test_a_member_that_knows_more_than_all_others_has_most_of_the_weight() -> None:

@@ -22,7 +22,7 @@ from ltrscale.training import in_context
 from ltrscale.training.blend import BlendConfig, BlendJob
 from ltrscale.training.in_context import InContextConfig, InContextJob, pretrained_network
 
-WEIGHTS = "93cc55818041d72d3a6097e8e24462d268ab79a6bfb02cebc05836f2e6b28c96"
+WEIGHTS = "257585dee38d7db5f657f6485511c31bc699438842bd815e9e7167a5b88758e2"
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.experiments.auto.auto import AutoConfig, AutoRecord
-from ltrscale.experiments.auto.page import Board, advised
+from ltrscale.experiments.auto.page import Board, advised, document
+from ltrscale.reports.findings import markdown
 
 SPLITS = {
     "train": {"periods": "2026-W01..2026-W02"},
@@ -41,7 +42,8 @@ def test_it_leaves_a_leaderboard_one_ranker_and_its_refit(done: Path, synthetic_
     board, evaluation = Board.read(str(done / "leaderboard")), Evaluation.read(str(done / "evaluation"))
     assert {row.name for row in board.rows} == {method.name for method in evaluation.methods} >= {"trees", "blend"}
     assert sum(board.weights.values()) == pytest.approx(1)
-    assert set(board.weights) <= {row.name for row in board.rows} - {"blend"}
+    assert {*board.weights, *board.unblended} <= {row.name for row in board.rows} - {"blend"}
+    assert not board.weights.keys() & set(board.unblended)
     ranker = bundle.load(board.final)
     assert ranker.kind == "blend"
     test = auto(synthetic_dataset, done).resolved().test
@@ -101,6 +103,22 @@ def test_other_data_and_a_budget_of_nothing_are_errors(done: Path, synthetic_dat
         other.run()
     with pytest.raises(InputError, match=r"1e-05 minutes are too few for a model; give more"):
         auto(synthetic_dataset, tmp_path / "none", budget=1e-5).run()
+
+
+def test_the_page_names_what_is_not_in_the_blend() -> None:
+    board = Board(
+        rows=(),
+        weights={"linear": 0.5, "scratch": 0.5},
+        unblended=("trees", "in_context"),
+        half=None,
+        whole=None,
+        final="here",
+        refitted=False,
+        budget=5,
+        minutes=4.0,
+    )
+    says = "the mean of 0.50 linear, 0.50 scratch, without trees and in_context, which did not help on validation. 4.0"
+    assert says in markdown(document(board, None))
 
 
 def test_the_next_step_is_what_brought_more() -> None:
