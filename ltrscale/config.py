@@ -22,14 +22,14 @@ from ltrscale import storage
 from ltrscale.errors import InputError, nearest, suggestion, without_credentials
 
 
-class Record(BaseModel):
+class Strict(BaseModel):
     """Base of what programs write and read by the thousand: frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-class Config(Record):
-    """Base of all configs: a record whose nested keys may be left out, each with the default of its place."""
+class Config(Strict):
+    """Base of all configs: strict, and nested keys may be left out, each with the default of its place."""
 
     @model_validator(mode="before")
     @classmethod
@@ -54,7 +54,7 @@ class Config(Record):
 
 
 ConfigT = TypeVar("ConfigT", bound=Config)
-RecordT = TypeVar("RecordT", bound=Record)
+StrictT = TypeVar("StrictT", bound=Strict)
 
 CHECK = "# CHECK"
 """Begins the comment of a line in YAML that its reader has to check; who has checked it takes the mark away."""
@@ -176,8 +176,8 @@ def to_check(urls: Sequence[str]) -> list[str]:
     return [f"{url}:{n}: {text.strip()}" for url, n, text in lines if re.search(rf"{CHECK}\b", text)]
 
 
-def validate(cls: type[RecordT], values: Mapping[str, Any], where: str) -> RecordT:
-    """Build a config or another record; one `InputError`, which begins with `where`, names all that is wrong."""
+def validate(cls: type[StrictT], values: Mapping[str, Any], where: str) -> StrictT:
+    """Build a config or another strict model; one `InputError`, which begins with `where`, names all that is wrong."""
     try:
         return cls.model_validate(values)
     except ValidationError as error:

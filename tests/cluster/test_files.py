@@ -173,7 +173,7 @@ def test_uploads_hold_the_jobs_and_little_else(tmp_path: Path) -> None:
         assert needed in names
     unwanted = ("runs/*", ".venv/*", ".git/*", "data/*", "tests/*", "docs/*", ".*_cache/*", "*.pyc")
     assert [name for name in names if any(fnmatch(name, pattern) for pattern in unwanted)] == []
-    assert package.stat().st_size < 4 << 20
+    assert package.stat().st_size < 6 << 20  # with 1.2 MiB of weights of `kind: in_context`
 
 
 @pytest.mark.parametrize("path", sorted(p for p in CLUSTER.iterdir() if p.is_file()), ids=lambda path: path.name)

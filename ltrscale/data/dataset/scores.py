@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, ConfigDict, ValidationError
 
 from ltrscale import storage
-from ltrscale.config import Record, validate
+from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, PeriodName
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.errors import InputError
@@ -68,7 +68,7 @@ def _listed(files: tuple[ScoreFile, ...]) -> tuple[ScoreFile, ...]:
     return files
 
 
-class PeriodScores(Record):
+class PeriodScores(Strict):
     """`_manifest.json` of a scored period."""
 
     format: Literal["ltrscale-scores"] = _FORMAT
