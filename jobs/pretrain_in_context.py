@@ -1,9 +1,10 @@
 r"""Pretrain the network of `kind: in_context`, which ranks by labelled groups that it reads, on synthetic problems.
 
-Ten minutes of a GPU; `methods.NAME.in_context.pretrained=runs/network` of a pipeline then reads with these weights:
+Three minutes of a GPU, as for the weights of the package (docs/results/in-context.md);
+`methods.NAME.in_context.pretrained=runs/network` of a pipeline then reads with these:
 
   python -m jobs.pretrain_in_context --set out=runs/network \
-      --set pretrain.minutes=10 --set pretrain.steps=100000 \
+      --set pretrain.minutes=3.2 --set pretrain.steps=100000 \
       --set pretrain.problems.values=3000000 --set pretrain.problems.at_once=64
 """
 
