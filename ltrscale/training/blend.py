@@ -214,7 +214,7 @@ def _without_poor(scores_MN: Tensor, judge: Judge, among_Q: Bools) -> Doubles:
             before = of_mean()
             taken_M[member] = False
             taken_M[member] = of_mean() <= before
-    return taken_M / taken_M.sum()
+    return np.asarray(taken_M / taken_M.sum())
 
 
 def _greedy(scores_MN: Tensor, judge: Judge, among_Q: Bools, rounds: int) -> Doubles:
