@@ -37,7 +37,7 @@ class Config(Strict):
         """Fill the missing keys of a nested config from the default of its field here, not from its class."""
         if not isinstance(values, Mapping):
             return values
-        nested = [name for name, value in values.items() if isinstance(value, dict)]
+        nested = [name for name, value in values.items() if isinstance(value, Mapping)]
         fields = cls.model_fields if nested else {}
         return {**values, **{name: _over(fields[name].default, values[name]) for name in nested if name in fields}}
 

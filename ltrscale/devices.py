@@ -1,5 +1,6 @@
 """Choosing the device on which a process computes, the size of its blocks, and timing a computation."""
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -37,8 +38,19 @@ def block_entries(device: torch.device) -> int:
     return int(memory * _SHARE_OF_A_BLOCK) // 4
 
 
+def round_to_tf32(on: bool) -> None:
+    """Whether a GPU may round the operands of float32 products to TF32, as cuDNN's GRU would by default."""
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    torch.backends.cudnn.allow_tf32 = on
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none
+
+
 def choose_device(name: str) -> torch.device:
-    """The device that a config names; on a GPU cuDNN's products are as precise as all others.
+    """The device that a config names.
 
     Raises:
         InputError: the config asks for a GPU that torch does not see.
@@ -49,8 +61,6 @@ def choose_device(name: str) -> torch.device:
     n_gpus = torch.cuda.device_count()
     if chosen.type == "cuda" and (chosen.index or 0) >= n_gpus:
         raise InputError(f"device: {name} is asked for and torch sees {n_gpus} GPUs; set device to auto or cpu")
-    # a GRU would round to TF32 by default, though nobody asked for it
-    torch.backends.cudnn.allow_tf32 = torch.get_float32_matmul_precision() != "highest"
     return chosen
 
 

@@ -21,7 +21,7 @@ from jobs.bench.pretend import Counts, counting, pretending
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.config import kind_of, members
 from ltrscale.data.stream.batches import MicroBatches, StreamConfig
-from ltrscale.devices import choose_device
+from ltrscale.devices import choose_device, round_to_tf32
 from ltrscale.models.choices import ContextConfig, FeatureEncoderConfig, NetworkConfig
 from ltrscale.models.context import ContextSettings
 from ltrscale.models.encoders import ResNetConfig
@@ -280,14 +280,14 @@ class Measured(NamedTuple):
 def measure(step: Step, groups: QueryGroups, device: str, precision: Precision = "float32") -> Measured:
     """Time steps on a real GPU; the precision is that of the products outside autocast, for `steps` has the other."""
     chosen, before = choose_device(device), torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    round_to_tf32(precision == "tf32")
     try:
         work = step(chosen, groups)
         _taken(work, chosen, _WARM_UP_S)  # until clocks are up, memory is allocated and layouts are made ahead
         torch.cuda.reset_peak_memory_stats(chosen)
         number, seconds, waited_s = _taken(work, chosen, _MEASURED_S)
     finally:
-        torch.set_float32_matmul_precision(before)
+        round_to_tf32(before != "highest")
     peak_bytes = torch.cuda.max_memory_allocated(chosen)
     return Measured(number * groups.n_documents / seconds, waited_s / seconds, peak_bytes)
 

@@ -29,7 +29,7 @@ class RefitSettings(Config):
     """The final models of a pipeline."""
 
     methods: tuple[MethodName, ...] = Field(min_length=1)
-    """Methods of one network or one model of trees: kind neural, gbdt without ensemble, or tuned."""
+    """Methods of one model: kind neural, gbdt without ensemble, tuned, or in_context."""
     test: bool = False
     """Learn from the test periods too: a model for use, with nothing left to test it on."""
 
@@ -41,7 +41,7 @@ class RefitSettings(Config):
             if not methods[name].is_one_model:
                 raise ValueError(
                     f"refit.methods: {name!r} makes several models; name a method of kind neural, gbdt without "
-                    "ensemble, or tuned"
+                    "ensemble, tuned, or in_context"
                 )
 
 
@@ -100,8 +100,8 @@ class RefitJob(TrainingStage):
     out: Operational[str]
     """Directory of the new bundle."""
     bundle: str
-    """Bundle of one network or one model of trees. It records everything that made it: settings, splits, and the bundle
-    that it started from; all of these are taken from there, and must still be there."""
+    """Bundle of one network, one model of trees, or examples to read. It records everything that made it: settings,
+    splits, and the bundle that it started from; all of these are taken from there, and must still be there."""
     also: Split | None = None
     """Further groups to learn from, such as the test periods of the data set; nothing is left to test the model on."""
 

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ltrscale.batch import group_index, repeated
@@ -50,6 +50,12 @@ class InContextSizes(Config):
     """Heads of the attention between features."""
     layers: int = Field(4, ge=1)
     """Number of layers; documents read examples in every second one."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> "InContextSizes":
+        if self.token % self.heads:
+            raise ValueError(f"token {self.token} is no multiple of heads {self.heads}; set it to one")
+        return self
 
 
 def _list_softmax(scores_BN: Tensor, offsets_Q1: Tensor) -> Tensor:

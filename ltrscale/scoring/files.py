@@ -29,7 +29,7 @@ from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, Texts, chosen_files
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
-from ltrscale.devices import Device, choose_device
+from ltrscale.devices import Device, choose_device, round_to_tf32
 from ltrscale.errors import InputError
 from ltrscale.progress import Advance, log
 from ltrscale.runtime import ray_internals
@@ -163,6 +163,7 @@ class FileScorer:
         self._bundles = [self._loaded(url) for url in plan.scorer.bundles]
         self._selection = bundles.with_tokens_of(plan.selection, self._bundles)
         on = choose_device(device)
+        round_to_tf32(False)  # scores are those of the CPU, as far as float32 goes
         features = plan.selection.features
         self._scorers = [bundle.scorer(features=features, device=on, threads=threads) for bundle in self._bundles]
 

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 from pydantic import Field
+from scipy import stats
 from torch import Tensor
 
 from ltrscale.arrays import Bools, Doubles, Ints
@@ -202,15 +203,17 @@ def _without_poor(scores_MN: Tensor, judge: Judge, among_Q: Bools) -> Doubles:
     """Equal weights of all members but those clearly worse than the best one that the mean is better without."""
     values_MQ = np.stack([judge(scores_N) for scores_N in scores_MN])[:, among_Q]
     behind_MQ = values_MQ - values_MQ[values_MQ.mean(1).argmax()]
-    others = behind_MQ.shape[1] - 1  # one group alone shows nothing
+    others = behind_MQ.shape[1] - 1
+    # one group alone shows nothing, and few groups know their spread badly
     error_M = behind_MQ.std(1) / others**0.5 if others else np.full(len(scores_MN), np.inf)
+    clearly = stats.t.isf(stats.norm.sf(_CLEARLY_WORSE), max(others, 1))
     taken_M = np.ones(len(scores_MN), np.bool_)
 
     def of_mean() -> float:
         return float(judge(scores_MN[torch.from_numpy(taken_M)].mean(0))[among_Q].mean())
 
     for member in behind_MQ.mean(1).argsort():  # the worst first
-        if behind_MQ[member].mean() < -_CLEARLY_WORSE * error_M[member]:
+        if behind_MQ[member].mean() < -clearly * error_M[member]:
             before = of_mean()
             taken_M[member] = False
             taken_M[member] = of_mean() <= before

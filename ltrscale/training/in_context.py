@@ -49,6 +49,12 @@ class InContextJob(LabelledStage):
     stage: ClassVar = "in_context"
     in_context: InContextConfig = InContextConfig()
 
+    def check(self) -> None:
+        """Refuse splits that overlap, and scores in place of labels, which may be below 0."""
+        super().check()
+        if self.splits.train.scores is not None:
+            raise InputError("splits.train.scores: examples are read with labels, not scores; leave it out")
+
     def inputs(self) -> dict[str, str]:
         """The data, and the weights of the network."""
         return {**super().inputs(), **weights_of(self.in_context)}
@@ -122,7 +128,7 @@ def _network(data: bytes, whose: str) -> InContextNetwork:
         sizes = json.loads(header.get("__metadata__", {}).get(SIZES, "{}"))
         network = InContextNetwork(validate(InContextSizes, sizes, whose))
         network.load_state_dict(safetensors.torch.load(data))
-    except (SafetensorError, ValueError, RuntimeError) as error:
+    except (SafetensorError, ValueError, RuntimeError, AttributeError, TypeError) as error:
         raise InputError(f"{whose}: not the weights of an in-context network ({error})") from error
     return network.eval()
 

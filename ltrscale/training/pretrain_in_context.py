@@ -8,7 +8,6 @@ kept is a moving average of the weights, which is better than those of any singl
 import copy
 import json
 import math
-import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from ltrscale import storage
 from ltrscale.batch import repeated
 from ltrscale.config import Config, Operational, is_current
-from ltrscale.devices import Device, choose_device
+from ltrscale.devices import Device, choose_device, cores
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.layout import told
@@ -212,18 +211,28 @@ class Learner:
             for averaged, present in zip(self.average.parameters(), self.network.parameters(), strict=True):
                 averaged.lerp_(present, 1 - keep)
 
+    def mean_loss(self) -> float:
+        """The mean loss since the last validation.
+
+        Raises:
+            InputError: training has diverged.
+        """
+        loss = float(torch.stack(self.losses).mean()) if self.losses else math.nan
+        if self.losses:
+            check_finite("loss", loss, self.step)
+        return loss
+
     def validate(self) -> dict[str, float]:
         """Judge the average and remember it if it is the best; the figures for the record.
 
         Raises:
             InputError: training has diverged.
         """
-        loss = float(torch.stack(self.losses).mean()) if self.losses else math.nan
+        loss = self.mean_loss()
         self.losses = []
         with torch.no_grad():
             values = [_ndcg(ranked_questions(self.average, made, self.device)) for made in self.judged]
         value = float(torch.cat(values).double().mean())
-        check_finite("loss", loss, self.step)
         if value > self.value:
             self.value, self.best_step = value, self.step
             self.best = {name: weight.clone() for name, weight in self.average.state_dict().items()}
@@ -231,7 +240,12 @@ class Learner:
         return {"step": self.step, "loss": loss, f"validation_ndcg@{_CUTOFF}": value}
 
     def snapshot(self) -> Snapshot:
-        """All that a resume needs."""
+        """All that a resume needs; of a training that has diverged none is taken.
+
+        Raises:
+            InputError: it has.
+        """
+        self.mean_loss()
         groups, moments = of_optimizer(self.optimizer)
         names = ("step", "best_step", "value", "spent_s")
         tensors: dict[str, Mapping[str, Tensor]] = {
@@ -297,7 +311,7 @@ class _Steps(Dataset[Problems]):
 
 def _ahead(config: InContextPretrainConfig, first: int, device: torch.device) -> Iterator[Problems]:
     """The problems of the steps from the first one on, in order, drawn ahead by other processes."""
-    spare = min(_MOST_PROCESSES, (os.cpu_count() or 1) - 1)
+    spare = min(_MOST_PROCESSES, cores() - 1)
     processes = spare if config.processes is None else config.processes
     several: dict[str, Any] = {"multiprocessing_context": "spawn", "prefetch_factor": _AHEAD} if processes else {}
     loader = DataLoader(

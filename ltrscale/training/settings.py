@@ -15,7 +15,7 @@ from torch import nn
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.preflight import PreflightConfig
 from ltrscale.data.stream.batches import StreamConfig
-from ltrscale.devices import Device, choose_device
+from ltrscale.devices import Device, choose_device, round_to_tf32
 from ltrscale.draws import mix
 
 
@@ -193,5 +193,5 @@ def set_up(config: TrainingConfig) -> torch.device:
         InputError: the config asks for a GPU and the worker has none.
     """
     torch.use_deterministic_algorithms(config.deterministic)
-    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+    round_to_tf32(config.precision == "tf32")
     return choose_device(config.device)

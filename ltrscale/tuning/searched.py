@@ -224,12 +224,13 @@ SearchedT = TypeVar("SearchedT", bound=Searched)
 def _same_mode() -> Iterator[None]:
     """Restore torch's global settings afterwards, for finetuning runs in the middle of pretraining."""
     deterministic = torch.are_deterministic_algorithms_enabled()
-    precision = torch.get_float32_matmul_precision()
+    precision, of_cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(deterministic)
         torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32 = of_cudnn
 
 
 def _value(url: str, metric: str) -> float:

@@ -83,6 +83,15 @@ def test_the_held_out_value_is_of_groups_that_chose_nothing(noise: list[float], 
     assert chosen.held_out < chosen.value
 
 
+def test_few_groups_call_no_member_poor() -> None:
+    """Five groups know the spread of a difference so badly that 2.5 of its standard errors are no proof."""
+    kept = 0
+    for seed in range(40):
+        judge, scores_MN = experiment([0.7] * 4, seed)
+        kept += _without_poor(scores_MN, judge, np.arange(GROUPS) < 5).min() > 0
+    assert kept >= 36
+
+
 def test_members_that_are_alike_keep_equal_weights() -> None:
     """What the best of them, or a greedy choice, gains on the groups that choose is luck."""
     equal = 0

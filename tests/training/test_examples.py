@@ -15,12 +15,13 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.models.examples import InContextRanker, ReadingConfig, samples
+from ltrscale.models.in_context import InContextSizes
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.serving.export import ExportJob
 from ltrscale.simulate.problems import ProblemsConfig, problems
 from ltrscale.training import in_context
 from ltrscale.training.blend import BlendConfig, BlendJob
-from ltrscale.training.in_context import InContextConfig, InContextJob, pretrained_network
+from ltrscale.training.in_context import InContextConfig, InContextJob, _network, pretrained_network
 
 WEIGHTS = "257585dee38d7db5f657f6485511c31bc699438842bd815e9e7167a5b88758e2"
 
@@ -78,6 +79,23 @@ def test_data_without_numbers_are_refused(splits: Splits, tmp_path: Path) -> Non
     job = InContextJob(out=str(tmp_path / "model"), splits=splits.leaving_out(tuple(names)))
     with pytest.raises(InputError, match="reads numbers alone"):
         job.run()
+
+
+def test_scores_are_no_labels_to_read(splits: Splits, tmp_path: Path) -> None:
+    scored = splits.replace(train={**splits.train.model_dump(), "scores": str(tmp_path)})
+    with pytest.raises(InputError, match=r"splits\.train\.scores: examples are read with labels, not scores"):
+        InContextJob(out=str(tmp_path / "model"), splits=scored).run()
+
+
+@pytest.mark.parametrize("header", [b"[]", b'{"__metadata__": null}', b"{", b""])
+def test_what_is_no_file_of_weights_is_refused(header: bytes) -> None:
+    with pytest.raises(InputError, match=r"w: (not the weights of an in-context network|.*missing)"):
+        _network(len(header).to_bytes(8, "little") + header, "w")
+
+
+def test_heads_divide_the_token() -> None:
+    with pytest.raises(ValueError, match="token 64 is no multiple of heads 3"):
+        InContextSizes(heads=3)
 
 
 def test_the_shipped_are_those_that_were_measured() -> None:

@@ -196,6 +196,8 @@ class _Auto:
     """Documents of the validation groups that models are judged on."""
     tested: int
     """Documents of the test groups."""
+    numbers: int
+    """Features that are no categories."""
     before: float
     """Minutes of earlier processes."""
     began: float = field(default_factory=time.monotonic)
@@ -221,7 +223,9 @@ class _Auto:
             *(config.minutes, record.minutes),
         )
         tested = select(splits.test, labelled=True).n_documents if splits.test is not None else 0
-        return cls(config, splits, record, size, labelled.n_groups, judged.n_documents, tested, record.minutes)
+        numbers = sum(feature.kind == "numeric" for feature in everything.features)
+        counts = (labelled.n_groups, judged.n_documents, tested, numbers)
+        return cls(config, splits, record, size, *counts, before=record.minutes)
 
     def run(self) -> str:
         """Try the methods, then more models of each; blend, judge, refit, report; returns the ranker."""
@@ -306,7 +310,7 @@ class _Auto:
     def planned(self, name: str, speed: Speed, teacher: str = SCRATCH) -> Planned:
         """The settings of the first model of a method, on a machine of this speed."""
         name, cores = TREES if name == _HALF else name, os.cpu_count() or 1
-        sizes = {"lists": self.lists, "judged": self.judged, "tested": self.tested}
+        sizes = {"lists": self.lists, "judged": self.judged, "tested": self.tested, "numbers": self.numbers}
         return planned(name, self.size, self.config.minutes, speed, cores=cores, **sizes, teacher=teacher)
 
     def speed(self) -> Speed:

@@ -89,6 +89,7 @@ def planned(
     lists: int,
     judged: int,
     tested: int,
+    numbers: int,
     teacher: str = SCRATCH,
 ) -> Planned:
     """The settings with which the first model of a method takes at most its share of the budget.
@@ -102,12 +103,14 @@ def planned(
         lists: labelled lists with a relevant document.
         judged: documents of the validation groups.
         tested: documents of the test groups.
+        numbers: features that are no categories.
         teacher: the network whose student is planned.
 
     Example:
         >>> log = LogSize(documents=550_000, told_apart=195_000, features=13)
         >>> for budget in (5, 60):
-        ...     told = planned("pretrained", log, budget, Speed(), cores=2, lists=5_000, judged=20_000, tested=20_000)
+        ...     sizes = {"cores": 2, "lists": 5_000, "judged": 20_000, "tested": 20_000, "numbers": 13}
+        ...     told = planned("pretrained", log, budget, Speed(), **sizes)
         ...     print(told.why)
         1 epoch of pretraining, 1.1 minutes
         19 epochs of pretraining, 16.7 minutes
@@ -133,6 +136,8 @@ def planned(
         case "linear":
             return _network(_linear(methods[SCRATCH]), share, epoch)
         case "in_context":
+            if numbers == 0:
+                return Planned(None, 0.0, "no feature is a number")
             return _in_context(size, lists, 2 * (judged + tested), share, speed)
         case "scratch":
             return _network(methods[SCRATCH], share, epoch)
@@ -162,8 +167,7 @@ def _in_context(size: LogSize, lists: int, scored: int, share: float, speed: Spe
     if lists > _READ_LISTS:
         return Planned(None, 0.0, f"of more than {_READ_LISTS} lists training learns more")
     settings = InContextConfig()
-    readings = 1 if size.told_apart <= settings.reading.documents else settings.reading.readings
-    values = scored * size.features * readings
+    values = scored * size.features * settings.reading.readings
     minutes = _START_MINUTES + values / (_READ * speed.networks) / 60
     if minutes > share:
         return Planned(None, 0.0, f"its scoring takes {minutes:.1f} minutes, which the budget has not")

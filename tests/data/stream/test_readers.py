@@ -1,4 +1,5 @@
 import itertools
+import os
 import shutil
 import threading
 import time
@@ -19,6 +20,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream import readers
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.data.stream.readers import RowGroupReader, read_direct
+from ltrscale.devices import cores
 from ltrscale.errors import InputError
 from ltrscale.runtime import on_ray
 from ltrscale.runtime.on_ray import read_with_ray
@@ -165,6 +167,12 @@ def test_files_are_opened_once(made: Any, monkeypatch: pytest.MonkeyPatch) -> No
     row_groups = choose(made).row_groups
     list(read_direct([*row_groups[::2], *row_groups[1::2]], COLUMNS))
     assert len(opened) == len(set(opened)) == 3
+
+
+def test_where_cores_cannot_be_told_apart_all_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert cores() == 1
 
 
 def test_reading_ahead_keeps_order_and_distance() -> None:

@@ -12,7 +12,7 @@ from ltrscale.experiments.pipeline import PipelineConfig
 
 LOGS = [LogSize(9_630, 7_000, 46), LogSize(550_000, 195_000, 13), LogSize(36_000_000, 300_000, 12)]
 BUDGETS = [5.0, 60.0, 600.0]
-SIZES = {"cores": 2, "lists": 300, "judged": 20_000, "tested": 20_000}
+SIZES = {"cores": 2, "lists": 300, "judged": 20_000, "tested": 20_000, "numbers": 13}
 
 
 @pytest.mark.parametrize("size", LOGS)
@@ -71,3 +71,4 @@ def test_examples_are_read_where_lists_are_few_and_scoring_is_short() -> None:
     assert choice(lists=301).why == "of more than 300 lists training learns more"
     assert "its scoring takes" in choice(tested=1_000_000).why
     assert choice(tested=1_000_000).settings is None
+    assert choice(numbers=0) == Planned(None, 0.0, "no feature is a number")
