@@ -138,7 +138,7 @@ def test_trees_that_draw_nothing_are_refused_or_named(
     with pytest.raises(ValueError, match=r"methods.mean.runs: these trees draw nothing at random"):
         check_methods(methods, ONE)
     several = GBDTMethod.model_validate({"gbdt": TREES, "ensemble": {"candidates": 2}})
-    with pytest.raises(ValueError, match=r"methods.mean.of: 'gbdt' makes no single model"):
+    with pytest.raises(ValueError, match=r"methods.mean.of: 'gbdt' is not a neural method, nor another of one model"):
         check_methods({**methods, "gbdt": several}, ONE)
     made = seed_run(synthetic_dataset, tmp_path, "gbdt")
     run = made.model("gbdt")

@@ -97,7 +97,7 @@ class EnsembleMethod(AnyMethod):
 
     def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
         if self.of not in methods or not methods[self.of].is_one_model:
-            raise ValueError(f"{where}.of: {self.of!r} makes no single model: neural, gbdt, tuned, in_context")
+            raise ValueError(f"{where}.of: {self.of!r} is not a neural method, nor another of one model")
         if self.over == "seeds":
             methods[self.of].check_differs(f"{where}.runs")
         if self.over == "trials" and not isinstance(methods[self.of], TunedMethod):
