@@ -257,7 +257,7 @@ def _texts(value: Any) -> Iterator[str]:
         return
     for before, key in zip(itertools.chain("{", itertools.repeat(", ")), sorted(plain), strict=False):
         yield f"{before}{json.dumps(key)}: "
-        yield from _texts(plain[key]) if not isinstance(plain[key], Json) else plain[key]
+        yield from plain[key] if isinstance(plain[key], Json) else _texts(plain[key])
     yield "}"
 
 

@@ -73,9 +73,7 @@ def read_direct(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Itera
     Raises:
         InputError: a file is missing, damaged or not the one that its manifest lists.
     """
-    threads = 0 if _are_local(row_groups) else REQUESTS
-    # a cache, because a shuffled plan returns to each file again and again
-    return read_planned(plan_reads(row_groups), columns, functools.lru_cache(OPEN_FILES)(open_parquet), threads=threads)
+    return _read(row_groups, columns, spare=0)
 
 
 def read_on_spare_cores(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -83,19 +81,20 @@ def read_on_spare_cores(row_groups: Sequence[RowGroup], columns: Sequence[str]) 
 
     A worker with a GPU waits for little else: a core decodes some 500,000 documents of 136 features a second.
     """
-    threads = min(cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - _BUSY, _MOST_THREADS)
-    if threads < 2 or not _are_local(row_groups):
-        return read_direct(row_groups, columns)
-    # for each thread anew, since a file is read by one at a time
-    opened = functools.lru_cache(2 * OPEN_FILES)(lambda url, _thread: open_parquet(url))
-    return read_planned(
-        plan_reads(row_groups), columns, lambda url: opened(url, threading.get_ident()), threads=threads
-    )
+    spare = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - _BUSY
+    return _read(row_groups, columns, spare=min(spare, _MOST_THREADS))
 
 
-def _are_local(row_groups: Sequence[RowGroup]) -> bool:
-    files = RowGroups.of(row_groups).own_files
-    return all(storage.is_local(url) for file in files for url in (file.url, file.scores or ""))
+def _read(row_groups: Sequence[RowGroup], columns: Sequence[str], *, spare: int) -> Iterator[pa.Table]:
+    files, plan = RowGroups.of(row_groups).own_files, plan_reads(row_groups)
+    is_local = all(storage.is_local(url) for file in files for url in (file.url, file.scores or ""))
+    if is_local and spare >= 2:
+        # for each thread anew, since a file is read by one at a time
+        opened = functools.lru_cache(2 * OPEN_FILES)(lambda url, _thread: open_parquet(url))
+        return read_planned(plan, columns, lambda url: opened(url, threading.get_ident()), threads=spare)
+    # a cache, because a shuffled plan returns to each file again and again
+    open_file = functools.lru_cache(OPEN_FILES)(open_parquet)
+    return read_planned(plan, columns, open_file, threads=0 if is_local else REQUESTS)
 
 
 def plan_reads(row_groups: Iterable[RowGroup]) -> Iterator[PlannedRead]:
