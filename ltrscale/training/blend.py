@@ -1,20 +1,20 @@
 """The blend of rankers of any kind: the mean of their scores, with weights that validation chooses.
 
-Equal weights of all but clearly poor members, or the choice of Caruana et al. (2004) with a guard against luck.
+Half of each weight is equal, half is what greedy selection (Caruana et al. 2004) takes on resamples of the groups.
 
-Shapes: M members, N documents, Q groups, Q1 = Q + 1 offsets, K folds.
+Shapes: M members, N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from functools import cache
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
-from scipy import stats
 from torch import Tensor
 
-from ltrscale.arrays import Bools, Doubles, Ints
+from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import standardise_by_group
 from ltrscale.bundle import Blend, Bundle, MetricValue, facts, load, member_files, save_blend, with_tokens_of
 from ltrscale.config import Config
@@ -27,10 +27,6 @@ from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import metric_named
 from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, check_member
 
-_BEYOND_CHANCE = 2.0
-"""Standard errors. With one, some hundred groups of MQ2008 took the luckiest member in two folds of three."""
-_CLEARLY_WORSE = 2.5
-"""Standard errors. With two, one of eight members that are alike seemed so in every fifth sample of 60 groups."""
 Judge = Callable[[Tensor], Doubles]
 """The metric [Q] of each group from scores [N]."""
 
@@ -45,20 +41,19 @@ class BlendConfig(Config):
     """How the weights of a mean are chosen."""
 
     weights: Literal["greedy", "equal"] | dict[str, Annotated[float, Field(gt=0)]] = "greedy"
-    """`greedy` adds the member that helps validation most, again and again, so that a member may count several times;
-    that must be better than equal weights, beyond chance, on groups that chose nothing. Until then weights are equal,
-    without members that are clearly worse than the best one and that the blend is better without, on validation.
+    """`greedy` gives each member half of an equal weight, and deals the other half by validation: the member that helps
+    most is added, again and again, so that it may count several times, on each of several resamples of the groups.
     `equal` takes all members alike. Or the weights themselves, by the names of the members."""
     rounds: int = Field(25, ge=1)
-    """Members that are added, at most; it ends where none helps."""
-    folds: int = Field(5, ge=2)
-    """Parts of the validation groups: the mean that the others choose is judged on each."""
+    """Members that a greedy choice adds, at most; it ends where none helps."""
+    resamples: int = Field(20, ge=1)
+    """Greedy choices, each on as many validation groups, drawn with replacement; their mean counts."""
     groups: int = Field(5000, ge=2)
     """Validation groups with a relevant document that choose: a random sample if there are more."""
     metric: str = "ndcg@5"
     """What the weights raise: ndcg@K, mrr, map or another one of `jobs.evaluate`."""
     seed: int = 0
-    """Of the folds."""
+    """Of the resamples."""
 
 
 class _Blend(Config):
@@ -97,8 +92,6 @@ class BlendJob(LabelledStage):
         opened = {name: load(url) for name, url in self.bundles.items()}
         weights, metrics = self._weighed(opened)
         log.info("blend: %s", ", ".join(f"{weight:.2f} {name}" for name, weight in weights.items()))
-        if without := [name for name in opened if name not in weights]:
-            log.info("blend: without %s, for validation is no better with it", ", ".join(without))
         read = {feature.name for name in weights for feature in opened[name].features}
         train = train.serving([feature for feature in train.features if feature.name in read], whose=self.out)
         report(metrics)
@@ -114,14 +107,10 @@ class BlendJob(LabelledStage):
         if isinstance(config.weights, dict):
             total = sum(config.weights.values())
             return {name: config.weights[name] / total for name in opened}, {}
-        judged = self._judged()
-        judge, scores_MN = _scores(judged, opened, config.metric)
-        bits_Q = random_bits((config.seed, "blend"), np.arange(judged.n_groups))
-        folds_Q = (bits_Q % np.uint64(config.folds)).astype(np.int64)
-        given_M = np.full(len(opened), 1 / len(opened)) if config.weights == "equal" else None
-        chosen = choose(scores_MN, judge, folds_Q, config, given_M)
-        weights = {name: weight for name, weight in zip(opened, chosen.weights_M.tolist(), strict=True) if weight}
-        return weights, {f"validation_{config.metric}": chosen.value, "held_out": chosen.held_out}
+        judge, scores_MN = _scores(self._judged(), opened, config.metric)
+        weights_M = choose(scores_MN, judge, config) if config.weights == "greedy" else _equal(len(opened))
+        value = judge(torch.from_numpy(weights_M) @ scores_MN.double()).mean()
+        return dict(zip(opened, weights_M.tolist(), strict=True)), {f"validation_{config.metric}": float(value)}
 
     def _judged(self) -> Selection:
         """The validation groups that choose."""
@@ -144,91 +133,46 @@ def _scores(judged: Selection, opened: Mapping[str, Bundle], metric: str) -> tup
     return lambda scores_N: named.of(scores_N, labels_N, first.offsets_Q1).double().numpy(), scores_MN
 
 
-class Chosen(NamedTuple):
-    """Weights that add up to 1, and the metric of the groups that chose, and of the same by others' choice."""
+def choose(scores_MN: Tensor, judge: Judge, config: BlendConfig) -> Doubles:
+    """The weights [M] of the members, which add up to 1: half equal, half the mean of greedy choices on resamples.
 
-    weights_M: Doubles
-    value: float
-    held_out: float
-
-
-def choose(
-    scores_MN: Tensor, judge: Judge, folds_Q: Ints, config: BlendConfig, given_M: Doubles | None = None
-) -> Chosen:
-    """The weights of the members: equal, unless a greedy choice is better, beyond chance, on groups that chose nothing.
-
-    A greedy choice overfits the groups that choose, the more the more members there are. So each fold is judged by the
-    weights that are chosen on the others, and the choice is taken, on all groups, only if its mean is above that of
-    equal weights by more than two standard errors of the difference. Equal weights are those of all members but
-    clearly poor ones, which would spoil the mean. Given weights stay.
+    A greedy choice takes the luck of the groups that choose for skill, and equal weights give a poor member the say of
+    a good one. The mean over resamples leaves a member what luck might have given to it (Caruana, Munson and
+    Niculescu-Mizil 2006, who draw members), and with some hundred groups half of that was best (docs/auto.md).
 
     Example:
-        >>> scores_MN = torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5]])
-        >>> alone = choose(scores_MN[:1], lambda scores_N: scores_N.double().numpy(), np.arange(3), BlendConfig())
-        >>> alone.weights_M.tolist(), alone.value
-        ([1.0], 0.5)
+        >>> scores_MN = torch.tensor([[1.0, 0.0, 0.9], [0.0, 1.0, 0.9]])
+        >>> choose(scores_MN[:1], lambda scores_N: scores_N.double().numpy(), BlendConfig()).tolist()
+        [1.0]
     """
 
-    def equal(among_Q: Bools) -> Doubles:
-        return _without_poor(scores_MN, judge, among_Q)
+    @cache
+    def values_of(counts: tuple[int, ...]) -> Doubles:
+        """The metric [Q] of the sum in which each member counts so often."""
+        return judge(torch.tensor(counts, dtype=torch.float64) @ scores_MN.double())
 
-    def greedy(among_Q: Bools) -> Doubles:
-        return _greedy(scores_MN, judge, among_Q, config.rounds)
-
-    def values(weights_M: Doubles) -> Doubles:
-        return judge(torch.from_numpy(weights_M) @ scores_MN.double())
-
-    def held_out(rule: Callable[[Bools], Doubles]) -> Doubles:
-        values_Q = np.zeros(len(folds_Q))
-        for fold in np.unique(folds_Q):
-            out_Q: Bools = np.asarray(folds_Q == fold)
-            values_Q[out_Q] = values(rule(~out_Q))[out_Q]
-        return values_Q
-
-    everything_Q = np.ones(len(folds_Q), np.bool_)
-    if given_M is not None or len(scores_MN) == 1 or len(np.unique(folds_Q)) < 2:
-        weights_M = equal(everything_Q) if given_M is None else given_M
-        return Chosen(weights_M, value := float(values(weights_M).mean()), value)
-    of_equal_Q, of_greedy_Q = held_out(equal), held_out(greedy)
-    gains_Q = of_greedy_Q - of_equal_Q
-    mean, error = gains_Q.mean(), gains_Q.std(ddof=1) / len(gains_Q) ** 0.5
-    log.info("blend: greedy - equal %+.4f, error %.4f, on groups that chose nothing", mean, error)
-    is_taken = mean > _BEYOND_CHANCE * error
-    weights_M = (greedy if is_taken else equal)(everything_Q)
-    of_rule_Q = of_greedy_Q if is_taken else of_equal_Q
-    return Chosen(weights_M, float(values(weights_M).mean()), float(of_rule_Q.mean()))
+    members = len(scores_MN)
+    groups = len(values_of((1,) * members))
+    resampled = np.zeros(members)
+    for number in range(config.resamples):
+        drawn_Q = random_bits((config.seed, "blend", number), np.arange(groups)) % np.uint64(groups)
+        times_Q = np.bincount(drawn_Q.astype(np.int64), minlength=groups)
+        resampled += _greedy(values_of, members, times_Q, config.rounds)
+    return np.asarray((_equal(members) + resampled / config.resamples) / 2)
 
 
-def _without_poor(scores_MN: Tensor, judge: Judge, among_Q: Bools) -> Doubles:
-    """Equal weights of all members but those clearly worse than the best one that the mean is better without."""
-    values_MQ = np.stack([judge(scores_N) for scores_N in scores_MN])[:, among_Q]
-    behind_MQ = values_MQ - values_MQ[values_MQ.mean(1).argmax()]
-    others = behind_MQ.shape[1] - 1
-    # one group alone shows nothing, and few groups know their spread badly
-    error_M = behind_MQ.std(1) / others**0.5 if others else np.full(len(scores_MN), np.inf)
-    clearly = stats.t.isf(stats.norm.sf(_CLEARLY_WORSE), max(others, 1))
-    taken_M = np.ones(len(scores_MN), np.bool_)
-
-    def of_mean() -> float:
-        return float(judge(scores_MN[torch.from_numpy(taken_M)].mean(0))[among_Q].mean())
-
-    for member in behind_MQ.mean(1).argsort():  # the worst first
-        if behind_MQ[member].mean() < -clearly * error_M[member]:
-            before = of_mean()
-            taken_M[member] = False
-            taken_M[member] = of_mean() <= before
-    return np.asarray(taken_M / taken_M.sum())
+def _equal(members: int) -> Doubles:
+    return np.full(members, 1 / members)
 
 
-def _greedy(scores_MN: Tensor, judge: Judge, among_Q: Bools, rounds: int) -> Doubles:
-    """The weights of the members that help most, added one by one, with replacement; the first of equals."""
-    counts_M = np.zeros(len(scores_MN))
-    total_N, before = torch.zeros(scores_MN.shape[1], dtype=torch.float64), -np.inf
+def _greedy(values_of: Callable[[tuple[int, ...]], Doubles], members: int, times_Q: Ints, rounds: int) -> Doubles:
+    """The weights of the members that help most where groups count so often, added one by one; the first of equals."""
+    counts, highest = (0,) * members, -np.inf
     for _ in range(rounds):
-        values_M = [judge(total_N + scores_N)[among_Q].mean() for scores_N in scores_MN]
-        added = int(np.argmax(values_M))
-        if values_M[added] <= before:
+        more = [(*counts[:m], counts[m] + 1, *counts[m + 1 :]) for m in range(members)]
+        values = [float(values_of(each) @ times_Q) for each in more]
+        best = int(np.argmax(values))
+        if values[best] <= highest:
             break
-        before, total_N = values_M[added], total_N + scores_MN[added]
-        counts_M[added] += 1
-    return np.asarray(counts_M / counts_M.sum())
+        counts, highest = more[best], values[best]
+    return np.array(counts) / sum(counts)

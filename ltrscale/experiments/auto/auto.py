@@ -244,7 +244,7 @@ class _Auto:
         if self.splits.test is not None:
             self.judge(rankers, SplitsWithTest.of(self.splits))
         refitted = self.refit(rankers["blend"]) if self.refitting else None
-        self.report(rankers, members, refitted)
+        self.report(rankers, refitted)
         return refitted or rankers["blend"]
 
     @property
@@ -467,14 +467,13 @@ class _Auto:
             members[name] = again[name] if name in again else self.blend(mean, again, "equal", learnt_all)
         return self.blend("final", members, weights, learnt_all)
 
-    def report(self, rankers: Mapping[str, str], members: Mapping[str, str], final: str | None) -> None:
+    def report(self, rankers: Mapping[str, str], final: str | None) -> None:
         """Commit the leaderboard, and print what it opens with."""
         half, whole = ([_validated(entry.url) for entry in self.done(name)[:1]] for name in (_HALF, TREES))
         weights = dict(bundle.load(rankers["blend"]).blended)
         board = Board(
             rows=tuple(self.row(name, url) for name, url in rankers.items()),
             weights=weights,
-            unblended=tuple(name for name in members if name not in weights),
             left_out={e.name: e.says for e in self.record.entries if e.state in ("late", "left out")},
             half=next(iter(half), None),
             whole=next(iter(whole), None),

@@ -37,8 +37,6 @@ class Board(Findings):
     rows: tuple[BoardRow, ...]
     weights: dict[str, float]
     """Of the models in the blend."""
-    unblended: tuple[str, ...] = ()
-    """Those that it was no better with, on validation."""
     left_out: dict[str, str] = Field(default_factory=dict)
     """Why a method has no model, by its name."""
     half: float | None
@@ -80,8 +78,7 @@ def _about(board: Board) -> str:
     weights = ", ".join(f"{weight:.2f} {name}" for name, weight in board.weights.items())
     what = f"It is {next(iter(board.weights))} alone" if single else f"It is the mean of {weights}"
     learnt = "; its members have learnt once more, from all labels" if board.refitted else ""
-    without = f", without {' and '.join(board.unblended)}, which did not help on validation" if board.unblended else ""
-    return f"{what}{without}{learnt}. {board.minutes:.1f} of {board.budget:g} minutes."
+    return f"{what}{learnt}. {board.minutes:.1f} of {board.budget:g} minutes."
 
 
 def _leaderboard(board: Board, evaluation: Evaluation | None) -> tuple[list[str], list[list[str]]]:

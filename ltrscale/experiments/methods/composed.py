@@ -124,7 +124,7 @@ class EnsembleMethod(AnyMethod):
 
 
 class BlendMethod(AnyMethod):
-    """The mean of other methods' scores with equal weights, or others where validation finds these clearly better.
+    """The mean of other methods' scores, with weights that are equal by half, and by half chosen by validation.
 
     Trees and networks err differently, so that their mean is often better than each.
     """

@@ -42,8 +42,7 @@ def test_it_leaves_a_leaderboard_one_ranker_and_its_refit(done: Path, synthetic_
     board, evaluation = Board.read(str(done / "leaderboard")), Evaluation.read(str(done / "evaluation"))
     assert {row.name for row in board.rows} == {method.name for method in evaluation.methods} >= {"trees", "blend"}
     assert sum(board.weights.values()) == pytest.approx(1)
-    assert {*board.weights, *board.unblended} <= {row.name for row in board.rows} - {"blend"}
-    assert not board.weights.keys() & set(board.unblended)
+    assert board.weights.keys() <= {row.name for row in board.rows} - {"blend"}
     ranker = bundle.load(board.final)
     assert ranker.kind == "blend"
     test = auto(synthetic_dataset, done).resolved().test
@@ -109,7 +108,6 @@ def test_the_page_names_what_is_not_in_the_blend() -> None:
     board = Board(
         rows=(),
         weights={"linear": 0.5, "scratch": 0.5},
-        unblended=("trees", "in_context"),
         half=None,
         whole=None,
         final="here",
@@ -117,7 +115,7 @@ def test_the_page_names_what_is_not_in_the_blend() -> None:
         budget=5,
         minutes=4.0,
     )
-    says = "the mean of 0.50 linear, 0.50 scratch, without trees and in_context, which did not help on validation. 4.0"
+    says = "the mean of 0.50 linear, 0.50 scratch. 4.0"
     assert says in markdown(document(board, None))
 
 
