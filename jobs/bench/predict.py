@@ -12,7 +12,6 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from os import cpu_count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +44,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream import plan
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.readers import read_direct
-from ltrscale.devices import cpu_seconds
+from ltrscale.devices import cores, cpu_seconds
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.pretext.augment import ZeroingConfig
@@ -64,7 +63,7 @@ _PARAMETERS = 1 << 20
 _BYTES_A_DOCUMENT = 1000.0
 _SUMS = 15
 _CHECKPOINT_MINUTES = 0.1
-_CORES = cpu_count() or 1
+_CORES = cores()
 
 
 class Setting(NamedTuple):

@@ -126,7 +126,7 @@ class BundleConfig(Config):
     blend: Blend | None = None
     """Weights of the bundles inside, of a bundle that scores by their weighted mean."""
     in_context: InContext | None = None
-    """The network and the number of readings of a ranker that reads examples."""
+    """The network and the number of samples of a ranker that reads examples."""
     training: dict[str, Any] = Field(default_factory=dict)
     """Settings of the run that made the bundle."""
     dataset_hash: str

@@ -271,12 +271,12 @@ def save_blend(url: str, blend: Blend, **about: Unpack[BundleFacts]) -> None:
 
 
 def save_in_context(
-    url: str, network: InContextNetwork, readings: Sequence[QueryGroups], **about: Unpack[BundleFacts]
+    url: str, network: InContextNetwork, samples: Sequence[QueryGroups], **about: Unpack[BundleFacts]
 ) -> None:
     """Commit an in-context network as a bundle, with the examples of each reading, which have labels."""
     examples = {
         f"{number}.{name}": values
-        for number, groups in enumerate(readings)
+        for number, groups in enumerate(samples)
         for name, values in (
             ("features", groups.features_NF),
             ("offsets", groups.offsets_Q1),
@@ -285,9 +285,9 @@ def save_in_context(
         if values is not None
     }
     title = "A ranker that has read examples: raw features in, one score a document out."
-    inside = [f"- its network reads the examples in `{EXAMPLES}`: readings {len(readings)}"]
+    inside = [f"- its network reads the examples in `{EXAMPLES}`: samples {len(samples)}"]
     contents = {WEIGHTS: _serialise(network.state_dict()), EXAMPLES: _serialise(examples)}
-    in_context = InContext(sizes=network.sizes, readings=len(readings))
+    in_context = InContext(sizes=network.sizes, readings=len(samples))
     _save(url, "in_context", contents, about, [title, *inside], in_context=in_context)
 
 

@@ -271,11 +271,11 @@ class InContextBundle(Bundle):
             network = InContextNetwork(self.in_context.sizes)
             network.load_state_dict(safetensors.torch.load(self.contents[WEIGHTS]))
             tensors = safetensors.torch.load(self.contents[EXAMPLES])
-            readings = [
+            samples = [
                 QueryGroups(tensors[f"{k}.features"], tensors[f"{k}.offsets"], tensors[f"{k}.labels"]).checked()
                 for k in range(self.in_context.readings)
             ]
-            ranker = InContextRanker(network, readings, numeric_F=is_numeric(self.features))
+            ranker = InContextRanker(network, samples, numeric_F=is_numeric(self.features))
         return lambda groups: ranker(groups.to("cpu"))
 
 

@@ -24,8 +24,8 @@ _VALUES = 1 << 18  # features of documents that are scored at once
 class ReadingConfig(Config):
     """How examples are read: with more of them than fit, several samples are read and their scores averaged."""
 
-    readings: int = Field(4, ge=1)
-    """Samples of the labelled lists. If all lists fit and none is too long, a single reading has them all."""
+    samples: int = Field(4, ge=1)
+    """Samples of the labelled lists. If all lists fit and none is too long, a single one has them all."""
     documents: int = Field(1000, ge=1)
     """Most documents of a sample. The network knows at most some 2,000."""
     longest: int = Field(40, ge=1)
@@ -55,7 +55,7 @@ class InContextRanker:
 
     Args:
         network: pretrained weights.
-        readings: groups with labels for each reading, such as those of `samples`.
+        samples: groups with labels, read one sample after the other, such as those of `drawn_samples`.
         numeric_F: which features are numbers; by default all.
 
     Raises:
@@ -73,12 +73,12 @@ class InContextRanker:
     def __init__(
         self,
         network: InContextNetwork,
-        readings: Sequence[QueryGroups],
+        samples: Sequence[QueryGroups],
         *,
         numeric_F: Tensor | None = None,
     ) -> None:
         self.network = network.eval()
-        self.learned = [learn(network, examples, numeric_F) for examples in readings]
+        self.learned = [learn(network, examples, numeric_F) for examples in samples]
 
     def __call__(self, groups: QueryGroups) -> Tensor:
         """Scores [N], float64."""
@@ -115,8 +115,8 @@ def learn(network: InContextNetwork, examples: QueryGroups, numeric_F: Tensor | 
     return Learned(columns_X, median_F[columns_X], reading)
 
 
-def samples(examples: QueryGroups, config: ReadingConfig) -> list[QueryGroups]:
-    """The examples of each reading; a list with a relevant document is among them.
+def drawn_samples(examples: QueryGroups, config: ReadingConfig) -> list[QueryGroups]:
+    """The examples that are read one sample after the other; a list with a relevant document is among them.
 
     Raises:
         InputError: no example has a relevant document.
@@ -125,7 +125,7 @@ def samples(examples: QueryGroups, config: ReadingConfig) -> list[QueryGroups]:
     lengths_Q = examples.lengths_Q.numpy()
     if lengths_Q.max() <= config.longest and lengths_Q.sum() <= config.documents:
         return [examples]
-    return [_sample(examples, judged_Q, config, number) for number in range(config.readings)]
+    return [_sample(examples, judged_Q, config, number) for number in range(config.samples)]
 
 
 def _check(examples: QueryGroups) -> Tensor:

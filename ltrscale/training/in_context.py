@@ -22,7 +22,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import only_relevant
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.models.examples import InContextRanker, ReadingConfig, samples
+from ltrscale.models.examples import InContextRanker, ReadingConfig, drawn_samples
 from ltrscale.models.in_context import InContextNetwork, InContextSizes
 from ltrscale.progress import Report, log
 from ltrscale.stages.stage import LabelledStage, Origin, OutputUrl, hashes_of
@@ -37,7 +37,8 @@ class InContextConfig(Config):
 
     groups: int = Field(2000, ge=1)
     """Labelled groups among which samples are drawn: the training groups with a relevant document, or a random sample
-    if there are more. Those without one are not read: of a click log they would fill most of a sample."""
+    if there are more, unless the split has a size of its own. Those without one are not read: of a click log they would
+    fill most of a sample."""
     reading: ReadingConfig = ReadingConfig()
     pretrained: OutputUrl | None = None
     """The directory of jobs.pretrain_in_context with the network's weights; empty takes those of the package."""
@@ -78,12 +79,12 @@ class InContextJob(LabelledStage):
             sampled = train.replace(relevant_groups=config.groups)
             data = _relevant(LabelledData.of(sampled, validation, without=()))
         data = data.serving(_numbers(data.train.features, self.out), whose=self.out)
-        readings = samples(QueryGroups.concat(list(iterate(data.train))), config.reading)
-        log.info("in context: readings %s, documents %s", len(readings), sum(part.n_documents for part in readings))
+        samples = drawn_samples(QueryGroups.concat(list(iterate(data.train))), config.reading)
+        log.info("in context: samples %s, documents %s", len(samples), sum(part.n_documents for part in samples))
         network = pretrained_network(config.pretrained)
-        metrics = {} if data.judged is None else validated(data.judged, InContextRanker(network, readings))
+        metrics = {} if data.judged is None else validated(data.judged, InContextRanker(network, samples))
         report(metrics)
-        save_in_context(self.out, network, readings, **facts(data.train, config, metrics=metrics, made_by=origin))
+        save_in_context(self.out, network, samples, **facts(data.train, config, metrics=metrics, made_by=origin))
         log.info("committed %s", self.out)
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.errors import InputError
-from ltrscale.models.examples import InContextRanker, ReadingConfig, learn, samples
+from ltrscale.models.examples import InContextRanker, ReadingConfig, drawn_samples, learn
 from ltrscale.models.in_context import ExampleAttention, InContextNetwork, InContextSizes, loss_of_layers
 from ltrscale.models.univariate import Scale, functions_of
 from ltrscale.simulate.problems import ProblemsConfig, problems
@@ -32,7 +32,7 @@ EXAMPLES, LISTS = groups(4, 6, 3, 5), groups(5, 3, 8, seed=2)
 
 
 def scores(examples: QueryGroups = EXAMPLES, lists: QueryGroups = LISTS, layers: int = 3) -> Tensor:
-    return InContextRanker(network(layers), samples(examples, ALL))(lists)
+    return InContextRanker(network(layers), drawn_samples(examples, ALL))(lists)
 
 
 def with_features(of: QueryGroups, x_NF: Tensor) -> QueryGroups:
@@ -181,8 +181,8 @@ def test_samples_fit_are_seeded_and_keep_a_relevant_document() -> None:
     labels_N = torch.zeros(300)
     labels_N[250] = 1  # the only relevant document, in the last of the lists
     examples = QueryGroups(x_NF, to_offsets(torch.tensor([30, 50, 5, 15, 80, 20, 40, 60])), labels_N)
-    config = ReadingConfig(readings=5, documents=60, longest=12)
-    made = samples(examples, config)
+    config = ReadingConfig(samples=5, documents=60, longest=12)
+    made = drawn_samples(examples, config)
     assert len(made) == 5
     for part in made:
         assert part.n_documents <= 60
@@ -191,19 +191,19 @@ def test_samples_fit_are_seeded_and_keep_a_relevant_document() -> None:
         assert part.labels_N.sum() == 1
         assert len(set(part.features_NF[:, 0].tolist())) == part.n_documents
         assert part.features_NF[part.labels_N > 0].item() == 250
-    again, other = samples(examples, config), samples(examples, config.model_copy(update={"seed": 1}))
+    again, other = drawn_samples(examples, config), drawn_samples(examples, config.model_copy(update={"seed": 1}))
     assert all(one.features_NF.equal(two.features_NF) for one, two in zip(made, again, strict=True))
     assert not all(one.features_NF.equal(two.features_NF) for one, two in zip(made, other, strict=True))
     assert len({tuple(part.features_NF[:, 0].tolist()) for part in made}) == 5
-    assert samples(examples, ReadingConfig(longest=80)) == [examples]
+    assert drawn_samples(examples, ReadingConfig(longest=80)) == [examples]
 
 
 def test_several_readings_are_averaged() -> None:
-    config = ReadingConfig(readings=3, documents=12)
-    rankers = [InContextRanker(network(), [part]) for part in samples(EXAMPLES, config)]
+    config = ReadingConfig(samples=3, documents=12)
+    rankers = [InContextRanker(network(), [part]) for part in drawn_samples(EXAMPLES, config)]
     assert len(rankers) == 3
     mean = torch.stack([ranker(LISTS) for ranker in rankers]).mean(0)
-    same(InContextRanker(network(), samples(EXAMPLES, config))(LISTS), mean)
+    same(InContextRanker(network(), drawn_samples(EXAMPLES, config))(LISTS), mean)
 
 
 def test_pretraining_on_problems_teaches_to_read_examples() -> None:

@@ -14,7 +14,7 @@ from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.experiments.refit import RefitJob
-from ltrscale.models.examples import InContextRanker, ReadingConfig, samples
+from ltrscale.models.examples import InContextRanker, ReadingConfig, drawn_samples
 from ltrscale.models.in_context import InContextSizes
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.serving.export import ExportJob
@@ -131,10 +131,10 @@ def test_wide_data_and_long_lists_are_ranked() -> None:
     x_NF = torch.randn(900, 200, generator=generator)
     labels_N = (x_NF[:, 0] > 1.2).float()
     examples = QueryGroups(x_NF, torch.tensor([0, 300, 600, 900]), labels_N)
-    readings = samples(examples, ReadingConfig())
-    assert all(part.lengths_Q.max() <= 40 for part in readings)
+    samples = drawn_samples(examples, ReadingConfig())
+    assert all(part.lengths_Q.max() <= 40 for part in samples)
     lists = QueryGroups(torch.randn(700, 200, generator=generator), torch.tensor([0, 699, 700]))
-    scores_N = InContextRanker(pretrained_network(), readings)(lists)
+    scores_N = InContextRanker(pretrained_network(), samples)(lists)
     assert scores_N.isfinite().all()
     assert len(scores_N) == 700
 

@@ -14,7 +14,6 @@ weights. Test judges once, and the ranker's members learn once more from all lab
     leaderboard/report.md         methods, what they took, and what to do next
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from ltrscale.data.dataset.disjoint import check_disjoint, joined_splits
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, with_relative_named
+from ltrscale.devices import cores
 from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
@@ -309,9 +309,9 @@ class _Auto:
 
     def planned(self, name: str, speed: Speed, teacher: str = SCRATCH) -> Planned:
         """The settings of the first model of a method, on a machine of this speed."""
-        name, cores = TREES if name == _HALF else name, os.cpu_count() or 1
+        name = TREES if name == _HALF else name
         sizes = {"lists": self.lists, "judged": self.judged, "tested": self.tested, "numbers": self.numbers}
-        return planned(name, self.size, self.config.minutes, speed, cores=cores, **sizes, teacher=teacher)
+        return planned(name, self.size, self.config.minutes, speed, cores=cores(), **sizes, teacher=teacher)
 
     def speed(self) -> Speed:
         """The speed of this machine, from the models so far."""

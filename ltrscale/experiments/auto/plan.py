@@ -44,7 +44,7 @@ is little that labels do not say."""
 _START_MINUTES = 0.03
 """Minutes that a training takes to start."""
 _READ_LISTS, _READ = 300, 1.2e6
-"""Labelled lists up to which examples may teach more than training does, and feature values, in all readings, that such
+"""Labelled lists up to which examples may teach more than training does, and feature values, for all samples, that such
 a ranker scores in a second on one core (2026-11-26)."""
 TEACHERS = 3
 """Networks whose mean a student learns."""
@@ -167,7 +167,7 @@ def _in_context(size: LogSize, lists: int, scored: int, share: float, speed: Spe
     if lists > _READ_LISTS:
         return Planned(None, 0.0, f"of more than {_READ_LISTS} lists training learns more")
     settings = InContextConfig()
-    values = scored * size.features * settings.reading.readings
+    values = scored * size.features * settings.reading.samples
     minutes = _START_MINUTES + values / (_READ * speed.networks) / 60
     if minutes > share:
         return Planned(None, 0.0, f"its scoring takes {minutes:.1f} minutes, which the budget has not")
