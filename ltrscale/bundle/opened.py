@@ -275,13 +275,8 @@ class InContextBundle(Bundle):
                 QueryGroups(tensors[f"{k}.features"], tensors[f"{k}.offsets"], tensors[f"{k}.labels"]).checked()
                 for k in range(self.in_context.readings)
             ]
-            ranker = InContextRanker(network, samples, numeric_F=is_numeric(self.features))
+            ranker = InContextRanker(network, samples)
         return lambda groups: ranker(groups.to("cpu"))
-
-
-def is_numeric(features: Sequence[Feature]) -> Tensor:
-    """Which features are numbers, [F]."""
-    return torch.tensor([feature.kind == "numeric" for feature in features])
 
 
 def order_scorer(order: FeatureOrder) -> Scorer:

@@ -50,13 +50,12 @@ class Learned(NamedTuple):
 class InContextRanker:
     """Ranks groups after reading examples: the mean of the readings' scores, standardised within each group.
 
-    A score depends on the examples and on its own group; labels of groups to rank are not read. Features that are
-    categories, or constant among the examples, are not used, and a missing value counts as the examples' median.
+    A score depends on the examples and on its own group; labels of groups to rank are not read. Features
+    that are constant among the examples are not used, and a missing value counts as the examples' median.
 
     Args:
         network: pretrained weights.
         samples: groups with labels, read one sample after the other, such as those of `drawn_samples`.
-        numeric_F: which features are numbers; by default all.
 
     Raises:
         InputError: no example has a relevant document, or no numeric feature varies among the examples.
@@ -70,15 +69,9 @@ class InContextRanker:
         torch.Size([5])
     """
 
-    def __init__(
-        self,
-        network: InContextNetwork,
-        samples: Sequence[QueryGroups],
-        *,
-        numeric_F: Tensor | None = None,
-    ) -> None:
+    def __init__(self, network: InContextNetwork, samples: Sequence[QueryGroups]) -> None:
         self.network = network.eval()
-        self.learned = [learn(network, examples, numeric_F) for examples in samples]
+        self.learned = [learn(network, examples) for examples in samples]
 
     def __call__(self, groups: QueryGroups) -> Tensor:
         """Scores [N], float64."""
@@ -94,7 +87,7 @@ class InContextRanker:
         return total_N / len(self.learned)
 
 
-def learn(network: InContextNetwork, examples: QueryGroups, numeric_F: Tensor | None = None) -> Learned:
+def learn(network: InContextNetwork, examples: QueryGroups) -> Learned:
     """Let the network read examples, all of them at once.
 
     Raises:
@@ -106,7 +99,7 @@ def learn(network: InContextNetwork, examples: QueryGroups, numeric_F: Tensor | 
     median_F = x_NF.nanmedian(0).values.nan_to_num()  # a feature that is missing everywhere is constant
     x_NF = torch.where(x_NF.isnan(), median_F, x_NF)
     used_F = x_NF.amin(0) < x_NF.amax(0)
-    columns_X = (used_F if numeric_F is None else used_F & numeric_F).nonzero()[:, 0]
+    columns_X = used_F.nonzero()[:, 0]
     if not len(columns_X):
         raise InputError("no numeric feature has two different values in the labelled groups: label other groups too")
     x_NX = x_NF.index_select(1, columns_X)

@@ -18,13 +18,13 @@ from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import standardise_by_group
 from ltrscale.bundle import Blend, Bundle, MetricValue, facts, load, member_files, save_blend, with_tokens_of
 from ltrscale.config import Config
-from ltrscale.data.dataset.selection import Selection, only_relevant, select
+from ltrscale.data.dataset.selection import Selection, at_most, only_relevant, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.draws import random_bits
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
-from ltrscale.ranking.choices import metric_named
+from ltrscale.ranking.choices import MetricName, metric_named
 from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, check_member
 
 Judge = Callable[[Tensor], Doubles]
@@ -50,7 +50,7 @@ class BlendConfig(Config):
     """Greedy choices, each on as many validation groups, drawn with replacement; their mean counts."""
     groups: int = Field(5000, ge=2)
     """Validation groups with a relevant document that choose: a random sample if there are more."""
-    metric: str = "ndcg@5"
+    metric: MetricName = "ndcg@5"
     """What the weights raise: ndcg@K, mrr, map or another one of `jobs.evaluate`."""
     seed: int = 0
     """Of the resamples."""
@@ -107,22 +107,16 @@ class BlendJob(LabelledStage):
         if isinstance(config.weights, dict):
             total = sum(config.weights.values())
             return {name: config.weights[name] / total for name in opened}, {}
-        judge, scores_MN = _scores(self._judged(), opened, config.metric)
+        judged = only_relevant(select(self.splits.validation, labelled=True))
+        judge, scores_MN = _scores(at_most(judged, config.groups, config.seed, "blend"), opened, config.metric)
         weights_M = choose(scores_MN, judge, config) if config.weights == "greedy" else _equal(len(opened))
-        value = judge(torch.from_numpy(weights_M) @ scores_MN.double()).mean()
-        return dict(zip(opened, weights_M.tolist(), strict=True)), {f"validation_{config.metric}": float(value)}
-
-    def _judged(self) -> Selection:
-        """The validation groups that choose."""
-        split = self.splits.validation
-        judged = only_relevant(select(split, labelled=True))
-        if judged.n_groups <= self.blend.groups or split.size:
-            return judged
-        return only_relevant(select(split.replace(relevant_groups=self.blend.groups), labelled=True))
+        values_Q = judge(torch.from_numpy(weights_M) @ scores_MN.double())
+        metrics: dict[str, MetricValue] = {f"validation_{config.metric}": values_Q.mean()} if len(values_Q) else {}
+        return dict(zip(opened, weights_M.tolist(), strict=True)), metrics
 
 
 def _scores(judged: Selection, opened: Mapping[str, Bundle], metric: str) -> tuple[Judge, Tensor]:
-    """The metric of the judged groups, and the standardised scores of each member, shape [M, N]."""
+    """The metric of those judged groups that define it, and the standardised scores of each member, shape [M, N]."""
     judged = with_tokens_of(judged, opened.values())
     parts = [groups.labels_N for groups in iterate(judged)]
     scores = [score_selection(judged, member.scorer(features=judged.features), name) for name, member in opened.items()]
@@ -130,7 +124,12 @@ def _scores(judged: Selection, opened: Mapping[str, Bundle], metric: str) -> tup
     labels_N = torch.cat([labels_N for labels_N in parts if labels_N is not None])  # in the order of files, as scores
     named = metric_named(metric)
     scores_MN = torch.stack([standardise_by_group(each.scores_N, first.offsets_Q1) for each in scores])
-    return lambda scores_N: named.of(scores_N, labels_N, first.offsets_Q1).double().numpy(), scores_MN
+    defined_Q = ~named.of(labels_N, labels_N, first.offsets_Q1).isnan()
+
+    def judge(scores_N: Tensor) -> Doubles:
+        return named.of(scores_N, labels_N, first.offsets_Q1)[defined_Q].double().numpy()
+
+    return judge, scores_MN
 
 
 def choose(scores_MN: Tensor, judge: Judge, config: BlendConfig) -> Doubles:
@@ -139,6 +138,9 @@ def choose(scores_MN: Tensor, judge: Judge, config: BlendConfig) -> Doubles:
     A greedy choice takes the luck of the groups that choose for skill, and equal weights give a poor member the say of
     a good one. The mean over resamples leaves a member what luck might have given to it (Caruana, Munson and
     Niculescu-Mizil 2006, who draw members), and with some hundred groups half of that was best (docs/auto.md).
+
+    Raises:
+        InputError: no group defines the metric.
 
     Example:
         >>> scores_MN = torch.tensor([[1.0, 0.0, 0.9], [0.0, 1.0, 0.9]])
@@ -153,6 +155,8 @@ def choose(scores_MN: Tensor, judge: Judge, config: BlendConfig) -> Doubles:
 
     members = len(scores_MN)
     groups = len(values_of((1,) * members))
+    if groups == 0:
+        raise InputError(f"blend.metric: no validation group defines {config.metric}; name another, or equal weights")
     resampled = np.zeros(members)
     for number in range(config.resamples):
         drawn_Q = random_bits((config.seed, "blend", number), np.arange(groups)) % np.uint64(groups)

@@ -19,7 +19,7 @@ from ltrscale.bundle import facts, save_in_context
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.selection import only_relevant
+from ltrscale.data.dataset.selection import at_most, only_relevant
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.examples import InContextRanker, ReadingConfig, drawn_samples
@@ -37,8 +37,7 @@ class InContextConfig(Config):
 
     groups: int = Field(2000, ge=1)
     """Labelled groups among which samples are drawn: the training groups with a relevant document, or a random sample
-    if there are more, unless the split has a size of its own. Those without one are not read: of a click log they would
-    fill most of a sample."""
+    if there are more. Those without one are not read: of a click log they would fill most of a sample."""
     reading: ReadingConfig = ReadingConfig()
     pretrained: OutputUrl | None = None
     """The directory of jobs.pretrain_in_context with the network's weights; empty takes those of the package."""
@@ -74,10 +73,9 @@ class InContextJob(LabelledStage):
         """
         config, validation = self.in_context, None if refit else self.splits.validation
         train = joined_splits(self.splits.train, self.splits.validation) if refit else self.splits.train
-        data = _relevant(LabelledData.of(train, validation, without=()))
-        if data.train.n_groups > config.groups and not train.size:
-            sampled = train.replace(relevant_groups=config.groups)
-            data = _relevant(LabelledData.of(sampled, validation, without=()))
+        data = LabelledData.of(train, validation, without=())
+        examples = at_most(only_relevant(data.train), config.groups, config.reading.seed, "examples")
+        data = replace(data, train=examples)
         data = data.serving(_numbers(data.train.features, self.out), whose=self.out)
         samples = drawn_samples(QueryGroups.concat(list(iterate(data.train))), config.reading)
         log.info("in context: samples %s, documents %s", len(samples), sum(part.n_documents for part in samples))
@@ -86,10 +84,6 @@ class InContextJob(LabelledStage):
         report(metrics)
         save_in_context(self.out, network, samples, **facts(data.train, config, metrics=metrics, made_by=origin))
         log.info("committed %s", self.out)
-
-
-def _relevant(data: LabelledData) -> LabelledData:
-    return replace(data, train=only_relevant(data.train))
 
 
 def _numbers(features: tuple[Feature, ...], whose: str) -> list[Feature]:

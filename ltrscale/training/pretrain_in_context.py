@@ -122,12 +122,13 @@ class PretrainInContextJob(ResumingStage):
             for made in _ahead(config, learner.step, learner.device):
                 before = learner.share
                 learner.learn(made)
-                advance(len(made.labels_BN), learner.share - before)
-                if learner.step % config.validate_every == 0 or learner.share >= 1:
+                share = learner.share  # read once: with `minutes` it goes on rising
+                advance(len(made.labels_BN), share - before)
+                if learner.step % config.validate_every == 0 or share >= 1:
                     report(learner.validate())
                 if config.keep_every is not None and learner.step % config.keep_every == 0:
                     self._keep(learner, origin)
-                if learner.share >= 1:
+                if share >= 1:
                     break
                 checkpoints.after_step(learner.snapshot, stopping=stopping())
         _commit(self.out, learner.best, config.network, origin, learner.found)

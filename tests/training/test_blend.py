@@ -82,6 +82,12 @@ def on_other_groups(noise: list[float], **choices: BlendConfig) -> dict[str, flo
     return gains
 
 
+def test_groups_that_do_not_define_the_metric_choose_nothing() -> None:
+    judge, scores_MN = experiment([1.0, 1.2, 9.0])
+    with pytest.raises(InputError, match="no validation group defines ndcg@5; name another, or equal weights"):
+        choose(scores_MN, lambda scores_N: judge(scores_N)[:0], BlendConfig())
+
+
 def test_a_member_of_noise_costs_less_than_with_equal_weights() -> None:
     assert on_other_groups([1.0, 1.0, 1.0, 9.0], chosen=BlendConfig())["chosen"] > 0.01
 

@@ -22,6 +22,7 @@ from ltrscale.data.dataset.row_groups import Columns, FilesToRead, PartToRead, R
 from ltrscale.data.dataset.scores import find_scores
 from ltrscale.data.dataset.split import LabelColumn, Split, SplitPart, resolve_periods
 from ltrscale.data.dataset.tokens import Owner, TokenField, Vocabulary, shared
+from ltrscale.draws import among_first
 from ltrscale.errors import InputError, suggestion
 
 GID_SPAN = 10**11
@@ -219,6 +220,22 @@ def only_relevant(selection: Selection) -> Selection:
         return selection
     relevant = replace(selection, kept_labelled=kept)
     return relevant.only(selection.row_groups.take(relevant.served_groups_R > 0))
+
+
+def at_most(selection: Selection, n: int, *parts: int | str) -> Selection:
+    """The labelled groups of a selection, or a sample of n of them, which `parts` determine.
+
+    A split with a smaller size would not do: it deals its folds within the sample, where groups of other folds lie.
+    """
+    if selection.n_groups <= n:
+        return selection
+    kept = np.zeros(selection.n_labelled, np.bool_)
+    for row_group in selection.row_groups:
+        kept[row_group.first_labelled :][: row_group.labelled] = selection.kept(row_group)
+    served = np.flatnonzero(kept)
+    kept[served[~among_first(len(served), n, *parts)]] = False
+    sample = replace(selection, kept_labelled=kept)
+    return sample.only(selection.row_groups.take(sample.served_groups_R > 0))
 
 
 def check_relevant(selection: Selection, name: str) -> None:

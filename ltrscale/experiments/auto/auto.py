@@ -29,7 +29,7 @@ from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, with_relative_named
 from ltrscale.devices import cores
-from ltrscale.errors import InputError, Stopped
+from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
@@ -87,6 +87,8 @@ class Entry(Config):
     """0 for the first model of the method, which searches and pretrains; others have other seeds."""
     says: str = ""
     """What it is, or why it is not there."""
+    foretold: float = 0.0
+    """Minutes that its plan took it for; 0 for one with another seed."""
     minutes: float = 0.0
     """What it took, over all processes."""
     state: Literal["begun", "done", "late", "left out"] = "begun"
@@ -109,6 +111,10 @@ class AutoRecord(Config):
     """Spent so far, over all processes."""
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
     entries: tuple[Entry, ...] = ()
+    refitted: bool | None = None
+    """Whether there was time for a refit; empty until that is known."""
+    ended: float | None = None
+    """Minutes when the ranker was there."""
 
     @classmethod
     def read(cls, url: str) -> Self:
@@ -216,7 +222,7 @@ class _Auto:
                 raise InputError(f"{url}: begun on other data or with another seed; name another out, or remove it")
             if record.budget != config.minutes:  # what did not fit may fit now
                 kept = tuple(entry.model_dump() for entry in record.entries if entry.state in ("begun", "done"))
-                record = record.replace(budget=config.minutes, entries=kept)
+                record = record.replace(budget=config.minutes, entries=kept, refitted=None, ended=None)
         log.info(
             "auto: %s lists to learn from with %s documents, of %s in all; %g minutes, %.1f of them spent",
             *(f"{n:,}" for n in (labelled.n_groups, size.told_apart, size.documents)),
@@ -239,11 +245,21 @@ class _Auto:
         # a method has one say, however many models it has, and so have trees with and without a search, which differ
         # little: fewer to choose from, less luck
         said = {TREES} if TUNED in rankers else set()
-        members = {name: url for name, url in rankers.items() if f"{name}_mean" not in rankers and name not in said}
+        members = {
+            name: url
+            for name, url in rankers.items()
+            if f"{name}_mean" not in rankers and name.removesuffix("_mean") not in said
+        }
         rankers["blend"] = self.blend("blend", members, "greedy")
+        self.keep()
         if self.splits.test is not None:
             self.judge(rankers, SplitsWithTest.of(self.splits))
-        refitted = self.refit(rankers["blend"]) if self.refitting else None
+            self.keep()
+        refitted = None
+        if self.refitting and self.record.refitted is not False:
+            refitted = self.refit(rankers["blend"])
+            self.keep(refitted=refitted is not None)
+        self.keep(ended=self.record.ended or self.spent)
         self.report(rankers, refitted)
         return refitted or rankers["blend"]
 
@@ -256,13 +272,16 @@ class _Auto:
     def left(self) -> float:
         """Minutes for further models, their refit and their test."""
         models = sum(len(self.done(name)) for name in ALL_METHODS)
-        rest = self.refit_minutes() + models * self.test_minutes
+        slow = sum(
+            max(0.0, entry.foretold - entry.minutes) for entry in self.done(IN_CONTEXT)
+        )  # its plan is of scoring
+        rest = self.refit_minutes() + models * self.test_minutes + slow
         return self.config.minutes * (1 - _RESERVED) - _LEAST_RESERVED - self.spent - rest
 
     @property
     def test_minutes(self) -> float:
         """Minutes in which test scores a model, once in its method's mean and once in the blend."""
-        return 2 * self.tested / SCORED / 60
+        return 2 * self.tested / (SCORED * self.speed().networks) / 60
 
     @cached_property
     def refitting(self) -> bool:
@@ -291,12 +310,15 @@ class _Auto:
     def again_minutes(self, name: str) -> float:
         """Minutes of one more model of a method: without search, and from the same start."""
         first, *others = (entry.minutes for entry in self.done(name))
-        if others:
-            return max(others)
+        return max(others) if others else self.without_start(name, first, self.record.methods[name])
+
+    def without_start(self, name: str, minutes: float, settings: Mapping[str, Any]) -> float:
+        """What is left of the minutes of a method's first model without its search, pretraining or teachers."""
         if name == TUNED:
-            return 2 * first / int(self.record.methods[TUNED]["trials"])
-        started = name in (PRETRAINED_NETWORK, STUDENT)
-        return max((entry.minutes for entry in self.done(SCRATCH)), default=first) if started else first
+            return 2 * minutes / int(settings["trials"])
+        if name in (PRETRAINED_NETWORK, STUDENT):
+            return min(minutes, max((entry.minutes for entry in self.done(SCRATCH)), default=minutes))
+        return minutes
 
     def done(self, method: str) -> list[Entry]:
         """The models of a method that are there."""
@@ -305,27 +327,33 @@ class _Auto:
     def try_first(self, name: str) -> None:
         """Decide the settings of the first model of a method, and train it."""
         known = (entry for entry in self.record.entries if (entry.method, entry.number) == (name, 0))
-        self.train(next(known, None) or self.decided(name, self.planned(name, self.speed())))
+        self.train(next(known, None) or self.decided(name, self.fitting(name)))
 
-    def planned(self, name: str, speed: Speed, teacher: str = SCRATCH) -> Planned:
-        """The settings of the first model of a method, on a machine of this speed."""
+    def fitting(self, name: str, teacher: str = SCRATCH) -> Planned:
+        """The settings of the first model of a method: those of its share, or of what is left of it."""
+        plan, tested = self.planned(name, self.config.minutes, teacher), self.test_minutes
+        takes, left = self.takes(name, plan) - tested, max(0.0, self.left - tested)
+        return plan if takes <= left else self.planned(name, self.config.minutes * left / takes, teacher)
+
+    def planned(self, name: str, budget: float, teacher: str) -> Planned:
+        """The settings of the first model of a method in its share of a budget, on this machine."""
         name = TREES if name == _HALF else name
         sizes = {"lists": self.lists, "judged": self.judged, "tested": self.tested, "numbers": self.numbers}
-        return planned(name, self.size, self.config.minutes, speed, cores=cores(), **sizes, teacher=teacher)
+        by = {"cores": cores(), "workers": self.config.workers.most}
+        return planned(name, self.size, budget, self.speed(), **by, **sizes, teacher=teacher)
 
     def speed(self) -> Speed:
         """The speed of this machine, from the models so far."""
         speed = Speed()
         for method, kind in ((TREES, "trees"), (SCRATCH, "networks")):
             for entry in self.done(method)[:1]:
-                # one that stopped early took less than was foretold, which says nothing of the machine
-                foretold = self.planned(method, Speed()).minutes
-                speed = speed._replace(**{kind: min(1.0, foretold / max(entry.minutes, 1e-9))})
+                if entry.foretold:  # one that stopped early took less, which says nothing of the machine
+                    speed = speed._replace(**{kind: min(1.0, entry.foretold / max(entry.minutes, 1e-9))})
         return speed
 
     def decided(self, name: str, plan: Planned) -> Entry:
         """The entry of a first model; it is left out where it does not fit."""
-        takes = plan.minutes * self.with_refit + self.test_minutes
+        takes = self.takes(name, plan)
         late = takes > self.left and name != TREES  # something must be tried
         if plan.settings is None or late:
             why = f"takes {plan.minutes:.1f} minutes, which are not left" if late else plan.why
@@ -333,7 +361,14 @@ class _Auto:
             return self.note(Entry(method=name, says=why, state="left out"))
         if name != _HALF:
             self.record = self.record.replace(methods={**self.record.methods, name: dict(plan.settings)})
-        return self.note(Entry(method=name, says=plan.why))
+        return self.note(Entry(method=name, says=plan.why, foretold=plan.minutes))
+
+    def takes(self, name: str, plan: Planned) -> float:
+        """Minutes of a first model with its refit, which searches and pretrains nothing, and its test."""
+        if plan.settings is None:
+            return 0.0
+        again = self.without_start(name, plan.minutes, plan.settings)
+        return plan.minutes + (self.with_refit - 1) * again + self.test_minutes
 
     def next(self) -> Entry | None:
         """The next model: one that an earlier process began, or one more of the method that has the fewest."""
@@ -344,12 +379,12 @@ class _Auto:
             return student
         counts = {name: len(self.done(name)) for name in (TUNED, SCRATCH, PRETRAINED_NETWORK)}
         counts = counts if any(counts.values()) else {TREES: len(self.done(TREES))}
-        late = {entry.method for entry in self.record.entries if entry.state == "late"}
+        failed = {entry.method for entry in self.record.entries if entry.state in ("late", "left out")}
         fits = {
             name: count
             for name, count in counts.items()
             if 0 < count < MOST_MODELS
-            and name not in late
+            and name not in failed
             and self.with_refit * self.again_minutes(name) + self.test_minutes < self.left
         }
         if not fits:
@@ -368,7 +403,7 @@ class _Auto:
             return sum(_validated(entry.url) or 0.0 for entry in networks[name]) / len(networks[name])
 
         teacher = max(networks, key=mean)
-        return self.decided(STUDENT, self.planned(STUDENT, self.speed(), teacher))
+        return self.decided(STUDENT, self.fitting(STUDENT, teacher))
 
     def train(self, entry: Entry) -> None:
         """Train a model that was begun, as long as there is time."""
@@ -388,6 +423,12 @@ class _Auto:
         try:
             with heard_by(hear):
                 url = _in_time(began + max(0.0, self.left) * 60, lambda: self.model(entry))
+        except InputError as error:
+            if entry.method == TREES or isinstance(error, UnavailableError):
+                raise
+            log.warning("auto: no %s: %s", entry.name, error)  # as where half of few labels have no relevant document
+            self.note(so_far().replace(state="left out", says=str(error)))
+            return
         except BaseException:
             self.note(so_far())
             raise
@@ -417,10 +458,13 @@ class _Auto:
         """Keep what became of a model."""
         entries = {(known.method, known.number): known for known in self.record.entries}
         entries[entry.method, entry.number] = entry
-        dumped = tuple(each.model_dump() for each in entries.values())
-        self.record = self.record.replace(entries=dumped, minutes=self.spent)
-        storage.write_bytes(join(self.config.out, _RECORD), (self.record.model_dump_json(indent=1) + "\n").encode())
+        self.keep(entries=tuple(each.model_dump() for each in entries.values()))
         return entry
+
+    def keep(self, **decided: Any) -> None:
+        """Write the record with the time so far, and what was decided."""
+        self.record = self.record.replace(**decided, minutes=self.spent)
+        storage.write_bytes(join(self.config.out, _RECORD), (self.record.model_dump_json(indent=1) + "\n").encode())
 
     def means(self) -> dict[str, str]:
         """Of each method its first model, and the mean of all where there are several."""
@@ -462,9 +506,12 @@ class _Auto:
                 if _in_time(limit, partial(_bundle_of, job)) is None:
                     log.info("auto: no time to refit; a larger budget has it")
                     return None
+                self.keep()
                 again[entry.name] = out
             mean = join("refit", "means", name)
-            members[name] = again[name] if name in again else self.blend(mean, again, "equal", learnt_all)
+            # given weights, for equal ones are measured, on groups that these members have learnt
+            alike = dict.fromkeys(again, 1.0)
+            members[name] = again[name] if name in again else self.blend(mean, again, alike, learnt_all)
         return self.blend("final", members, weights, learnt_all)
 
     def report(self, rankers: Mapping[str, str], final: str | None) -> None:
@@ -480,14 +527,14 @@ class _Auto:
             final=final or rankers["blend"],
             refitted=final is not None,
             budget=self.config.minutes,
-            minutes=round(self.spent, 2),
+            minutes=round(self.record.ended or self.spent, 2),
         )
         write_board(board, self.config.evaluation(), join(self.config.out, _BOARD), made_by={"stage": "auto"})
 
     def row(self, name: str, url: str) -> BoardRow:
         """A method's row."""
         entries = self.done(name.removesuffix("_mean"))
-        minutes = sum(entry.minutes for entry in entries) if name != "blend" else self.spent
+        minutes = sum(entry.minutes for entry in entries) if name != "blend" else self.record.ended or self.spent
         says = "" if name == "blend" else f"{len(entries)} models"
         if name in ALL_METHODS:
             minutes, says = entries[0].minutes, entries[0].says

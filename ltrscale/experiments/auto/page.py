@@ -116,7 +116,8 @@ def advised(board: Board) -> str:
     if not parts:
         return "What to do next: a larger budget, which has room for networks."
     best = max(gains, key=lambda name: gains[name])
-    advice = best if gains[best] > 0 else "neither brought anything here, so look for features that tell more"
+    nothing = "that brought nothing here" if len(gains) == 1 else "neither brought anything here"
+    advice = best if gains[best] > 0 else f"{nothing}, so look for features that tell more"
     return f"What to do next: {advice}. On validation {', and '.join(parts)}."
 
 

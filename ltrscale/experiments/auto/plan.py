@@ -16,6 +16,7 @@ from ltrscale.experiments.first.pipeline import (
     SCORED,
     SMALL,
     STUDIED,
+    FirstSizes,
     LogSize,
     epoch_minutes,
     first_sizes,
@@ -25,7 +26,7 @@ from ltrscale.training.in_context import InContextConfig
 
 TREES, TUNED, LINEAR, IN_CONTEXT = "trees", "trees_tuned", "linear", "in_context"
 SCRATCH, PRETRAINED_NETWORK, STUDENT = "scratch", "pretrained", "student"
-_SHARES = {
+SHARES = {
     TREES: 0.1,
     TUNED: 0.2,
     LINEAR: 0.04,
@@ -86,6 +87,7 @@ def planned(
     speed: Speed,
     *,
     cores: int,
+    workers: int,
     lists: int,
     judged: int,
     tested: int,
@@ -100,6 +102,7 @@ def planned(
         budget: minutes.
         speed: of the machine.
         cores: those that trees use.
+        workers: those that networks learn on; each has a stream of its own.
         lists: labelled lists with a relevant document.
         judged: documents of the validation groups.
         tested: documents of the test groups.
@@ -109,22 +112,24 @@ def planned(
     Example:
         >>> log = LogSize(documents=550_000, told_apart=195_000, features=13)
         >>> for budget in (5, 60):
-        ...     sizes = {"cores": 2, "lists": 5_000, "judged": 20_000, "tested": 20_000, "numbers": 13}
+        ...     sizes = {"cores": 2, "workers": 1, "lists": 5_000, "judged": 20_000, "tested": 20_000, "numbers": 13}
         ...     told = planned("pretrained", log, budget, Speed(), **sizes)
         ...     print(told.why)
         1 epoch of pretraining, 1.1 minutes
         19 epochs of pretraining, 16.7 minutes
     """
     sizes = first_sizes(size, cores=cores, models=1)
-    methods: dict[str, dict[str, Any]] = yaml.safe_load(methods_text(sizes))["methods"]
-    share = _SHARES[name] * budget
+    methods = _methods(sizes, workers)
+    share = SHARES[name] * budget
     validation = judged / SCORED / 60
     tree = size.told_apart * size.features / (BOOSTED * cores * speed.trees) / 60
     epoch = epoch_minutes(size.told_apart, FINETUNED[sizes.docs_per_batch] * speed.networks, size.features) + validation
     match name:
         case "trees":
             number = min(STUDIED["trees"], max(50, int((share - _START_MINUTES) / (tree or 1e-9))))
-            return Planned(_of_trees(methods, number), number * tree + _START_MINUTES, f"{number} trees")
+            trees = _methods(sizes._replace(trees=number), workers)[TREES]
+            trees["gbdt"] |= {"feature_fraction": 0.5, "bagging_fraction": 0.8}
+            return Planned(trees, number * tree + _START_MINUTES, f"{number} trees")
         case "trees_tuned":
             number = STUDIED["trees"]
             trial = number * tree + _START_MINUTES
@@ -142,7 +147,7 @@ def planned(
         case "scratch":
             return _network(methods[SCRATCH], share, epoch)
         case "student":
-            return _student(teacher, size, share, epoch, speed)
+            return _student(teacher, size, share, epoch, speed, workers)
     large = PRETRAINED[sizes.pretraining_docs_per_batch] * speed.networks
     pretraining = epoch_minutes(size.documents, large, size.features)
     if size.documents < _PAYS_FROM * size.told_apart:
@@ -150,7 +155,9 @@ def planned(
         return Planned(None, 0.0, f"labels tell {known:.0%} of the documents apart: pretraining has little to add")
     finetuned = _network(methods[PRETRAINED_NETWORK], share / 3, epoch)
     epochs = min(MOST_EPOCHS, int((share - finetuned.minutes) / pretraining))
-    if epochs < 1 or finetuned.settings is None:
+    if finetuned.settings is None:
+        return finetuned
+    if epochs < 1:
         return Planned(None, 0.0, f"an epoch of pretraining takes {pretraining:.1f} minutes, which the budget has not")
     pretrain = {**methods[PRETRAINED_NETWORK]["pretrain"], "epochs": epochs}
     settings = {**finetuned.settings, "pretrain": pretrain}
@@ -174,7 +181,7 @@ def _in_context(size: LogSize, lists: int, scored: int, share: float, speed: Spe
     return Planned({"kind": "in_context"}, minutes, f"{lists} lists to read")
 
 
-def _student(teacher: str, size: LogSize, share: float, epoch: float, speed: Speed) -> Planned:
+def _student(teacher: str, size: LogSize, share: float, epoch: float, speed: Speed, workers: int) -> Planned:
     """The student of several networks, which are there; it is finetuned as they were."""
     documents = min(size.documents, _TAUGHT_DOCUMENTS)
     few, many = _STUDENT_EPOCHS
@@ -188,15 +195,17 @@ def _student(teacher: str, size: LogSize, share: float, epoch: float, speed: Spe
         "of": teacher,
         "runs": TEACHERS,
         "groups": _TAUGHT_LISTS if size.documents > documents else None,
-        "student": {"epochs": epochs, "patience": epochs // 3, "stream": {"docs_per_batch": batch}},
+        "student": {"epochs": epochs, "patience": epochs // 3, "stream": {"docs_per_batch": batch, "streams": workers}},
     }
     return Planned(settings, minutes, f"of {TEACHERS} networks {teacher}")
 
 
-def _of_trees(methods: Mapping[str, Any], number: int) -> dict[str, Any]:
-    trees = dict(methods[TREES])
-    trees["gbdt"] = {**trees["gbdt"], "num_trees": number, "feature_fraction": 0.5, "bagging_fraction": 0.8}
-    return trees
+def _methods(sizes: FirstSizes, workers: int) -> dict[str, dict[str, Any]]:
+    """The methods of a first pipeline, with a stream for each worker."""
+    methods: dict[str, dict[str, Any]] = yaml.safe_load(methods_text(sizes))["methods"]
+    for name, phase in ((SCRATCH, "finetune"), (PRETRAINED_NETWORK, "finetune"), (PRETRAINED_NETWORK, "pretrain")):
+        methods[name][phase]["stream"]["streams"] = workers
+    return methods
 
 
 def _linear(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ltrscale import config, storage
 from ltrscale.data.dataset.labelled import with_relevant
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.selection import only_relevant, select
+from ltrscale.data.dataset.selection import Selection, at_most, only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
@@ -101,6 +101,24 @@ def test_only_the_groups_with_a_relevant_document_are_left(made: Any, size: dict
     assert len(left) < len(served) or len(left) == 1
     assert relevant.n_labelled == 42  # of the split, however few are left, as masks of two samples are compared
     assert relevant.served_groups_R.all()
+
+
+@pytest.mark.parametrize("n", [1, 7, 20])
+def test_a_sample_of_a_fold_has_no_group_of_another(made: Any, n: int) -> None:
+    """A split with this size would sample first, and deal its folds among the groups of the sample."""
+
+    def ids(selection: Selection) -> list[int]:
+        return [int(gid) for groups in iterate(selection) for gid in groups.ids_Q]
+
+    split = config.validate(Split, {"data": made.url, "fold": {"number": 0, "of": 3}}, "split")
+    selection = select(split, labelled=True)
+    sample = at_most(selection, n, 7, "examples")
+    assert sample.n_groups == len(ids(sample)) == n
+    assert set(ids(sample)) < set(ids(selection))
+    assert set(ids(at_most(sample, n - 1, 7, "examples"))) < set(ids(sample))
+    assert ids(sample) == ids(at_most(selection, n, 7, "examples")) != ids(at_most(selection, n, 8, "examples"))
+    assert sample.served_groups_R.all()
+    assert at_most(selection, selection.n_groups, 7) is selection
 
 
 def test_where_no_group_has_a_relevant_document_all_are_left(write_dataset: Callable[..., str]) -> None:

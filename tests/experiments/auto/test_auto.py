@@ -1,6 +1,7 @@
 """A run of jobs.auto on a small log: what it leaves behind, and that another process goes on by what was decided."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -33,10 +34,6 @@ def done(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return out
 
 
-def rows(out: Path) -> dict[str, tuple[str, float | None]]:
-    return {row.name: (row.says, row.validation) for row in Board.read(str(out / "leaderboard")).rows}
-
-
 @pytest.mark.slow
 def test_it_leaves_a_leaderboard_one_ranker_and_its_refit(done: Path, synthetic_dataset: str) -> None:
     board, evaluation = Board.read(str(done / "leaderboard")), Evaluation.read(str(done / "evaluation"))
@@ -58,28 +55,48 @@ def test_it_leaves_a_leaderboard_one_ranker_and_its_refit(done: Path, synthetic_
 
 @pytest.mark.slow
 def test_the_same_again_trains_nothing_and_has_the_same_leaderboard(done: Path, synthetic_dataset: str) -> None:
-    before, entries = rows(done), AutoRecord.model_validate_json((done / "auto.json").read_text()).entries
+    before = Board.read(str(done / "leaderboard"))
+    record = AutoRecord.read(str(done / "auto.json"))
     written = written_directories(auto(synthetic_dataset, done))
-    assert rows(done) == before
-    assert AutoRecord.model_validate_json((done / "auto.json").read_text()).entries == entries
+    assert Board.read(str(done / "leaderboard")) == before
+    again = AutoRecord.read(str(done / "auto.json"))
+    assert again.minutes > record.minutes, "all time counts"
+    assert again.replace(minutes=0.0) == record.replace(minutes=0.0)
     assert not [name for name in written if name.endswith("/model")]
 
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_model_that_was_begun(done: Path, synthetic_dataset: str, tmp_path: Path) -> None:
     """As if killed in the second model: the record says that it was begun, and its output is not there."""
-    record = AutoRecord.model_validate_json((done / "auto.json").read_text())
-    trees, half = (entry for entry in record.entries if entry.method in ("trees", "trees_half"))
+    record = AutoRecord.read(str(done / "auto.json"))
+    assert [entry.method for entry in record.entries[:2]] == ["trees", "trees_half"]
     out = tmp_path / "out"
     auto(synthetic_dataset, out, budget=0.3).run()
-    begun = half.model_copy(update={"state": "begun", "url": "", "minutes": 0.0})
     kept = json.loads((out / "auto.json").read_text())
-    kept |= {"entries": [kept["entries"][0], begun.model_dump()], "minutes": 0.05}
-    (out / "auto.json").write_text(json.dumps(kept))
-    auto(synthetic_dataset, out, budget=0.3).run()
-    again = AutoRecord.model_validate_json((out / "auto.json").read_text())
-    assert [entry.method for entry in again.entries[:2]] == [trees.method, half.method]
+    trees, half = kept["entries"][:2]
+    begun = {**half, "state": "begun", "url": "", "minutes": 0.01}
+    (out / "auto.json").write_text(json.dumps({**kept, "entries": [trees, begun], "minutes": 0.05}))
+    shutil.rmtree(out / "models" / "half")
+    written = written_directories(auto(synthetic_dataset, out, budget=0.3))
+    again = AutoRecord.read(str(out / "auto.json"))
+    assert again.entries[0].model_dump() == trees
+    assert [entry.method for entry in again.entries[:2]] == ["trees", "trees_half"]
     assert again.entries[1].state == "done"
+    assert again.entries[1].minutes > 0.01, "its earlier time counts"
+    assert "models/half/trees/model" in written
+    assert "models/trees/model" not in written
+
+
+@pytest.mark.slow
+def test_a_method_that_the_data_refuse_is_left_out_and_the_others_go_on(synthetic_dataset: str, tmp_path: Path) -> None:
+    """Half of the labels of a fold are of another fold, so that trees on them would have seen the validation groups."""
+    fold = {"periods": "2026-W01..2026-W03", "fold": {"number": 0, "of": 5}}
+    splits = {**SPLITS, "train": fold, "validation": {**fold, "fold": {"number": 0, "of": 5, "held_out": True}}}
+    auto(synthetic_dataset, tmp_path / "out", budget=0.3).replace(splits=splits).run()
+    board = Board.read(str(tmp_path / "out" / "leaderboard"))
+    assert "both take period" in board.left_out["trees_half"]
+    assert board.half is None
+    assert {"trees", "blend"} <= {row.name for row in board.rows}
 
 
 @pytest.mark.slow

@@ -1,18 +1,20 @@
 """What a budget is spent on: shares are kept, larger budgets ask for more, and what does not fit says why."""
 
 import itertools
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from ltrscale.config import validate
 from ltrscale.experiments.auto.auto import ALL_METHODS
-from ltrscale.experiments.auto.plan import MOST_EPOCHS, MOST_TRIALS, Planned, Speed, planned
+from ltrscale.experiments.auto.plan import MOST_EPOCHS, MOST_TRIALS, SHARES, Planned, Speed, planned
 from ltrscale.experiments.first.pipeline import LogSize
 from ltrscale.experiments.pipeline import PipelineConfig
 
 LOGS = [LogSize(9_630, 7_000, 46), LogSize(550_000, 195_000, 13), LogSize(36_000_000, 300_000, 12)]
 BUDGETS = [5.0, 60.0, 600.0]
-SIZES = {"cores": 2, "lists": 300, "judged": 20_000, "tested": 20_000, "numbers": 13}
+SIZES = {"cores": 2, "workers": 1, "lists": 300, "judged": 20_000, "tested": 20_000, "numbers": 13}
 
 
 @pytest.mark.parametrize("size", LOGS)
@@ -21,7 +23,7 @@ def test_a_larger_budget_never_asks_for_less_and_none_for_more_than_its_share(na
     choices = [planned(name, size, budget, Speed(), **SIZES) for budget in BUDGETS]
     for choice, budget in zip(choices, BUDGETS, strict=True):
         assert choice.why
-        assert choice.minutes <= 0.35 * budget or name == "trees"
+        assert choice.minutes <= SHARES[name] * budget or name == "trees"
         assert (choice.settings is None) == (choice.minutes == 0.0)
     assert all(few.minutes <= many.minutes for few, many in itertools.pairwise(choices))
 
@@ -30,15 +32,41 @@ def test_a_larger_budget_never_asks_for_less_and_none_for_more_than_its_share(na
 def test_settings_are_those_of_a_pipeline_and_keep_their_limits(size: LogSize) -> None:
     found = {name: planned(name, size, 600.0, Speed(), **SIZES).settings for name in ALL_METHODS}
     methods = {name: settings for name, settings in found.items() if settings is not None}
-    values = {"out": "runs", "data": "data", "methods": methods, "evaluate": {"baseline": None}}
-    periods = {name: {"periods": name} for name in ("train", "validation", "test")}
-    config = validate(PipelineConfig, {**values, "splits": periods}, "auto")
+    config = pipeline_of(methods)
     assert methods["trees_tuned"]["trials"] <= MOST_TRIALS
     assert methods["student"]["of"] == "scratch"
     if "pretrained" in methods:
         assert methods["pretrained"]["pretrain"]["epochs"] <= MOST_EPOCHS
         assert config.methods["pretrained"].pretraining() is not None
     assert ("pretrained" in methods) == (size.documents >= 2 * size.told_apart)
+
+
+def pipeline_of(methods: Mapping[str, Any], workers: int = 1) -> PipelineConfig:
+    values = {"out": "runs", "data": "data", "methods": methods, "evaluate": {"baseline": None}, "workers": workers}
+    periods = {name: {"periods": name} for name in ("train", "validation", "test")}
+    return validate(PipelineConfig, {**values, "splits": periods}, "auto")
+
+
+def test_networks_have_a_stream_for_each_worker() -> None:
+    found = {name: planned(name, LOGS[1], 600.0, Speed(), **{**SIZES, "workers": 3}).settings for name in ALL_METHODS}
+    methods = {name: settings for name, settings in found.items() if settings is not None}
+    assert methods.keys() >= {"linear", "scratch", "pretrained", "student"}
+    streams = [
+        stream.streams for method in pipeline_of(methods, workers=3).methods.values() for stream in method.streams()
+    ]
+    assert set(streams) == {3}
+    assert len(streams) > 4
+
+
+def test_fewer_trees_learn_faster() -> None:
+    few, many = (
+        planned("trees", LOGS[1]._replace(told_apart=n), 5.0, Speed(), **SIZES).settings for n in (10**7, 10**4)
+    )
+    assert few is not None
+    assert many is not None
+    assert few["gbdt"]["num_trees"] < many["gbdt"]["num_trees"]
+    learnt = [settings["gbdt"]["num_trees"] * settings["gbdt"]["learning_rate"] for settings in (few, many)]
+    assert learnt[0] == pytest.approx(learnt[1], rel=1e-3)
 
 
 def test_a_slow_machine_gets_fewer_trials_and_epochs() -> None:
