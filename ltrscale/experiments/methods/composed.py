@@ -85,7 +85,7 @@ class EnsembleMethod(AnyMethod):
 
     kind: Literal["ensemble"] = "ensemble"
     of: str
-    """Name of a method of kind neural, gbdt or tuned; its own run counts as the first."""
+    """Name of a method of kind neural, gbdt, tuned or in_context; its own run counts as the first."""
     runs: int = Field(3, ge=2)
     """Total number of models; DASALC-ens takes 3 to 5."""
     over: Literal["seeds", "folds", "trials"] = "seeds"
