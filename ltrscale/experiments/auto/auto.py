@@ -204,6 +204,8 @@ class _Auto:
     """Documents of the test groups."""
     numbers: int
     """Features that are no categories."""
+    longest: int
+    """Documents of the longest group."""
     before: float
     """Minutes of earlier processes."""
     began: float = field(default_factory=time.monotonic)
@@ -230,7 +232,8 @@ class _Auto:
         )
         tested = select(splits.test, labelled=True).n_documents if splits.test is not None else 0
         numbers = sum(feature.kind == "numeric" for feature in everything.features)
-        counts = (labelled.n_groups, judged.n_documents, tested, numbers)
+        longest = max(everything.longest, labelled.longest)
+        counts = (labelled.n_groups, judged.n_documents, tested, numbers, longest)
         return cls(config, splits, record, size, *counts, before=record.minutes)
 
     def run(self) -> str:
@@ -339,7 +342,7 @@ class _Auto:
         """The settings of the first model of a method in its share of a budget, on this machine."""
         name = TREES if name == _HALF else name
         sizes = {"lists": self.lists, "judged": self.judged, "tested": self.tested, "numbers": self.numbers}
-        by = {"cores": cores(), "workers": self.config.workers.most}
+        by = {"cores": cores(), "workers": self.config.workers.most, "longest": self.longest}
         return planned(name, self.size, budget, self.speed(), **by, **sizes, teacher=teacher)
 
     def speed(self) -> Speed:

@@ -88,6 +88,7 @@ def planned(
     *,
     cores: int,
     workers: int,
+    longest: int,
     lists: int,
     judged: int,
     tested: int,
@@ -103,6 +104,7 @@ def planned(
         speed: of the machine.
         cores: those that trees use.
         workers: those that networks learn on; each has a stream of its own.
+        longest: documents of the longest group, for which each stream has room.
         lists: labelled lists with a relevant document.
         judged: documents of the validation groups.
         tested: documents of the test groups.
@@ -111,15 +113,16 @@ def planned(
 
     Example:
         >>> log = LogSize(documents=550_000, told_apart=195_000, features=13)
+        >>> machine = {"cores": 2, "workers": 1, "longest": 40}
+        >>> sizes = {"lists": 5_000, "judged": 20_000, "tested": 20_000, "numbers": 13, **machine}
         >>> for budget in (5, 60):
-        ...     sizes = {"cores": 2, "workers": 1, "lists": 5_000, "judged": 20_000, "tested": 20_000, "numbers": 13}
         ...     told = planned("pretrained", log, budget, Speed(), **sizes)
         ...     print(told.why)
         1 epoch of pretraining, 1.1 minutes
         19 epochs of pretraining, 16.7 minutes
     """
     sizes = first_sizes(size, cores=cores, models=1)
-    methods = _methods(sizes, workers)
+    methods = _methods(sizes, workers, longest)
     share = SHARES[name] * budget
     validation = judged / SCORED / 60
     tree = size.told_apart * size.features / (BOOSTED * cores * speed.trees) / 60
@@ -127,7 +130,7 @@ def planned(
     match name:
         case "trees":
             number = min(STUDIED["trees"], max(50, int((share - _START_MINUTES) / (tree or 1e-9))))
-            trees = _methods(sizes._replace(trees=number), workers)[TREES]
+            trees = _methods(sizes._replace(trees=number), workers, longest)[TREES]
             trees["gbdt"] |= {"feature_fraction": 0.5, "bagging_fraction": 0.8}
             return Planned(trees, number * tree + _START_MINUTES, f"{number} trees")
         case "trees_tuned":
@@ -147,7 +150,7 @@ def planned(
         case "scratch":
             return _network(methods[SCRATCH], share, epoch)
         case "student":
-            return _student(teacher, size, share, epoch, speed, workers)
+            return _student(teacher, size, share, epoch, speed, workers, longest)
     large = PRETRAINED[sizes.pretraining_docs_per_batch] * speed.networks
     pretraining = epoch_minutes(size.documents, large, size.features)
     if size.documents < _PAYS_FROM * size.told_apart:
@@ -181,7 +184,9 @@ def _in_context(size: LogSize, lists: int, scored: int, share: float, speed: Spe
     return Planned({"kind": "in_context"}, minutes, f"{lists} lists to read")
 
 
-def _student(teacher: str, size: LogSize, share: float, epoch: float, speed: Speed, workers: int) -> Planned:
+def _student(
+    teacher: str, size: LogSize, share: float, epoch: float, speed: Speed, workers: int, longest: int
+) -> Planned:
     """The student of several networks, which are there; it is finetuned as they were."""
     documents = min(size.documents, _TAUGHT_DOCUMENTS)
     few, many = _STUDENT_EPOCHS
@@ -195,17 +200,27 @@ def _student(teacher: str, size: LogSize, share: float, epoch: float, speed: Spe
         "of": teacher,
         "runs": TEACHERS,
         "groups": _TAUGHT_LISTS if size.documents > documents else None,
-        "student": {"epochs": epochs, "patience": epochs // 3, "stream": {"docs_per_batch": batch, "streams": workers}},
+        "student": {
+            "epochs": epochs,
+            "patience": epochs // 3,
+            "stream": _dealt({"docs_per_batch": batch}, workers, longest),
+        },
     }
     return Planned(settings, minutes, f"of {TEACHERS} networks {teacher}")
 
 
-def _methods(sizes: FirstSizes, workers: int) -> dict[str, dict[str, Any]]:
+def _methods(sizes: FirstSizes, workers: int, longest: int) -> dict[str, dict[str, Any]]:
     """The methods of a first pipeline, with a stream for each worker."""
     methods: dict[str, dict[str, Any]] = yaml.safe_load(methods_text(sizes))["methods"]
     for name, phase in ((SCRATCH, "finetune"), (PRETRAINED_NETWORK, "finetune"), (PRETRAINED_NETWORK, "pretrain")):
-        methods[name][phase]["stream"]["streams"] = workers
+        methods[name][phase]["stream"] = _dealt(methods[name][phase]["stream"], workers, longest)
     return methods
+
+
+def _dealt(stream: Mapping[str, Any], workers: int, longest: int) -> dict[str, Any]:
+    """The settings of a stream with one for each worker, which share the documents of a batch."""
+    room = workers * longest if workers > 1 else 0
+    return {**stream, "docs_per_batch": max(stream["docs_per_batch"], room), "streams": workers}
 
 
 def _linear(settings: Mapping[str, Any]) -> dict[str, Any]:
