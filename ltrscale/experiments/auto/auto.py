@@ -1,9 +1,9 @@
 """The best ranker of a log by one command, in a budget of minutes.
 
-Trees, trees with searched settings, a linear ranker, one that reads examples, a network and the same one pretrained
-come first, each in its share of the budget; then more models of trees and networks, with other seeds, as long as they
-fit, and a student of the better network once there are three of it. Their blend is the ranker: validation chooses its
-weights. Test judges once, and the ranker's members learn once more from all labels. Below `out` are
+Trees, trees with searched settings, a linear ranker, one that reads examples, a network, TabM, and the first network
+pretrained come first, each in its share of the budget; then more models of trees and networks, with other seeds, as
+long as they fit, and a student of the better network once there are three of it. Their blend is the ranker: validation
+chooses its weights. Test judges once, and the ranker's members learn once more from all labels. Below `out` are
 
     auto.json                     what was decided and what it took; a later process goes on by it
     models/METHOD/model/          bundles, as a pipeline makes them; models/runs/K/ has those of other seeds
@@ -39,7 +39,9 @@ from ltrscale.experiments.auto.plan import (
     LINEAR,
     PRETRAINED_NETWORK,
     SCRATCH,
+    SLOWER,
     STUDENT,
+    TABM,
     TEACHERS,
     TREES,
     TUNED,
@@ -62,7 +64,7 @@ from ltrscale.storage import join
 from ltrscale.training.blend import BlendConfig, BlendJob
 
 BUDGETS = {"quick": 5.0, "good": 60.0, "best": 600.0}
-FIRST = (TREES, TUNED, LINEAR, IN_CONTEXT, SCRATCH, PRETRAINED_NETWORK)
+FIRST = (TREES, TUNED, LINEAR, IN_CONTEXT, SCRATCH, TABM, PRETRAINED_NETWORK)
 """The methods in the order in which they are tried."""
 ALL_METHODS = (*FIRST, STUDENT)
 MOST_MODELS = 10
@@ -274,17 +276,16 @@ class _Auto:
     @property
     def left(self) -> float:
         """Minutes for further models, their refit and their test."""
-        models = sum(len(self.done(name)) for name in ALL_METHODS)
+        tested = sum(len(self.done(name)) * self.test_minutes(name) for name in ALL_METHODS)
         slow = sum(
             max(0.0, entry.foretold - entry.minutes) for entry in self.done(IN_CONTEXT)
         )  # its plan is of scoring
-        rest = self.refit_minutes() + models * self.test_minutes + slow
+        rest = self.refit_minutes() + tested + slow
         return self.config.minutes * (1 - _RESERVED) - _LEAST_RESERVED - self.spent - rest
 
-    @property
-    def test_minutes(self) -> float:
-        """Minutes in which test scores a model, once in its method's mean and once in the blend."""
-        return 2 * self.tested / (SCORED * self.speed().networks) / 60
+    def test_minutes(self, name: str) -> float:
+        """Minutes in which test scores a model of a method, once in the method's mean and once in the blend."""
+        return SLOWER.get(name, 1.0) * 2 * self.tested / (SCORED * self.speed().networks) / 60
 
     @cached_property
     def refitting(self) -> bool:
@@ -334,7 +335,7 @@ class _Auto:
 
     def fitting(self, name: str, teacher: str = SCRATCH) -> Planned:
         """The settings of the first model of a method: those of its share, or of what is left of it."""
-        plan, tested = self.planned(name, self.config.minutes, teacher), self.test_minutes
+        plan, tested = self.planned(name, self.config.minutes, teacher), self.test_minutes(name)
         takes, left = self.takes(name, plan) - tested, max(0.0, self.left - tested)
         return plan if takes <= left else self.planned(name, self.config.minutes * left / takes, teacher)
 
@@ -371,7 +372,7 @@ class _Auto:
         if plan.settings is None:
             return 0.0
         again = self.without_start(name, plan.minutes, plan.settings)
-        return plan.minutes + (self.with_refit - 1) * again + self.test_minutes
+        return plan.minutes + (self.with_refit - 1) * again + self.test_minutes(name)
 
     def next(self) -> Entry | None:
         """The next model: one that an earlier process began, or one more of the method that has the fewest."""
@@ -380,7 +381,7 @@ class _Auto:
                 return entry
         if (student := self.student()) is not None:
             return student
-        counts = {name: len(self.done(name)) for name in (TUNED, SCRATCH, PRETRAINED_NETWORK)}
+        counts = {name: len(self.done(name)) for name in (TUNED, SCRATCH, TABM, PRETRAINED_NETWORK)}
         counts = counts if any(counts.values()) else {TREES: len(self.done(TREES))}
         failed = {entry.method for entry in self.record.entries if entry.state in ("late", "left out")}
         fits = {
@@ -388,7 +389,7 @@ class _Auto:
             for name, count in counts.items()
             if 0 < count < MOST_MODELS
             and name not in failed
-            and self.with_refit * self.again_minutes(name) + self.test_minutes < self.left
+            and self.with_refit * self.again_minutes(name) + self.test_minutes(name) < self.left
         }
         if not fits:
             return None

@@ -25,14 +25,15 @@ from ltrscale.experiments.first.pipeline import (
 from ltrscale.training.in_context import InContextConfig
 
 TREES, TUNED, LINEAR, IN_CONTEXT = "trees", "trees_tuned", "linear", "in_context"
-SCRATCH, PRETRAINED_NETWORK, STUDENT = "scratch", "pretrained", "student"
+SCRATCH, TABM, PRETRAINED_NETWORK, STUDENT = "scratch", "tabm", "pretrained", "student"
 SHARES = {
     TREES: 0.1,
     TUNED: 0.2,
     LINEAR: 0.04,
     IN_CONTEXT: 0.06,
-    SCRATCH: 0.12,
-    PRETRAINED_NETWORK: 0.28,
+    SCRATCH: 0.08,
+    TABM: 0.12,
+    PRETRAINED_NETWORK: 0.25,
     STUDENT: 0.12,
 }
 """Shares of the budget that the first model of each may take; the rest is for further models, blend, test and refit."""
@@ -47,6 +48,10 @@ _START_MINUTES = 0.03
 _READ_LISTS, _READ = 300, 1.2e6
 """Labelled lists up to which examples may teach more than training does, and feature values, for all samples, that such
 a ranker scores in a second on one core (2026-11-26)."""
+_TABM = {"encoder": {"kind": "tabm", "members": 8, "hidden": [128] * 3}, "numbers": {"kind": "ple", "bins": 16}}
+"""The best of the encoders of docs/results/encoders.md where labels are few."""
+SLOWER = {TABM: 5.0}
+"""Times as long as the other network, in training and scoring (2026-11-26)."""
 TEACHERS = 3
 """Networks whose mean a student learns."""
 _TAUGHT_LISTS, _TAUGHT_DOCUMENTS = 20_000, 500_000
@@ -149,6 +154,12 @@ def planned(
             return _in_context(size, lists, 2 * (judged + tested), share, speed)
         case "scratch":
             return _network(methods[SCRATCH], share, epoch)
+        case "tabm":
+            finetune = methods[SCRATCH]["finetune"]
+            network = {**finetune["network"], **_TABM}
+            return _network(
+                {**methods[SCRATCH], "finetune": {**finetune, "network": network}}, share, SLOWER[TABM] * epoch
+            )
         case "student":
             return _student(teacher, size, share, epoch, speed, workers, longest)
     large = PRETRAINED[sizes.pretraining_docs_per_batch] * speed.networks
