@@ -1,6 +1,6 @@
 """The blend of rankers of any kind: the mean of their scores, with weights that validation chooses.
 
-Half of each weight is equal, half is what greedy selection (Caruana et al. 2004) takes on resamples of the groups.
+Greedy selection (Caruana et al. 2004) on resamples of the groups, with a half of each weight that is equal.
 
 Shapes: M members, N documents, Q groups, Q1 = Q + 1 offsets.
 """
@@ -41,9 +41,9 @@ class BlendConfig(Config):
     """How the weights of a mean are chosen."""
 
     weights: Literal["greedy", "equal"] | dict[str, Annotated[float, Field(gt=0)]] = "greedy"
-    """`greedy` gives each member half of an equal weight, and deals the other half by validation: the member that helps
-    most is added, again and again, so that it may count several times, on each of several resamples of the groups.
-    `equal` takes all members alike. Or the weights themselves, by the names of the members."""
+    """`greedy` lets validation choose, on each of several resamples of its groups: the member that helps most is added,
+    again and again, so that it may count several times. Half of a weight is the mean of these choices, half is equal
+    among all that were ever chosen; others have none. `equal` takes all members alike. Or the weights themselves, by the names of the members."""
     rounds: int = Field(25, ge=1)
     """Members that a greedy choice adds, at most; it ends where none helps."""
     resamples: int = Field(20, ge=1)
@@ -92,6 +92,8 @@ class BlendJob(LabelledStage):
         opened = {name: load(url) for name, url in self.bundles.items()}
         weights, metrics = self._weighed(opened)
         log.info("blend: %s", ", ".join(f"{weight:.2f} {name}" for name, weight in weights.items()))
+        if without := [name for name in opened if name not in weights]:
+            log.info("blend: without %s, which no resample of the validation groups chose", ", ".join(without))
         read = {feature.name for name in weights for feature in opened[name].features}
         train = train.serving([feature for feature in train.features if feature.name in read], whose=self.out)
         report(metrics)
@@ -112,7 +114,7 @@ class BlendJob(LabelledStage):
         weights_M = choose(scores_MN, judge, config) if config.weights == "greedy" else _equal(len(opened))
         values_Q = judge(torch.from_numpy(weights_M) @ scores_MN.double())
         metrics: dict[str, MetricValue] = {f"validation_{config.metric}": values_Q.mean()} if len(values_Q) else {}
-        return dict(zip(opened, weights_M.tolist(), strict=True)), metrics
+        return {name: weight for name, weight in zip(opened, weights_M.tolist(), strict=True) if weight}, metrics
 
 
 def _scores(judged: Selection, opened: Mapping[str, Bundle], metric: str) -> tuple[Judge, Tensor]:
@@ -135,7 +137,7 @@ def _scores(judged: Selection, opened: Mapping[str, Bundle], metric: str) -> tup
 def choose(scores_MN: Tensor, judge: Judge, config: BlendConfig) -> Doubles:
     """The weights [M] of the members, which add up to 1: half equal, half the mean of greedy choices on resamples.
 
-    A greedy choice takes the luck of the groups that choose for skill, and equal weights give a poor member the say of
+    A member that no resample chooses has no weight. A greedy choice takes the luck of the groups that choose for skill, and equal weights give a poor member the say of
     a good one. The mean over resamples leaves a member what luck might have given to it (Caruana, Munson and
     Niculescu-Mizil 2006, who draw members), and with some hundred groups half of that was best (docs/auto.md).
 
@@ -162,7 +164,8 @@ def choose(scores_MN: Tensor, judge: Judge, config: BlendConfig) -> Doubles:
         drawn_Q = random_bits((config.seed, "blend", number), np.arange(groups)) % np.uint64(groups)
         times_Q = np.bincount(drawn_Q.astype(np.int64), minlength=groups)
         resampled += _greedy(values_of, members, times_Q, config.rounds)
-    return np.asarray((_equal(members) + resampled / config.resamples) / 2)
+    chosen = resampled > 0
+    return np.asarray((chosen / chosen.sum() + resampled / config.resamples) / 2)
 
 
 def _equal(members: int) -> Doubles:
