@@ -43,7 +43,8 @@ class BlendConfig(Config):
     weights: Literal["greedy", "equal"] | dict[str, Annotated[float, Field(gt=0)]] = "greedy"
     """`greedy` lets validation choose, on each of several resamples of its groups: the member that helps most is added,
     again and again, so that it may count several times. Half of a weight is the mean of these choices, half is equal
-    among all that were ever chosen; others have none. `equal` takes all members alike. Or the weights themselves, by the names of the members."""
+    among all that were ever chosen; others have none. `equal` takes all members alike. Or the weights themselves, by
+    the names of the members."""
     rounds: int = Field(25, ge=1)
     """Members that a greedy choice adds, at most; it ends where none helps."""
     resamples: int = Field(20, ge=1)
@@ -137,9 +138,10 @@ def _scores(judged: Selection, opened: Mapping[str, Bundle], metric: str) -> tup
 def choose(scores_MN: Tensor, judge: Judge, config: BlendConfig) -> Doubles:
     """The weights [M] of the members, which add up to 1: half equal, half the mean of greedy choices on resamples.
 
-    A member that no resample chooses has no weight. A greedy choice takes the luck of the groups that choose for skill, and equal weights give a poor member the say of
-    a good one. The mean over resamples leaves a member what luck might have given to it (Caruana, Munson and
-    Niculescu-Mizil 2006, who draw members), and with some hundred groups half of that was best (docs/auto.md).
+    A member that no resample chooses has no weight. A greedy choice takes the luck of the groups that choose for skill,
+    and equal weights give a poor member the say of a good one. The mean over resamples leaves a member what luck might
+    have given to it (Caruana, Munson and Niculescu-Mizil 2006, who draw members), and with some hundred groups half of
+    that was best (docs/auto.md).
 
     Raises:
         InputError: no group defines the metric.
