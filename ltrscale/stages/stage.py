@@ -84,7 +84,8 @@ def check_unseen(url: str, test: Split, *, chosen_on: bool = False) -> None:
     Raises:
         InputError: one of them has; the message names the period.
     """
-    test = with_periods_named(test)  # as bundles record theirs: folds of the same periods complete each other
+    if _is_there(test):  # periods by name, as bundles record theirs: folds of the same periods complete each other
+        test = with_periods_named(test)
     waiting, checked = [url], set()
     while waiting:
         if (bundle := waiting.pop()) not in checked:

@@ -38,9 +38,11 @@ LAID_OVER = {
     "crossval-ohsumed": "crossval-letor",
     "crossval-few-ohsumed": "crossval-few-letor",
     "crossval-in-context": "crossval-few-letor",
+    "crossval-encoders-letor": "crossval-few-letor",
     "study-news-encoders": "study-news",
     "study-news-finetuning": "study-news",
     "study-news-pretraining": "study-news",
+    "study-news-share": "study-news",
     "prepare-scale-day": "prepare-scale",
 }
 """Configs of a few keys, and what they are laid over."""

@@ -121,8 +121,8 @@ def planned(
         >>> for budget in (5, 60):
         ...     told = planned("pretrained", log, budget, Speed(), **sizes)
         ...     print(told.why)
-        1 epoch of pretraining, 1.1 minutes
-        19 epochs of pretraining, 16.7 minutes
+        1 epoch of pretraining, 1.0 minutes
+        16 epochs of pretraining, 14.8 minutes
     """
     sizes = first_sizes(size, cores=cores, models=1)
     methods = _methods(sizes, workers, longest)
