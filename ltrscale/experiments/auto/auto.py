@@ -277,9 +277,8 @@ class _Auto:
     def left(self) -> float:
         """Minutes for further models, their refit and their test."""
         tested = sum(len(self.done(name)) * self.test_minutes(name) for name in ALL_METHODS)
-        slow = sum(
-            max(0.0, entry.foretold - entry.minutes) for entry in self.done(IN_CONTEXT)
-        )  # its plan is of scoring
+        # what is read in context scores slowly, and its plan covers that
+        slow = sum(max(0.0, entry.foretold - entry.minutes) for entry in self.done(IN_CONTEXT))
         rest = self.refit_minutes() + tested + slow
         return self.config.minutes * (1 - _RESERVED) - _LEAST_RESERVED - self.spent - rest
 
