@@ -112,7 +112,8 @@ class BlendJob(LabelledStage):
             return {name: config.weights[name] / total for name in opened}, {}
         judged = only_relevant(select(self.splits.validation, labelled=True))
         judge, scores_MN = _scores(at_most(judged, config.groups, config.seed, "blend"), opened, config.metric)
-        weights_M = choose(scores_MN, judge, config) if config.weights == "greedy" else _equal(len(opened))
+        equal_M = np.full(len(opened), 1 / len(opened))
+        weights_M = choose(scores_MN, judge, config) if config.weights == "greedy" else equal_M
         values_Q = judge(torch.from_numpy(weights_M) @ scores_MN.double())
         metrics: dict[str, MetricValue] = {f"validation_{config.metric}": values_Q.mean()} if len(values_Q) else {}
         return {name: weight for name, weight in zip(opened, weights_M.tolist(), strict=True) if weight}, metrics
@@ -168,10 +169,6 @@ def choose(scores_MN: Tensor, judge: Judge, config: BlendConfig) -> Doubles:
         resampled += _greedy(values_of, members, times_Q, config.rounds)
     chosen = resampled > 0
     return np.asarray((chosen / chosen.sum() + resampled / config.resamples) / 2)
-
-
-def _equal(members: int) -> Doubles:
-    return np.full(members, 1 / members)
 
 
 def _greedy(values_of: Callable[[tuple[int, ...]], Doubles], members: int, times_Q: Ints, rounds: int) -> Doubles:

@@ -161,7 +161,7 @@ def test_groups_that_a_member_has_learnt_choose_no_weights(synthetic_dataset: st
     GBDTJob(out=first, splits=splits("2026-W03"), gbdt=LightGBMConfig(num_trees=3, num_threads=1)).run()
     RefitJob(out=again, bundle=first).run()
 
-    def blend(members: list[str], on: Splits, weights: Literal["greedy", "equal"]) -> None:
+    def blend(members: list[str], on: Splits, weights: Literal["greedy", "equal"] | dict[str, float]) -> None:
         bundles = {Path(url).name: url for url in members}
         BlendJob(out=mean, bundles=bundles, splits=on, blend=BlendConfig(weights=weights)).run()
 
@@ -174,4 +174,9 @@ def test_groups_that_a_member_has_learnt_choose_no_weights(synthetic_dataset: st
         with pytest.raises(InputError, match=rf"^bundles.{learnt}: .* set blend.weights to equal, or name other"):
             blend(members, on, "greedy")
     blend([first], splits("2026-W03"), "greedy")
+    assert bundle.load(mean).blended == {"first": 1.0}
     blend([first, again], splits("2026-W04"), "greedy")
+    blend([first, again], splits("2026-W03"), {"again": 1.0, "first": 3.0})
+    given = bundle.load(mean)
+    assert given.blended == {"first": 0.75, "again": 0.25}
+    assert not given.metrics, "given weights are not judged"

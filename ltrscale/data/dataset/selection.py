@@ -218,8 +218,7 @@ def only_relevant(selection: Selection) -> Selection:
         kept[row_group.first_labelled :][: row_group.labelled] = selection.kept(row_group) & relevant_Q
     if not kept.any():
         return selection
-    relevant = replace(selection, kept_labelled=kept)
-    return relevant.only(selection.row_groups.take(relevant.served_groups_R > 0))
+    return _keeping(selection, kept)
 
 
 def at_most(selection: Selection, n: int, *parts: int | str) -> Selection:
@@ -234,8 +233,13 @@ def at_most(selection: Selection, n: int, *parts: int | str) -> Selection:
         kept[row_group.first_labelled :][: row_group.labelled] = selection.kept(row_group)
     served = np.flatnonzero(kept)
     kept[served[~among_first(len(served), n, *parts)]] = False
-    sample = replace(selection, kept_labelled=kept)
-    return sample.only(selection.row_groups.take(sample.served_groups_R > 0))
+    return _keeping(selection, kept)
+
+
+def _keeping(selection: Selection, kept: NDArray[np.bool_]) -> Selection:
+    """The same with other labelled groups of its split, without row groups that serve none."""
+    keeping = replace(selection, kept_labelled=kept)
+    return keeping.only(selection.row_groups.take(keeping.served_groups_R > 0))
 
 
 def check_relevant(selection: Selection, name: str) -> None:
