@@ -13,6 +13,7 @@ from ltrscale import bundle
 from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import standardise_by_group
 from ltrscale.config import validate
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
@@ -150,6 +151,19 @@ def test_a_bundle_of_all_kinds_scores_by_the_mean_of_standardised_scores(
     other: dict[str, AnyMethod] = {**METHODS, "twice": BlendMethod(members=("blend", "trees"))}
     with pytest.raises(ValueError, match=r"methods.twice.members: 'blend' is unknown or a blend"):
         check_methods(other, ONE)
+
+
+def test_a_group_that_does_not_define_the_metric_has_no_say(write_dataset: Callable[..., str], tmp_path: Path) -> None:
+    """Half a grade is above 0, and below what MRR takes for relevant."""
+    x_LF = np.array([[0.0, 1.0], [1.0, 0.0]])  # by the first feature the second document is best
+    groups = [*[(x_LF, [0.0, 1.0])] * 5, (x_LF, [0.0, 0.5])]
+    data = write_dataset({"t": groups, "v": groups}, [Feature(name="right"), Feature(name="wrong")])
+    splits = {name: {"data": data, "periods": name[0]} for name in ("train", "validation")}
+    methods: dict[str, AnyMethod] = {name: FeatureMethod(feature=name) for name in ("wrong", "right")}
+    methods["blend"] = BlendMethod.model_validate({"members": ["wrong", "right"], "blend": {"metric": "mrr"}})
+    made = bundle.load(SeedRun(methods, validate(Splits, splits, "test"), 3, ONE, str(tmp_path)).model("blend"))
+    assert made.blended == {"right": 1.0}
+    assert made.metrics["validation_mrr"] == 1.0
 
 
 def test_groups_that_a_member_has_learnt_choose_no_weights(synthetic_dataset: str, tmp_path: Path) -> None:
