@@ -184,8 +184,13 @@ class MicroBatchNorm(nn.Module):
         self._remember(len(x_ND), statistics_2D)
         return y_ND
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # compiled code would depend on how many micro-batches were seen
     def _remember(self, count: int, statistics_2D: Tensor) -> None:
+        from ltrscale.models import uncompiled  # loads the compiler
+
+        # compiled code would depend on how many micro-batches were seen
+        uncompiled.call(self._keep, count, statistics_2D)
+
+    def _keep(self, count: int, statistics_2D: Tensor) -> None:
         self.seen.append((count, statistics_2D))
 
 

@@ -63,10 +63,11 @@ class HostTable(nn.Module):
             return F.embedding(ids_NC, self.weight)
         if not (self.weight.requires_grad and torch.is_grad_enabled()):
             return F.embedding(ids_NC.cpu(), self.weight).to(ids_NC.device)
-        lent_NCE: Tensor = self._lend(ids_NC)
+        from ltrscale.models import uncompiled  # loads the compiler
+
+        lent_NCE: Tensor = uncompiled.call(self._lend, ids_NC)  # what is lent outlives the call
         return lent_NCE
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # what is lent outlives the call
     def _lend(self, ids_NC: Tensor) -> Tensor:
         if self._plan is None:
             ids_U, place_NC = torch.unique(ids_NC.cpu(), return_inverse=True)

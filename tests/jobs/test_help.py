@@ -238,6 +238,21 @@ def test_help_imports_neither_the_room_of_a_job_nor_its_libraries() -> None:
     assert set(rooms) <= {"config", "errors", "progress", "signals", "storage"}
 
 
+@pytest.mark.slow
+def test_no_job_loads_the_compiler_before_it_trains() -> None:
+    """It takes a second, for which a job that reads, scores or reports has no use."""
+    code = """
+import sys
+from jobs.cli import commands
+
+for command in commands():
+    command.job()
+print(sorted({"sympy", "torch", "torch._dynamo"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "['torch']\n"
+
+
 def usual_key(command: Command) -> str:
     return (command.keys.split() or [next(keys_of(command.table(), command.name)).name])[-1]
 
