@@ -106,25 +106,38 @@ class Drawn:
 
     draws: tuple[int, ...]
     values_QTP: Doubles
-    """NaN where the group leaves the metric undefined, in all draws. P is 1 where each draw has its own pretraining, or
-    none."""
+    """NaN where the group leaves the metric undefined, in all draws."""
+    pretrainings: tuple[int, ...] | None = None
+    """Those that are crossed with all draws; None, and P is 1, where each draw has its own, or none."""
 
-    def of(self, draws: Sequence[int]) -> Self:
-        """The values of some of the draws, in their order."""
-        return type(self)(tuple(draws), self.values_QTP[:, [self.draws.index(draw) for draw in draws]])
+    def of(self, draws: Sequence[int], pretrainings: Sequence[int] | None = None) -> Self:
+        """The values of some of the draws, and of the crossed pretrainings, in their order; None for all of these."""
+        values_QTP = self.values_QTP[:, [self.draws.index(draw) for draw in draws]]
+        if self.pretrainings is None or pretrainings is None:
+            return type(self)(tuple(draws), values_QTP, self.pretrainings)
+        places = [self.pretrainings.index(name) for name in pretrainings]
+        return type(self)(tuple(draws), values_QTP[..., places], tuple(pretrainings))
 
     def minus(self, other: "Drawn") -> Self | None:
-        """The paired differences, of the draws that both have; None if they have none in common.
+        """The paired differences, of the draws and pretrainings that both have; None if they have none in common.
 
-        So are the pretrainings; a method without several is compared with each of the other.
+        A method whose pretrainings are not crossed is compared with each of the other's.
         """
-        common = sorted(set(self.draws) & set(other.draws))
-        if not common:
+        if (both := on_common([self, other])) is None:
             return None
-        one_QTP, other_QTP = self.of(common).values_QTP, other.of(common).values_QTP
-        if 1 not in (n := (one_QTP.shape[2], other_QTP.shape[2])):
-            one_QTP, other_QTP = one_QTP[..., : min(n)], other_QTP[..., : min(n)]
-        return type(self)(tuple(common), one_QTP - other_QTP)
+        one, two = both
+        names = two.pretrainings if one.pretrainings is None else one.pretrainings
+        return type(self)(one.draws, one.values_QTP - two.values_QTP, names)
+
+
+def on_common(drawn: Sequence[Drawn]) -> list[Drawn] | None:
+    """The values of the draws, and of the crossed pretrainings, that all have; None if they have none in common."""
+    draws = sorted(set.intersection(*(set(of.draws) for of in drawn)))
+    crossed = [set(of.pretrainings) for of in drawn if of.pretrainings is not None]
+    pretrainings = sorted(set.intersection(*crossed)) if crossed else None
+    if not draws or pretrainings == []:
+        return None
+    return [of.of(draws, pretrainings) for of in drawn]
 
 
 class DrawsNeeded(Config):
@@ -172,12 +185,11 @@ class MeanEstimate(Config):
         return "above" if self.mean > 0 else "below"
 
 
-def estimate(drawn: Drawn, *, pretrainings: int | None = None, judges: bool = True) -> MeanEstimate | None:
+def estimate(drawn: Drawn, *, judges: bool = True) -> MeanEstimate | None:
     """The mean over groups, draws and pretrainings with its crossed interval; None if no group defines the metric.
 
     Args:
         drawn: the metric, or a difference.
-        pretrainings: their number, where they are crossed with the draws.
         judges: whether there are samples enough to judge, besides five draws.
 
     Example:
@@ -188,6 +200,7 @@ def estimate(drawn: Drawn, *, pretrainings: int | None = None, judges: bool = Tr
     groups, n = int((~np.isnan(drawn.values_QTP[:, 0, 0])).sum()), len(drawn.draws)
     if not groups:
         return None
+    pretrainings = None if drawn.pretrainings is None else len(drawn.pretrainings)
     draws_T = np.nanmean(drawn.values_QTP, axis=(0, 2))
     means = crossed_means(drawn.values_QTP[..., None])
     low, high = means.interval()
@@ -232,8 +245,9 @@ def crossovers(differences: Sequence[tuple[float, Drawn]]) -> tuple[Crossover, .
     Between two numbers n1 < n2 of labelled groups each group's difference is interpolated in log n, so that its mean
     and crossed interval at any n follow from the same draws and groups. The interval of a crossover are the n around
     it at which 0 is not rejected (Fieller 1954). It therefore knows that the same groups and nested labels enter at n1
-    and n2. Numbers and crossovers rise; ends are None where the data reject 0 nowhere on that side, and both if the
-    draws are too few to judge.
+    and n2. The whole curve is of the draws and pretrainings that all numbers have: where one has more of them, its mean
+    would have two values, one for each side. Numbers and crossovers rise; ends are None where the data reject 0 nowhere
+    on that side, and both if the draws are too few to judge.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -242,9 +256,11 @@ def crossovers(differences: Sequence[tuple[float, Drawn]]) -> tuple[Crossover, .
         >>> [(round(crossing.at), crossing.falls) for crossing in crossovers([(10, ahead), (1000, behind)])]
         [(85, True)]
     """
-    if len(differences) < 2:
+    common = on_common([drawn for _, drawn in differences]) if len(differences) > 1 else None
+    if common is None:
         return ()
-    parts = [_segment(*ends) for ends in itertools.pairwise(differences)]
+    curve = [(n, drawn) for (n, _), drawn in zip(differences, common, strict=True)]
+    parts = [_segment(*ends) for ends in itertools.pairwise(curve)]
     log_n_G, mean_G, open_G = (np.concatenate(column) for column in zip(*parts, strict=True))
     crossings = []
     clear_G = ~np.isnan(mean_G) & (mean_G != 0)  # a difference that is exactly 0 has no side
@@ -266,13 +282,10 @@ def crossovers(differences: Sequence[tuple[float, Drawn]]) -> tuple[Crossover, .
 def _segment(left: tuple[float, Drawn], right: tuple[float, Drawn]) -> tuple[Doubles, Doubles, np.ndarray]:
     """Log n, the mean difference, and whether it may be 0, at points from one number of labelled groups to the next."""
     (n1, left_drawn), (n2, right_drawn) = left, right
-    common = sorted(set(left_drawn.draws) & set(right_drawn.draws))
     log_n_G = np.linspace(math.log(n1), math.log(n2), _STEPS + 1)
-    if not common:
-        return log_n_G, np.full(_STEPS + 1, math.nan), np.ones(_STEPS + 1, np.bool_)
     share_G = np.linspace(0.0, 1.0, _STEPS + 1)
-    values_QTP1, values_QTP2 = (drawn.of(common).values_QTP[..., None] for drawn in (left_drawn, right_drawn))
+    values_QTP1, values_QTP2 = (drawn.values_QTP[..., None] for drawn in (left_drawn, right_drawn))
     means = crossed_means(values_QTP1 * (1 - share_G) + values_QTP2 * share_G)
     low_G, high_G = means.interval()
     rejected_G = (low_G > 0) | (high_G < 0)
-    return log_n_G, means.mean_M, ~rejected_G | (len(common) < FEWEST_DRAWS)
+    return log_n_G, means.mean_M, ~rejected_G | (len(left_drawn.draws) < FEWEST_DRAWS)

@@ -219,7 +219,7 @@ class _Models:
     primary: str
     values: Mapping[tuple[str, str], Mapping[int, Doubles]]
     """By number of labelled groups and method: for each draw that has all its pretrainings [Q, P, M]."""
-    crossed: Mapping[tuple[str, str], int | None]
+    crossed: Mapping[tuple[str, str], tuple[int, ...] | None]
     """Pretrainings that are crossed with the draws, by the same; None where each draw has its own, or none."""
     models: Mapping[tuple[str, str], Sequence[tuple[Model, Measured]]]
     rows: Mapping[ScopeName, NDArray[np.bool_]]
@@ -241,7 +241,8 @@ class _Models:
             of_models[model.labelled, model.method].append((model, measured))
         outliers = read_outliers(test_url)
         outlier_Q = np.array([outliers[gid] for gid in ([] if gids_Q is None else gids_Q.tolist())], np.bool_)
-        values, crossed = {}, {}
+        values: dict[tuple[str, str], dict[int, Doubles]] = {}
+        crossed: dict[tuple[str, str], tuple[int, ...] | None] = {}
         for key, draws in found.items():
             # some are missing while the study runs, or failed: as many models as there are of the same pretrainings
             sets = {frozenset(of_draw) for of_draw in draws.values()}
@@ -249,14 +250,14 @@ class _Models:
             names = sorted(common, key=lambda name: name or 0)
             whole = {draw: of_draw for draw, of_draw in sorted(draws.items()) if common <= of_draw.keys()}
             values[key] = {draw: np.stack([of[name] for name in names], axis=1) for draw, of in whole.items()}
-            crossed[key] = None if names == [None] else len(names)
+            crossed[key] = tuple(name for name in names if name is not None) or None
         rows: dict[ScopeName, NDArray[np.bool_]] = {"all": np.ones_like(outlier_Q), "outliers": outlier_Q}
         return cls(metrics, primary, values, crossed, of_models, rows)
 
     def drawn(self, method: str, labelled: str, metric: str, groups: ScopeName) -> Drawn:
         of_draws, column = self.values[labelled, method], self.metrics.index(metric)
         values_TQP = [values_QPM[self.rows[groups], :, column] for values_QPM in of_draws.values()]
-        return Drawn(tuple(of_draws), np.stack(values_TQP, axis=1))
+        return Drawn(tuple(of_draws), np.stack(values_TQP, axis=1), self.crossed[labelled, method])
 
     def trained_on(self, labelled: str) -> float | None:
         counts = [[m.labelled_groups for _, m in ms] for (n, _), ms in self.models.items() if n == labelled]
@@ -266,12 +267,11 @@ class _Models:
     def point(self, method: str, labelled: str) -> StudyPoint:
         validation = [measured.validation.get(self.primary) for _, measured in self.models[labelled, method]]
         defined = [value for value in validation if value is not None]
-        crossed = self.crossed[labelled, method]
         estimates = {
             groups: {
                 metric: estimated
                 for metric in self.metrics
-                if (estimated := estimate(self.drawn(method, labelled, metric, groups), pretrainings=crossed))
+                if (estimated := estimate(self.drawn(method, labelled, metric, groups)))
             }
             for groups in SCOPES
         }
@@ -286,11 +286,10 @@ class _Models:
         for n in numbers:
             if (n, method) in self.values and (n, other) in self.values:
                 one, two = (self.drawn(name, n, self.primary, groups) for name in (method, other))
-                crossed = self.crossed[n, method] or self.crossed[n, other]
                 if (differences := one.minus(two)) is None:
                     continue
-                judges = crossed != 1 or not is_control
-                if (estimated := estimate(differences, pretrainings=crossed, judges=judges)) is not None:
+                judges = not is_control or differences.pretrainings is None or len(differences.pretrainings) > 1
+                if (estimated := estimate(differences, judges=judges)) is not None:
                     curve.append((numbers[n], differences))
                     estimates[n] = estimated
         if not curve:

@@ -100,6 +100,12 @@ def advice(study: Study, pairs: Mapping[str, str]) -> str:
                 verdicts.append((n, f"one encoder cannot judge {best} against {against}", f"{difference.mean:+.4f}"))
             case "open":
                 verdicts.append((n, f"the data cannot tell {best} from {against}{encoder}", _signed(difference)))
+    points = [point for point in study.points if point.method in pairs]
+    if points and all(point.validation is None for point in points):
+        return (
+            f"No method reports {metric_label(study.primary)} on validation, by which one would be chosen: set the "
+            "methods' validation_metric or stop_on, or another primary_cutoff."
+        )
     if not verdicts:
         others = " or ".join(dict.fromkeys(pairs.values()))
         return f"No method can be judged against {others} yet." if others else "No method can be judged yet."
@@ -322,14 +328,15 @@ def _tables_of_hou24(study: Study) -> Iterator[Section]:
 
 
 def _percent_of(study: Study, baseline: str) -> Iterator[Table]:
-    """The change against the baseline in percent of its mean, with the half width of the interval."""
+    """The change against the baseline in percent of its mean, with its interval."""
 
     def cell(versus: Versus, groups: ScopeName, n: str) -> str | None:
         base, difference = _estimate(study, baseline, n, groups), versus.estimates.get(n)
         if base is None or difference is None or not base.mean:
             return None
-        half = None if difference.low is None else 100 * (difference.mean - difference.low) / base.mean
-        return f"{100 * difference.mean / base.mean:+.2f}%{'' if half is None else f' ± {half:.2f}%'}"
+        shown = [difference.mean, difference.low, difference.high]
+        mean, *ends = (f"{100 * value / base.mean:+.2f}%" for value in shown if value is not None)
+        return f"{mean} [{', '.join(ends)}]" if ends else mean
 
     for groups, label in _reported_scopes(study).items():
         rows = {name: functools.partial(cell, v, groups) for name, v in study.against(baseline, groups).items()}

@@ -538,7 +538,7 @@ class _Auto:
         """A method's row."""
         entries = self.done(name.removesuffix("_mean"))
         minutes = sum(entry.minutes for entry in entries) if name != "blend" else self.record.ended or self.spent
-        says = "" if name == "blend" else f"{len(entries)} models"
+        says = f"{len(bundle.load(url).blended)} of these" if name == "blend" else f"{len(entries)} models"
         if name in ALL_METHODS:
             minutes, says = entries[0].minutes, entries[0].says
         return BoardRow(name=name, says=says, minutes=round(minutes, 2), validation=_validated(url), url=url)

@@ -124,6 +124,19 @@ def test_differences_are_of_the_draws_that_both_have() -> None:
     assert one.minus(Drawn((9,), np.ones((2, 1, 1)))) is None
 
 
+def test_differences_are_of_the_pretrainings_that_both_have() -> None:
+    values_QTP = np.arange(12.0).reshape(2, 2, 3)
+    three, two = Drawn((0, 1), values_QTP, (0, 1, 2)), Drawn((0, 1), values_QTP[..., [0, 2]], (0, 2))
+    same = three.minus(two)
+    assert same is not None
+    assert same.pretrainings == (0, 2)
+    assert not same.values_QTP.any(), "the same encoder is subtracted from itself, whichever others there are"
+    none = three.minus(Drawn((0, 1), np.ones((2, 2, 1))))
+    assert none is not None
+    assert (none.pretrainings, none.values_QTP.tolist()) == ((0, 1, 2), (values_QTP - 1).tolist())
+    assert three.minus(Drawn((0, 1), values_QTP[..., :1], (7,))) is None
+
+
 def test_a_crossover_is_interpolated_in_the_logarithm() -> None:
     (found,) = crossovers(exact([0.2, 0.1, -0.1, -0.2]))
     assert found.at == pytest.approx(math.sqrt(100 * 300))
@@ -159,6 +172,22 @@ def test_ends_are_open_where_the_data_do_not_settle_them() -> None:
     (unjudged,) = crossovers(few)
     assert unjudged.low is None
     assert unjudged.high is None
+
+
+def test_a_curve_is_of_the_draws_and_pretrainings_that_all_numbers_have() -> None:
+    """Of more draws at one number its mean would have two values, and the curve would change its sign between them."""
+    many_QTP = np.full((5, 20, 1), -0.1)
+    many_QTP[:, :5] = 0.3
+    assert many_QTP.mean() < 1e-9
+    few = Drawn(tuple(range(5)), np.full((5, 5, 1), 0.2))
+    below = Drawn(tuple(range(20)), many_QTP - 0.01)
+    assert crossovers([(10, below), (100, below), (1000, few)]) == ()
+    assert crossovers([(10, few), (100, Drawn((7,), np.full((5, 1, 1), -0.2)))]) == (), "no draw in common"
+    crossed = [Drawn(tuple(range(5)), np.full((5, 5, n), value), names) for n, value, names in (
+        (3, 0.2, (0, 1, 2)), (1, 0.2, None), (2, -0.2, (1, 2)),
+    )]  # fmt: skip
+    (found,) = crossovers(list(zip(NUMBERS[:3], crossed, strict=True)))
+    assert NUMBERS[1] < found.at < NUMBERS[2]
 
 
 @pytest.mark.slow
