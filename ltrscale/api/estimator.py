@@ -26,6 +26,7 @@ from ltrscale.api import frames
 from ltrscale.api.conventions import AUTO, Arguments, NotFitted, as_value_errors, inner_values, new_values
 from ltrscale.bundle import boosters
 from ltrscale.config import Config, validate
+from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream import scored
@@ -218,7 +219,9 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         )
         if method is None:
             of = {"budget": arguments.minutes, "seed": arguments.seed, "workers": arguments.workers}
-            made = AutoConfig(out=storage.join(out, AUTO), data=data, splits=splits, **of).train()
+            # a run goes on with the same rows and seed; others begin another
+            place = storage.join(out, AUTO, f"{open_dataset(data).manifest.hash[:8]}-{arguments.seed}")
+            made = AutoConfig(out=place, data=data, splits=splits, **of).train()
         else:
             made = _run(arguments, method, splits, out, state.get("_encoders")).model(self.method)
         self._open(made, columns, frames.width(X))

@@ -22,10 +22,10 @@ from ltrscale.data.dataset.selection import Selection, at_most, only_relevant, s
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.draws import random_bits
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import MetricName, metric_named
-from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, check_member
+from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, check_member, check_unseen
 
 Judge = Callable[[Tensor], Doubles]
 """The metric [Q] of each group from scores [N]."""
@@ -91,6 +91,8 @@ class BlendJob(LabelledStage):
         """
         train = select(self.splits.train, labelled=True)
         opened = {name: load(url) for name, url in self.bundles.items()}
+        for member in opened.values():
+            member.scorer(features=train.features)  # refuses what is no ranker, and features that are not there
         weights, metrics = self._weighed(opened)
         log.info("blend: %s", ", ".join(f"{weight:.2f} {name}" for name, weight in weights.items()))
         if without := [name for name in opened if name not in weights]:
@@ -105,11 +107,13 @@ class BlendJob(LabelledStage):
         save_blend(self.out, Blend(weights=weights), **about)
 
     def _weighed(self, opened: Mapping[str, Bundle]) -> tuple[dict[str, float], dict[str, MetricValue]]:
-        """The weights, and the metrics of validation; none where weights are given, which it does not judge."""
+        """The weights, and the metrics of validation; none for given weights, or groups that a member has learnt."""
         config = self.blend
         if isinstance(config.weights, dict):
             total = sum(config.weights.values())
             return {name: config.weights[name] / total for name in opened}, {}
+        if config.weights == "equal" and not self._is_unseen():
+            return dict.fromkeys(opened, 1 / len(opened)), {}
         judged = only_relevant(select(self.splits.validation, labelled=True))
         judge, scores_MN = _scores(at_most(judged, config.groups, config.seed, "blend"), opened, config.metric)
         equal_M = np.full(len(opened), 1 / len(opened))
@@ -117,6 +121,18 @@ class BlendJob(LabelledStage):
         values_Q = judge(torch.from_numpy(weights_M) @ scores_MN.double())
         metrics: dict[str, MetricValue] = {f"validation_{config.metric}": values_Q.mean()} if len(values_Q) else {}
         return {name: weight for name, weight in zip(opened, weights_M.tolist(), strict=True) if weight}, metrics
+
+    def _is_unseen(self) -> bool:
+        """Whether no member has learnt from the validation groups."""
+        try:
+            for url in self.bundles.values():
+                check_unseen(url, self.splits.validation, chosen_on=True)
+        except UnavailableError:
+            raise
+        except InputError as error:
+            log.info("blend: nothing is measured on validation: %s", error)
+            return False
+        return True
 
 
 def _scores(judged: Selection, opened: Mapping[str, Bundle], metric: str) -> tuple[Judge, Tensor]:

@@ -114,12 +114,14 @@ def test_another_draw_of_labels_or_another_space_is_another_search(synthetic_dat
 
 
 @pytest.mark.parametrize(
-    ("of", "is_right"), [("gbdt", True), ("network", True), ("ensemble", False), ("tuned", False), ("nothing", False)]
+    ("of", "is_right"),
+    [("gbdt", True), ("network", True), ("second", False), ("ensemble", False), ("tuned", False), ("nothing", False)],
 )
-def test_a_tuned_method_is_of_a_single_model(of: str, is_right: bool) -> None:
+def test_a_tuned_method_is_of_a_single_model_that_starts_from_no_other(of: str, is_right: bool) -> None:
     methods: dict[str, Method] = {
         "gbdt": GBDTMethod(),
         "network": NeuralMethod(),
+        "second": NeuralMethod(starts_from="network"),
         "ensemble": GBDTMethod.model_validate({"gbdt": {"feature_fraction": 0.5}, "ensemble": {"candidates": 3}}),
         "tuned": TunedMethod.model_validate({"of": of, "space": SPACE}),
     }

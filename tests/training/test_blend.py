@@ -180,6 +180,10 @@ def test_groups_that_a_member_has_learnt_choose_no_weights(synthetic_dataset: st
         BlendJob(out=mean, bundles=bundles, splits=on, blend=BlendConfig(weights=weights)).run()
 
     blend([first, again], splits("2026-W03"), "equal")
+    assert not bundle.load(mean).metrics, "of groups that a member has learnt a metric would be too good"
+    blend([first, again], splits("2026-W04"), "equal")
+    assert bundle.load(mean).metrics.keys() == {"validation_ndcg@5"}
+    blend([first, again], splits("2026-W03"), "equal")
     for members, on, learnt in (
         ([first, again], splits("2026-W03"), "again"),
         ([first, mean], splits("2026-W03"), "mean"),
@@ -194,3 +198,7 @@ def test_groups_that_a_member_has_learnt_choose_no_weights(synthetic_dataset: st
     given = bundle.load(mean)
     assert given.blended == {"first": 0.75, "again": 0.25}
     assert not given.metrics, "given weights are not judged"
+    fewer = splits("2026-W03")
+    fewer = fewer.replace(train={**fewer.train.model_dump(), "leave_out": ["f_*"]})
+    with pytest.raises(InputError, match=r"features are not in the data"):
+        blend([first], fewer, {"first": 1.0})

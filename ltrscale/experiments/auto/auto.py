@@ -207,7 +207,7 @@ class _Auto:
     numbers: int
     """Features that are no categories."""
     longest: int
-    """Documents of the longest group."""
+    """Documents of the longest group of all splits."""
     before: float
     """Minutes of earlier processes."""
     began: float = field(default_factory=time.monotonic)
@@ -217,6 +217,7 @@ class _Auto:
         """Read the record of an earlier process, or begin."""
         everything = select(splits.train, labelled=False)
         labelled, judged = (only_relevant(select(of, labelled=True)) for of in (splits.train, splits.validation))
+        others = [select(of, labelled=True) for of in (splits.validation, splits.test) if of is not None]
         size = LogSize(everything.n_documents, labelled.n_documents, len(everything.features))
         of = ":".join([*(selection.hash for selection in (everything, labelled, judged)), str(config.seed)])
         record, url = AutoRecord(of=of, budget=config.minutes), join(config.out, _RECORD)
@@ -232,9 +233,9 @@ class _Auto:
             *(f"{n:,}" for n in (labelled.n_groups, size.told_apart, size.documents)),
             *(config.minutes, record.minutes),
         )
-        tested = select(splits.test, labelled=True).n_documents if splits.test is not None else 0
+        tested = others[1].n_documents if splits.test is not None else 0
         numbers = sum(feature.kind == "numeric" for feature in everything.features)
-        longest = max(everything.longest, labelled.longest)
+        longest = max(selection.longest for selection in (everything, labelled, *others))  # a refit reads all
         counts = (labelled.n_groups, judged.n_documents, tested, numbers, longest)
         return cls(config, splits, record, size, *counts, before=record.minutes)
 
@@ -506,15 +507,20 @@ class _Auto:
             for entry in self.done(name.removesuffix("_mean")):
                 out = join(self.config.out, "refit", entry.name)
                 job = RefitJob(out=out, bundle=entry.url, also=self.splits.test, workers=self.config.workers)
-                if _in_time(limit, partial(_bundle_of, job)) is None:
+                try:
+                    ready = _in_time(limit, partial(_bundle_of, job))
+                except InputError as error:
+                    if isinstance(error, UnavailableError):
+                        raise
+                    log.warning("auto: nothing is refitted: %s", error)  # the ranker that test has judged is there
+                    return None
+                if ready is None:
                     log.info("auto: no time to refit; a larger budget has it")
                     return None
                 self.keep()
                 again[entry.name] = out
             mean = join("refit", "means", name)
-            # given weights, for equal ones are measured, on groups that these members have learnt
-            alike = dict.fromkeys(again, 1.0)
-            members[name] = again[name] if name in again else self.blend(mean, again, alike, learnt_all)
+            members[name] = again[name] if name in again else self.blend(mean, again, "equal", learnt_all)
         return self.blend("final", members, weights, learnt_all)
 
     def report(self, rankers: Mapping[str, str], final: str | None) -> None:

@@ -83,7 +83,7 @@ def _about(board: Board) -> str:
 
 def _leaderboard(board: Board, evaluation: Evaluation | None) -> tuple[list[str], list[list[str]]]:
     """The methods by their mean on test, or on validation where there is no test."""
-    header = ["method", "what", "minutes", "validation"]
+    header = ["method", "what", "minutes", "validation NDCG@5"]
     if evaluation is None:
         rows = sorted(board.rows, key=lambda row: -(row.validation or 0.0))
         return header, [[row.name, row.says, f"{row.minutes:.1f}", number(row.validation)] for row in rows]

@@ -41,7 +41,9 @@ class TunedMethod(AnyMethod):
 
     def check(self, where: str, name: str, methods: Mapping[str, AnyMethod]) -> None:
         if self.of not in methods or not methods[self.of].is_searchable:
-            raise ValueError(f"{where}.of: {self.of!r} is not a neural method nor one of a single gbdt")
+            raise ValueError(
+                f"{where}.of: {self.of!r} is not a neural method without starts_from, nor one of a single gbdt"
+            )
 
     def encoder(self, name: str, methods: Mapping[str, AnyMethod]) -> str | None:
         return methods[self.of].encoder(self.of, methods)

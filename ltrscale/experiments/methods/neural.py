@@ -81,7 +81,7 @@ class NeuralMethod(ReadingMethod):
 
     @property
     def is_searchable(self) -> bool:
-        return True
+        return self.starts_from is None  # a trial has no ranker to start from
 
     def built_on(self) -> tuple[str, ...]:
         return () if self.starts_from is None else (self.starts_from,)

@@ -2,17 +2,20 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from written_directories import written_directories
 
 from ltrscale import bundle
 from ltrscale.config import validate
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.experiments.auto.auto import AutoConfig, AutoRecord
+from ltrscale.experiments.auto.auto import AutoConfig, AutoRecord, _Auto
 from ltrscale.experiments.auto.page import Board, advised, document
 from ltrscale.reports.findings import markdown
 
@@ -119,6 +122,21 @@ def test_other_data_and_a_budget_of_nothing_are_errors(done: Path, synthetic_dat
         other.run()
     with pytest.raises(InputError, match=r"1e-05 minutes are too few for a model; give more"):
         auto(synthetic_dataset, tmp_path / "none", budget=1e-5).run()
+
+
+def test_streams_have_room_for_the_longest_group_of_all_splits(
+    write_dataset: Callable[..., str], tmp_path: Path
+) -> None:
+    """A refit reads validation and test, too."""
+
+    def group(documents: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros((documents, 1), np.float32), np.eye(documents, dtype=np.float32)[0]
+
+    groups = {"2026-W0" + str(week): [group(documents)] for week, documents in ((1, 3), (2, 4), (3, 5), (4, 9))}
+    config = auto(write_dataset(groups, [Feature(name="f")]), tmp_path / "out")
+    assert _Auto.begun(config, config.resolved()).longest == 9
+    untested = config.replace(splits={name: SPLITS[name] for name in ("train", "validation")})
+    assert _Auto.begun(untested.replace(out=str(tmp_path / "other")), untested.resolved()).longest == 5
 
 
 def test_the_page_names_what_is_not_in_the_blend() -> None:
