@@ -39,6 +39,8 @@ class Means:
     """Of the mean, as the draws give it, with as much weight on symmetry as five draws have; 0 for one draw."""
     drawn_M: Doubles
     """The part of the squared error that more draws would lower."""
+    both_M: Doubles
+    """The part of it that more groups would lower, too: groups and draws vary together."""
     skewed_M: NDArray[np.bool_]
     """Whether the means of the draws are more skewed than those of 19 in 20 symmetric designs; see `_look_skewed`."""
 
@@ -123,9 +125,11 @@ def crossed_means(values_QTPM: Doubles, folds_Q: NDArray[np.int64] | None = None
         skewness_M = sum(of_draws, np.zeros(m)) / variance_M**1.5
     lacks_M = np.isnan(mean_M + variance_M)
     error_M, df_M = (np.where(lacks_M, math.nan, each_M) for each_M in (np.sqrt(variance_M), df_M))
-    drawn_M = components_SM[[_DRAWS in axes for axes in _SETS]].sum(axis=0)
+    drawn_M, both_M = (
+        components_SM[[of <= axes for axes in _SETS]].sum(axis=0) for of in ({_DRAWS}, {_DRAWS, _GROUPS})
+    )
     skewed_M = _look_skewed(np.reshape([fold.skewness_M for fold in folds], (-1, m)), n_draws)
-    return Means(mean_M, error_M, df_M, np.where(variance_M > 0, skewness_M, 0.0), drawn_M, skewed_M)
+    return Means(mean_M, error_M, df_M, np.where(variance_M > 0, skewness_M, 0.0), drawn_M, both_M, skewed_M)
 
 
 def _look_skewed(skewness_FM: Doubles, n_draws: int) -> NDArray[np.bool_]:

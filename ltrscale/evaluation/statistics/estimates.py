@@ -28,14 +28,16 @@ _STEPS = 64
 class Spread:
     """Why the mean of a difference is uncertain, and so what a design with other numbers of draws and labels would see.
 
-    `Var(mean) = groups + draws / T`.
+    `Var(mean) = groups + (draws + both) / T`.
     """
 
     draws: float
-    """The variance that one draw of labels gives the mean; T draws give it a T-th."""
+    """The variance that one draw of labels alone gives the mean; T draws give it a T-th."""
     groups: float
     """The variance that the groups alone give it, which no number of draws lowers."""
     n_groups: int
+    both: float = 0.0
+    """The variance that one draw gives it by what differs from group to group; more groups lower it, too."""
 
     @classmethod
     def of(cls, values_QT: Doubles) -> Self | None:
@@ -48,8 +50,9 @@ class Spread:
             return None
         means = crossed_means(values_QT[..., None])
         promised = float((means.detectable() / errors_to_see(means.df_M))[0]) ** 2
-        drawn = float(means.drawn_M[0] / means.std_error_M[0] ** 2) if promised else 0.0
-        return cls(promised * drawn * n_draws, promised * (1 - drawn), n)
+        per_error = promised / float(means.std_error_M[0]) ** 2 if promised else 0.0
+        drawn, both = per_error * float(means.drawn_M[0]), per_error * float(means.both_M[0])
+        return cls((drawn - both) * n_draws, promised - drawn, n, both * n_draws)
 
     def detectable(self, draws: int) -> float:
         """The smallest difference that so many draws would see with a power of 80%, by a test at 5%."""
@@ -81,7 +84,8 @@ class Spread:
 
         def sees(times: float) -> bool:
             labels, groups = (times, 1.0) if more == "labels" else (1.0, times)
-            grown = Spread(self.draws / labels, self.groups / groups, round(self.n_groups * groups))
+            n_groups, both = round(self.n_groups * groups), self.both / labels / groups
+            grown = Spread(self.draws / labels, self.groups / groups, n_groups, both)
             return grown.detectable(draws) <= difference
 
         low, high = 1.0, 1e6
@@ -93,7 +97,7 @@ class Spread:
         return high
 
     def _detectable(self, draws_T: NDArray[np.int64]) -> Doubles:
-        drawn_T = self.draws / draws_T
+        drawn_T = (self.draws + self.both) / draws_T
         variance_T = self.groups + drawn_T
         spread_T = self.groups**2 / (self.n_groups - 1) + drawn_T**2 / (draws_T - 1)
         df_T = np.divide(variance_T**2, spread_T, out=np.full(len(draws_T), math.inf), where=spread_T > 0)

@@ -43,6 +43,19 @@ def test_as_many_labels_or_groups_as_are_foreseen_find_a_difference() -> None:
     assert spread.times_for(0.02, 6, more="groups") is None, "the draws alone hide it"
 
 
+@pytest.mark.slow
+def test_more_groups_lower_what_differs_from_group_to_group_between_draws() -> None:
+    """Neither groups nor draws differ as a whole, so as many times of either do the same."""
+    values_QT = drawn(15, (300, 6, 1), groups=0.0, draws=0.0, rest=0.5)[..., 0]
+    spread = Spread.of(values_QT)
+    assert spread is not None
+    assert spread.both > 0.5 * (spread.both + spread.draws + spread.groups)
+    times = Spread(0.0, 0.0, 300, 0.5**2 / 300).times_for(0.02, 6, more="groups")
+    assert times is not None
+    values_QTM = drawn(16, (round(300 * times), 6, 2000), groups=0.0, draws=0.0, rest=0.5)
+    assert (crossed_means(values_QTM + 0.02).p() < 0.05).mean() > 0.75
+
+
 def test_what_a_design_sees_follows_from_its_own_spread() -> None:
     for groups, draws in ((0.02, 0.1), (0.3, 0.02)):
         values_QT = drawn(14, (300, 6, 1), groups=groups, draws=draws, rest=0.1)[..., 0]
