@@ -525,14 +525,13 @@ class _Auto:
 
     def report(self, rankers: Mapping[str, str], final: str | None) -> None:
         """Commit the leaderboard, and print what it opens with."""
-        half, whole = ([_validated(entry.url) for entry in self.done(name)[:1]] for name in (_HALF, TREES))
+        half = [_validated(entry.url) for entry in self.done(_HALF)[:1]]
         weights = dict(bundle.load(rankers["blend"]).blended)
         board = Board(
             rows=tuple(self.row(name, url) for name, url in rankers.items()),
             weights=weights,
             left_out={e.name: e.says for e in self.record.entries if e.state in ("late", "left out")},
             half=next(iter(half), None),
-            whole=next(iter(whole), None),
             final=final or rankers["blend"],
             refitted=final is not None,
             budget=self.config.minutes,

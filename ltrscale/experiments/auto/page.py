@@ -41,8 +41,6 @@ class Board(Findings):
     """Why a method has no model, by its name."""
     half: float | None
     """The metric on validation of trees that know half of the labels."""
-    whole: float | None
-    """The same of trees that know all."""
     final: str
     """The ranker's bundle."""
     refitted: bool
@@ -106,10 +104,10 @@ def _leaderboard(board: Board, evaluation: Evaluation | None) -> tuple[list[str]
 def advised(board: Board) -> str:
     """The sentence on what would help: more labels, or more pretraining."""
     parts, gains = [], {}
-    if board.half is not None and board.whole is not None:
-        gains["label more lists"] = board.whole - board.half
-        parts.append(f"from half of the labels to all, trees gained {board.whole - board.half:+.4f}")
-    scratch, pretrained = board.validated("scratch"), board.validated("pretrained")
+    trees, scratch, pretrained = map(board.validated, ("trees", "scratch", "pretrained"))
+    if board.half is not None and trees is not None:
+        gains["label more lists"] = trees - board.half
+        parts.append(f"from half of the labels to all, trees gained {trees - board.half:+.4f}")
     if scratch is not None and pretrained is not None:
         gains["pretrain longer, with a larger budget"] = pretrained - scratch
         parts.append(f"pretraining gave {pretrained - scratch:+.4f} over the same network without it")

@@ -16,7 +16,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.experiments.auto.auto import AutoConfig, AutoRecord, _Auto
-from ltrscale.experiments.auto.page import Board, advised, document
+from ltrscale.experiments.auto.page import Board, BoardRow, advised, document
 from ltrscale.reports.findings import markdown
 
 SPLITS = {
@@ -144,7 +144,6 @@ def test_the_page_names_what_is_not_in_the_blend() -> None:
         rows=(),
         weights={"linear": 0.5, "scratch": 0.5},
         half=None,
-        whole=None,
         final="here",
         refitted=False,
         budget=5,
@@ -155,9 +154,8 @@ def test_the_page_names_what_is_not_in_the_blend() -> None:
 
 
 def test_the_next_step_is_what_brought_more() -> None:
-    board = Board(
-        rows=(), weights={"trees": 1.0}, half=0.5, whole=0.52, final="", refitted=False, budget=5, minutes=4.0
-    )
+    rows = (BoardRow(name="trees", says="400 trees", minutes=1.0, validation=0.52, url=""),)
+    board = Board(rows=rows, weights={"trees": 1.0}, half=0.5, final="", refitted=False, budget=5, minutes=4.0)
     assert advised(board) == (
         "What to do next: label more lists. On validation from half of the labels to all, trees gained +0.0200."
     )
