@@ -265,6 +265,8 @@ class _Auto:
         if self.refitting and self.record.refitted is not False:
             refitted = self.refit(rankers["blend"])
             self.keep(refitted=refitted is not None)
+        if refitted is None:  # that of a smaller budget would pass for the ranker
+            storage.remove(join(self.config.out, "final", storage.MANIFEST))
         self.keep(ended=self.record.ended or self.spent)
         self.report(rankers, refitted)
         return refitted or rankers["blend"]

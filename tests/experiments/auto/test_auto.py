@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from written_directories import written_directories
 
-from ltrscale import bundle
+from ltrscale import bundle, storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
@@ -66,6 +66,15 @@ def test_the_same_again_trains_nothing_and_has_the_same_leaderboard(done: Path, 
     assert again.minutes > record.minutes, "all time counts"
     assert again.replace(minutes=0.0) == record.replace(minutes=0.0)
     assert not [name for name in written if name.endswith("/model")]
+
+
+@pytest.mark.slow
+def test_without_a_refit_no_earlier_one_passes_for_the_ranker(done: Path, synthetic_dataset: str) -> None:
+    shutil.copytree(done / "blend", done / "final", dirs_exist_ok=True)  # the first run may have had no time for it
+    config, ranker = auto(synthetic_dataset, done), Board.read(str(done / "leaderboard")).final
+    assert config.replace(refit=False).train() == str(done / "blend")
+    assert storage.read_manifest(str(done / "final")) is None
+    assert config.train() == ranker
 
 
 @pytest.mark.slow
