@@ -124,8 +124,9 @@ class PiecewiseLinear(NumberEmbedding):
     """Piecewise-linear encoding of numbers (Gorishniy et al. 2022, equation 1), and a linear layer with ReLU.
 
     With the edges b_0 < .. < b_B, component t of x is `(x - b_(t-1)) / (b_t - b_(t-1))`, at least 0 except in the first
-    bin and at most 1 except in the last. The edges are the transform's, of transformed values. A bin between equal
-    edges has component 0, so a constant feature has zeros only.
+    bin and at most 1 except in the last. There the paper sets no bound; here it is the transform's `clip`, as of plain
+    numbers, for the last bin may be so narrow that a new value is a million widths away. The edges are the transform's,
+    of transformed values. A bin between equal edges has component 0, so a constant feature has zeros only.
 
     Raises:
         ValueError: the transform has no edges of so many bins.
@@ -154,10 +155,11 @@ class PiecewiseLinear(NumberEmbedding):
         places_PB = open_PB.cumsum(1)
         first_PB, last_PB = open_PB & (places_PB == 1), open_PB & (places_PB == places_PB[:, -1:])
         low_PB, high_PB = torch.zeros_like(width_PB), open_PB.to(width_PB.dtype)
+        bound = transform.config.clip
         self.register_buffer("left_PB", edges_PB1[:, :-1], persistent=False)
         self.register_buffer("scale_PB", open_PB / width_PB.masked_fill(~open_PB, 1.0), persistent=False)
-        self.register_buffer("low_PB", low_PB.masked_fill(first_PB, -torch.inf), persistent=False)
-        self.register_buffer("high_PB", high_PB.masked_fill(last_PB, torch.inf), persistent=False)
+        self.register_buffer("low_PB", low_PB.masked_fill(first_PB, -bound), persistent=False)
+        self.register_buffer("high_PB", high_PB.masked_fill(last_PB, bound), persistent=False)
         self.linear = FeatureLinear(len(edges_PB1), config.bins, config.embedding) if config.embedding else None
 
     def embed(self, x_NP: Tensor) -> Tensor:

@@ -64,6 +64,15 @@ def test_bins_lie_between_quantiles_of_transformed_values_and_follow_the_formula
     assert (inputs_ND[:, 12:18] == 0).all()  # the constant feature
 
 
+def test_a_value_far_beyond_a_narrow_last_bin_is_clipped_as_a_plain_number_is() -> None:
+    x_NF = torch.cat([torch.linspace(0, 1, 90), 1 + 1e-6 * torch.rand(30)])[:, None]
+    transform = fit_transform([x_NF], ["numeric"], TransformConfig(numeric="none", clip=10), bins=4)
+    numbers = PiecewiseLinear(PLEConfig(bins=4, embedding=0), transform)
+    beyond_NB = numbers(torch.tensor([[-1e3], [1.5], [2.0]]), torch.tensor([0, 3]))
+    assert beyond_NB[1:].tolist() == [[1.0, 1.0, 1.0, 10.0]] * 2
+    assert beyond_NB[0].tolist() == [-10.0, 0.0, 0.0, 0.0]
+
+
 def test_a_learnt_embedding_is_one_linear_layer_for_each_feature() -> None:
     transform = fitted()
     x_NF = transform(features())
