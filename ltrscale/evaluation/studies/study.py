@@ -301,8 +301,8 @@ class _Models:
     def cost(self, method: str, pretraining: Cost) -> Cost:
         of_method = {n: models for (n, name), models in self.models.items() if name == method}
         pairs = [pair for models in of_method.values() for pair in models]
-        seconds = sum(model.seconds or 0.0 for model, _ in pairs)
-        documents = sum(model.documents for model, _ in pairs)
+        timed = [(model.seconds, model.documents) for model, _ in pairs if model.seconds is not None]
+        seconds, documents = (sum(of_models) for of_models in zip((0.0, 0), *timed, strict=True))
         scoring = sum(measured.seconds for _, measured in pairs)
         times = {
             n: [model.seconds for model, _ in models if model.seconds is not None] for n, models in of_method.items()
