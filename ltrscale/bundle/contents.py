@@ -326,8 +326,8 @@ class Provenance(Config, extra="ignore"):
     def labels(self) -> str | None:
         """Identity of the labels for training and selection: bundles of equal labels share a draw.
 
-        It covers the content of the periods, the label column and the sample, not the scores of another model. None if
-        no job that learns from labels is recorded; pretraining reads one split and no labels.
+        It covers the content of the periods, the label column, the sample and the fold, not the scores of another
+        model. None if no job that learns from labels is recorded; pretraining reads one split and no labels.
         """
         if len(self.config.splits) != 2:
             return None
@@ -335,4 +335,5 @@ class Provenance(Config, extra="ignore"):
 
     def _labels_of(self, split: Split) -> list[object]:
         data = [self.inputs.get(url, url) for url in split.data]
-        return [data, split.periods, split.labels, split.sample]
+        fold = None if split.fold is None else split.fold.model_dump(mode="json")
+        return [data, split.periods, split.labels, split.sample, fold]

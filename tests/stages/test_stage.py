@@ -46,6 +46,7 @@ def labels(*, content: str = "hash", url: str = "one", **changes: dict[str, Any]
         {"train": {"labelled_fraction": 1.0, "relevant_groups": 7}},
         {"train": {"labels": "relevance"}},
         {"train": {"periods": ("c",)}},
+        {"train": {"fold": {"number": 0, "of": 5}}},
         {"validation": {"labelled_groups": 7}},
         {"content": "other"},
     ],
