@@ -356,7 +356,17 @@ def _nearest(near: float, exact: Any) -> float:
 
 
 def _epoch(value: float) -> int | None:
-    """Seconds since 1970 of a number of them, or of milli-, micro- or nanoseconds; None for what cannot be one."""
+    """Seconds since 1970 of a number of them, or of milli-, micro- or nanoseconds; None for what cannot be one.
+
+    A day that is written as a number, such as 20260214, is none.
+    """
+    if 19_000_101 <= value <= 21_001_231 and value == int(value):
+        try:
+            date(int(value) // 10_000, int(value) // 100 % 100, int(value) % 100)
+        except ValueError:
+            pass
+        else:
+            return None
     for _ in range(3):
         value = value / 1000 if abs(value) >= _EPOCH_SECONDS else value
     return math.floor(value) if abs(value) < _EPOCH_SECONDS else None
