@@ -233,7 +233,7 @@ def test_the_formats_of_all_times_are_tried_in_an_order_that_reads_each(tmp_path
     job = start(tmp_path / "log.csv")
     columns = job.prepare.source.columns  # type: ignore[union-attr]
     assert columns.time_format == ("%Y%m%d", "iso")
-    assert columns.dates == {"listed_date": ("days_before",)}
+    assert columns.dates == {"listed_date": ("days_before",)}  # type: ignore[union-attr]
     job.run()
     manifest = open_dataset(job.out).manifest
     days = (pd.to_datetime(log["event_time"]) - pd.to_datetime(log["listed_date"])) / pd.Timedelta(1, "D")
@@ -259,7 +259,7 @@ def test_a_date_that_the_format_of_the_time_would_misread_is_left_out_with_the_r
     columns = job.prepare.source.columns  # type: ignore[union-attr]
     formats = (time_format, date_format) if read else (time_format,)
     assert columns.time_format == formats
-    assert [*columns.dates] == ["listed_date"] * read
+    assert [*columns.dates] == ["listed_date"] * read  # type: ignore[union-attr]
     reason = f"# not used: listed_date, a date in {date_format}, which {time_format} of event_time reads as another one"
     assert (reason in (tmp_path / "out" / "prepare.yaml").read_text()) == (not read)
     job.run()
