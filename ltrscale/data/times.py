@@ -6,7 +6,7 @@ Shapes: N rows.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import Literal
 from zoneinfo import ZoneInfo
 
@@ -25,10 +25,14 @@ DatePart = Literal["days_before", "weekday", "hour"]
 ISO = "iso"
 """The format of ISO 8601 text and of numbers since 1970."""
 
+DAY_NUMBER = "%Y%m%d"
+"""The format of days that are written as numbers, see `is_day_number`."""
+
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _EPOCH_SECONDS = 10**11  # the year 5138: a larger number must have a finer unit
 _FINER = ("ms", "us", "ns")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DAY_NUMBERS = 19_000_101, 21_001_231
 _YEAR_1 = -62_135_596_800  # the first that Python knows
 _HOUR, _DAY = 3600, 86400
 _SLOT = 900  # clocks are put forward and back at full quarters of an hour
@@ -87,7 +91,8 @@ def periods(column: pa.Array, period: PeriodUnit, clock: Clock = UTC_CLOCK) -> t
     """The period of each instant, and the rows without a time stamp or with one that cannot be read.
 
     Numbers are time since 1970: seconds below 10**11, otherwise milli-, micro- or nanoseconds, the first unit in which
-    they are below 10**11 seconds; so milliseconds are distinguished from seconds from March 1973 on.
+    they are below 10**11 seconds; so milliseconds are distinguished from seconds from March 1973 on. A number that is a
+    day as it is written, see `is_day_number`, is read by the format `%Y%m%d` alone.
 
     Example:
         >>> names, bad = periods(pa.array(["2026-02-14T09:30:00+01:00", "1771057800", "soon"]), "hour")
@@ -117,6 +122,25 @@ def _period_name(hour: int, period: PeriodUnit) -> str | None:
             return f"{instant:%Y-%m-%d}"
         case "hour":
             return f"{instant:%Y-%m-%dT%H}"
+
+
+def is_day_number(number: float) -> bool:
+    """Whether a number is a day from 1900 to 2100 as it is written, and so no time since 1970.
+
+    As seconds these lie between 8 August and 1 September 1970.
+
+    Example:
+        >>> is_day_number(20260214), is_day_number(20260230), is_day_number(1771057800)
+        (True, False, False)
+    """
+    if not _DAY_NUMBERS[0] <= number <= _DAY_NUMBERS[1] or number % 1:
+        return False
+    year, month_and_day = divmod(int(number), 10_000)
+    try:
+        date(year, *divmod(month_and_day, 100))
+    except ValueError:
+        return False
+    return True
 
 
 def part_of(
@@ -197,6 +221,9 @@ def _by_format(text: str, clock: Clock) -> int | None:
 def _numbers_since_1970(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Numbers as seconds since 1970; float64 is exact enough, since a period lasts an hour at least."""
     values_N = column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
+    near_N = (values_N >= _DAY_NUMBERS[0]) & (values_N <= _DAY_NUMBERS[1])
+    days = [value for value in np.unique(values_N[near_N]).tolist() if is_day_number(value)]
+    values_N = np.where(np.isin(values_N, days), np.nan, values_N) if days else values_N
     for _ in _FINER:
         values_N = np.where(np.abs(values_N) >= _EPOCH_SECONDS, values_N / 1000, values_N)
     bad_N = ~(np.abs(values_N) < _EPOCH_SECONDS)
@@ -211,6 +238,8 @@ def _iso(text: str, clock: Clock) -> int | None:
     except ValueError:
         pass
     else:
+        if is_day_number(value):
+            return None
         for _ in _FINER:
             value = value / 1000 if abs(value) >= _EPOCH_SECONDS else value
         return math.floor(value) if abs(value) < _EPOCH_SECONDS else None

@@ -2,10 +2,13 @@
 
 An integer in [0, 2**24) is its own code. Every other value is hashed: its code is the upper 24 bits of a 64-bit hash of
 its text, so a value has the same code in every file, week and version. Codes are exact in float32. Text that is the
-plain decimal form of an integer counts as that integer, so that CSV and Parquet of the same log agree.
+plain decimal form of an integer, perhaps with `.0`, counts as that integer, so that CSV and Parquet of the same log
+agree.
 
 Shapes: N rows.
 """
+
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +21,8 @@ from ltrscale.models.fitting import N_CODES
 _SHIFT = np.uint64(40)  # the upper 24 of 64 bits are the code
 _MOST_VALUES = 1 << 22
 _MOST_TEXTS = 4096
+_WHOLE_FLOAT = re.compile(r"-?(0|[1-9][0-9]{0,15})\.0")
+"""A whole number as a float is written, which has 16 digits before the point at most."""
 RecordedCodes = dict[str, int] | None
 """The codes of texts; None if they are too many to record."""
 
@@ -28,8 +33,8 @@ def encode(column: pa.Array) -> NDArray[np.float32]:
     Example:
         >>> encode(pa.array(["7", "berlin", None, "-1"])).tolist()
         [7.0, 6113811.0, nan, 6998243.0]
-        >>> encode(pa.array([7, -1])).tolist()
-        [7.0, 6998243.0]
+        >>> encode(pa.array([7, -1])).tolist(), encode(pa.array(["7.0", "-1.0"])).tolist()
+        ([7.0, 6998243.0], [7.0, 6998243.0])
     """
     identities_N, missing_N, _ = _identities(column)
     return _codes(identities_N, missing_N)
@@ -149,7 +154,8 @@ def _identities_of_distinct(values: pa.Array) -> tuple[NDArray[np.uint64], Recor
 def _text(value: object) -> str:
     if isinstance(value, float) and value.is_integer():  # many tools turn integers into floats where there are nulls
         return str(int(value))
-    return value if isinstance(value, str) else str(value)
+    text = value if isinstance(value, str) else str(value)
+    return str(int(text[:-2])) if _WHOLE_FLOAT.fullmatch(text) else text  # as those write them in CSV
 
 
 def _is_plain(text: str) -> bool:

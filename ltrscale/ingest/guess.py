@@ -3,10 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from ltrscale.data.times import ISO, Clock, instants
 from ltrscale.errors import InputError, suggestion
 from ltrscale.ingest import roles
 from ltrscale.ingest.profile import LogColumn, Structure
@@ -23,6 +26,8 @@ _WORDS = (
 _LONG = 60
 _SEEN_OFTEN = 5
 """Rows of an identifier's value, in the mean, from which on a model can learn something of it."""
+_INSTANT = datetime(2026, 2, 3)
+"""Day and month could be each other."""
 _LEAST = {"query": 2.0, "item": 2.0, "time": 1.5, "label": 2.0, "positions": 2.0}
 """Points below which no column has a role."""
 
@@ -157,12 +162,25 @@ def _with_rest(
         if column.name in outcomes or column in best_guess.within:
             continue
         use = _use(column, best_guess, key, seen)
+        if use == "dates" and best_guess.time is not None:
+            use = _misread(column, [best_guess.time, *uses["dates"]]) or use
         if use in uses:
             uses[use].append(column)
         else:
             unused[column.name] = use
     meta, features, categorical, dates = (tuple(columns) for columns in uses.values())
     return replace(best_guess, meta=meta, features=features, categorical=categorical, dates=dates, others=unused)
+
+
+def _misread(column: LogColumn, others: Sequence[LogColumn]) -> str | None:
+    """Why a date cannot be read beside other times, whose formats are tried first; None where it can."""
+    [form, *_] = column.formats
+    text = pa.array([_INSTANT.isoformat() if form == ISO else _INSTANT.strftime(form)])
+    for other in others:
+        for earlier in other.formats[:1]:
+            if instants(text, Clock(formats=(earlier, form)))[0] != instants(text, Clock(formats=(form,)))[0]:
+                return f"a date in {form}, which {earlier} of {other.name} reads as another one"
+    return None
 
 
 def _use(column: LogColumn, best_guess: Guess, key: LogColumn, seen: Structure) -> str:

@@ -29,7 +29,7 @@ class _Columns(Config):
     """Column with the time stamp, which determines the period."""
     time_format: tuple[str, ...] = (ISO,)
     """Formats of times that are text, tried in order, as in Python's strptime: "%d.%m.%Y %H:%M"; `iso` stands for
-    ISO 8601 and for numbers since 1970."""
+    ISO 8601 and for numbers since 1970. Days that are written as numbers, such as 20260214, need "%Y%m%d"."""
     time_zone: str = "UTC"
     """The log's zone, such as Europe/Berlin: of times that do not state one, and that in which days begin."""
     period: PeriodUnit = "week"

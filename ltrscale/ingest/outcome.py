@@ -5,6 +5,7 @@ leak from an honest feature that is as good as the labels. So a suspicious one i
 jobs.prepare and the report ask it, and the gate refuses until `bounds.expected` has the answer.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from ltrscale import storage
@@ -16,6 +17,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import identifying
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
+from ltrscale.data.times import DAY_NUMBER, is_day_number
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import Expected, UnitSettings
 from ltrscale.ingest.rows import QUARANTINE, Rejection
@@ -108,11 +110,24 @@ def check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], wo
         # query ids return in a log that is sorted by time and not by query
         scattered = accounting.rules.get("returning_query") and not config.sort
         sort = f"set {key}sort=true if the rows of a query do not lie together, " if scattered else ""
+        days = any(_is_unread_day(rejection.found) for rejection in first_rejections)
+        time_format = f'add "{DAY_NUMBER}" to {key}source.columns.time_format for days as numbers, ' if days else ""
         raise InputError(
             f"{rejected:,} of {rows:,} rows rejected ({rejected / rows:.2%}), max_rejected is "
             f"{config.max_rejected:.2%}: {_by_rule(accounting)}; the first: {first}; all are in "
-            f"{storage.join(work.out, QUARANTINE)}; {sort}mend the input or raise {key}max_rejected"
+            f"{storage.join(work.out, QUARANTINE)}; {sort}{time_format}mend the input or raise {key}max_rejected"
         )
+
+
+def _is_unread_day(found: str) -> bool:
+    """Whether what was found is a day as a number, which no format reads.
+
+    Example:
+        >>> _is_unread_day("column 'at' is not a time stamp (20260214)"), _is_unread_day("document 20260214")
+        (True, False)
+    """
+    shown = re.search(r" is not a time .*\('?(\d{8})(\.0)?'?\)$", found)
+    return shown is not None and is_day_number(int(shown[1]))
 
 
 def _by_rule(accounting: Accounting) -> str:

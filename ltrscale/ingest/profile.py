@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale.data import columns as cols
-from ltrscale.data.times import ISO, Clock, instants
+from ltrscale.data.times import DAY_NUMBER, ISO, Clock, instants
 from ltrscale.errors import InputError
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.lines import UTF8, read_lines
@@ -23,8 +23,7 @@ from ltrscale.ingest.tables import read_rows, read_schema
 
 _BATCH = 1 << 16
 _TRIED = 200
-_DIGITS = "%Y%m%d"
-_DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", _DIGITS, "%d %b %Y")
+_DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", DAY_NUMBER, "%d %b %Y")
 _FORMATS = (ISO, *(day + clock for day in _DAYS for clock in ("", " %H:%M:%S", " %H:%M", " %I:%M %p")))
 _EPOCHS = 946_684_800, 2_208_988_800
 """The years 2000 to 2040, in seconds: numbers that may be times."""
@@ -213,7 +212,7 @@ def _times(
     """
     tried, formats = distinct_values.slice(0, _TRIED), []
     if len(tried) and (_readable(kind) or _is_stamp(kind)):
-        forms = (ISO,) if _is_stamp(kind) else (ISO, _DIGITS) if cols.is_number(kind) else _FORMATS
+        forms = (ISO,) if _is_stamp(kind) else (ISO, DAY_NUMBER) if cols.is_number(kind) else _FORMATS
         shares = {form: _share_of_times(tried, kind, form) for form in forms}
         formats = sorted((form for form, share in shares.items() if share >= 1 - _STRAY), key=lambda f: -shares[f])
     if not formats:
@@ -234,7 +233,7 @@ def _share_of_times(values: pa.Array, kind: pa.DataType, form: str) -> float:
     texts_N = cols.texts(values)[0]
     number = cols.is_number(kind)
     digits_N = number | pc.match_substring_regex(texts_N, _NUMBER).fill_null(False).to_numpy(zero_copy_only=False)
-    if form == _DIGITS:  # strptime would read 1001 as January of the year 1001 or so
+    if form == DAY_NUMBER:  # strptime would read 1001 as January of the year 1001 or so
         bad_N = bad_N | ~pc.match_substring_regex(texts_N, r"^\d{8}$").fill_null(False).to_numpy(zero_copy_only=False)
     recent_N = (seconds_N >= _EPOCHS[0]) & (seconds_N <= _EPOCHS[1])  # ids are digits, too
     return float((~bad_N & (recent_N | ~digits_N)).mean())

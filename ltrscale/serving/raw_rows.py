@@ -39,6 +39,7 @@ _WELL_QUOTED = r'(?:"(?:[^"]|"")*"|[^"{delimiter}]*)(?:{delimiter}(?:"(?:[^"]|""
 _JSON = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
 _KINDS = {"number": "number", "integer": "number", "boolean": "boolean", "text": "string"}
 _CODES = 1 << 24
+_WHOLE_FLOAT = re.compile(r"-?(0|[1-9][0-9]{0,15})\.0")
 _EPOCH, _EPOCH_SECONDS, _DAY, _SLOT = datetime(1970, 1, 1, tzinfo=timezone.utc), 10**11, 86400, 900
 _ISO = re.compile(
     r"(?P<date>\d{4}-\d\d-\d\d|\d{8}|\d{4}-?W\d\d(?:-?\d)?)"
@@ -303,7 +304,8 @@ def _text(value: Any) -> str:
     """The text of a category; many tools turn whole numbers into floats where there are missing values."""
     if isinstance(value, bool) or (hasattr(value, "is_integer") and value.is_integer()):
         return str(int(value))
-    return str(value)
+    text = str(value)
+    return str(int(text[:-2])) if _WHOLE_FLOAT.fullmatch(text) else text
 
 
 def _key(value: Any) -> str | None:
@@ -354,7 +356,17 @@ def _nearest(near: float, exact: Any) -> float:
 
 
 def _epoch(value: float) -> int | None:
-    """Seconds since 1970 of a number of them, or of milli-, micro- or nanoseconds; None for what cannot be one."""
+    """Seconds since 1970 of a number of them, or of milli-, micro- or nanoseconds; None for what cannot be one.
+
+    A day that is written as a number, such as 20260214, is none.
+    """
+    if 19_000_101 <= value <= 21_001_231 and value == int(value):
+        try:
+            date(int(value) // 10_000, int(value) // 100 % 100, int(value) % 100)
+        except ValueError:
+            pass
+        else:
+            return None
     for _ in range(3):
         value = value / 1000 if abs(value) >= _EPOCH_SECONDS else value
     return math.floor(value) if abs(value) < _EPOCH_SECONDS else None

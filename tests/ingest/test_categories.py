@@ -19,7 +19,7 @@ def test_small_integers_are_their_own_code_in_every_type(kind: pa.DataType) -> N
 
 
 def test_other_values_are_hashed_below_the_number_of_codes_and_do_not_depend_on_the_type() -> None:
-    texts = ["-1", str(N_CODES), str(2**40), "1", "01", "1.0", " 1", "berlin", "", "٣"]
+    texts = ["-1", str(N_CODES), str(2**40), "1", "01", "1.00", "1.5", " 1", "berlin", "", "٣"]
     codes = encode(pa.array(texts))
     assert codes.dtype == np.float32
     assert ((codes >= 0) & (codes < N_CODES) & (codes == np.floor(codes))).all()
@@ -28,6 +28,26 @@ def test_other_values_are_hashed_below_the_number_of_codes_and_do_not_depend_on_
     assert encode(pa.array([-1, N_CODES, 2**40])).tolist() == codes[:3].tolist()
     assert encode(pa.array([-1.0, float(N_CODES), 2.0**40])).tolist() == codes[:3].tolist()
     assert encode(pa.array([2**64 - 1], pa.uint64())) == encode(pa.array([str(2**64 - 1)]))
+
+
+@pytest.mark.parametrize("value", [3, 0, -1, N_CODES - 1, N_CODES, 2**40, -(2**40), 9_999_999_999_999_998])
+def test_a_whole_number_that_csv_writes_as_a_float_is_that_of_parquet(value: int) -> None:
+    """As pandas writes a column of integers that has a null."""
+    codes = {
+        float(encode(column)[0]) for column in (pa.array([value]), pa.array([float(value)]), pa.array([str(value)]))
+    }
+    assert encode(pa.array([str(float(value))])).tolist() == [*codes]
+    assert encode(pa.array(["-0.0"])).tolist() == encode(pa.array([-0.0])).tolist() == [0.0]
+
+
+def test_other_texts_that_end_in_a_zero_are_text() -> None:
+    texts = ["1.0", "01.0", "1.00", "+1.0", "1.0 ", ".0", "1.0.0", "v1.0", "-.0", "9" * 17 + ".0", "٣.0"]
+    encoder = CategoryEncoder()
+    codes = encoder.encode(pa.array(texts)).tolist()
+    assert codes[0] == 1
+    assert len({*codes}) == len(texts)
+    assert encoder.texts is not None
+    assert [*encoder.texts] == texts[1:]
 
 
 def test_codes_are_the_same_in_every_version() -> None:

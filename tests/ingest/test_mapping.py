@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.data.times import Clock, instants, part_of, periods
+from ltrscale.data.times import Clock, instants, is_day_number, part_of, periods
 from ltrscale.errors import InputError
 from ltrscale.ingest.grouplogs import GroupRows
 from ltrscale.ingest.inputs import PrepareConfig
@@ -191,7 +191,7 @@ ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/
 
 
 @given(
-    seconds=st.lists(st.integers(0, 2_000_000_000), min_size=1, max_size=20),
+    seconds=st.lists(st.integers(0, 2_000_000_000).filter(lambda n: not is_day_number(n)), min_size=1, max_size=20),
     zone=st.sampled_from(ZONES),
     period=st.sampled_from(["week", "day", "hour"]),
 )
@@ -242,6 +242,54 @@ def test_text_in_none_of_the_formats_is_rejected(tmp_path: Path) -> None:
     assert rows.periods_N.to_pylist() == ["2026-02-14", "2026-02-14"]
     assert [one.line for one in rejected] == [3, 4, 5]
     assert rejected[0].text == "column 'at' is not a time stamp: a,1,2026-02-14"
+
+
+def by_day(columns: Mapping[str, Any], path: Path) -> Dataset:
+    """The data set of a log with a list for each row, by the day of `at`."""
+    uses = {"query": "q", "features": ["f"], "time": "at", "period": "day", "time_format": columns["format"]}
+    source = {"kind": "items", "columns": {**uses, "dates": {"listed": ["days_before"]}}}
+    log = write(path.parent, path.name, {name: values for name, values in columns.items() if name != "format"})
+    return prepare(validate(PrepareConfig, {"inputs": str(log), "source": source}, "prepare"), str(path.parent / "out"))
+
+
+DAYS = {"q": ["a", "b", "c"], "f": [1, 2, 3], "at": [20260214, 20260301, 19991231]}
+
+
+@pytest.mark.parametrize("kind", ["csv", "int", "float", "text"])
+def test_days_that_are_written_as_numbers(tmp_path: Path, kind: str) -> None:
+    cast = {"csv": pa.int64(), "int": pa.int32(), "float": pa.float64(), "text": pa.string()}[kind]
+    log = tmp_path / ("log.csv" if kind == "csv" else "log.parquet")
+    columns = {**DAYS, "at": pa.array(DAYS["at"]).cast(cast), "listed": pa.array([20260101] * 3).cast(cast)}
+    dataset = by_day({**columns, "format": "%Y%m%d"}, log)
+    assert dataset.manifest.periods == ["1999-12-31", "2026-02-14", "2026-03-01"]
+    tables = [pq.read_table(storage.join(dataset.url, file.path), partitioning=None) for file in dataset.manifest.files]
+    found = {row["query_id"]: row["features"] for table in tables for row in table.to_pylist()}
+    assert found == {"a": [1, 44], "b": [2, 59], "c": [3, -9498]}
+
+
+@pytest.mark.parametrize("format_", ["iso", ["iso", "%d.%m.%Y"]])
+@pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
+@pytest.mark.parametrize("column", ["at", "listed"])
+def test_days_that_are_written_as_numbers_are_no_seconds_since_1970(
+    tmp_path: Path, name: str, format_: Any, column: str
+) -> None:
+    columns = {**DAYS, "at": [1771057800] * 3, "listed": [1771057800] * 3, column: DAYS["at"]}
+    message = (
+        rf"3 of 3 rows rejected .*column '{column}' is not a time or date \('?20260214'?\).*; "
+        r'add "%Y%m%d" to prepare\.source\.columns\.time_format for days as numbers, mend the input'
+    )
+    with pytest.raises(InputError, match=message):
+        by_day({**columns, "format": format_}, tmp_path / name)
+
+
+@pytest.mark.parametrize("number", [19000101, 20240229, 21001231])
+def test_a_number_that_is_a_day_is_no_second_and_its_neighbours_are(number: int) -> None:
+    for column in (pa.array([number]), pa.array([float(number)]), pa.array([str(number)])):
+        assert instants(column)[1].tolist() == [True]
+        assert not instants(column, Clock(formats=("iso", "%Y%m%d")))[1].any()
+    near = [19000100, 20240230, 20230229, 20241301, 21001301, 20260014]
+    for column in (pa.array(near), pa.array([str(each) for each in near])):
+        assert instants(column)[0].tolist() == near
 
 
 # dates as features

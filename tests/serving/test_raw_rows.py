@@ -128,6 +128,7 @@ TIMES = [
     *("2026-01-06 10:15:11+01", "2026-01-06 10:15:11-0130", "20260106", "2026-W02", "1767657600", "1767657600123"),
     *("1767657600123456789", "9999-12-31", "0000-00-00", "0000-01-01", "soon", "", "NULL", "-3600", "1e30", "nan"),
     *("2026-03-29 02:30", "2026-10-25 02:30", "2026-10-25 03:30", "1969-12-31 23:59:59.5", " 2026-01-06 ", "inf"),
+    *("20260230", "20260106.0"),
 ]
 COLUMNS = {
     "time": "at",
@@ -341,6 +342,16 @@ def test_values_of_python_count_as_what_the_log_has_as_text(tmp_path: Path) -> N
         make.features({**USUAL, "flag": True})
     with pytest.raises(raw_rows.RowError, match="no column 'brand'; give None where it has no value"):
         make.features({name: value for name, value in USUAL.items() if name != "brand"})
+
+
+def test_a_whole_number_with_a_point_has_the_code_of_training(tmp_path: Path) -> None:
+    values = ["3.0", "3", "-1.0", "-0.0", "16777216.0", "3.00", "03.0", "3.5", "9" * 17 + ".0", "acme"]
+    rows = [{"q": f"q{i}", "x": "1", "c": value} for i, value in enumerate(values)]
+    write_csv(tmp_path / "log.csv", rows)
+    data = prepared(tmp_path, tmp_path / "log.csv", {"features": ["x"], "categorical": ["c"]})
+    assert check(rows, data, tmp_path, [row["q"] for row in rows]) == 0
+    kept, _ = by_prepare(data)
+    assert kept["q0"] == kept["q1"] == bits([1, 3])
 
 
 def test_lines_are_rows_where_prepare_has_rows(tmp_path: Path) -> None:

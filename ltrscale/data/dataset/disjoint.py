@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ltrscale.data.dataset.labelled import labelled_queries
 from ltrscale.data.dataset.origin import origins
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split, SplitPart, Splits, resolve_periods, with_periods_named
+from ltrscale.data.dataset.split import Split, SplitPart, Splits, check_in_order, resolve_periods, with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 
@@ -24,7 +24,7 @@ def check_disjoint(splits: Splits) -> None:
     union of the periods of all data sets named. A test period before a training period is a warning.
 
     Raises:
-        InputError: names the two splits, the period and the remedy.
+        InputError: names the two splits, the period and the remedy; or a gap among periods that have no order.
     """
     parts = {name: resolve_periods(split, f"splits.{name}") for name, split in splits.by_name.items()}
     takers: dict[tuple[str, str], str] = {}
@@ -85,6 +85,7 @@ def _warn_of_future(periods_of_split: Mapping[str, Sequence[str]]) -> None:
 def _check_gap(parts: Mapping[str, list[SplitPart]], periods_of_split: Mapping[str, Sequence[str]], gap: int) -> None:
     """Check that `gap` whole periods lie between any period of train and any of validation or test."""
     all_periods = sorted({period for name in parts for part in parts[name] for period in part.dataset.manifest.periods})
+    check_in_order(all_periods, f"splits.gap: {gap}")
     index = {period: i for i, period in enumerate(all_periods)}
     for name in periods_of_split.keys() - {"train"}:
         for period, training in itertools.product(periods_of_split[name], periods_of_split["train"]):

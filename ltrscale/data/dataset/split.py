@@ -272,7 +272,8 @@ def resolve_periods(split: Split, key: str = "") -> list[SplitPart]:
     """Open the data sets of a split, whose key is for errors, and choose their periods.
 
     Raises:
-        InputError: a data set or period is missing; a data set lacks features of the first or is named twice.
+        InputError: a data set or period is missing, or periods have no order; a data set lacks features of the first or
+            is named twice.
     """
     if not split.data:
         raise InputError(f"{key or 'a split'} names no data set; add data: DIRECTORY, made by jobs.prepare")
@@ -318,7 +319,7 @@ def with_relative_named(config: ConfigT, key: str = "") -> ConfigT:
     its output records names. Splits that name no data set yet stay as they are. The rest of the config is unchanged.
 
     Raises:
-        InputError: a data set is missing, or has too few periods.
+        InputError: a data set is missing, or has too few periods or such without an order.
     """
     changes: dict[str, object] = {}
     for name in type(config).model_fields:
@@ -338,7 +339,7 @@ def among(split: Split, known: Sequence[str], key: str = "") -> Split:
     """The same split with its periods listed by name, if its data sets had these periods, the oldest first.
 
     Raises:
-        InputError: it takes a period that is not among them, or more than there are.
+        InputError: it takes a period that is not among them, or more than there are, or they have no order.
     """
     return split.replace(periods=sorted(_chosen_periods(split, known, f"{key}.periods".removeprefix("."))))
 
@@ -349,7 +350,9 @@ def _chosen_periods(split: Split, all_periods: Sequence[str], key: str) -> set[s
         return set(all_periods)
     chosen, there = set[str](), set(all_periods)
     for item in split.periods:
-        if relative := Relative.of(item):
+        if (relative := Relative.of(item)) or ".." in item:
+            check_in_order(all_periods, f"{key}: {_whose(split)}{item!r}")
+        if relative:
             chosen.update(selected := relative.among(all_periods))
             if not selected:
                 raise InputError(f"{key}: {_whose(split)}{item!r} are more periods than there are; {_has(all_periods)}")
@@ -365,6 +368,25 @@ def _chosen_periods(split: Split, all_periods: Sequence[str], key: str) -> set[s
             raise InputError(f"{key}: the range {item} runs backwards; write {last}..{first}")
         chosen.update(all_periods[bisect_left(all_periods, first) : bisect_right(all_periods, last)])
     return chosen
+
+
+def check_in_order(periods: Sequence[str], where: str) -> None:
+    """Refuse sorted periods whose text order is not that in time: whole numbers with different numbers of digits.
+
+    Example:
+        >>> check_in_order(["09", "10", "11"], "periods: 'last 1'")
+        >>> check_in_order(["10", "11", "9"], "periods: 'last 1'")
+        Traceback (most recent call last):
+        ltrscale.errors.InputError: periods: 'last 1' takes periods in text order, which puts '11' before '9'; write ...
+    """
+    if not all(period.isdecimal() for period in periods):
+        return
+    for early, late in itertools.pairwise(periods):
+        if int(early) > int(late):
+            raise InputError(
+                f"{where} takes periods in text order, which puts {early!r} before {late!r}; write such periods with "
+                f"equally many digits in the log, as {late.zfill(len(early))!r}, or name each of them"
+            )
 
 
 def _whose(split: Split) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.config import CHECK
-from ltrscale.data.times import ISO, Clock, PeriodUnit, periods
+from ltrscale.data.times import ISO, Clock, PeriodUnit, instants, periods
 from ltrscale.experiments.first.pipeline import FirstPlan, plain_yaml
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, grades_of
@@ -68,7 +68,7 @@ def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
         longest=int(lengths_Q.max()),
         told_apart=int(apart_Q[codes_N[codes_N >= 0]].sum()) if len(apart_Q) else 0,
         queries_told_apart=int(apart_Q.sum()),
-        plan=_plan(guessed, structure, codes_N >= 0),
+        plan=_plan(guessed, structure, codes_N),
     )
 
 
@@ -96,17 +96,21 @@ def told_apart(lists_N: NDArray[np.int64], labels_N: NDArray[np.int64]) -> NDArr
     return apart_Q
 
 
-def _plan(guessed: Guess, structure: Structure, usable_N: NDArray[np.bool_]) -> FirstPlan | None:
-    """The longest unit that gives enough periods; None without a time."""
+def _plan(guessed: Guess, structure: Structure, lists_N: NDArray[np.int64]) -> FirstPlan | None:
+    """The longest unit that gives enough periods, those of the first rows of lists; None without a time."""
     if guessed.time is None:
         return None
-    if guessed.label is not None:
-        usable_N = usable_N & (structure.codes[guessed.label.name] >= 0)
     formats = guessed.time.formats[:1] or (ISO,)
-    codes_N = structure.codes[guessed.time.name][usable_N].clip(0)
-    times_V = structure.values[guessed.time.name].take(pa.array(np.unique(codes_N)))
+    clock, times_V = Clock(formats=formats), structure.values[guessed.time.name]
+    times_N = structure.codes[guessed.time.name]
+    usable_N = (lists_N >= 0) & ~np.append(instants(times_V, clock)[1], True)[times_N]
+    if guessed.label is not None:
+        usable_N &= structure.codes[guessed.label.name] >= 0
+    rows = np.flatnonzero(usable_N)
+    rows_Q = rows[np.unique(lists_N[rows], return_index=True)[1]]
+    times_V = times_V.take(pa.array(np.unique(times_N[rows_Q])))
     for unit in _PERIODS:
-        names_V, _ = periods(times_V, unit, Clock(formats=formats))
+        names_V, _ = periods(times_V, unit, clock)
         names = tuple(sorted({*names_V.to_pylist()} - {None}))
         if len(names) >= FEWEST_LISTS:
             return FirstPlan(unit, names, formats)
@@ -210,7 +214,7 @@ def _times(guessed: Guess, plan: FirstPlan | None) -> Iterator[str]:
     if list(formats) != [ISO]:
         others = guessed.time.formats[1:2]
         doubt = f" {CHECK}: {others[0]} fits all of them, too" if others else ""
-        yield f"      time_format: {_flow(tuple(formats))}{doubt}"
+        yield f"      time_format: {_flow(sorted(formats, key=ISO.__eq__))}{doubt}"  # iso reads the most, so it is last
     yield "      time_zone: UTC # of times that do not state one, and of the midnight at which days begin"
     yield f"      period: {plan.unit} # {span}"
 

@@ -14,7 +14,7 @@ from ltrscale.data.dataset.disjoint import check_disjoint, joined_splits
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import GID_SPAN, select
-from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
+from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, among, resolve_periods, with_periods_named
 from ltrscale.data.stream.batches import iterate
 from ltrscale.derive.relabel import RelabelConfig, relabel
 from ltrscale.errors import InputError
@@ -434,6 +434,29 @@ def test_a_gap_is_counted_in_whole_periods(
     else:
         with pytest.raises(InputError, match=f"gap = {gap}.*lower gap"):
             check_disjoint(wanted)
+
+
+@pytest.mark.parametrize("item", ["last 3", "last 1 but 1", "all but last 2", "1..3", "9..12"])
+def test_periods_that_text_puts_in_another_order_than_time_are_only_named(make_dataset: Make, item: str) -> None:
+    months = [str(month) for month in range(1, 13)]
+    data = make_dataset({month: [[2, 3]] for month in sorted(months)}, seed=9).url
+    message = rf"^splits\.test\.periods: .*'{item}' takes periods in text order, which puts '12' before '2'; .* as '02'"
+    with pytest.raises(InputError, match=message):
+        resolve_periods(Split(data=(data,), periods=(item,)), "splits.test")
+    with pytest.raises(InputError, match=message):
+        among(Split(periods=(item,)), sorted(months), "splits.test")
+    named = splits(data, "1", "10", "12")
+    assert [part.periods for part in resolve_periods(named.train)] == [("1",)]
+    assert with_periods_named(Split(data=(data,))).periods == tuple(sorted(months))
+    check_disjoint(named)
+    with pytest.raises(InputError, match=r"^splits\.gap: 1 takes periods in text order, which puts '12' before '2'"):
+        check_disjoint(named.replace(gap=1))
+
+
+def test_whole_numbers_in_order_are_counted(make_dataset: Make) -> None:
+    for names in (["01", "02", "10"], ["8", "9"], ["1", "10"], ["10", "2020", "9", "all"]):
+        data = make_dataset({name: [[2, 3]] for name in names}, seed=10).url
+        assert with_periods_named(Split(data=(data,), periods=("last 1",))).periods == (names[-1],)
 
 
 def test_periods_are_all_if_left_out_and_never_none(weeks: Any) -> None:

@@ -6,12 +6,14 @@ from typing import Any
 
 import lightgbm
 import numpy as np
+import pandas as pd
 import pytest
 from command_lines import run_here
 from shopping_log import shopping_log
 
 from ltrscale import bundle
 from ltrscale.config import load
+from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.experiments.first.init import InitConfig, init
@@ -208,6 +210,74 @@ def test_a_single_day_is_no_range_and_no_date_of_yaml(tmp_path: Path) -> None:
     assert splits.test is not None
     periods = [split.periods for split in (splits.train, splits.validation, splits.test)]
     assert periods == [("2026-02-01",), ("2026-02-02",), ("2026-02-03",)]
+
+
+def small_log(time_format: str, date_format: str, *, minutes: int = 5 * 24 * 60, apart: int = 0) -> pd.DataFrame:
+    """Searches of five rows, `minutes` from one to the next and `apart` from row to row, with the dates of items."""
+    rng = np.random.default_rng(0)
+    listed = pd.Timestamp("2025-01-01") + pd.to_timedelta(rng.integers(0, 300, 30), "D")
+    rows = []
+    for query in range(60):
+        at = pd.Timestamp("2026-01-05 08:00") + pd.Timedelta(query * minutes, "m")
+        for i, item in enumerate(rng.choice(30, 5, replace=False)):
+            shown = (at + pd.Timedelta(i * apart, "m")).strftime(time_format)
+            date = listed[item].strftime(date_format)
+            rows.append((f"s{query}", f"i{item}", shown, date, round(float(rng.random()), 3), int(i == query % 5)))
+    names = ["search_id", "item_id", "event_time", "listed_date", "price", "clicked"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def test_the_formats_of_all_times_are_tried_in_an_order_that_reads_each(tmp_path: Path) -> None:
+    log = small_log("%Y-%m-%d %H:%M:%S", "%Y%m%d")
+    log.to_csv(tmp_path / "log.csv", index=False)
+    job = start(tmp_path / "log.csv")
+    columns = job.prepare.source.columns  # type: ignore[union-attr]
+    assert columns.time_format == ("%Y%m%d", "iso")
+    assert columns.dates == {"listed_date": ("days_before",)}  # type: ignore[union-attr]
+    job.run()
+    manifest = open_dataset(job.out).manifest
+    days = (pd.to_datetime(log["event_time"]) - pd.to_datetime(log["listed_date"])) / pd.Timedelta(1, "D")
+    [summary] = [s for f, s in zip(manifest.features, manifest.summaries, strict=True) if f.name.startswith("listed")]
+    assert (summary.minimum, summary.maximum) == pytest.approx((days.min(), days.max()))
+
+
+@pytest.mark.parametrize(
+    ("time_format", "date_format", "read"),
+    [
+        ("%d/%m/%Y", "%m/%d/%Y", False),
+        ("%m/%d/%Y %H:%M", "%d/%m/%Y %H:%M", False),
+        ("%d/%m/%Y %H:%M", "%m/%d/%Y", True),
+        ("%d.%m.%Y", "%m/%d/%Y", True),
+    ],
+)
+def test_a_date_that_the_format_of_the_time_would_misread_is_left_out_with_the_reason(
+    tmp_path: Path, time_format: str, date_format: str, read: bool
+) -> None:
+    log = small_log(time_format, date_format)
+    log.to_csv(tmp_path / "log.csv", index=False)
+    job = start(tmp_path / "log.csv")
+    columns = job.prepare.source.columns  # type: ignore[union-attr]
+    formats = (time_format, date_format) if read else (time_format,)
+    assert columns.time_format == formats
+    assert [*columns.dates] == ["listed_date"] * read  # type: ignore[union-attr]
+    reason = f"# not used: listed_date, a date in {date_format}, which {time_format} of event_time reads as another one"
+    assert (reason in (tmp_path / "out" / "prepare.yaml").read_text()) == (not read)
+    job.run()
+    assert open_dataset(job.out).manifest.accounting.rows_rejected == 0
+
+
+def test_the_periods_of_a_pipeline_are_those_of_the_first_rows_of_lists(tmp_path: Path) -> None:
+    """The last list begins at 12:55 and has rows after 13:00, an hour without a list of its own."""
+    log = small_log("%Y-%m-%d %H:%M:%S", "%Y-%m-%d", minutes=5, apart=4)
+    assert log["event_time"].max() == "2026-01-05 13:11:00"
+    log.to_csv(tmp_path / "log.csv", index=False)
+    job = start(tmp_path / "log.csv")
+    job.run()
+    splits = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml")).splits
+    assert splits.test is not None
+    assert splits.test.periods == ("2026-01-05T12",)
+    assert open_dataset(job.out).manifest.periods == [f"2026-01-05T{hour:02}" for hour in range(8, 13)]
+    check_disjoint(splits.on(job.out))
 
 
 @pytest.mark.slow
