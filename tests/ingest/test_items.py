@@ -429,6 +429,12 @@ def test_no_pattern_takes_a_column_with_another_use(tmp_path: Path) -> None:
     assert names == ["user_age", "user_shop"]
 
 
+def test_clicks_of_csv_may_be_graded(tmp_path: Path) -> None:
+    mapping = ColumnMapping(query="q", features=("f",), label="y", clicks="y", grades={"0": 0, "1": 3})
+    kept, rejected = read(write_csv(tmp_path, "q,f,y\na,1,1\na,2,0\n"), mapping)
+    assert (kept.labels_N.tolist(), kept.columns["clicks"].to_pylist(), rejected) == ([3, 0], [1, 0], [])
+
+
 @pytest.mark.parametrize("use", ["meta", "within", "dates"])
 def test_a_column_of_csv_is_no_number_and_text_at_once(tmp_path: Path, use: str) -> None:
     columns: dict[str, Any] = {"q": ["a"], "f": [16777217]}
