@@ -68,8 +68,8 @@ def numbers_of(mapping: ColumnMapping, features: Sequence[Feature]) -> set[str]:
 
 def texts_of(mapping: ColumnMapping, features: Sequence[Feature], keys: Collection[str]) -> set[str]:
     """The columns whose values are needed as they stand, such as ids, categories and the keys of tables that join."""
-    numbers, dates = {"label", *mapping.side()}, mapping.date_features()
-    numbers.add("graded label")  # a click or a gain may be graded too; values with grades are short
+    # a click or a gain may be the graded label too: values with grades are as good as numbers
+    numbers, dates = {"label", "graded label", *mapping.side()}, mapping.date_features()
     named = {column for use, column in mapping.named().items() if use not in numbers}
     tokens = mapping.tokens.columns if mapping.tokens else ()
     categories = {f.name for f in features if f.kind == "categorical" and f.name not in dates}
