@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ltrscale.errors import InputError
+
 Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 
@@ -61,6 +63,44 @@ def _without_view(kind: pa.DataType) -> pa.DataType:
 def without_dictionary(column: pa.Array) -> pa.Array:
     """The column without dictionary encoding."""
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def wider_type(column: str, kind: pa.DataType, other: pa.DataType, file: str, first: str) -> pa.DataType:
+    """The type that holds the values of both; null fits any, and numbers fit numbers.
+
+    Raises:
+        InputError: there is none; names the column, the file that has the other type, and the first one.
+
+    Example:
+        >>> wider_type("age", pa.int64(), pa.float64(), "b.parquet", "a.parquet")
+        DataType(double)
+    """
+    if kind == other:
+        return kind
+    schemas = [pa.schema([("", each)]) for each in (kind, other)]
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except pa.ArrowException as error:
+        raise _unlike(column, file, f"{other} where it is {kind} in {first}") from error
+
+
+def in_type(column: str, values: pa.Array, kind: pa.DataType, file: str) -> pa.Array:
+    """Values in a wider type.
+
+    Raises:
+        InputError: it does not hold them all, such as a whole number beyond 2^53 as a double.
+    """
+    if values.type == kind:
+        return values
+    try:
+        return values.cast(kind)
+    except pa.ArrowException as error:
+        problem = f"{values.type} here and {kind} elsewhere, which does not hold all values"
+        raise _unlike(column, file, problem) from error
+
+
+def _unlike(column: str, file: str, problem: str) -> InputError:
+    return InputError(f"{file}: column {column!r} is {problem}; write all files with one type of this column")
 
 
 def floats(column: pa.Array) -> pa.FloatArray:

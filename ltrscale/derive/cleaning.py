@@ -20,7 +20,7 @@ from ltrscale.derive.step import Changed, Changes, RelabelStep, StepStart, Trans
 from ltrscale.draws import open_uniforms
 from ltrscale.errors import InputError
 from ltrscale.progress import log
-from ltrscale.simulate.ragged import maximum, offsets, place_in_group
+from ltrscale.simulate.ragged import maximum, place_in_group
 
 _NO_POSITIONS = "prepare it with positions, or simulate clicks before"
 
@@ -319,28 +319,44 @@ def unseen(clicks_N: Floats, positions_N: Floats, offsets_Q1: Ints) -> Bools:
 def draw_others(block: GroupBlock, wanted_Q: Ints, seed: int) -> Ints:
     """Draw documents of the other groups of a block for each group, without repetition while there are enough.
 
-    A group starts at a random place of a shuffled circle of all documents and takes the next ones that are not its own.
+    A group starts at a random place of a shuffled circle of all documents and takes the next ones that are neither its
+    own nor taken; documents with one id are the same. If these are too few, it takes them again, in the same order.
 
     Raises:
-        InputError: a block has a single group.
+        InputError: a block has a single group, or a group has all of its documents.
     """
     alone_Q = (wanted_Q > 0) & (block.lengths_Q == block.n_documents)
     if alone_Q.any():
         raise InputError(f"period {block.period} has one query group here, so there are no other documents to draw")
     keys_N = block.on_documents(block.keys_Q)
-    circle_N = np.argsort(open_uniforms((seed, "circle"), keys_N, block.index_N), kind="stable")
+    circle = np.argsort(open_uniforms((seed, "circle"), keys_N, block.index_N), kind="stable").tolist()
     start_Q = (open_uniforms((seed, "start"), block.keys_Q) * block.n_documents).astype(np.int64)
-    others_Q = np.maximum(block.n_documents - block.lengths_Q, 1)
-    rounds_Q = -(-wanted_Q // others_Q)  # each round of the circle also passes all documents of the group itself
-    candidates_Q = np.where(wanted_Q > 0, wanted_Q + rounds_Q * block.lengths_Q, 0)
-    bounds_Q1 = offsets(candidates_Q)
-    group_C = np.repeat(np.arange(len(block)), candidates_Q)
-    step_C = np.arange(bounds_Q1[-1]) - np.repeat(bounds_Q1[:-1], candidates_Q)
-    document_C = circle_N[(start_Q[group_C] + step_C) % block.n_documents]
-    foreign_C = block.group_N[document_C] != group_C
-    count_C = np.cumsum(foreign_C)
-    before_Q = np.concatenate([[0], count_C])[bounds_Q1[:-1]]
-    return np.asarray(document_C[foreign_C & (count_C - before_Q[group_C] <= wanted_Q[group_C])])
+    documents, drawn = _same_documents(block).tolist(), list[int]()
+    different = len({*documents})
+    for q in np.flatnonzero(wanted_Q).tolist():
+        known, taken, place = {*documents[block.offsets_Q1[q] : block.offsets_Q1[q + 1]]}, list[int](), int(start_Q[q])
+        while len(taken) < wanted_Q[q] and len(known) < different:
+            if documents[circle[place]] not in known:
+                known.add(documents[circle[place]])
+                taken.append(circle[place])
+            place = (place + 1) % len(circle)
+        if not taken:
+            query = block.rows_Q["query_id"][q].as_py()
+            raise InputError(
+                f"period {block.period}: query {query!r} has all documents of the other groups here, so there are none "
+                "to draw; drop random_negatives, or such queries"
+            )
+        drawn += np.resize(taken, wanted_Q[q]).tolist()
+    return np.array(drawn, np.int64)
+
+
+def _same_documents(block: GroupBlock) -> Ints:
+    """A number for each document, the same for those with one id; all differ where there are no ids."""
+    numbers_N = np.arange(block.n_documents)
+    if block.doc_ids_N is None:
+        return numbers_N
+    codes_N = block.doc_ids_N.dictionary_encode().indices.fill_null(-1).to_numpy()
+    return np.where(codes_N < 0, block.n_documents + numbers_N, codes_N)
 
 
 def _with_negatives(block: GroupBlock, replaced_N: Bools, extra_Q: Ints, drawn_M: Ints) -> GroupBlock:

@@ -5,7 +5,7 @@ Shapes: N rows.
 
 import re
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -21,16 +21,20 @@ from ltrscale.ingest.mapping import ColumnMapping, ListColumns, named_columns
 from ltrscale.ingest.rows import TEXT_LENGTH, RawTexts, Rejection, Rule, plain_value
 
 
-def resolve_features(schema: pa.Schema, mapping: ColumnMapping, file: str) -> list[Feature]:
+def resolve_features(
+    schema: pa.Schema, mapping: ColumnMapping, file: str, *, keys: Collection[str] = ()
+) -> list[Feature]:
     """The features that a mapping finds in a file, in the order that ColumnMapping states.
+
+    `keys` are the columns by which tables join, which a pattern does not take.
 
     Raises:
         InputError: a column is missing (names the nearest), occurs twice or has a type that does not fit; a pattern
             matches nothing.
     """
     _require_named(schema, mapping, file)
-    categorical = dict.fromkeys(_chosen(schema, mapping, mapping.categorical, "categorical", file))
-    numeric = dict.fromkeys(_chosen(schema, mapping, mapping.features, "features", file))
+    categorical = dict.fromkeys(_chosen(schema, mapping, mapping.categorical, "categorical", file, keys))
+    numeric = dict.fromkeys(_chosen(schema, mapping, mapping.features, "features", file, keys))
     parts = mapping.date_features()
     features = [Feature(name=name) for name in numeric if name not in categorical]
     features += [Feature(name=name) for name, (_, part) in parts.items() if part == "days_before"]
@@ -147,16 +151,17 @@ def _require_named(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file
         require(schema, text.column, use, file)
 
 
-def _chosen(schema: pa.Schema, mapping: ColumnMapping, patterns: Sequence[str], use: str, file: str) -> Iterator[str]:
+def _chosen(
+    schema: pa.Schema, mapping: ColumnMapping, patterns: Sequence[str], use: str, file: str, keys: Collection[str]
+) -> Iterator[str]:
     names, plain = schema.names, {*schema.names}.intersection(patterns)
-    used = {*mapping.named().values(), *mapping.dates, *named_columns(names, mapping.exclude), *patterns}
-    used |= {*(mapping.tokens.columns if mapping.tokens else ())}
+    used = {*mapping.named().values(), *mapping.dates, *mapping.meta, *keys, *patterns}
+    used |= {*named_columns(names, mapping.exclude), *(mapping.tokens.columns if mapping.tokens else ())}
     for pattern in patterns:
         matched = [pattern] if pattern in plain and pattern[-1:] != "*" else named_columns(names, [pattern])
         if not matched:
             raise InputError(f"{file}: {use}: no column is named {pattern!r}; {_remedy(pattern, schema.names)}")
         if pattern == "*":
-            used |= {*mapping.meta}
             types = {n: schema.field(schema.get_all_field_indices(n)[0]).type for n in matched}
             # no columns that are all null, which a cast would take for numbers
             matched = [n for n, kind in types.items() if cols.is_number(kind) and not pa.types.is_null(kind)]

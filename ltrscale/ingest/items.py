@@ -33,7 +33,9 @@ from ltrscale.ingest.tables import (
     Raw,
     fault,
     file_form,
+    join_keys,
     load_table,
+    numbers_in,
     read_rows,
     read_schema,
     with_joined,
@@ -62,6 +64,16 @@ def numbers_of(mapping: ColumnMapping, features: Sequence[Feature]) -> set[str]:
     dates, side = mapping.date_features(), mapping.side().values()
     label = [column for use, column in mapping.named().items() if use == "label"]
     return {*(f.name for f in features if f.kind == "numeric" and f.name not in dates), *side, *label}
+
+
+def texts_of(mapping: ColumnMapping, features: Sequence[Feature], keys: Collection[str]) -> set[str]:
+    """The columns whose values are needed as they stand, such as ids, categories and the keys of tables that join."""
+    # a click or a gain may be the graded label too: values with grades are as good as numbers
+    numbers, dates = {"label", "graded label", *mapping.side()}, mapping.date_features()
+    named = {column for use, column in mapping.named().items() if use not in numbers}
+    tokens = mapping.tokens.columns if mapping.tokens else ()
+    categories = {f.name for f in features if f.kind == "categorical" and f.name not in dates}
+    return {*named, *mapping.dates, *mapping.meta, *tokens, *keys, *categories}
 
 
 def read_table(table: pa.Table, mapping: ColumnMapping, features: Sequence[Feature]) -> RowBlock:
@@ -232,7 +244,7 @@ class ItemRows(Source):
 
     def features_of(self, url: str) -> tuple[Feature, ...]:
         """The features of a file."""
-        return tuple(resolve_features(self._whole(url), self.columns, url))
+        return tuple(resolve_features(self._whole(url), self.columns, url, keys=join_keys(self.joins)))
 
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
         """The features of the first file."""
@@ -242,7 +254,7 @@ class ItemRows(Source):
         self, features: Sequence[Feature], *, first: str, encoders: Encoders, encoding: Encoding | None = None
     ) -> Reader:
         """See `read`."""
-        joined = [load_table(join, self.columns.dialect) for join in self.joins]
+        joined = self.tables(features)
         read = partial(self.read, features=features, first=first, encoders=encoders, joined=joined)
         batch_rows = min(_ROWS, max(1, _VALUES // max(1, len(features))))
         return lambda file: read(file.url, encoding=encoding, batch_rows=batch_rows)
@@ -274,33 +286,42 @@ class ItemRows(Source):
                 differs from the first file.
         """
         mapping, schema = self.columns, self.schema_of(url)
-        whole = with_joined(schema, [table.join for table in joined], mapping.dialect, url)
-        file_features = resolve_features(whole, mapping, url)
+        joins = [table.join for table in joined]
+        whole, keys = with_joined(schema, joins, mapping.dialect, url), join_keys(joins)
+        file_features = resolve_features(whole, mapping, url, keys=keys)
         used = file_features if features is None else features
         check_same_features(whole, file_features, used, mapping, url, first)
         build = ItemBlocks(url, mapping, used, {} if encoders is None else encoders, joined, encoding)
         needed = {*mapping.named().values(), *mapping.meta, *map(mapping.source_of, (feature.name for feature in used))}
-        needed |= {*(mapping.tokens.columns if mapping.tokens else ())}
-        needed |= {name for table in joined for name in table.join.key}
+        needed |= {*(mapping.tokens.columns if mapping.tokens else ()), *keys}
         names = [name for name in schema.names if name in needed]
-        numbers = numbers_of(mapping, used)
+        numbers, texts = numbers_of(mapping, used), texts_of(mapping, used, keys)
+        numbers = numbers_in(url, schema, self.form_of(url), numbers=numbers, texts=texts)
         yield from map(build, self.rows_of(url, schema, names, numbers=numbers, batch_rows=batch_rows))
+
+    def tables(self, features: Sequence[Feature]) -> list[Joined]:
+        """The tables that join, in memory, for rows with these features.
+
+        Raises:
+            InputError: a table is missing or damaged, lacks a column, or has a key twice.
+        """
+        numbers = numbers_of(self.columns, features)
+        texts = texts_of(self.columns, features, join_keys(self.joins))
+        return [load_table(join, self.columns.dialect, numbers=numbers, texts=texts) for join in self.joins]
 
     def raw_columns(self, features: Sequence[Feature], url: str) -> RawColumns:
         """How a file has the columns that features are made of."""
-        whole, own_names, form = self._whole(url), self.schema_of(url).names, self.form_of(url)
-        numbers, keys = numbers_of(self.columns, features), {name for join in self.joins for name in join.key}
+        form, keys = self.form_of(url), join_keys(self.joins)
+        numbers, texts = numbers_of(self.columns, features), texts_of(self.columns, features, keys)
         used = {*map(self.columns.source_of, (feature.name for feature in features)), *keys, self.columns.time}
-        return RawColumns(
-            rows=form,
-            reads={
-                name: column_holds(
-                    whole.field(name).type, form if name in own_names else "parquet", number=name in numbers
-                )
-                for name in whole.names
-                if name in used
-            },
-        )
+        forms = {name: join.form for join in self.joins for name in join.columns}
+        reads = {}
+        for column in self._whole(url):
+            if column.name in used:
+                exact = column.name in texts and pa.types.is_integer(column.type)  # as `numbers_in` has it
+                number = column.name in numbers and not exact
+                reads[column.name] = column_holds(column.type, forms.get(column.name, form), number=number)
+        return RawColumns(rows=form, reads=reads)
 
     def for_scoring(self, needs: Needs) -> Self:
         """The columns that a model reads, those of dates and of the tables that it needs among them."""

@@ -107,9 +107,10 @@ class _Columns(Config):
 class ColumnMapping(_Columns):
     """The uses of the columns of a log with one item per row.
 
-    Features are named exactly or by a prefix and `*`; `*` alone means every numeric column without another use. Their
-    order is that of this config, numeric ones first: a pattern stands for its matches in the order of their names,
-    except columns that are named exactly, which keep their own place. The order of columns in a file does not matter.
+    Features are named exactly or by a prefix and `*`; `*` alone means every numeric column. A pattern takes no column
+    with another use, such as a meta column or a key by which tables join. Their order is that of this config, numeric
+    ones first: a pattern stands for its matches in the order of their names, except columns that are named exactly,
+    which keep their own place. The order of columns in a file does not matter.
     """
 
     query: str

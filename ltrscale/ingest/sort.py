@@ -4,7 +4,7 @@ Shapes: N rows of a block, F features.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ltrscale.data.columns import in_type, wider_type
 from ltrscale.errors import InputError
 from ltrscale.ingest.rows import RowBlock, cut
 
@@ -36,7 +37,7 @@ def sort_rows(blocks: Iterable[RowBlock], *, memory_limit: str = "512MB", scratc
     spilled. `share` is that of the rows. Rejections come first, in blocks without rows, while the input is read.
 
     Raises:
-        InputError: the disk is full, or `memory_limit` is too small.
+        InputError: the disk is full, `memory_limit` is too small, or a column of two files has types that do not fit.
 
     Example:
         >>> import tempfile
@@ -47,39 +48,101 @@ def sort_rows(blocks: Iterable[RowBlock], *, memory_limit: str = "512MB", scratc
         >>> rows.query_ids_N.to_pylist(), rows.lines_N.tolist()
         (['b', 'b', 'a'], [2, 4, 3])
     """
-    spill = scratch / "rows.parquet"
     files: dict[str, int] = {}
-    schema: pa.Schema | None = None
     n = 0
-    with ExitStack() as stack:
-        stack.callback(spill.unlink, missing_ok=True)
+    with closing(_Spill(scratch / "rows.parquet")) as spill:
         for block in blocks:
             if block.rejected:
                 yield replace(cut(block, 0, 0), rejected=block.rejected, share=0.0)
             if not len(block):
                 continue
-            table = _to_table(block, seq=n, file=files.setdefault(block.file, len(files)), schema=schema)
-            if schema is None:
-                schema = table.schema
-                writer = stack.enter_context(
-                    pq.ParquetWriter(spill, schema, compression="none", use_dictionary=False, write_statistics=False)
-                )
-            writer.write_table(table)
+            spill.add(_to_table(block, seq=n, file=files.setdefault(block.file, len(files))), block.file)
             n += len(block)
-        if schema is not None:
-            writer.close()
+        if n:
+            spill.finish()
             done = 0
-            for batch in _sorted(spill, memory_limit=memory_limit, scratch=scratch):
+            for batch in _sorted(spill.path, memory_limit=memory_limit, scratch=scratch):
                 done += len(batch)
-                for rows in _to_blocks(batch, list(files), schema):
+                for rows in _to_blocks(batch, list(files), spill.schema):
                     yield replace(rows, share=done / n)
 
 
-def _to_table(block: RowBlock, *, seq: int, file: int, schema: pa.Schema | None) -> pa.Table:
-    """The rows as a table whose `seq` is the order of arrival, with the first table's schema if there is one."""
+class _Spill:
+    """The file of the rows, whose columns become wider when a block comes that needs it, such as text after null."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.schema = path, pa.schema([])
+        self._writer: pq.ParquetWriter | None = None
+        self._first = ""
+
+    def add(self, table: pa.Table, file: str) -> None:
+        """Write rows of a file.
+
+        Raises:
+            InputError: a column has a type that does not fit that of the files before.
+        """
+        if self._writer is None:
+            self._first, self.schema = file, table.schema
+            self._writer = self._open()
+        schema = _wider(self.schema, table.schema, file, self._first)
+        if schema != self.schema:
+            self._widen(schema)
+        self._writer.write_table(_in_schema(table, schema, file))
+
+    def finish(self) -> None:
+        """Complete the file."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def close(self) -> None:
+        """Delete the file."""
+        try:
+            self.finish()
+        finally:
+            self.path.unlink(missing_ok=True)
+
+    def _open(self) -> pq.ParquetWriter:
+        return pq.ParquetWriter(
+            self.path, self.schema, compression="none", use_dictionary=False, write_statistics=False
+        )
+
+    def _widen(self, schema: pa.Schema) -> None:
+        """Write the rows so far again."""
+        self.finish()
+        narrow = self.path.rename(self.path.with_suffix(".narrow"))
+        self.schema = schema
+        self._writer = self._open()
+        try:
+            with pq.ParquetFile(narrow) as rows:
+                for batch in rows.iter_batches(_BATCH_ROWS):
+                    self._writer.write_table(_in_schema(pa.Table.from_batches([batch]), schema, self._first))
+        finally:
+            narrow.unlink()
+
+
+def _wider(schema: pa.Schema, other: pa.Schema, file: str, first: str) -> pa.Schema:
+    """The columns of both, each in the type that holds the values of both."""
+    fields = {field.name: field.type for field in schema}
+    assert fields["features"] == other.field("features").type
+    for field in other:
+        fields[field.name] = wider_type(field.name, fields.get(field.name, field.type), field.type, file, first)
+    return pa.schema([*fields.items()])
+
+
+def _in_schema(table: pa.Table, schema: pa.Schema, file: str) -> pa.Table:
+    """The rows with these columns, which are null where they have none."""
+    if table.schema == schema:
+        return table
+    columns = {name: table[name] if name in table.schema.names else pa.nulls(len(table)) for name in schema.names}
+    arrays = [in_type(name, column, schema.field(name).type, file) for name, column in columns.items()]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _to_table(block: RowBlock, *, seq: int, file: int) -> pa.Table:
+    """The rows as a table whose `seq` is the order of arrival."""
     n, n_features = block.features_NF.shape
     features = pa.py_buffer(np.ascontiguousarray(block.features_NF))
-    table = pa.table(
+    return pa.table(
         {
             "query": block.query_ids_N,
             "seq": np.arange(seq, seq + n),
@@ -92,13 +155,6 @@ def _to_table(block: RowBlock, *, seq: int, file: int, schema: pa.Schema | None)
             **block.columns,
         }
     )
-    if schema is None:
-        return table
-    assert table.schema.field("features") == schema.field("features")
-    missing = [name for name in schema.names if name not in table.schema.names]
-    for name in missing:
-        table = table.append_column(name, pa.nulls(n, schema.field(name).type))
-    return table.select(schema.names).cast(schema)
 
 
 def _sorted(spill: Path, *, memory_limit: str, scratch: Path) -> Iterator[pa.RecordBatch]:

@@ -173,6 +173,26 @@ def read_rows(
         yield Raw(table.rows, table.lines_N, table.lines, table.rejected, table.lines.share)
 
 
+def numbers_in(
+    url: str, schema: pa.Schema, form: Form, *, numbers: Collection[str], texts: Collection[str]
+) -> set[str]:
+    """Those of a file's columns that are read as numbers, where it has text only.
+
+    Whole numbers of JSON whose values are also needed as they stand (`texts`) are read as they are.
+
+    Raises:
+        InputError: a column of CSV is needed in both ways; as a number it would have lost digits of an id.
+    """
+    here = {*schema.names} & {*numbers}
+    both = sorted(here & {*texts})
+    if both and form == "csv":
+        raise InputError(
+            f"{url}: column {both[0]!r} is used as a number and also as a key, id, category, time or meta column, and "
+            "CSV can be read as one of them only; leave one use out, or write the file as Parquet"
+        )
+    return here - {name for name in both if pa.types.is_integer(schema.field(name).type)}
+
+
 _BATCH_ROWS = 1 << 16
 _BETWEEN = "\x1f"  # no part of an id
 
@@ -209,6 +229,16 @@ class Join(Config):
         if self.rows == "unmatched" and self.columns:
             raise ValueError("rows: unmatched keeps rows that the table does not have; leave columns out")
         return self
+
+    @property
+    def form(self) -> Form:
+        """The form of the table's files, by the name of the first."""
+        return file_form(storage.list_files(self.path)[0])
+
+
+def join_keys(joins: Sequence[Join]) -> set[str]:
+    """The columns by which tables join."""
+    return {name for join in joins for name in join.key}
 
 
 @dataclass(frozen=True)
@@ -273,28 +303,37 @@ def with_joined(schema: pa.Schema, joins: Sequence[Join], dialect: Callable[[str
     return schema
 
 
-def load_table(join: Join, dialect: Callable[[str], Dialect]) -> Joined:
+def load_table(
+    join: Join, dialect: Callable[[str], Dialect], *, numbers: Collection[str], texts: Collection[str] = ()
+) -> Joined:
     """Read the key and the columns of a table.
 
+    Args:
+        join: the table.
+        dialect: the form of its CSV files.
+        numbers: the columns, by their names in the log, to read as numbers, where a file has text only.
+        texts: those whose values are needed as they stand; all but `numbers` are read so.
+
     Raises:
-        InputError: the table is missing or damaged, lacks a column, or has a key twice.
+        InputError: the table is missing or damaged, lacks a column, or has a key twice; a column of CSV is to be read
+            in both ways, or one has different types in two files.
     """
-    keys, columns = [], {name: list[pa.Array]() for name in join.columns}
+    as_numbers = {column for name, column in join.columns.items() if name in numbers}
+    as_texts = {column for name, column in join.columns.items() if name in texts or name not in numbers}
+    as_texts |= {*join.key.values()}
+    keys, columns = [], {name: list[tuple[str, pa.Array]]() for name in join.columns}
     for url in storage.list_files(join.path):
-        schema = _schema(join, url, dialect)
+        schema, of_url = _schema(join, url, dialect), dialect(url)
         needed = {*join.key.values(), *join.columns.values()}
         names = [name for name in schema.names if name in needed]
-        numbers = {name for name in names if cols.is_number(schema.field(name).type)} - {*join.key.values()}
-        of_url = dialect(url)
-        for raw in read_rows(
-            url, schema, names, numbers=numbers, query=names[0], dialect=of_url, batch_rows=_BATCH_ROWS
-        ):
+        here = numbers_in(url, schema, file_form(url), numbers=as_numbers, texts=as_texts)
+        for raw in read_rows(url, schema, names, numbers=here, query=names[0], dialect=of_url, batch_rows=_BATCH_ROWS):
             if raw.rejected:
                 first = raw.rejected[0]
                 raise InputError(f"{url}: line {first.line}: {first.found}; a table that joins must be whole; mend it")
             keys.append(_keys([raw.rows.column(name) for name in join.key.values()]))
             for name, column in join.columns.items():
-                columns[name].append(cols.without_dictionary(raw.rows.column(column)))
+                columns[name].append((url, cols.without_dictionary(raw.rows.column(column))))
     keys_K = pa.concat_arrays(keys) if keys else pa.array([], pa.string())
     hashes_K = hash_ids([key or "" for key in keys_K.to_pylist()])
     order_K = np.argsort(hashes_K, kind="stable")
@@ -305,7 +344,11 @@ def load_table(join: Join, dialect: Callable[[str], Dialect]) -> Joined:
         raise InputError(
             f"{join.path}: {', '.join(join.key.values())} {key!r} is there twice; keep one row of each key"
         )
-    arrays = {name: pa.concat_arrays(parts).take(pa.array(order_K)) for name, parts in columns.items() if parts}
+    arrays = {
+        name: _in_one_type(join.columns[name], parts).take(pa.array(order_K))
+        for name, parts in columns.items()
+        if parts
+    }
     return Joined(join, hashes_K[order_K], sorted_K, arrays)
 
 
@@ -315,6 +358,14 @@ def _schema(join: Join, url: str, dialect: Callable[[str], Dialect]) -> pa.Schem
         if name not in schema.names:
             raise InputError(f"{url}: no column {name!r}; {suggestion(name, schema.names, 'its columns are')}")
     return schema
+
+
+def _in_one_type(column: str, parts: Sequence[tuple[str, pa.Array]]) -> pa.Array:
+    """The parts of a column, each with its file, as one, in a type that holds all their values."""
+    first, kind = parts[0][0], parts[0][1].type
+    for file, part in parts:
+        kind = cols.wider_type(column, kind, part.type, file, first)
+    return pa.concat_arrays([cols.in_type(column, part, kind, file) for file, part in parts])
 
 
 def _keys(columns: Sequence[pa.Array]) -> pa.StringArray:

@@ -21,7 +21,7 @@ from ltrscale.data.dataset.origin import RAW, fills_of, prepare_settings_of
 from ltrscale.errors import InputError
 from ltrscale.ingest.csvjson import NULLS, booleans
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.items import Items
+from ltrscale.ingest.items import Items, numbers_of
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.source import Needs
 from ltrscale.ingest.tables import Join, Joined, load_table
@@ -67,7 +67,7 @@ def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
     assert columns is not None
     joins, files = [], Files()
     for number, join in enumerate(source.joined_tables, 1):
-        table = _table(load_table(join, columns.dialect))
+        table = _table(load_table(join, columns.dialect, numbers=numbers_of(columns, features)))
         name = None if table is None else f"raw_rows_{number}.jsonl"
         joins.append(
             {**join.model_dump(mode="json"), "columns": list(join.columns), "key": list(join.key), "table": name}

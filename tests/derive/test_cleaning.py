@@ -1,9 +1,11 @@
 """Cleaning of clicks: weights, refined labels and negatives against loops, and the order of the steps."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from reference import clicks as reference
 
@@ -187,6 +189,37 @@ def test_documents_repeat_only_when_there_are_too_few(make_block: Make) -> None:
         assert sorted(np.bincount(drawn, minlength=7)[4:].tolist()) == [2, 3, 3]
     with pytest.raises(InputError, match="one query group here, so there are no other documents"):
         draw_others(make_block([[0.0, 1.0]]), np.array([1]), 0)
+
+
+def test_a_list_has_no_document_twice(make_block: Make, run_step: Run) -> None:
+    rng = np.random.default_rng(0)
+    ids = [[f"d{i}" for i in rng.permutation(25)[:6]] for _ in range(60)]
+    block = make_block((rng.random((60, 6)) < 0.3).astype(float).tolist())
+    block = dataclasses.replace(block, doc_ids_N=pa.array([name for each in ids for name in each]))
+    ((after, changes),) = run_step(RandomNegatives(replace_unseen=False, extra=6), block)
+    assert changes.documents_added == 360
+    assert after.doc_ids_N is not None
+    found = np.reshape(after.doc_ids_N.to_pylist(), (60, 12))
+    assert found[:, :6].tolist() == ids
+    assert all(len({*each}) == 12 for each in found.tolist())
+
+
+def test_other_documents_do_not_depend_on_ids_that_all_differ(make_block: Make) -> None:
+    block = make_block([[0.0] * n for n in (3, 5, 2)])
+    named = dataclasses.replace(block, doc_ids_N=pa.array([None, *"abcdefgh", None]))
+    wanted = np.array([2, 12, 3])
+    for seed in range(50):
+        np.testing.assert_array_equal(draw_others(named, wanted, seed), draw_others(block, wanted, seed))
+
+
+def test_a_list_with_every_document_of_the_others_is_named(make_block: Make) -> None:
+    block = dataclasses.replace(make_block([[0.0] * n for n in (3, 2, 2)]), doc_ids_N=pa.array(list("abcbacb")))
+    for seed in range(20):
+        drawn = draw_others(block, np.array([0, 3, 2]), seed)
+        assert [block.doc_ids_N[i].as_py() for i in drawn[:3]] == ["c"] * 3  # too few, so that it repeats
+        assert [block.doc_ids_N[i].as_py() for i in drawn[3:]] == ["a"] * 2
+        with pytest.raises(InputError, match="'q0' has all documents of the other groups here, so there are none"):
+            draw_others(block, np.array([1, 1, 1]), seed)
 
 
 def test_a_list_without_a_click_keeps_its_documents(make_block: Make, run_step: Run) -> None:

@@ -408,6 +408,50 @@ def test_patterns_exclusions_and_order(tmp_path: Path) -> None:
     assert found(features=("*", "c_b"), categorical=("f_*",)) == ["c_a:n", "x:n", "c_b:n", "f_1:c", "f_2:c", "f_leak:c"]
 
 
+def test_no_pattern_takes_a_column_with_another_use(tmp_path: Path) -> None:
+    names = ["user_id", "user_day", "user_at", "user_age", "user_shop", "user_clicks"]
+    rows = "".join(f"q,{123456789 + i},{i},{1767657600 + i},{i},{i},0\n" for i in range(3))
+    path = write_csv(tmp_path, ",".join(["q", *names]) + "\n" + rows)
+    mapping = ColumnMapping(
+        query="q",
+        within=("user_day",),
+        time="user_at",
+        clicks="user_clicks",
+        meta=("user_id",),
+        features=("user_*",),
+        categorical=("user_shop",),
+    )
+    assert [feature.name for feature in Items(columns=mapping).features_of(str(path))] == ["user_age", "user_shop"]
+    kept, rejected = read(path, mapping)
+    assert (kept.columns["meta_user_id"].to_pylist(), rejected) == (["123456789", "123456790", "123456791"], [])
+    by_kind = mapping.replace(features=("user_age",), categorical=("user_*",))
+    names = [feature.name for feature in Items(columns=by_kind).features_of(str(path))]
+    assert names == ["user_age", "user_shop"]
+
+
+def test_clicks_of_csv_may_be_graded(tmp_path: Path) -> None:
+    mapping = ColumnMapping(query="q", features=("f",), label="y", clicks="y", grades={"0": 0, "1": 3})
+    kept, rejected = read(write_csv(tmp_path, "q,f,y\na,1,1\na,2,0\n"), mapping)
+    assert (kept.labels_N.tolist(), kept.columns["clicks"].to_pylist(), rejected) == ([3, 0], [1, 0], [])
+
+
+@pytest.mark.parametrize("use", ["meta", "within", "dates"])
+def test_a_column_of_csv_is_no_number_and_text_at_once(tmp_path: Path, use: str) -> None:
+    columns: dict[str, Any] = {"q": ["a"], "f": [16777217]}
+    double = {"dates": {"f": ["hour"]}} if use == "dates" else {use: ("f",)}
+    mapping = ColumnMapping.model_validate({"query": "q", "features": ("f",), **double})
+    with pytest.raises(InputError, match=r"log.csv: column 'f' is used as a number and also as a key, .*; leave one"):
+        read(write_csv(tmp_path, "q,f\na,16777217\n"), mapping)
+    (tmp_path / "log.jsonl").write_text('{"q": "a", "f": 16777217}\n')
+    for path in (write_parquet(tmp_path, columns), tmp_path / "log.jsonl"):  # both have types
+        kept, _ = read(path, mapping)
+        assert kept.features_NF[0, 0] == 16777216
+        if use == "meta":
+            assert kept.columns["meta_f"].to_pylist() == [16777217]
+        if use == "within":
+            assert kept.query_ids_N.to_pylist() == ["a|16777217"]
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

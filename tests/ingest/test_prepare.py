@@ -350,6 +350,13 @@ def make_unlike_columns(folder: Path) -> PrepareConfig:
     return config(str(folder / "*.parquet"), source={"kind": "items", "columns": columns})
 
 
+def make_unlike_types(folder: Path) -> PrepareConfig:
+    pq.write_table(pa.table({"q": ["a"], "y": [1.0], "price": [1.0], "s": [1]}), folder / "a.parquet")
+    pq.write_table(pa.table({"q": ["b"], "y": [1.0], "price": [1.0], "s": ["u"]}), folder / "b.parquet")
+    columns = {"query": "q", "label": "y", "features": ["price"], "meta": ["s"]}
+    return config(str(folder / "*.parquet"), source={"kind": "items", "columns": columns}, sort=True)
+
+
 @pytest.mark.parametrize(
     ("make", "parts"),
     [
@@ -361,6 +368,7 @@ def make_unlike_columns(folder: Path) -> PrepareConfig:
         (make_bad_period, ["a.txt", "'a/../b'", "letters"]),
         (make_sizes_for_two, ["group_sizes", "*.txt", "2"]),
         (make_unlike_columns, ["b.parquet", "price", "a.parquet"]),
+        (make_unlike_types, ["b.parquet", "'meta_s'", "string", "int64", "a.parquet"]),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(

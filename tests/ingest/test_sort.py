@@ -123,6 +123,56 @@ def test_columns_keep_their_types(tmp_path: Path) -> None:
     assert out.periods_N.to_pylist() == ["train"] * 3
 
 
+WIDER: list[tuple[pa.Array, pa.Array]] = [
+    (pa.nulls(2), pa.array(["u", None])),
+    (pa.nulls(2), pa.array([["a"], None])),
+    (pa.array([1, 2]), pa.array([0.5, None])),
+    (pa.array([1, None], pa.int8()), pa.array([1 << 40, 3])),
+    (pa.array([0.1, None], pa.float32()), pa.array([2**53, 3])),
+]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("columns", WIDER)
+def test_a_column_becomes_as_wide_as_a_block_needs(
+    columns: tuple[pa.Array, pa.Array], turned: bool, tmp_path: Path
+) -> None:
+    blocks = make_blocks(["b", "a", "c", "b", "a", "c"], [2, 4], 3)
+    values = [*columns[::-1], pa.nulls(2)] if turned else [*columns, pa.nulls(2)]
+    for block, column in zip(blocks, values, strict=True):
+        block.columns = {"meta_s": column}
+    out = list(sort_rows(blocks, scratch=tmp_path))
+    assert rows_of(out) == oracle(rows_of(blocks))
+    assert len({block.columns["meta_s"].type for block in out}) == 1
+    found = {
+        line: value
+        for block in out
+        for line, value in zip(block.lines_N.tolist(), block.columns["meta_s"].to_pylist(), strict=True)
+    }
+    assert found == dict(enumerate([value for column in values for value in column.to_pylist()], 2))
+    assert not [*tmp_path.iterdir()]
+
+
+UNLIKE: list[tuple[pa.Array, pa.Array, str]] = [
+    (pa.array([1, 2]), pa.array(["u", "v"]), "file-1: column 'meta_s' is string where it is int64 in file-0; write"),
+    (pa.array(["u", "v"]), pa.array([1, 2]), "file-1: column 'meta_s' is int64 where it is string in file-0; write"),
+    (pa.array([0.5, 2]), pa.array([2**53 + 1, 2]), "file-1: column 'meta_s' is int64 here and double elsewhere, which"),
+    (pa.array([2**53 + 1, 2]), pa.array([0.5, 2]), "file-0: column 'meta_s' is int64 here and double elsewhere, which"),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "message"), UNLIKE)
+def test_types_that_fit_no_wider_one_are_one_line(
+    first: pa.Array, second: pa.Array, message: str, tmp_path: Path
+) -> None:
+    blocks = make_blocks(["b", "a", "b", "a"], [2], 2)
+    blocks[0].file, blocks[1].file = "file-0", "file-1"
+    blocks[0].columns, blocks[1].columns = {"meta_s": first}, {"meta_s": second}
+    with pytest.raises(InputError, match=message):
+        list(sort_rows(blocks, scratch=tmp_path))
+    assert not [*tmp_path.iterdir()]
+
+
 def test_share_is_that_of_the_rows_and_texts_are_gone(tmp_path: Path) -> None:
     blocks = make_blocks([f"q{i % 977}" for i in range(50_000)], list(range(0, 50_000, 5_000)), 3)
     for block in blocks:

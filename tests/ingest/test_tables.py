@@ -4,10 +4,12 @@ import csv
 import gzip
 import math
 from collections import defaultdict
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,6 +18,7 @@ import yaml
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.errors import InputError
+from ltrscale.ingest.categories import encode
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
 from ltrscale.ingest.source import Needs
@@ -113,6 +116,116 @@ def test_a_table_that_does_not_fit_is_named(join: dict[str, Any], message: str, 
     (folder / "broken.csv").write_text("doc,price,name\n1,1,a\n2,b\n")
     with pytest.raises(InputError, match=message):
         made(folder, join, JOINS[1])
+
+
+BIG = 123456789
+"""Whole numbers from here on are 8 apart in single precision."""
+
+
+def write_big(folder: Path) -> None:
+    """A log whose sellers have ids that single precision merges, and two tables, one found by the other."""
+    rows = [f"{i // 2},{i},{i * 0.5},{BIG + i}" for i in range(20)]
+    (folder / "log.csv").write_text("\n".join(["q,d,x,seller", *rows]) + "\n")
+    rows = [f"{BIG + i},{i},{1767657600 + 60 * i},{BIG + 100 + i}" for i in range(-5, 30)]
+    (folder / "sellers.csv").write_text("\n".join(["seller,rating,since,region", *rows]) + "\n")
+    rows = [f"{BIG + 100 + i},{10 * i}" for i in range(-5, 30)]
+    (folder / "regions.csv").write_text("\n".join(["region,size", *rows]) + "\n")
+
+
+def features_by_name(dataset: Dataset) -> dict[str, list[float]]:
+    names = [feature.name for feature in dataset.manifest.features]
+    columns: dict[str, list[float]] = {name: [] for name in names}
+    for row in rows_of(dataset):
+        for i, value in enumerate(row["features"]):
+            columns[names[i % len(names)]].append(value)
+    return columns
+
+
+def rows_of(dataset: Dataset) -> list[dict[str, Any]]:
+    tables = [pq.ParquetFile(storage.join(dataset.url, file.path)).read() for file in dataset.manifest.files]
+    return [row for table in tables for row in table.to_pylist()]
+
+
+@pytest.mark.parametrize("features", [["*"], ["seller*", "rating", "size"]])
+def test_a_key_is_no_number_where_a_pattern_matches_it(features: list[str], folder: Path) -> None:
+    write_big(folder)
+    sellers = {"path": "sellers.csv", "key": "seller", "columns": ["rating", "region"]}
+    regions = {"path": "regions.csv", "key": "region", "columns": "size"}
+    dataset = made(folder, sellers, regions, columns={"query": "q", "item": "d", "features": features})
+    found = features_by_name(dataset)
+    assert found["rating"] == list(range(20))
+    assert found["size"] == [10 * i for i in range(20)]
+    assert not {"seller", "region"} & {*found}
+
+
+@pytest.mark.parametrize("name", ["seller", "region"])
+def test_a_key_of_csv_that_is_named_as_a_number_is_refused(name: str, folder: Path) -> None:
+    write_big(folder)
+    sellers = {"path": "sellers.csv", "key": "seller", "columns": ["rating", "region"]}
+    regions = {"path": "regions.csv", "key": "region", "columns": "size"}
+    columns = {"query": "q", "item": "d", "features": ["size", name]}
+    with pytest.raises(InputError, match=rf"s?.csv: column '{name}' is used as a number and also as a key"):
+        made(folder, sellers, regions, columns=columns)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
+def test_what_is_no_number_keeps_its_digits(kind: str, folder: Path) -> None:
+    write_big(folder)
+    sellers = pd.read_csv(folder / "sellers.csv")
+    if kind == "parquet":
+        sellers.to_parquet(folder / "sellers.parquet")
+    if kind == "jsonl":
+        sellers.to_json(folder / "sellers.jsonl", orient="records", lines=True)
+    columns: dict[str, Any] = {"query": "q", "item": "d", "features": ["rating"], "categorical": ["region"]}
+    columns |= {"meta": ["seller"], "time": "since", "period": "hour", "dates": {"since": ["hour"]}}
+    taken = {"path": f"sellers.{kind}", "key": "seller", "columns": ["rating", "region", "since"]}
+    dataset = made(folder, taken, columns=columns)
+    found = features_by_name(dataset)
+    assert found["region"] == encode(pa.array([str(BIG + 100 + i) for i in range(20)])).tolist()
+    assert len({*found["region"]}) == 20
+    assert [row["meta_seller"] for row in rows_of(dataset)] == [str(BIG + 2 * i) for i in range(10)]
+    in_meta = made(folder, taken, columns={**columns, "meta": ["since"]}, out="meta")
+    assert [int(row["meta_since"]) for row in rows_of(in_meta)] == [1767657600 + 120 * i for i in range(10)]
+
+
+def test_text_that_begins_late_or_is_in_one_file_only(folder: Path) -> None:
+    rows = [f"{i // 2},{i},{i * 0.5}" for i in range(1200)]
+    (folder / "log.csv").write_text("\n".join(["q,d,x", *rows]) + "\n")
+    (folder / "sizes").mkdir()
+    for number, part in enumerate((range(1100), range(1100, 1200))):
+        rows = [f"{i},{'sale' if i > 1050 else ''},{i if number == 0 else 'XL'}" for i in part]
+        (folder / "sizes" / f"{number}.csv").write_text("\n".join(["d,promotion,size", *rows]) + "\n")
+    columns = {"query": "q", "item": "d", "features": ["x"], "categorical": ["promotion", "size"]}
+    dataset = made(folder, {"path": "sizes", "key": "d", "columns": ["promotion", "size"]}, columns=columns)
+    found = features_by_name(dataset)
+    sale, large = encode(pa.array(["sale", "XL"])).tolist()
+    assert found["size"] == [*range(1100), *[large] * 100]
+    assert np.isnan(found["promotion"][:1051]).all()
+    assert found["promotion"][1051:] == [sale] * 149
+
+
+TYPES: list[tuple[pa.Array, pa.Array, str]] = [
+    (pa.array([1, 2]), pa.array([None, 4.0]), ""),
+    (pa.array([None, 2.0]), pa.array([3, 4], pa.int8()), ""),
+    (pa.nulls(2), pa.array(["x", "y"]), ""),
+    (pa.array([1, 2]), pa.array(["x", "y"]), "b.parquet: column 'b' is string where it is int64 in .*a.parquet; write"),
+    (pa.array([1.5, 2]), pa.array([2**53 + 1, 2]), "b.parquet: column 'b' is int64 here and double elsewhere"),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "message"), TYPES)
+def test_files_of_a_table_may_differ_where_nothing_is_lost(
+    first: pa.Array, second: pa.Array, message: str, folder: Path
+) -> None:
+    (folder / "table").mkdir()
+    for name, docs, values in (("a", ["1", "2"], first), ("b", ["3", "4"], second)):
+        pq.write_table(pa.table({"d": docs, "b": values}), folder / "table" / f"{name}.parquet")
+    columns = {"query": "q", "item": "d", "features": ["x"], "categorical": ["b"]}
+    with pytest.raises(InputError, match=message) if message else nullcontext():
+        dataset = made(folder, {"path": "table", "key": "d", "columns": "b"}, columns=columns)
+        values = [*first.to_pylist(), *second.to_pylist()]
+        expected = encode(pa.array([None if v is None else str(v).removesuffix(".0") for v in values]))
+        np.testing.assert_array_equal(features_by_name(dataset)["b"], expected[[0, 1, 1, 2]])
 
 
 def test_scoring_needs_no_table_of_labels(folder: Path) -> None:

@@ -29,7 +29,13 @@ from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.serving import raw, raw_rows
 
 Row = Mapping[str, Any]
-TABLE = {"item": ["a", "b", "7"], "weight": [1.5, None, 0.1], "maker": ["x", None, "löwe"], "new": [True, False, None]}
+TABLE = {
+    "item": ["a", "b", "7"],
+    "weight": [1.5, None, 0.1],
+    "maker": ["x", None, "löwe"],
+    "new": [True, False, None],
+    "owner": [123456789, 123456790, None],
+}
 
 
 def prepared(folder: Path, log: Path, columns: Mapping[str, Any], **settings: Any) -> str:
@@ -307,8 +313,8 @@ def test_joined_tables(form: str, rows_kept: str, tmp_path: Path) -> None:
     rows = [{"q": f"q{i}", "item": item, "x": "1"} for i, item in enumerate(["a", "b", "7", "c", "", "07", "A"])]
     write_csv(log, rows)
     fill = {"fill": {"weight": 0.1, "maker": "none"}} if rows_kept == "all" else {}
-    joins = [{"path": str(path), "key": "item", "columns": ["weight", "maker", "new"], "rows": rows_kept, **fill}]
-    columns = {"features": ["x", "weight", "new"], "categorical": ["maker", "item"]}
+    joins = [{"path": str(path), "key": "item", "columns": [*TABLE][1:], "rows": rows_kept, **fill}]
+    columns = {"features": ["x", "weight", "new"], "categorical": ["maker", "item", "owner"]}
     data = prepared(tmp_path, log, columns, joins=joins)
     (tmp_path / "export").mkdir()
     rejected = check(rows, data, tmp_path / "export", [row["q"] for row in rows])
