@@ -17,7 +17,7 @@ from ltrscale.config import Config
 
 CodeTexts = Mapping[str, Mapping[str, int]]
 """Codes of the observed texts of categorical features, by feature; a feature whose texts are not recorded is absent."""
-Codes = Mapping[str, Collection[int]]
+FeatureCodes = Mapping[str, Collection[int]]
 """Codes of categorical features, by feature."""
 
 
@@ -105,10 +105,10 @@ class Observed(NamedTuple):
     """Recorded texts of categories."""
     negative: Collection[str] = ()
     """Names of the features that have values below 0, which scores of a search engine cannot have."""
-    occurring: Callable[[Codes], Codes] = lambda _: {}
+    occurring: Callable[[FeatureCodes], FeatureCodes] = lambda _: {}
     """Finds those of some codes that occur in the data, for which it may have to read them."""
 
-    def texts_of(self, codes: Codes) -> CodeTexts:
+    def texts_of(self, codes: FeatureCodes) -> CodeTexts:
         """The texts of some codes, as far as they are known: those recorded, and whole numbers, which are their own.
 
         A code that occurs in the data and has no recorded text is a whole number. One that does not occur may be the

@@ -39,8 +39,8 @@ from ltrscale.progress import log
 from ltrscale.serving import raw
 from ltrscale.serving.format import (
     FEATURES_FILE,
-    Codes,
     ExportedFeatures,
+    FeatureCodes,
     Files,
     Format,
     MatrixScorer,
@@ -205,7 +205,7 @@ def _from_raw(export: _Export, folder: Path, files: Sequence[str]) -> RawParity 
     return RawParity(file=sampled.file, documents=len(sampled.rows), largest_difference=difference)
 
 
-def _occurring(bundle: Bundle, data: tuple[str, ...], codes: Codes) -> Codes:
+def _occurring(bundle: Bundle, data: tuple[str, ...], codes: FeatureCodes) -> FeatureCodes:
     """Those of some codes that any document of some data sets has; reads no further than it takes to find all."""
     features = [feature for feature in bundle.features if feature.name in codes]
     missing = {feature.name: {*codes[feature.name]} for feature in features}
