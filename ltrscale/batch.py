@@ -276,6 +276,12 @@ class QueryGroups:
         """Documents of each group."""
         return self.offsets_Q1.diff()
 
+    @property
+    def shown_N(self) -> Tensor:
+        """The position of each document, NaN without one: of all documents where the data have no positions."""
+        none_N = self.features_NF.new_full((self.n_documents,), torch.nan)
+        return none_N if self.positions_N is None else self.positions_N
+
     def checked(self) -> "QueryGroups":
         """These groups, after a check that shapes, types and offsets fit together.
 

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,7 +42,7 @@ from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ranking.choices import metric_named
-from ltrscale.serving.raw import ROW, uses_in_scoring, uses_of, with_fills
+from ltrscale.serving.raw import ROW, how_read, uses_in_scoring, uses_of, with_fills
 from ltrscale.stages.runs import check_replaceable
 
 _ESTIMATOR = "estimator.json"
@@ -58,6 +58,8 @@ class _Saved(Config):
     """The uses of columns."""
     array_width: int | None = None
     """Columns of the array that it learnt from; null for a table, whose columns have names."""
+    names: tuple[str, ...] = ()
+    """`feature_names_in_`; files of older versions have none, and their features are in the order of the bundle."""
 
 
 class Ranker(BaseEstimator):  # type: ignore[misc]
@@ -91,7 +93,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
 
     Attributes:
         bundle_: URL of the trained bundle, which the jobs read too.
-        feature_names_in_: names of the features [F], numeric ones first.
+        feature_names_in_: names of the features [F], in the order of the columns of X in `fit`; those of a date stand
+            where its column is. A bundle of a job has its own order, numeric ones first.
         n_features_in_: F.
         columns_: uses of columns.
         splits_: the training and validation groups; a loaded ranker has none.
@@ -224,7 +227,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             made = AutoConfig(out=place, data=data, splits=splits, **of).train()
         else:
             made = _run(arguments, method, splits, out, state.get("_encoders")).model(self.method)
-        self._open(made, columns, frames.width(X))
+        names = frames.in_order_of(table, columns, bundles.load(made).features)
+        self._open(made, columns, frames.width(X), names)
         self.splits_ = splits
         return self
 
@@ -288,12 +292,16 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         """The importance of each feature to trees [F], in the order of `feature_names_in_`; see `boosters.importances`.
 
         Raises:
-            AttributeError: the ranker is not fitted, a network, or trees that see more than the features.
+            AttributeError: the ranker is not fitted, a network, or trees that see more than the features, such as a
+                stack.
         """
         bundle: bundles.Bundle | None = vars(self).get("_bundle")
-        if bundle is None or bundle.forest is None or bundle.forest.projection:
+        trees = None if bundle is None else bundle.forest
+        if bundle is None or trees is None or trees.projection or trees.members or trees.sees is not None:
             raise AttributeError("feature_importances_ are those of fitted trees that see the features alone")
-        return boosters.importances(bundle.forest.library, bundle.contents, len(bundle.features))
+        importances_F = boosters.importances(trees.library, bundle.contents, len(bundle.features))
+        place_of = {feature.name: place for place, feature in enumerate(bundle.features)}
+        return importances_F[[place_of[name] for name in self.feature_names_in_]]
 
     @as_value_errors
     def save(self, url: str) -> None:
@@ -304,7 +312,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         """
         made_by = dict(self._fitted().made_by)
         check_replaceable(url, made_by["stage"])
-        saved = _Saved(arguments=self.get_params(deep=False), columns=self.columns_, array_width=self._array_width)
+        columns, width, names = self._opened_with()
+        saved = _Saved(arguments=self.get_params(deep=False), columns=columns, array_width=width, names=names)
         files = _bundle_files(self.bundle_) | {_ESTIMATOR: json.dumps(saved.model_dump(mode="json"), indent=1).encode()}
         manifest = json.loads(files.pop(storage.MANIFEST))
         with storage.Commit(url) as commit:
@@ -329,11 +338,12 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         if _ESTIMATOR in storage.listed_in(manifest):
             content = json.loads(storage.read_verified(url, _ESTIMATOR, manifest))
             saved = validate(_Saved, content, storage.join(url, _ESTIMATOR))
-            ranker, columns, width = cls(**saved.arguments), saved.columns, saved.array_width
+            ranker = cls(**saved.arguments)
+            ranker._open(url, saved.columns, saved.array_width, saved.names)
         else:
-            (columns, settings), width = uses_of(bundle), None
+            columns, settings = uses_of(bundle)
             ranker = cls(bundle.forest.library if bundle.forest else "neural", prepare=settings or None)
-        ranker._open(url, columns, width)
+            ranker._open(url, columns)
         return ranker
 
     def __getstate__(self) -> dict[str, Any]:
@@ -341,7 +351,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         names = {*self.get_params(deep=False), "_metadata_request"}
         state = {name: value for name, value in vars(self).items() if name in names}
         if "_bundle" in vars(self):
-            state |= {"_files": _bundle_files(self.bundle_), "_opened": (self.columns_, self._array_width)}
+            state |= {"_files": _bundle_files(self.bundle_), "_opened": self._opened_with()}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -381,12 +391,19 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         scorer: bundles.Scorer = self._kept["scorer"]
         return scorer
 
-    def _open(self, url: str, columns: dict[str, Any], array_width: int | None) -> None:
+    def _opened_with(self) -> tuple[dict[str, Any], int | None, tuple[str, ...]]:
+        """What `_open` takes beside the bundle."""
+        return self.columns_, self._array_width, tuple(self.feature_names_in_)
+
+    def _open(
+        self, url: str, columns: dict[str, Any], array_width: int | None = None, names: Sequence[str] = ()
+    ) -> None:
         self._bundle, self.bundle_ = bundles.load(url), url
         self.columns_ = with_fills(columns, self._bundle)
         self._kept: dict[str, Any] = {}  # what predict makes once
         self._array_width = array_width
-        self.feature_names_in_ = np.array([feature.name for feature in self._bundle.features], dtype=object)
+        names = names or [feature.name for feature in self._bundle.features]
+        self.feature_names_in_ = np.array(names, dtype=object)
         self.n_features_in_ = len(self._bundle.features)
 
     def _folder(self, name: str) -> str:
@@ -411,7 +428,8 @@ def compare(
 ) -> Evaluation:
     """Evaluate rankers on the same labelled groups as `jobs.evaluate` does, print the table, and write the report.
 
-    The first ranker is the baseline. Outlier rules are fitted on its validation groups.
+    The first ranker is the baseline. Outlier rules are fitted on its validation groups. All rankers are scored on the
+    same rows, which are read once, as the first one reads them.
 
     Args:
         rankers: by their names in the report; the first one was fitted by this process.
@@ -423,14 +441,18 @@ def compare(
         columns: uses of columns that differ from those of the first ranker.
 
     Raises:
-        InputError: as `jobs.prepare` and `jobs.evaluate`; a ranker is not fitted, or the first one was loaded.
+        InputError: as `jobs.prepare` and `jobs.evaluate`; a ranker is not fitted, or the first one was loaded; X is an
+            array with other columns than those that a ranker learnt from, or a ranker reads its features otherwise than
+            the first one, with other fills or dates say.
     """
     for name, ranker in rankers.items():
         if "bundle_" not in vars(ranker):
             raise InputError(f"compare: {name} is not fitted; fit it first")
+        frames.check_width(X, ranker._array_width)
     name, first = next(iter(rankers.items()))
     if "splits_" not in vars(first):
         raise InputError(f"{name} was not fitted by this process, so its validation groups are not known; fit it first")
+    _check_read_alike(rankers, columns)
     table, columns = frames.rows_as_table(X, y, group, {**first.columns_, **columns}, labels_needed=True)
     data = storage.join(out, "data")
     frames.prepare_tables({"test": table}, columns, first.prepare or {}, data)
@@ -443,6 +465,21 @@ def compare(
     job = EvaluateJob(out=storage.join(out, "evaluation"), evaluate=validate(EvaluateConfig, config, "compare"))
     job.run()
     return Evaluation.read(job.out)
+
+
+def _check_read_alike(rankers: Mapping[str, Ranker], columns: Keys) -> None:
+    """Refuse a ranker whose features have other values where the first one's columns and settings read the rows."""
+    first_name, first = next(iter(rankers.items()))
+    for name, ranker in rankers.items():
+        bundle = ranker._fitted()
+        own, others = (
+            how_read({**reader.columns_, **columns}, reader.prepare or {}, bundle) for reader in (ranker, first)
+        )
+        if apart := [key for key, value in own.items() if value != others[key]]:
+            raise InputError(
+                f"compare: {name} reads its features otherwise than {first_name} ({', '.join(apart)}), and all are "
+                f"scored on the same rows, read as {first_name} does; fit both alike, or compare their score"
+            )
 
 
 def _remove(folder: Path, process: int) -> None:

@@ -4,7 +4,7 @@ Shapes: N rows, Q query groups.
 """
 
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.data import columns as cols
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Split
 from ltrscale.draws import permutation
 from ltrscale.errors import InputError
@@ -28,6 +29,7 @@ from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import doubtful
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import read_table as read_rows
+from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.prepare import PrepareJob, RowsJob
 from ltrscale.ingest.profile import columns_of, of_table
 from ltrscale.progress import log
@@ -203,6 +205,19 @@ def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]
         raise InputError(f"X has no feature among its columns {', '.join(table.column_names)[:300]}; name some")
     _warn_of_doubtful(table, columns, {*numeric, *categorical})
     return {**columns, "features": numeric, "categorical": categorical}
+
+
+def in_order_of(table: pa.Table, columns: Mapping[str, Any], features: Sequence[Feature]) -> list[str]:
+    """The names of features in the order of the columns that they are made of.
+
+    Example:
+        >>> table = pa.table({"q": ["a"], "z": ["x"], "listed": [0], "b": [1.5]})
+        >>> columns = {"query": "q", "features": ["b"], "categorical": ["z"], "dates": {"listed": ["hour"]}}
+        >>> in_order_of(table, columns, [Feature(name=name) for name in ("b", "z", "listed.hour")])
+        ['z', 'listed.hour', 'b']
+    """
+    mapping = validate(ColumnMapping, columns, "Ranker")
+    return sorted((each.name for each in features), key=lambda name: table.column_names.index(mapping.source_of(name)))
 
 
 def _warn_of_doubtful(table: pa.Table, columns: Mapping[str, Any], features: Collection[str]) -> None:

@@ -17,6 +17,8 @@ from ltrscale.config import Config
 
 CodeTexts = Mapping[str, Mapping[str, int]]
 """Codes of the observed texts of categorical features, by feature; a feature whose texts are not recorded is absent."""
+FeatureCodes = Mapping[str, Collection[int]]
+"""Codes of categorical features, by feature."""
 
 
 class ModelColumn(Config):
@@ -30,7 +32,8 @@ class ModelColumn(Config):
     """Name in the exported model: letters, digits and underscores."""
     kind: Literal["numeric", "categorical"]
     values: dict[str, int] | None = None
-    """The number that stands for each recorded text of a category; a text that is not listed is a missing value."""
+    """The number that stands for each text of a category that the data set shows; a text that is not listed has the
+    number of its code, if that is one of `codes`."""
     codes: tuple[int, ...] | None = None
     """Codes of a categorical column of trees; the number that stands for a code is its index in this list, from 0."""
 
@@ -89,21 +92,6 @@ def labels_of(names: Iterable[str]) -> list[str]:
     return labels
 
 
-def code_texts_of(codes: Iterable[int], texts: Mapping[str, int] | None) -> dict[str, int]:
-    """The text of each code that has one: the recorded one, or the code itself if it is a whole number's.
-
-    Example:
-        >>> code_texts_of([7, 6113811], {"berlin": 6113811, "paris": 2319768})
-        {'7': 7, 'berlin': 6113811}
-    """
-    if texts is None:
-        return {}
-    by_code: dict[int, list[str]] = {}
-    for text, code in texts.items():
-        by_code.setdefault(code, []).append(text)
-    return {text: code for code in codes for text in by_code.get(code, [str(code)])}
-
-
 Files = dict[str, bytes]
 """Content of files, by their names."""
 MatrixScorer = Callable[[NDArray[np.float32]], NDArray[np.float64]]
@@ -117,6 +105,29 @@ class Observed(NamedTuple):
     """Recorded texts of categories."""
     negative: Collection[str] = ()
     """Names of the features that have values below 0, which scores of a search engine cannot have."""
+    occurring: Callable[[FeatureCodes], FeatureCodes] = lambda _: {}
+    """Finds those of some codes that occur in the data, for which it may have to read them."""
+
+    def texts_of(self, codes: FeatureCodes) -> CodeTexts:
+        """The texts of some codes, as far as they are known: those recorded, and whole numbers, which are their own.
+
+        A code that occurs in the data and has no recorded text is a whole number. One that does not occur may be the
+        hash of any text that other data have.
+
+        Example:
+            >>> observed = Observed({"city": {"berlin": 6113811}}, occurring=lambda codes: {"city": {7}})
+            >>> observed.texts_of({"city": [7, 2319768, 6113811], "not recorded": [7]})
+            {'city': {'7': 7, 'berlin': 6113811}}
+        """
+        recorded = {name: of_name for name, of_name in self.texts.items() if name in codes}
+        unnamed = {name: {*codes[name]} - {*of_name.values()} for name, of_name in recorded.items()}
+        numbers = self.occurring(unnamed) if any(unnamed.values()) else {}
+        found = {}
+        for name, of_name in recorded.items():
+            pairs = [(text, code) for text, code in of_name.items() if code in codes[name]]
+            pairs += [(str(code), code) for code in numbers.get(name, ())]
+            found[name] = dict(sorted(pairs, key=lambda pair: pair[1]))
+        return found
 
 
 class Format(Config):

@@ -67,7 +67,7 @@ come from elsewhere, but keep their names. No score is negative, so a feature `x
         Raises:
             InputError: the bundle is not one model of trees, or a tree splits on a category.
         """
-        trees = trees_of(bundle, observed.texts, to=self.kind, libraries=("lightgbm", "xgboost"))
+        trees = trees_of(bundle, observed, to=self.kind, libraries=("lightgbm", "xgboost"))
         return _plugin_files(trees, observed.negative, self.kind), trees.columns
 
     def readers(self, folder: Path) -> tuple[MatrixScorer, ...]:

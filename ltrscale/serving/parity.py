@@ -10,6 +10,7 @@ import shutil
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -36,7 +37,16 @@ from ltrscale.ingest.rows import RowBlock, concat, cut, keep
 from ltrscale.ingest.source import File
 from ltrscale.progress import log
 from ltrscale.serving import raw
-from ltrscale.serving.format import FEATURES_FILE, ExportedFeatures, Files, Format, MatrixScorer, Observed, features_in
+from ltrscale.serving.format import (
+    FEATURES_FILE,
+    ExportedFeatures,
+    FeatureCodes,
+    Files,
+    Format,
+    MatrixScorer,
+    Observed,
+    features_in,
+)
 from ltrscale.serving.onnx_graph import is_listwise
 
 _DISTURBED = 0.02
@@ -104,7 +114,8 @@ def check_parity(
     names = [feature.name for feature in bundle.features]
     manifests = [open_dataset(url).manifest for url in split.data]
     texts = {name: codes for manifest in manifests for name, codes in manifest.categories.items()}
-    files = write_export(to, bundle, Observed(texts, _negative(names, groups, manifests)))
+    observed = Observed(texts, _negative(names, groups, manifests), partial(_occurring, bundle, split.data))
+    files = write_export(to, bundle, observed)
     with storage.scratch.directory() as folder:
         for name, content in files.items():
             (folder / name).write_bytes(content)
@@ -192,6 +203,19 @@ def _from_raw(export: _Export, folder: Path, files: Sequence[str]) -> RawParity 
     matrix_NG = raw_matrix(sampled, module, names, export.bundle)
     difference, _ = export.apart(sampled.groups, matrix_NG, "raw rows")
     return RawParity(file=sampled.file, documents=len(sampled.rows), largest_difference=difference)
+
+
+def _occurring(bundle: Bundle, data: tuple[str, ...], codes: FeatureCodes) -> FeatureCodes:
+    """Those of some codes that any document of some data sets has; reads no further than it takes to find all."""
+    features = [feature for feature in bundle.features if feature.name in codes]
+    missing = {feature.name: {*codes[feature.name]} for feature in features}
+    selection = select(Split(data=data), labelled=False).serving(features, whose=bundle.url)
+    for groups in iterate(selection):
+        for feature, codes_N in zip(features, groups.features_NF.T, strict=True):
+            missing[feature.name].difference_update(codes_N.unique().tolist())
+        if not any(missing.values()):
+            break
+    return {name: {*codes[name]} - of_name for name, of_name in missing.items()}
 
 
 def _negative(names: Sequence[str], groups: QueryGroups, manifests: Sequence[Manifest]) -> set[str]:

@@ -169,6 +169,21 @@ def uses_in_scoring(columns: Mapping[str, Any], bundle: Bundle, *, named: Collec
     return _plain(read)
 
 
+def how_read(columns: Mapping[str, Any], settings: Mapping[str, Any], bundle: Bundle) -> dict[str, Any]:
+    """What decides the values of a bundle's features in rows that are read with these uses and settings of `prepare`.
+
+    Those who read rows alike, by this, see the same features; which rows they leave out may differ.
+    """
+    mapping = validate(ColumnMapping, columns, "Ranker")
+    read = _scoring(mapping, bundle)
+    return {
+        "fill": {feature.name: mapping.fill_of(feature) for feature in bundle.features},
+        "infinite": settings.get("infinite", "reject"),
+        **{use: getattr(read, use) for use in ("dates", "positions", "tokens")},
+        **{use: getattr(read, use) if read.dates else None for use in ("time", "time_zone", "time_format")},
+    }
+
+
 def with_fills(columns: Mapping[str, Any], bundle: Bundle) -> dict[str, Any]:
     """Uses of columns with the numbers that filled missing values in training, also where these were medians."""
     other_uses = {use: value for use, value in columns.items() if use not in ("fill", "fill_periods")}

@@ -15,16 +15,7 @@ from numpy.typing import NDArray
 
 from ltrscale.bundle import Bundle, boosters
 from ltrscale.errors import InputError
-from ltrscale.serving.format import (
-    CodeTexts,
-    Files,
-    MatrixFormat,
-    MatrixScorer,
-    ModelColumn,
-    Observed,
-    code_texts_of,
-    labels_of,
-)
+from ltrscale.serving.format import Files, MatrixFormat, MatrixScorer, ModelColumn, Observed, labels_of
 
 _TEXT, _BINARY, _JSON, _CHECKPOINT, _TRITON = "model.txt", "model.ubj", "model.json", "checkpoint.tl", "config.pbtxt"
 
@@ -42,7 +33,7 @@ class Trees:
     columns: tuple[ModelColumn, ...]
 
 
-def trees_of(bundle: Bundle, texts: CodeTexts, *, to: str, libraries: Collection[str]) -> Trees:
+def trees_of(bundle: Bundle, observed: Observed, *, to: str, libraries: Collection[str]) -> Trees:
     """The trees of a bundle.
 
     Raises:
@@ -68,10 +59,11 @@ def trees_of(bundle: Bundle, texts: CodeTexts, *, to: str, libraries: Collection
     labels = labels_of(names)
     read = _read_lightgbm if trees.library == "lightgbm" else _read_xgboost
     booster, codes = read(bundle.content, labels, [kinds[name] for name in names])
-    remaining = iter(codes)
+    codes_of = dict(zip([name for name in names if kinds[name] == "categorical"], codes, strict=True))
+    texts = observed.texts_of(codes_of)
     columns = tuple(
-        _categorical(i, name, label, next(remaining), texts)
-        if kinds[name] == "categorical"
+        _categorical(i, name, label, codes_of[name], texts.get(name, {}))
+        if name in codes_of
         else ModelColumn(column=i, name=name, label=label, kind="numeric")
         for i, (name, label) in enumerate(zip(names, labels, strict=True))
     )
@@ -82,9 +74,9 @@ _Read = tuple[Any, list[list[int]]]
 """A library's own model, and the codes of its categorical columns."""
 
 
-def _categorical(i: int, name: str, label: str, codes: Sequence[int], texts: CodeTexts) -> ModelColumn:
+def _categorical(i: int, name: str, label: str, codes: Sequence[int], texts: Mapping[str, int]) -> ModelColumn:
     index_of = {code: i for i, code in enumerate(codes)}
-    values = {text: index_of[code] for text, code in code_texts_of(codes, texts.get(name)).items()}
+    values = {text: index_of[code] for text, code in texts.items()}
     return ModelColumn(column=i, name=name, label=label, kind="categorical", values=values, codes=tuple(codes))
 
 
@@ -131,7 +123,7 @@ scores = lightgbm.Booster(model_file="model.txt").predict(matrix, raw_score=True
 
     def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
         """The text."""
-        trees = trees_of(bundle, observed.texts, to=self.kind, libraries=("lightgbm",))
+        trees = trees_of(bundle, observed, to=self.kind, libraries=("lightgbm",))
         return {_TEXT: trees.booster.model_to_string().encode()}, trees.columns
 
     def readers(self, folder: Path) -> tuple[MatrixScorer, ...]:
@@ -160,7 +152,7 @@ scores = booster.predict(rows, output_margin=True)
 
     def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
         """Both files."""
-        trees = trees_of(bundle, observed.texts, to=self.kind, libraries=("xgboost",))
+        trees = trees_of(bundle, observed, to=self.kind, libraries=("xgboost",))
         files = {name: bytes(trees.booster.save_raw(form)) for name, form in ((_BINARY, "ubj"), (_JSON, "json"))}
         return files, trees.columns
 
@@ -198,7 +190,7 @@ In a model repository of Triton, the files are `NAME/config.pbtxt` and `NAME/1/c
 
     def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[ModelColumn, ...]]:
         """Checkpoint and settings."""
-        trees = trees_of(bundle, observed.texts, to=self.kind, libraries=_FRONTENDS)
+        trees = trees_of(bundle, observed, to=self.kind, libraries=_FRONTENDS)
         treelite = _treelite()
         load = _FRONTENDS[trees.library](treelite)
         settings = f"""backend: "fil"

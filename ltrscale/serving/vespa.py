@@ -49,9 +49,9 @@ The features have the names of `label`. Categories are text: their functions tak
         """The file.
 
         Raises:
-            InputError: the bundle is not one model of LightGBM; the texts of some categories are not recorded.
+            InputError: the bundle is not one model of LightGBM; the data set does not name some categories.
         """
-        trees = trees_of(bundle, observed.texts, to=self.kind, libraries=("lightgbm",))
+        trees = trees_of(bundle, observed, to=self.kind, libraries=("lightgbm",))
         return {_MODEL: _dump(trees)}, trees.columns
 
     def readers(self, folder: Path) -> tuple[MatrixScorer, ...]:
@@ -116,8 +116,8 @@ def _texts_of(trees: Trees, i: int) -> list[str]:
     if unnamed or len(by_place) < len(column.values or {}):
         raise InputError(
             f"{trees.url}: Vespa compares categories as text, and the data set does not record one text for each code "
-            f"of {column.name!r} ({len(unnamed):,} have none); prepare the data again, or train without the feature "
-            "(leave_out in the training split)"
+            f"of {column.name!r} ({len(unnamed):,} have none); export with the training data set, prepare the data "
+            "again if it is that one, or train without the feature (leave_out in the training split)"
         )
     return [by_place[place] for place in range(len(by_place))]
 

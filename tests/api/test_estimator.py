@@ -20,6 +20,7 @@ from shopping_frames import COLUMNS, searches
 from shopping_log import shopping_log
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
+from sklearn.feature_selection import SelectFromModel
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
 from sklearn.utils.validation import check_is_fitted
 
@@ -39,6 +40,7 @@ from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.pretrain import PretrainConfig, PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.trees.stacking import StackedJob
 
 TRAIN, VALIDATION, NEW = searches(60, 0), searches(20, 1), searches(25, 2)
 FEATURES = {"features": ["clicks", "price", "sale"], "categorical": ["kind", "shop"]}
@@ -107,7 +109,9 @@ def test_trees_score_as_those_of_the_jobs(library: str, jobs: Path, tmp_path: Pa
     scores_N = ranker.predict(NEW)
     assert scores_N.tolist() == scores_of_jobs(jobs, str(tmp_path / "model"), str(tmp_path / "scores"))
     assert len(set(scores_N)) > 20
-    assert list(ranker.feature_names_in_) == [*FEATURES["features"], *FEATURES["categorical"]]
+    assert list(ranker.feature_names_in_) == ["price", "clicks", "sale", "shop", "kind"]  # the order of the table
+    in_bundle = [feature.name for feature in bundle.load(ranker.bundle_).features]
+    assert in_bundle == [*FEATURES["features"], *FEATURES["categorical"]]
 
 
 @pytest.mark.slow
@@ -145,13 +149,44 @@ def test_the_score_and_the_comparison_are_the_figures_of_the_evaluation(
     fitted: Ranker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = trees("xgboost").fit(TRAIN, validation=VALIDATION, **COLUMNS)
-    found = compare({"a": fitted, "b": other}, NEW, out=str(tmp_path), evaluate={"resamples": 200})
+    fewer = trees().fit(TRAIN, validation=VALIDATION, **COLUMNS, exclude=["clicks"])
+    rankers = {"a": fitted, "b": other, "c": fewer}
+    found = compare(rankers, NEW, out=str(tmp_path), evaluate={"resamples": 200})
     assert "NDCG@5 - a" in capsys.readouterr().out
     assert "NDCG" in (tmp_path / "evaluation" / "report.md").read_text()
-    for ranker, method in zip((fitted, other), found.methods, strict=True):
+    for ranker, method in zip(rankers.values(), found.methods, strict=True):
         for metric in ("ndcg@5", "ndcg@1", "map"):
             mean = method.slices["all"].summaries[metric].mean
             assert clone_fitted(ranker).set_params(metric=metric).score(NEW) == pytest.approx(mean, abs=1e-12)
+
+
+READ_OTHERWISE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "fill": ({}, {"fill": {"numeric": 2.0}}),
+    "infinite": ({"infinite": "missing"}, {}),
+    "dates": ({}, {**FEATURES, "dates": {"shown": ["weekday", "hour"]}}),
+}
+
+
+@pytest.mark.parametrize("apart", READ_OTHERWISE)
+def test_rankers_that_read_their_features_otherwise_are_not_compared(
+    apart: str, fitted: Ranker, tmp_path: Path
+) -> None:
+    prepare, uses = READ_OTHERWISE[apart]
+    other = trees(prepare=prepare).fit(TRAIN, **COLUMNS, **uses)
+    names = {"a": clone_fitted(fitted), "b": other}
+    names["a"].splits_ = other.splits_
+    with pytest.raises(InputError, match=rf"b reads its features otherwise than a \({apart}.*fit both alike") as error:
+        compare(names, NEW, out=str(tmp_path / "out"))
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_array_of_another_width_is_not_compared(tmp_path: Path) -> None:
+    X, y, group = TRAIN[["price", "clicks"]].to_numpy(), TRAIN["bought"].to_numpy(), TRAIN["search"]
+    array = trees().fit(X, y, group=group)
+    with pytest.raises(InputError, match="X has 3 features, but Ranker is expecting 2 features as input"):
+        compare({"a": array}, np.column_stack([group.index, X]), y, group=group, out=str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 def clone_fitted(ranker: Ranker) -> Ranker:
@@ -455,10 +490,52 @@ def test_importances_are_shares_of_the_gain(library: str) -> None:
     features = {"features": FEATURES["features"], "categorical": ()} if library == "catboost" else FEATURES
     ranker = trees(library).fit(TRAIN, validation=VALIDATION, **COLUMNS, **features)
     found_F = ranker.feature_importances_
-    expected_F = reference_gains(library, bundle.load(ranker.bundle_).content, len(found_F))
-    np.testing.assert_allclose(found_F, expected_F / expected_F.sum(), rtol=1e-5)
+    opened = bundle.load(ranker.bundle_)
+    expected_F = reference_gains(library, opened.content, len(found_F))
     by_name = dict(zip(ranker.feature_names_in_, found_F, strict=True))
+    in_bundle_F = [by_name[feature.name] for feature in opened.features]
+    np.testing.assert_allclose(in_bundle_F, expected_F / expected_F.sum(), rtol=1e-5)
     assert by_name["price"] + by_name.get("shop", 0.0) > 0.5
+
+
+def test_importances_are_in_the_order_of_the_columns(tmp_path: Path) -> None:
+    rng, group = np.random.default_rng(0), np.full(60, 6)
+    X = rng.normal(size=(360, 12))
+    y = (X[:, 2] > 0.8).astype(int)
+    array = trees().fit(X, y, group=group)
+    frame = pd.DataFrame(X, columns=list("zyxwvutsrqpo"))
+    table = trees().fit(frame.assign(day=0, search=np.repeat(range(60), 6)), y, query="search", exclude=["day"])
+    array.save(str(tmp_path / "saved"))
+    for ranker, names in (
+        (array, [str(i + 1) for i in range(12)]),
+        (table, list(frame.columns)),
+        (Ranker.load(str(tmp_path / "saved")), [str(i + 1) for i in range(12)]),
+        (copy.deepcopy(table), list(frame.columns)),
+    ):
+        assert list(ranker.feature_names_in_) == names
+        assert ranker.feature_importances_.argmax() == 2
+        chosen = SelectFromModel(ranker, prefit=True, max_features=1, threshold=-np.inf)
+        assert chosen.get_support(indices=True).tolist() == [2]
+        data = [feature.name for feature in bundle.load(ranker.bundle_).features]
+        assert data == sorted(names), "the data set has them as jobs.prepare does"
+
+
+def test_importances_of_a_feature_of_a_date_stand_at_its_column(dated: Ranker) -> None:
+    names = ["price", "clicks", "shop", "kind", "shown.weekday", "shown.hour"]
+    assert list(dated.feature_names_in_) == names
+    assert len(dated.feature_importances_) == len(names)
+
+
+@pytest.mark.slow
+def test_a_stack_has_no_importances(fitted: Ranker, tmp_path: Path) -> None:
+    tables = {"train": pa.Table.from_pandas(NEW), "validation": pa.Table.from_pandas(searches(20, 3))}
+    data, stacked = str(tmp_path / "data"), str(tmp_path / "stack")
+    frames.prepare_tables(tables, {**COLUMNS, **FEATURES}, {}, data)
+    parts = {period: {"data": data, "periods": [period]} for period in tables}
+    job = {"out": stacked, "members": {"one": {"bundle": fitted.bundle_}}, "splits": parts}
+    StackedJob.model_validate({**job, "stack": {"gbdt": TREES["lightgbm"]}}).run()
+    assert not hasattr(Ranker.load(stacked), "feature_importances_")
+    assert hasattr(Ranker.load(fitted.bundle_), "feature_importances_")
 
 
 def reference_gains(library: str, model: bytes, n_features: int) -> Any:

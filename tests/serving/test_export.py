@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from exported_models import PERIODS, full, last_rows, score_alone, trees
@@ -20,11 +22,14 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, load
 from ltrscale.config import validate
-from ltrscale.data.dataset.manifest import Feature, open_dataset
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
+from ltrscale.ingest.categories import encode
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.serving import parity as check
 from ltrscale.serving.choices import FORMATS, FormatName
 from ltrscale.serving.export import ExportJob
@@ -125,8 +130,7 @@ def test_opensearch_scores_one_document_as_the_bundle_does(
 @pytest.mark.slow
 def test_vespa_scores_one_document_as_the_bundle_does(models: dict[str, str], synthetic_dataset: str) -> None:
     bundle = load(models["lightgbm"])
-    observed = Observed(open_dataset(synthetic_dataset).manifest.categories)
-    files = check.write_export(FORMATS["vespa"], bundle, observed)
+    files, _ = compared("vespa", bundle, split_of(synthetic_dataset))
     features = ExportedFeatures.model_validate_json(files["features.json"])
     groups = rows_of(bundle, synthetic_dataset)
     ours_N = bundle.scorer()(groups)
@@ -376,6 +380,49 @@ def test_what_a_format_cannot_express_is_refused_in_one_line(
 def test_vespa_needs_the_texts_of_categories(models: dict[str, str]) -> None:
     with pytest.raises(InputError, match=r"does not record one text for each code of 'c_category'.*prepare the data"):
         FORMATS["vespa"].write(load(models["lightgbm"]), Observed({}))
+
+
+def city_log(folder: Path, cities: list[str]) -> str:
+    """A data set of four weeks, each query with each of the cities twice; people choose the first one."""
+    columns = {"query": "search", "label": "bought", "period_column": "week", "features": ["price"]}
+    rng = np.random.default_rng(0)
+    rows = [
+        {"search": f"{week}-{i}", "week": f"2026-W0{week}", "city": city, "bought": int(city == cities[0])}
+        for week in range(1, 5)
+        for i in range(20)
+        for city in 2 * cities
+    ]
+    folder.mkdir()
+    pd.DataFrame(rows).assign(price=rng.normal(size=len(rows))).to_parquet(folder / "log.parquet")
+    source = {"kind": "items", "columns": {**columns, "categorical": ["city"]}}
+    inputs = str(folder / "log.parquet")
+    PrepareJob(
+        out=str(folder / "data"), prepare=PrepareConfig.model_validate({"inputs": inputs, "source": source})
+    ).run()
+    return str(folder / "data")
+
+
+def test_a_category_that_the_data_lack_has_no_text_and_a_whole_number_has_its_own(tmp_path: Path) -> None:
+    """As it was: paris was named by its hash, 2319768."""
+    trained = city_log(tmp_path / "trained", ["paris", "7", "berlin", "rome"])
+    newer = city_log(tmp_path / "newer", ["7", "berlin", "rome"])
+    bundle = load(trees(tmp_path / "model", trained, "lightgbm", min_data_in_leaf=2))
+    files, _ = compared("vespa", bundle, split_of(trained))
+    texts = ["7", "paris", "berlin", "rome"]
+    assert sorted(json.loads(files["model.json"])["pandas_categorical"][0]) == sorted(texts)
+    for data, known in ((trained, texts), (newer, [text for text in texts if text != "paris"])):
+        files, _ = compared("lightgbm", bundle, split_of(data))
+        (city,) = [c for c in ExportedFeatures.model_validate_json(files["features.json"]).columns if c.codes]
+        assert city.codes is not None
+        values = city.values or {}
+        assert {text: city.codes[place] for text, place in values.items()} == {
+            text: int(encode(pa.array([text]))[0]) for text in known
+        }
+    with pytest.raises(
+        InputError, match=r"each code of 'city' \(1 have none\); export with the training data"
+    ) as error:
+        compared("vespa", bundle, split_of(newer))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.slow

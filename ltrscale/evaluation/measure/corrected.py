@@ -113,9 +113,8 @@ class Correction:
     def of(self, scores_T: Sequence[Tensor], groups: QueryGroups) -> CorrectedSums:
         """The sums of some groups, for the scores of each trial."""
         assert groups.labels_N is not None
-        assert groups.positions_N is not None
         offsets_Q1, gains_N = groups.offsets_Q1, exponential_gain(groups.labels_N.double())
-        inverse_N = self._inverse(groups.positions_N)
+        inverse_N = self._inverse(groups.shown_N)
         known_N = ~inverse_N.isnan()
         weights_N = inverse_N.nan_to_num(0.0).clamp(max=self.config.clip)
         worth_2N = torch.stack([gains_N * weights_N, gains_N * known_N])

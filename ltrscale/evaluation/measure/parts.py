@@ -60,7 +60,7 @@ class GroupValues:
     values_TMQ: Doubles
     slices: Mapping[str, Truths]
     unshown: int = 0
-    """Documents without a position, where the data have positions."""
+    """Documents without a position, where the order shown is measured."""
     corrected: CorrectedSums | None = None
     """What the groups add to the metrics corrected for positions, if these are measured."""
     clicks: Mapping[int, Tensor] = field(default_factory=dict)
@@ -230,7 +230,7 @@ class Measuring:
                 groups.lengths_Q.numpy(),
                 np.stack(values_TMQ) if values_TMQ else np.empty((0, 0, groups.n_groups)),
                 self.slicer.find(groups, period, of_groups),
-                0 if groups.positions_N is None else int(groups.positions_N.isnan().sum()),
+                int(groups.shown_N.isnan().sum()) if POSITIONS in self.models else 0,
                 self.correction.of(scores_T, groups) if self.correction else None,
                 self._clicks(scores, window.columns_N["labels"]) if last == len(window.ids_Q) else {},
             )
@@ -299,17 +299,17 @@ def order_shown(groups: QueryGroups) -> Tensor:
         >>> order_shown(QueryGroups(features_NF, offsets_Q1, positions_N=torch.tensor([2.0, torch.nan, 1.0]))).argsort()
         tensor([1, 0, 2])
     """
-    assert groups.positions_N is not None
-    return -groups.positions_N.nan_to_num(nan=torch.finfo(torch.float32).max).double()
+    return -groups.shown_N.nan_to_num(nan=torch.finfo(torch.float32).max).double()
 
 
 def has_positions(selection: Selection) -> bool:
     """Whether any group of some row groups has positions; it reads them until it finds one."""
-    for table in read_direct(selection.row_groups, [POSITIONS]):
-        if POSITIONS not in table.column_names:
-            return False
-        if table[POSITIONS].null_count < len(table):
-            return True
+    for _, of_data_set in itertools.groupby(selection.row_groups, key=lambda row_group: row_group.gid_base):
+        for table in read_direct(RowGroups.of(of_data_set), [POSITIONS]):
+            if POSITIONS not in table.column_names:
+                break  # a data set has the column in all files or in none
+            if table[POSITIONS].null_count < len(table):
+                return True
     return False
 
 

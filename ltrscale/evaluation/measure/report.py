@@ -147,7 +147,7 @@ class EvaluatedData(Config):
     unlisted: int = 0
     """Those of `groups` that are queries with judgements and without a list."""
     unshown: int = 0
-    """Those of `documents` without a position, where there are positions."""
+    """Those of `documents` without a position, where the order shown is measured."""
 
 
 class Evaluation(Findings):

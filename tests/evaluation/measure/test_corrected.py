@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,6 +126,15 @@ def test_parts_of_any_size_have_the_same_sums() -> None:
     assert isinstance(gathered.tally, Tally)
     np.testing.assert_array_equal(gathered.tally.blocks().sums_BTM, whole.blocks.sums_BTM)
     np.testing.assert_array_equal(gathered.tally.blocks().defined_BM, whole.blocks.defined_BM)
+
+
+def test_groups_of_data_without_positions_add_nothing_but_their_count() -> None:
+    groups, scores_T = random_groups(3)
+    assert groups.labels_N is not None
+    found = Correction(CLICKS, PROPENSITIES, (3,)).of(scores_T, replace(groups, positions_N=None))
+    assert not found.blocks.sums_BTM.any()
+    assert not found.blocks.defined_BM.any()
+    assert found.counts == WeightCounts(*(2 * [int((groups.labels_N > 0).sum())]))
 
 
 def test_over_many_draws_of_clicks_it_is_right_on_average_where_the_raw_figure_is_not() -> None:

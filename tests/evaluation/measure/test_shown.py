@@ -169,6 +169,31 @@ def test_without_positions_there_is_no_such_row_and_no_such_baseline(
             config.replace(**wrong)
 
 
+def test_lists_of_a_data_set_without_positions_are_in_random_order_beside_one_with_them(
+    config: EvaluateConfig, write_dataset: WriteDataset, tmp_path: Path
+) -> None:
+    """Whichever of the two comes first; a group without a position is one more of those without the column."""
+    rng = np.random.default_rng(4)
+    data = {p: [(rng.normal(size=(4, 2)).astype(np.float32), np.eye(4, dtype=np.float32)[0])] * 9 for p in PERIODS}
+    without, null = write_dataset(data, FEATURES), write_dataset(data, FEATURES)
+    add_column(null, "positions", pa.list_(pa.float32()), lambda _: None)
+    (url,) = config.splits.test.data
+    found = []
+    for i, urls in enumerate(([url, without], [without, url], [url, null])):
+        splits = {**config.splits.model_dump(), "test": {"data": urls, "periods": PERIODS[2:]}}
+        found.append(evaluate(config.replace(splits=splits), str(tmp_path / str(i)), made_by={}, report=lambda _: None))
+    alone = evaluate(config, str(tmp_path / "alone"), made_by={}, report=lambda _: None)
+    (at_random,) = {expected_dcg([0.0] * 4, [1.0, 0.0, 0.0, 0.0], 5)}  # the ideal is 1
+    of_url, n = alone.methods[-1].slices["all"].summaries["ndcg@5"], 2 * 9
+    assert of_url.mean is not None
+    defined = of_url.groups
+    for each in found:
+        assert [method.name for method in each.methods] == ["few", "many", AS_SHOWN]
+        summary = each.methods[-1].slices["all"].summaries["ndcg@5"]
+        assert summary.mean == pytest.approx((of_url.mean * defined + at_random * n) / (defined + n))
+        assert each.test.unshown == alone.test.unshown + 4 * n
+
+
 @pytest.mark.slow
 def test_gate_drift_and_report_live_with_it(
     config: EvaluateConfig, evaluated: tuple[Evaluation, str], tmp_path: Path
