@@ -351,11 +351,17 @@ class _Counts:
         several_Q = groups.lengths_Q > 1
         for name, score in scorers.items():
             spread_Q = spread_of(score(groups), groups)[several_Q].numpy()
-            self.spreads[name].add(spread_Q.astype(np.float32))
+            self.spreads[name].add(_rounded(spread_Q))
             self.sums[name] += float(spread_Q.sum())
         self.lists += int(several_Q.sum())
         self.groups += groups.n_groups
         self.documents += groups.n_documents
+
+
+def _rounded(spread_Q: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Spreads to one part in a thousand: equal ones differ by the rounding of scores, which is no drift."""
+    mantissa_Q, exponent_Q = np.frexp(spread_Q)
+    return np.ldexp(np.round(mantissa_Q * 1024) / 1024, exponent_Q).astype(np.float32)
 
 
 def _counted(

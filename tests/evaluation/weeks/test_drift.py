@@ -148,6 +148,22 @@ def test_scores_are_compared_by_their_spread_within_a_list(rows: list[Row], meas
         assert found.psi == pytest.approx(numbers_psi(before, spreads(period)), rel=1e-6)
 
 
+def test_the_rounding_of_scores_is_no_drift(tmp_path: Path) -> None:
+    """A number that all scores of a list share does not matter, but the larger it is, the more is lost to rounding."""
+    rng, rows = np.random.default_rng(0), []
+    for period in (*TRAIN, *VALIDATION, *TEST):
+        for _ in range(400):
+            relevant = np.arange(8) < rng.integers(1, 8)
+            of_list = np.full(8, rng.uniform(100, 200) if period in TEST else rng.uniform(0, 100))
+            rows.append(Row(period, np.stack([of_list, 0.3 * relevant], axis=1).tolist(), None))
+    data = write_log(str(tmp_path / "data"), rows, FEATURES[:2], row_group=100)
+    config = evaluation(data, linear_teacher(str(tmp_path / "model"), data, [1.0, 1.0]))
+    found = measure_drift(config, DriftSettings())
+    for period in found.periods.values():
+        assert period.features["x"].psi > 10
+        assert period.spreads["linear"].psi < 0.1
+
+
 def test_does_not_depend_on_the_order_of_rows_nor_on_files(
     rows: list[Row], config: EvaluateConfig, measured: Drift, tmp_path: Path
 ) -> None:
