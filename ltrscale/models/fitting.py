@@ -10,7 +10,7 @@ Shapes: N documents, F features, V codes of a vocabulary, M sampled documents, K
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ N_CODES = 1 << 24
 _GLANCE = 1 << 10  # values of a column to look at before counting all of them
 _HIGHEST = 2**64 - 1
 
+Value = TypeVar("Value", bound=np.generic)
 
 Counted = tuple[NDArray[np.float32], NDArray[np.int64]]
 """The different values [V], sorted, and their counts [V]."""
@@ -89,12 +90,23 @@ class ValueCounts:
 
     def _settle(self) -> None:
         codes, counts = (np.concatenate(column) for column in zip(self._known, *self._new, strict=True))
-        order = np.argsort(codes, kind="stable")  # the stable sort is fast on a sequence of sorted runs
-        codes, counts = codes[order], counts[order]
-        first_V = np.flatnonzero(np.concatenate([np.ones(min(1, len(codes)), bool), codes[1:] != codes[:-1]]))
-        self._over |= self._at_most is not None and len(first_V) > self._at_most
+        codes, counts = merged_counts(codes, counts)
+        self._over |= self._at_most is not None and len(codes) > self._at_most
         self._new = []
-        self._known = _value_counts(codes[:0]) if self._over else (codes[first_V], np.add.reduceat(counts, first_V))
+        self._known = _value_counts(codes[:0]) if self._over else (codes, counts)
+
+
+def merged_counts(values: NDArray[Value], counts: NDArray[np.int64]) -> tuple[NDArray[Value], NDArray[np.int64]]:
+    """The different values [V], sorted, and the sum of the counts of each [V].
+
+    Example:
+        >>> [each.tolist() for each in merged_counts(np.array([5, 9, 2, 5]), np.array([1, 2, 3, 4]))]
+        [[2, 5, 9], [3, 5, 2]]
+    """
+    order = np.argsort(values, kind="stable")  # the stable sort is fast on a sequence of sorted runs
+    values, counts = values[order], counts[order]
+    first_V = np.flatnonzero(np.concatenate([np.ones(min(1, len(values)), bool), values[1:] != values[:-1]]))
+    return values[first_V], np.add.reduceat(counts, first_V)
 
 
 class SeenCodes:

@@ -5,18 +5,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 
-def cell(value: float) -> float:
-    """The value rounded to four bits after the leading one, towards 0."""
-    mantissa, exponent = math.frexp(value)
-    return math.copysign(math.floor(abs(mantissa) * 32) / 32 * 2.0**exponent, value) + 0.0
-
-
 def number_bins(training: Sequence[float]) -> list[float]:
-    """The cells at which bins begin: the first, each at which a tenth of the values is reached, one above the last."""
-    known = sorted(cell(x) for x in training if not math.isnan(x))
+    """Where bins begin: the first value, each at which a tenth of the values is reached, one above the last."""
+    known = sorted(x for x in training if not math.isnan(x))
     starts: list[float] = []
     reached = -1
-    for below, start in ((known.index(c), c) for c in sorted(set(known))):
+    for below, start in ((known.index(x), x) for x in sorted(set(known))):
         if 10 * below // len(known) > reached:
             reached = 10 * below // len(known)
             starts.append(start)
@@ -25,7 +19,7 @@ def number_bins(training: Sequence[float]) -> list[float]:
 
 def number_bin(value: float, starts: Sequence[float]) -> str:
     """Missing, or the number of bins that begin at or below the value."""
-    return "missing" if math.isnan(value) else str(sum(start <= cell(value) for start in starts))
+    return "missing" if math.isnan(value) else str(sum(start <= value for start in starts))
 
 
 def code_bin(value: float, training: Sequence[float]) -> str:

@@ -5,15 +5,16 @@ groups no weights were fitted to. A ranking does not change if a number is added
 compared by their spread within each list: their standard deviation, which falls as a model finds less to tell documents
 apart by. That is a warning that needs no labels; it does not say whether the order is right.
 
-Values are counted in one pass: numbers in fine cells that are the same for all data, so counts need no range beforehand
-and may be added in any order. Bins are runs of cells, chosen so that training has about equally many values in each.
+Values are counted in one pass. Bins are chosen so that training has about equally many numbers in each; to find them,
+its numbers are counted in cells, as fine as a bound on their number allows, so that no range is needed beforehand.
 
-Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, K methods, C cells, B bins, V codes of a vocabulary.
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, C cells, B bins, V different values.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple, Self
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups, sum_by_group
-from ltrscale.bundle import Bundle, load, with_tokens_of
+from ltrscale.bundle import Bundle, Scorer, load, with_tokens_of
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
@@ -29,18 +30,19 @@ from ltrscale.data.dataset.split import Split, chosen_files
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.models.fitting import ValueCounts
+from ltrscale.models.fitting import ValueCounts, merged_counts
 from ltrscale.progress import progress
 
 SOME, MUCH = 0.1, 0.25
 """The usual reading of the population stability index: below the first no drift, above the second much."""
 BINS = 10
 """Bins of about equal counts, with two more for values below and above all of training's and one for missing values."""
-_DROPPED = 19
-"""Bits of a float32 that a cell ignores: it keeps the sign, the exponent and four bits of the mantissa."""
-_CELLS = 1 << (32 - _DROPPED)
+CELLS = 1 << 14
+"""Cells of a feature, at most: 200 kB. So many are enough for sign, exponent and five bits of the mantissa of every
+float32, so that a cell is never wider than a 32nd of its values."""
 
 BinCounts = NDArray[np.int64]
+Bits = NDArray[np.uint32]
 
 
 class DriftSettings(Config):
@@ -134,66 +136,114 @@ class Drift(Config):
 
 
 class Numbers:
-    """Counts of each column's numbers by cell, and of its missing values.
+    """Counts of a feature's numbers by cell, and of its missing values.
 
-    A cell spans at most a sixteenth of its values, whatever their scale.
+    A cell is a run of neighbouring float32. Its width is the lowest power of two at which at most `CELLS` cells hold a
+    number: so cells are small beside the spread of the numbers, wherever these lie, and do not depend on the order of
+    the rows. The numbers of later periods are counted in the bins of training.
 
     Example:
-        >>> numbers = Numbers(1)
-        >>> numbers.add(np.array([[1.0], [1.0], [5.0], [np.nan]], np.float32))
-        >>> [bins.tolist() for bins in numbers.binned(numbers.bins())]
-        [[0, 2, 1, 0, 1]]
+        >>> train = Numbers()
+        >>> train.add(np.array([1.0, 1.0, 5.0, np.nan], np.float32))
+        >>> later = train.later()
+        >>> later.add(np.array([0.0, 1.0, 6.0], np.float32))
+        >>> train.binned().tolist(), later.binned().tolist()
+        ([0, 2, 1, 0, 1], [1, 1, 0, 1, 0])
     """
 
-    def __init__(self, columns: int) -> None:
-        self._counts_FC = np.zeros((columns, _CELLS), np.int64)
-        self._missing_F = np.zeros(columns, np.int64)
+    def __init__(self) -> None:
+        self._bins_B: Bits | None = None
+        self._width = np.uint32(1)
+        self._cells_C, self._counts_C = np.zeros(0, np.uint32), np.zeros(0, np.int64)
+        self._missing = 0
 
-    def add(self, values_NF: NDArray[np.float32]) -> None:
+    def later(self) -> Self:
+        """Empty counts by the bins of these numbers."""
+        later = type(self)()
+        later._bins_B = later._cells_C = self._bins()
+        later._counts_C = np.zeros(len(later._cells_C), np.int64)
+        return later
+
+    def add(self, values_N: NDArray[np.float32]) -> None:
         """Count the values of some rows."""
-        for f, values_N in enumerate(values_NF.T):
-            known_N = values_N[~np.isnan(values_N)]
-            self._counts_FC[f] += np.bincount(_cells(known_N), minlength=_CELLS)
-            self._missing_F[f] += len(values_N) - len(known_N)
+        known_N = values_N[~np.isnan(values_N)]
+        self._missing += len(values_N) - len(known_N)
+        bits_N = _rising_bits(known_N)
+        if self._bins_B is None:
+            self._add_to_cells(bits_N)
+        else:
+            self._counts_C += np.diff(np.searchsorted(np.sort(bits_N), self._bins_B), append=len(bits_N))
 
-    def bins(self) -> list[BinCounts]:
-        """The first cell of each bin, by column; a frequent value has its own bin."""
-        return [_bins(counts_C) for counts_C in self._counts_FC]
+    def _add_to_cells(self, bits_N: Bits) -> None:
+        """Count numbers in cells, each known by its first number, and widen these if they are too many."""
+        bits, more = np.unique(bits_N - bits_N % self._width, return_counts=True)
+        cells = np.concatenate([self._cells_C, bits])
+        cells, counts = merged_counts(cells, np.concatenate([self._counts_C, more]))
+        while np.count_nonzero(np.diff(cells // self._width)) >= CELLS:
+            self._width *= np.uint32(2)
+        self._cells_C, self._counts_C = merged_counts(cells - cells % self._width, counts)
 
-    def binned(self, bins_F: list[BinCounts]) -> list[BinCounts]:
-        """Counts [B] of each column by bin; missing values are the last."""
-        columns = zip(self._counts_FC, bins_F, self._missing_F, strict=True)
-        return [np.append(np.add.reduceat(counts_C, bins), missing) for counts_C, bins, missing in columns]
+    def _bins(self) -> Bits:
+        """The first number of each bin: cells at which a tenth of the numbers is reached, between two open ends."""
+        if self._bins_B is not None:
+            return self._bins_B
+        tenths_C = BINS * (self._counts_C.cumsum() - self._counts_C) // max(1, self._counts_C.sum())
+        starts = self._cells_C[np.diff(tenths_C, prepend=-1) > 0]
+        above = self._cells_C[-1:] + self._width
+        return np.concatenate([np.zeros(1, np.uint32), starts, above])
+
+    def binned(self) -> BinCounts:
+        """Counts [B] by bin; missing values are the last."""
+        bins_B = self._bins()
+        bin_C = np.searchsorted(bins_B, self._cells_C, side="right") - 1
+        return np.append(np.bincount(bin_C, self._counts_C, len(bins_B)).astype(np.int64), self._missing)
+
+
+def _rising_bits(values_N: NDArray[np.float32]) -> Bits:
+    """The bits of each number, changed so that they rise with it."""
+    bits_N = (values_N + np.float32(0)).view(np.uint32)  # -0 + 0 is 0
+    # the bits of floats rise with the value once those of negative ones are inverted
+    return np.where(bits_N >> 31, ~bits_N, bits_N | np.uint32(1 << 31))
 
 
 class Codes:
-    """Counts of a categorical feature's codes, and of its missing values."""
+    """Counts of a categorical feature's codes, and of its missing values.
+
+    Bins are the most frequent codes of training, its other codes, codes that it lacks, and missing ones.
+
+    Example:
+        >>> train = Codes()
+        >>> train.add(np.array([7, 7, 8], np.float32))
+        >>> later = train.later()
+        >>> later.add(np.array([7, 9, np.nan], np.float32))
+        >>> train.binned().tolist(), later.binned().tolist()
+        ([2, 1, 0, 0, 0], [1, 0, 0, 1, 1])
+    """
 
     def __init__(self) -> None:
-        self._seen = ValueCounts()
+        self._of = self._seen = ValueCounts()
         self._missing = 0
+
+    def later(self) -> Self:
+        """Empty counts by the bins of these codes."""
+        later = type(self)()
+        later._of = self._of
+        later._seen = ValueCounts()
+        return later
 
     def add(self, values_N: NDArray[np.float32]) -> None:
         """Count the codes of some rows."""
         self._seen.add(values_N)
         self._missing += int(np.isnan(values_N).sum())
 
-    def binned(self, reference: Self) -> BinCounts:
-        """Counts of the reference's most frequent codes, of its other codes, of codes that it lacks, and missing ones.
-
-        Example:
-            >>> train, later = Codes(), Codes()
-            >>> train.add(np.array([7, 7, 8], np.float32))
-            >>> later.add(np.array([7, 9, np.nan], np.float32))
-            >>> train.binned(train).tolist(), later.binned(train).tolist()
-            ([2, 1, 0, 0, 0], [1, 0, 0, 1, 1])
-        """
+    def binned(self) -> BinCounts:
+        """Counts [B] by bin; missing values are the last."""
         codes_V, counts_V = self._seen.counts()
         bins_V = np.full(len(codes_V), -1)
-        reference_codes, frequent = reference._seen.codes(), reference._seen.codes(BINS - 1)
-        assert reference_codes is not None
+        known, frequent = self._of.codes(), self._of.codes(BINS - 1)
+        assert known is not None
         assert frequent is not None
-        bins_V[np.isin(codes_V, reference_codes)] = len(frequent)
+        bins_V[np.isin(codes_V, known)] = len(frequent)
         places_V = np.searchsorted(frequent, codes_V)
         is_frequent_V = np.isin(codes_V, frequent)
         bins_V[is_frequent_V] = places_V[is_frequent_V]
@@ -232,24 +282,6 @@ def chance_psi(reference_B: BinCounts, other_B: BinCounts, *, values: tuple[int,
     return (bins - 1) * sum(1 / n for n in values)
 
 
-def _cells(values_N: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The cell of each number; a larger number has no lower cell."""
-    bits_N = (values_N + np.float32(0)).view(np.uint32)  # -0 + 0 is 0
-    # the bits of floats rise with the value once those of negative ones are inverted
-    rising_N = np.where(bits_N >> 31, ~bits_N, bits_N | np.uint32(1 << 31))
-    return (rising_N >> _DROPPED).astype(np.int64)
-
-
-def _bins(counts_C: BinCounts) -> BinCounts:
-    cells = np.flatnonzero(counts_C)
-    if not len(cells):
-        return np.zeros(1, np.int64)
-    before_C = counts_C.cumsum() - counts_C
-    tenths = BINS * before_C[cells] // counts_C.sum()
-    starts = cells[np.diff(tenths, prepend=-1) > 0]
-    return np.unique([0, *starts, cells[-1] + 1])
-
-
 def measure_drift(config: EvaluateConfig, settings: DriftSettings) -> Drift:
     """Measure how far each test period of an evaluation is from its training split.
 
@@ -262,20 +294,20 @@ def measure_drift(config: EvaluateConfig, settings: DriftSettings) -> Drift:
     """
     splits = config.splits
     bundles = {name: load(urls[0]) for name, urls in config.models.items()}
-    opened = [*bundles.values()]
-    read = {feature.name for bundle in opened for feature in bundle.features}
+    read = {feature.name for bundle in bundles.values() for feature in bundle.features}
     all_features = select(_all_of(splits.train), labelled=False).features
     features = tuple(feature for feature in all_features if feature.name in read or not read)
-    train = _counted(_all_of(splits.train), features, [], settings)
-    bins = _Bins(train, _counted(_all_of(splits.validation), features, opened, settings))
+    train = _counted(_all_of(splits.train), _Counts.of(features), features, {}, settings)
+    only_spreads = _Counts({}, Numbers(), {name: Numbers() for name in bundles})
+    validation = _counted(_all_of(splits.validation), only_spreads, features, bundles, settings)
+    reference = replace(train, spreads=validation.spreads, sums=validation.sums, lists=validation.lists)
     drifts = {}
     for period in sorted({file.period for _, files in chosen_files(splits.test) for file in files}):
         split = _all_of(splits.test).replace(periods=(period,))
-        counted = _counted(split, features, opened, settings)
-        drifts[period] = bins.drift(counted, list(bundles), _label_rates(split, config, settings))
-    of_train = bins.drift(train, [], _label_rates(_all_of(splits.train), config, settings))
-    at_validation = bins.spreads(bins.validation, list(bundles))
-    return Drift(train=of_train.replace(spreads=at_validation), periods=drifts)
+        counted = _counted(split, reference.later(), features, bundles, settings)
+        drifts[period] = _drift(reference, counted, _label_rates(split, config, settings))
+    of_train = _drift(reference, reference, _label_rates(_all_of(splits.train), config, settings))
+    return Drift(train=of_train, periods=drifts)
 
 
 def _all_of(split: Split) -> Split:
@@ -283,52 +315,69 @@ def _all_of(split: Split) -> Split:
     return Split(data=split.data, periods=split.periods, labels=split.labels)
 
 
-class _Counts(NamedTuple):
+@dataclass
+class _Counts:
     """What is counted of some groups."""
 
-    names: tuple[str, ...]
-    """Of the numbers."""
-    numbers: Numbers
-    codes: Mapping[str, Codes]
+    features: Mapping[str, Numbers | Codes]
     lengths: Numbers
-    spreads: Numbers
-    """A column for each method."""
-    sums_K: NDArray[np.float64]
-    lists: int
+    spreads: Mapping[str, Numbers]
+    """By method."""
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Of the spreads, by method."""
+    lists: int = 0
     """Groups of at least two documents, which have a spread."""
-    groups: int
-    documents: int
+    groups: int = 0
+    documents: int = 0
+
+    @classmethod
+    def of(cls, features: Sequence[Feature]) -> Self:
+        """Empty counts, by bins of their own."""
+        counts = {feature.name: Codes() if feature.kind == "categorical" else Numbers() for feature in features}
+        return cls(counts, Numbers(), {})
+
+    def later(self) -> Self:
+        """Empty counts by the bins of these."""
+        features = {name: counts.later() for name, counts in self.features.items()}
+        spreads = {name: counts.later() for name, counts in self.spreads.items()}
+        return type(self)(features, self.lengths.later(), spreads)
+
+    def add(self, groups: QueryGroups, scorers: Mapping[str, Scorer]) -> None:
+        """Count some groups."""
+        columns = groups.features_NF.numpy().T
+        for counts, values_N in zip(self.features.values(), columns, strict=bool(self.features)):
+            counts.add(values_N)
+        self.lengths.add(groups.lengths_Q.numpy().astype(np.float32))
+        several_Q = groups.lengths_Q > 1
+        for name, score in scorers.items():
+            spread_Q = spread_of(score(groups), groups)[several_Q].numpy()
+            self.spreads[name].add(_rounded(spread_Q))
+            self.sums[name] += float(spread_Q.sum())
+        self.lists += int(several_Q.sum())
+        self.groups += groups.n_groups
+        self.documents += groups.n_documents
 
 
-def _counted(split: Split, features: Sequence[Feature], bundles: Sequence[Bundle], settings: DriftSettings) -> _Counts:
+def _rounded(spread_Q: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Spreads to one part in a thousand: equal ones differ by the rounding of scores, which is no drift."""
+    mantissa_Q, exponent_Q = np.frexp(spread_Q)
+    return np.ldexp(np.round(mantissa_Q * 1024) / 1024, exponent_Q).astype(np.float32)
+
+
+def _counted(
+    split: Split, counts: _Counts, features: Sequence[Feature], bundles: Mapping[str, Bundle], settings: DriftSettings
+) -> _Counts:
     """Count the groups of a split in one pass, and the scores of bundles."""
     selection = select(split, labelled=False).serving(features, whose="drift", where=", ".join(split.data))
-    selection = with_tokens_of(selection, bundles)
-    scorers = [bundle.scorer(features=features) for bundle in bundles]
+    selection = with_tokens_of(selection, [*bundles.values()])
+    scorers = {name: bundle.scorer(features=features) for name, bundle in bundles.items()}
     if settings.documents is not None:
         selection = spread(selection, documents=settings.documents)
-    places = [i for i, feature in enumerate(features) if feature.kind == "numeric"]
-    numbers, lengths, spreads = Numbers(len(places)), Numbers(1), Numbers(len(scorers))
-    codes = {feature.name: Codes() for feature in features if feature.kind == "categorical"}
-    sums_K, lists, groups_read, documents = np.zeros(len(scorers)), 0, 0, 0
     with progress("drift", selection.n_documents) as advance:
         for groups in iterate(selection, docs_per_batch=settings.docs_per_batch):
-            x_NF = groups.features_NF.numpy()
-            numbers.add(x_NF[:, places])
-            for i, feature in enumerate(features):
-                if feature.name in codes:
-                    codes[feature.name].add(x_NF[:, i])
-            lengths.add(groups.lengths_Q.numpy().astype(np.float32)[:, None])
-            several_Q = (groups.lengths_Q > 1).numpy()
-            of_methods = [spread_of(score(groups), groups).numpy()[several_Q] for score in scorers]
-            spreads_QK = np.array(of_methods).reshape(len(scorers), several_Q.sum()).T
-            spreads.add(spreads_QK.astype(np.float32))
-            sums_K += spreads_QK.sum(axis=0)
-            lists, groups_read = lists + int(several_Q.sum()), groups_read + groups.n_groups
-            documents += groups.n_documents
+            counts.add(groups, scorers)
             advance(groups.n_documents)
-    names = tuple(features[i].name for i in places)
-    return _Counts(names, numbers, codes, lengths, spreads, sums_K, lists, groups_read, documents)
+    return counts
 
 
 def spread_of(scores_N: Tensor, groups: QueryGroups) -> Tensor:
@@ -346,65 +395,43 @@ def spread_of(scores_N: Tensor, groups: QueryGroups) -> Tensor:
     return (sum_by_group(from_mean_N.square(), groups.offsets_Q1) / lengths_Q.clamp(min=1)).sqrt()
 
 
-class _Bins:
-    """The bins of training's features and lists, and of validation's spreads, with what was counted there."""
+def _drift(reference: _Counts, counted: _Counts, labels: LabelRates | None) -> PeriodDrift:
+    """How far some groups are from the features and lists of training and from the spreads of validation."""
+    return PeriodDrift(
+        groups=counted.groups,
+        documents=counted.documents,
+        length=counted.documents / counted.groups,
+        length_psi=psi(reference.lengths.binned(), counted.lengths.binned()),
+        features={name: _of_feature(name, reference, counted) for name in counted.features},
+        spreads={name: _of_spread(name, reference, counted) for name in counted.spreads},
+        labels=labels,
+    )
 
-    def __init__(self, train: _Counts, validation: _Counts) -> None:
-        self.train, self.validation = train, validation
-        self.numbers, self.lengths, self.spreads_K = (
-            counts.bins() for counts in (train.numbers, train.lengths, validation.spreads)
-        )
 
-    def drift(self, counted: _Counts, methods: Sequence[str], labels: LabelRates | None) -> PeriodDrift:
-        """The drift of some groups."""
-        (before_B,), (now_B,) = (counts.lengths.binned(self.lengths) for counts in (self.train, counted))
-        return PeriodDrift(
-            groups=counted.groups,
-            documents=counted.documents,
-            length=counted.documents / counted.groups,
-            length_psi=psi(before_B, now_B),
-            features=self._features(counted),
-            spreads=self.spreads(counted, methods),
-            labels=labels,
-        )
+def _of_feature(name: str, reference: _Counts, counted: _Counts) -> FeatureDrift:
+    """The last bin has the missing values, the one before it the unknown codes."""
+    before_B, now_B = (counts.features[name].binned() for counts in (reference, counted))
+    groups = reference.groups, counted.groups
+    is_categorical = isinstance(counted.features[name], Codes)
+    return FeatureDrift(
+        psi=psi(before_B, now_B),
+        missing=now_B[-1] / counted.documents,
+        unknown=now_B[-2] / counted.documents if is_categorical else None,
+        chance=0.0 if counted is reference else chance_psi(before_B, now_B, values=groups),
+    )
 
-    def spreads(self, counted: _Counts, methods: Sequence[str]) -> dict[str, SpreadDrift]:
-        """The spread of each method's scores."""
-        if not methods:
-            return {}
-        before_K, now_K = (counts.spreads.binned(self.spreads_K) for counts in (self.validation, counted))
-        if not counted.lists or not self.validation.lists:
-            return {name: SpreadDrift(psi=0.0, mean=None, lists=0) for name in methods}
-        lists = self.validation.lists, counted.lists
-        return {
-            name: SpreadDrift(
-                psi=psi(before_K[k], now_K[k]),
-                mean=counted.sums_K[k] / counted.lists,
-                chance=0.0 if counted is self.validation else chance_psi(before_K[k], now_K[k], values=lists),
-                lists=counted.lists,
-            )
-            for k, name in enumerate(methods)
-        }
 
-    def _features(self, counted: _Counts) -> dict[str, FeatureDrift]:
-        before_F, now_F = (counts.numbers.binned(self.numbers) for counts in (self.train, counted))
-        drifts = {
-            name: self._feature(before_B, now_B, counted)
-            for name, before_B, now_B in zip(counted.names, before_F, now_F, strict=True)
-        }
-        for name, codes in counted.codes.items():
-            before_B, now_B = (counts.binned(self.train.codes[name]) for counts in (self.train.codes[name], codes))
-            drifts[name] = self._feature(before_B, now_B, counted).replace(unknown=now_B[-2] / counted.documents)
-        return drifts
-
-    def _feature(self, before_B: BinCounts, now_B: BinCounts, counted: _Counts) -> FeatureDrift:
-        """The drift of a feature; the last bin has the missing values."""
-        groups = self.train.groups, counted.groups
-        return FeatureDrift(
-            psi=psi(before_B, now_B),
-            missing=now_B[-1] / counted.documents,
-            chance=0.0 if counted is self.train else chance_psi(before_B, now_B, values=groups),
-        )
+def _of_spread(name: str, reference: _Counts, counted: _Counts) -> SpreadDrift:
+    if not counted.lists or not reference.lists:
+        return SpreadDrift(psi=0.0, mean=None, lists=0)
+    before_B, now_B = (counts.spreads[name].binned() for counts in (reference, counted))
+    lists = reference.lists, counted.lists
+    return SpreadDrift(
+        psi=psi(before_B, now_B),
+        mean=counted.sums[name] / counted.lists,
+        chance=0.0 if counted is reference else chance_psi(before_B, now_B, values=lists),
+        lists=counted.lists,
+    )
 
 
 def _label_rates(split: Split, config: EvaluateConfig, settings: DriftSettings) -> LabelRates | None:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import pickle
 import shutil
 import statistics
 from pathlib import Path
@@ -22,12 +23,15 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.weeks.decay import Decay, DriftCorrelation, DriftJob, document, rank_correlation, trained_until
 from ltrscale.evaluation.weeks.drift import (
+    CELLS,
+    BinCounts,
     Codes,
     Drift,
     DriftSettings,
     FeatureDrift,
     Numbers,
     PeriodDrift,
+    chance_psi,
     measure_drift,
     psi,
 )
@@ -144,6 +148,22 @@ def test_scores_are_compared_by_their_spread_within_a_list(rows: list[Row], meas
         assert found.psi == pytest.approx(numbers_psi(before, spreads(period)), rel=1e-6)
 
 
+def test_the_rounding_of_scores_is_no_drift(tmp_path: Path) -> None:
+    """A number that all scores of a list share does not matter, but the larger it is, the more is lost to rounding."""
+    rng, rows = np.random.default_rng(0), []
+    for period in (*TRAIN, *VALIDATION, *TEST):
+        for _ in range(400):
+            relevant = np.arange(8) < rng.integers(1, 8)
+            of_list = np.full(8, rng.uniform(100, 200) if period in TEST else rng.uniform(0, 100))
+            rows.append(Row(period, np.stack([of_list, 0.3 * relevant], axis=1).tolist(), None))
+    data = write_log(str(tmp_path / "data"), rows, FEATURES[:2], row_group=100)
+    config = evaluation(data, linear_teacher(str(tmp_path / "model"), data, [1.0, 1.0]))
+    found = measure_drift(config, DriftSettings())
+    for period in found.periods.values():
+        assert period.features["x"].psi > 10
+        assert period.spreads["linear"].psi < 0.1
+
+
 def test_does_not_depend_on_the_order_of_rows_nor_on_files(
     rows: list[Row], config: EvaluateConfig, measured: Drift, tmp_path: Path
 ) -> None:
@@ -188,18 +208,103 @@ def test_features_have_drifted_by_what_their_index_is_beyond_chance(measured: Dr
         assert period.replace(features={name: feature}).drifted == drifted
 
 
+def counted(values_N: np.ndarray) -> Numbers:
+    """Numbers of training."""
+    numbers = Numbers()
+    numbers.add(values_N.astype(np.float32))
+    return numbers
+
+
+def later(train: Numbers, values_N: np.ndarray) -> BinCounts:
+    """Numbers of a later period, in the bins of training."""
+    numbers = train.later()
+    numbers.add(values_N.astype(np.float32))
+    return numbers.binned()
+
+
+def histograms(before_N: np.ndarray, now_N: np.ndarray) -> tuple[BinCounts, BinCounts]:
+    train = counted(before_N)
+    return train.binned(), later(train, now_N)
+
+
 @pytest.mark.parametrize("seed", range(3))
-def test_cells_rise_with_the_value_and_bins_hold_tenths(seed: int) -> None:
+def test_bins_rise_with_the_value_and_hold_tenths(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    values_N = (rng.normal(size=5000) * 10.0 ** rng.integers(-30, 30, 5000)).astype(np.float32)
-    numbers = Numbers(1)
-    numbers.add(values_N[:, None])
-    (bins,) = numbers.binned(numbers.bins())
+    train = counted(rng.normal(size=5000) * 10.0 ** rng.integers(-30, 30, 5000))
+    bins = train.binned()
     assert bins[0] == bins[-2] == bins[-1] == 0
     assert all(400 < count < 600 for count in bins[1:-2])
-    later = Numbers(1)
-    later.add(np.array([[np.finfo(np.float32).max], [-np.finfo(np.float32).max], [0.0], [-0.0]], np.float32))
-    assert [int(n) for n in later.binned(numbers.bins())[0][[0, -2]]] == [1, 1]
+    largest = np.finfo(np.float32).max
+    assert [int(n) for n in later(train, np.array([largest, -largest, 0.0, -0.0]))[[0, -2]]] == [1, 1]
+
+
+PLACES = ((0, 1), (0, 1e-20), (-30, 1), (102, 0.3), (1010, 3), (-3e5, 1e3), (1.7e9, 1e6))
+"""Mean and standard deviation."""
+
+
+@pytest.mark.parametrize("shift", [0.25, 0.5, 1, 2, 3])
+def test_a_shift_has_the_same_index_wherever_the_feature_lies(shift: float) -> None:
+    before_N, now_N = np.random.default_rng(0).normal(size=(2, 50_000))
+    now_N += shift
+    edges = [-np.inf, before_N.min(), *np.quantile(before_N, np.arange(1, 10) / 10), before_N.max() + 1e-9, np.inf]
+    exact = psi(*(np.histogram(values_N, edges)[0] for values_N in (before_N, now_N)))
+    found = [psi(*histograms(m + s * before_N, m + s * now_N)) for m, s in PLACES]
+    assert found == pytest.approx([exact] * len(PLACES), rel=0.01)
+    if shift == 1:
+        assert exact == pytest.approx(0.95, abs=0.05), "about 1, as the bounds of the gate say"
+
+
+def test_without_a_shift_the_index_is_what_chance_gives() -> None:
+    rng, n = np.random.default_rng(0), 4000
+    for m, s in PLACES:
+        pairs = [histograms(*(m + s * rng.normal(size=(2, n)))) for _ in range(50)]
+        by_chance = np.mean([chance_psi(*pair, values=(n, n)) for pair in pairs])
+        assert np.mean([psi(*pair) for pair in pairs]) == pytest.approx(by_chance, rel=0.25)
+
+
+def test_values_that_training_lacks_have_a_large_index() -> None:
+    rng = np.random.default_rng(0)
+    years, unix, scores = rng.integers(2005, 2016, 9000), 1.7357e9 + 7.8e6 * rng.random(9000), 17 + rng.random(9000)
+    for before_N, now_N in (
+        (years, rng.integers(2022, 2027, 9000)),
+        (years, rng.integers(1995, 2000, 9000)),
+        (unix, 1.7487e9 + 2.6e6 * rng.random(9000)),
+        (scores, np.full(9000, 17.2)),
+        (np.full(9000, 1010.0), np.full(9000, 1010.5)),
+    ):
+        assert psi(*histograms(before_N, now_N)) > 5
+    assert psi(*histograms(np.full(9000, 1010.0), np.full(500, 1010.0))) == 0
+
+
+def test_counts_do_not_depend_on_batches_nor_on_their_order() -> None:
+    rng = np.random.default_rng(0)
+    values_N = np.concatenate([1010 + 3 * rng.normal(size=40_000), np.exp(4 * rng.normal(size=20_000)), [np.nan] * 9])
+    now_N = 1011 + 3 * rng.normal(size=20_000)
+    whole = counted(values_N)
+    assert len(np.unique(values_N.astype(np.float32))) > 2 * CELLS, "so that cells are wider than a number"
+    for parts in (3, 400):
+        numbers = Numbers()
+        for batch_N in np.array_split(rng.permutation(values_N), parts):
+            numbers.add(batch_N.astype(np.float32))
+        compared = numbers.later()
+        for batch_N in np.array_split(rng.permutation(now_N), parts):
+            compared.add(batch_N.astype(np.float32))
+        assert numbers.binned().tolist() == whole.binned().tolist()
+        assert compared.binned().tolist() == later(whole, now_N).tolist()
+
+
+def test_any_numbers_take_little_memory() -> None:
+    rng, train = np.random.default_rng(0), Numbers()
+    for _ in range(20):  # of all magnitudes, the worst case
+        bits_N = rng.integers(0, 2**32, 65_536, dtype=np.uint32).view(np.float32)
+        train.add(bits_N)
+    assert len(pickle.dumps(train)) < 12 * CELLS + 2000
+    compared = train.later()
+    compared.add(bits_N)
+    assert len(pickle.dumps(compared)) < 2000
+    shares_B = train.binned()[1:-2] / train.binned()[:-1].sum()
+    assert len(shares_B) == 10
+    assert shares_B == pytest.approx(0.1, abs=0.001)
 
 
 def test_psi_is_a_symmetric_divergence() -> None:
@@ -214,10 +319,11 @@ def test_psi_is_a_symmetric_divergence() -> None:
 
 
 def test_more_categories_than_bins_are_one_bin() -> None:
-    train, later = Codes(), Codes()
+    train = Codes()
     train.add(np.repeat(np.arange(40, dtype=np.float32), np.arange(40, 0, -1)))
-    later.add(np.array([0, 8, 9, 39, 40, np.nan], np.float32))
-    assert later.binned(train).tolist() == [1, *[0] * 7, 1, 2, 1, 1]
+    compared = train.later()
+    compared.add(np.array([0, 8, 9, 39, 40, np.nan], np.float32))
+    assert compared.binned().tolist() == [1, *[0] * 7, 1, 2, 1, 1]
 
 
 @pytest.mark.parametrize("n", [5, 6, 40])

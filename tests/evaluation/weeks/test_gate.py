@@ -355,7 +355,8 @@ def test_a_damaged_bundle_is_refused_by_the_command(places: dict[str, str], tmp_
 def steady(tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluation, Decay]:
     """Ten features of documents and ten of lists that never drift, in periods of 200 lists, but for the last two.
 
-    One of these has 40 lists. In the other all features have moved, and deviate twice as much.
+    One of these has 40 lists. In the other all features have moved, and deviate twice as much. Every other feature lies
+    300 deviations from 0.
     """
     folder, rng = tmp_path_factory.mktemp("steady"), np.random.default_rng(0)
     sizes = {"a": 300, "b": 200} | {f"c{i:02}": 200 for i in range(15)} | {"few": 40, "moved": 200}
@@ -364,7 +365,7 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluation, Decay]
         for _ in range(size):
             x = np.hstack([rng.normal(size=(8, 10)), np.tile(rng.normal(size=10), (8, 1))])
             x = 2 * x + 1 if period == "moved" else x
-            rows.append(Row(period, x.tolist(), (x[:, 0] > 1).astype(float).tolist()))
+            rows.append(Row(period, (x + [0, 300] * 10).tolist(), (x[:, 0] > 1).astype(float).tolist()))
     features = [Feature(name=f"f{i}") for i in range(20)]
     data = write_log(str(folder / "data"), rows, features, row_group=50)
     model = linear_teacher(str(folder / "model"), data, [1.0] * 20)
