@@ -25,7 +25,7 @@ N_CODES = 1 << 24
 _GLANCE = 1 << 10  # values of a column to look at before counting all of them
 _HIGHEST = 2**64 - 1
 
-Value = TypeVar("Value", bound=np.generic)
+ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 Counted = tuple[NDArray[np.float32], NDArray[np.int64]]
 """The different values [V], sorted, and their counts [V]."""
@@ -96,7 +96,7 @@ class ValueCounts:
         self._known = _value_counts(codes[:0]) if self._over else (codes, counts)
 
 
-def merged_counts(values: NDArray[Value], counts: NDArray[np.int64]) -> tuple[NDArray[Value], NDArray[np.int64]]:
+def merged_counts(values: NDArray[ScalarT], counts: NDArray[np.int64]) -> tuple[NDArray[ScalarT], NDArray[np.int64]]:
     """The different values [V], sorted, and the sum of the counts of each [V].
 
     Example:

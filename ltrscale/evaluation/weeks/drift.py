@@ -42,7 +42,7 @@ CELLS = 1 << 14
 float32, so that a cell is never wider than a 32nd of its values."""
 
 BinCounts = NDArray[np.int64]
-Bits = NDArray[np.uint32]
+FloatBits = NDArray[np.uint32]
 
 
 class DriftSettings(Config):
@@ -152,7 +152,7 @@ class Numbers:
     """
 
     def __init__(self) -> None:
-        self._bins_B: Bits | None = None
+        self._bins_B: FloatBits | None = None
         self._width = np.uint32(1)
         self._cells_C, self._counts_C = np.zeros(0, np.uint32), np.zeros(0, np.int64)
         self._missing = 0
@@ -174,7 +174,7 @@ class Numbers:
         else:
             self._counts_C += np.diff(np.searchsorted(np.sort(bits_N), self._bins_B), append=len(bits_N))
 
-    def _add_to_cells(self, bits_N: Bits) -> None:
+    def _add_to_cells(self, bits_N: FloatBits) -> None:
         """Count numbers in cells, each known by its first number, and widen these if they are too many."""
         bits, more = np.unique(bits_N - bits_N % self._width, return_counts=True)
         cells = np.concatenate([self._cells_C, bits])
@@ -183,7 +183,7 @@ class Numbers:
             self._width *= np.uint32(2)
         self._cells_C, self._counts_C = merged_counts(cells - cells % self._width, counts)
 
-    def _bins(self) -> Bits:
+    def _bins(self) -> FloatBits:
         """The first number of each bin: cells at which a tenth of the numbers is reached, between two open ends."""
         if self._bins_B is not None:
             return self._bins_B
@@ -199,7 +199,7 @@ class Numbers:
         return np.append(np.bincount(bin_C, self._counts_C, len(bins_B)).astype(np.int64), self._missing)
 
 
-def _rising_bits(values_N: NDArray[np.float32]) -> Bits:
+def _rising_bits(values_N: NDArray[np.float32]) -> FloatBits:
     """The bits of each number, changed so that they rise with it."""
     bits_N = (values_N + np.float32(0)).view(np.uint32)  # -0 + 0 is 0
     # the bits of floats rise with the value once those of negative ones are inverted
