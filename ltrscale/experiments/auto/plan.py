@@ -242,7 +242,7 @@ def _linear(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _tabm(settings: Mapping[str, Any]) -> dict[str, Any]:
     """TabM on piecewise-linear numbers, learnt in larger steps and without noise, which would move values between bins.
 
-    The best network of MQ2008, and a poor one of the news log (docs/results/encoders.md).
+    The best network of MQ2008, and as good as the other one on the news log (docs/results/encoders.md).
     """
     finetune = settings["finetune"]
     encoder = {"kind": "tabm", "members": 8, "hidden": [128] * 3}
