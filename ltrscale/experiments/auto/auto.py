@@ -216,8 +216,8 @@ class _Auto:
     def begun(cls, config: AutoConfig, splits: Splits) -> Self:
         """Read the record of an earlier process, or begin."""
         everything = select(splits.train, labelled=False)
-        labelled, judged = (only_relevant(select(of, labelled=True)) for of in (splits.train, splits.validation))
-        others = [select(of, labelled=True) for of in (splits.validation, splits.test) if of is not None]
+        read = {name: select(split, labelled=True) for name, split in splits.by_name.items()}
+        labelled, judged = (only_relevant(read[name]) for name in ("train", "validation"))
         size = LogSize(everything.n_documents, labelled.n_documents, len(everything.features))
         of = ":".join([*(selection.hash for selection in (everything, labelled, judged)), str(config.seed)])
         record, url = AutoRecord(of=of, budget=config.minutes), join(config.out, _RECORD)
@@ -233,9 +233,9 @@ class _Auto:
             *(f"{n:,}" for n in (labelled.n_groups, size.told_apart, size.documents)),
             *(config.minutes, record.minutes),
         )
-        tested = others[1].n_documents if splits.test is not None else 0
+        tested = read["test"].n_documents if "test" in read else 0
         numbers = sum(feature.kind == "numeric" for feature in everything.features)
-        longest = max(selection.longest for selection in (everything, labelled, *others))  # a refit reads all
+        longest = max(selection.longest for selection in (everything, *read.values()))  # a refit reads all
         counts = (labelled.n_groups, judged.n_documents, tested, numbers, longest)
         return cls(config, splits, record, size, *counts, before=record.minutes)
 
