@@ -304,7 +304,7 @@ def with_joined(schema: pa.Schema, joins: Sequence[Join], dialect: Callable[[str
 
 
 def load_table(
-    join: Join, dialect: Callable[[str], Dialect], *, numbers: Collection[str], texts: Collection[str] = ()
+    join: Join, dialect: Callable[[str], Dialect], *, numbers: Collection[str], texts: Collection[str]
 ) -> Joined:
     """Read the key and the columns of a table.
 

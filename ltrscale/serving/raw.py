@@ -21,10 +21,10 @@ from ltrscale.data.dataset.origin import RAW, fills_of, prepare_settings_of
 from ltrscale.errors import InputError
 from ltrscale.ingest.csvjson import NULLS, booleans
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.items import Items, numbers_of
+from ltrscale.ingest.items import ItemRows, Items
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.source import Needs
-from ltrscale.ingest.tables import Join, Joined, load_table
+from ltrscale.ingest.tables import Join, Joined
 from ltrscale.serving import raw_rows
 from ltrscale.serving.format import Files
 
@@ -63,11 +63,11 @@ def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
         return {}
     config, features = reading
     source = config.source
+    assert isinstance(source, ItemRows)  # only these have a mapping
     columns, raw = source.mapping, RawColumns.model_validate(bundle.read_as[RAW])
-    assert columns is not None
     joins, files = [], Files()
-    for number, join in enumerate(source.joined_tables, 1):
-        table = _table(load_table(join, columns.dialect, numbers=numbers_of(columns, features)))
+    for number, joined in enumerate(source.tables(features), 1):
+        join, table = joined.join, _table(joined)
         name = None if table is None else f"raw_rows_{number}.jsonl"
         joins.append(
             {**join.model_dump(mode="json"), "columns": list(join.columns), "key": list(join.key), "table": name}
