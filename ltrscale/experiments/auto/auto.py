@@ -47,6 +47,7 @@ from ltrscale.experiments.auto.plan import (
     TUNED,
     Planned,
     Speed,
+    chosen_at,
     planned,
 )
 from ltrscale.experiments.first.pipeline import SCORED, LogSize, divided
@@ -54,6 +55,7 @@ from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.choices import Method
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.progress import log
+from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.findings import print_report
 from ltrscale.runtime import under_torchrun
 from ltrscale.runtime.launch import cluster_for
@@ -106,7 +108,7 @@ class AutoRecord(Config):
     """`auto.json`: all that was decided by the clock, so that a process that goes on decides the same."""
 
     of: str
-    """The hash of the data, and the seed."""
+    """The hash of the data, the seed, and the metric that chooses."""
     budget: float
     """Minutes for which it was decided."""
     minutes: float = 0.0
@@ -140,7 +142,8 @@ class AutoConfig(Config):
     budget: Literal["quick", "good", "best"] | Annotated[float, Field(gt=0)] = "good"
     """`quick` is 5 minutes, `good` 60, `best` 600; or a number of minutes."""
     evaluate: EvaluateSettings = EvaluateSettings()
-    """Metrics, slices and outliers of the test; the baseline is trees_tuned, or trees where nothing was searched."""
+    """Metrics, slices and outliers of the test; the baseline is trees_tuned, or trees where nothing was searched.
+    NDCG at `primary_cutoff` chooses on validation, too: trees, epochs, trials and weights."""
     refit: bool = True
     """Let the ranker's members learn once more, from the labels of validation and test too."""
     seed: int = 0
@@ -219,12 +222,20 @@ class _Auto:
         read = {name: select(split, labelled=True) for name, split in splits.by_name.items()}
         labelled, judged = (only_relevant(read[name]) for name in ("train", "validation"))
         size = LogSize(everything.n_documents, labelled.n_documents, len(everything.features))
-        of = ":".join([*(selection.hash for selection in (everything, labelled, judged)), str(config.seed)])
+        of = ":".join(
+            [
+                *(selection.hash for selection in (everything, labelled, judged)),
+                str(config.seed),
+                config.evaluate.primary,
+            ]
+        )
         record, url = AutoRecord(of=of, budget=config.minutes), join(config.out, _RECORD)
         if storage.exists(url):
             record = AutoRecord.read(url)
             if record.of != of:
-                raise InputError(f"{url}: begun on other data or with another seed; name another out, or remove it")
+                raise InputError(
+                    f"{url}: begun on other data, or with another seed or primary_cutoff; name another out or remove it"
+                )
             if record.budget != config.minutes:  # what did not fit may fit now
                 kept = tuple(entry.model_dump() for entry in record.entries if entry.state in ("begun", "done"))
                 record = record.replace(budget=config.minutes, entries=kept, refitted=None, ended=None)
@@ -346,7 +357,8 @@ class _Auto:
         name = TREES if name == _HALF else name
         sizes = {"lists": self.lists, "judged": self.judged, "tested": self.tested, "numbers": self.numbers}
         by = {"cores": cores(), "workers": self.config.workers.most, "longest": self.longest}
-        return planned(name, self.size, budget, self.speed(), **by, **sizes, teacher=teacher)
+        plan = planned(name, self.size, budget, self.speed(), **by, **sizes, teacher=teacher)
+        return plan._replace(settings=chosen_at(self.config.evaluate.primary_cutoff, plan.settings))
 
     def speed(self) -> Speed:
         """The speed of this machine, from the models so far."""
@@ -406,7 +418,7 @@ class _Auto:
             return None
 
         def mean(name: str) -> float:
-            return sum(_validated(entry.url) or 0.0 for entry in networks[name]) / len(networks[name])
+            return sum(self.validated(entry.url) or 0.0 for entry in networks[name]) / len(networks[name])
 
         teacher = max(networks, key=mean)
         return self.decided(STUDENT, self.fitting(STUDENT, teacher))
@@ -443,7 +455,8 @@ class _Auto:
             self.note(so_far().replace(state="late", says="not ready in time"))
             return
         self.note(ready := so_far().replace(state="done", url=url))
-        log.info("auto: %s in %.1f minutes, validation NDCG@5 %s", ready.name, ready.minutes, _validated(url))
+        metric = metric_label(self.config.evaluate.primary)
+        log.info("auto: %s in %.1f minutes, validation %s %s", ready.name, ready.minutes, metric, self.validated(url))
 
     def model(self, entry: Entry) -> str:
         """The bundle of a model; trains what is not there."""
@@ -484,7 +497,8 @@ class _Auto:
 
     def blend(self, folder: str, members: Mapping[str, str], weights: Any, splits: Splits | None = None) -> str:
         """Blend models; returns the bundle."""
-        out, settings = join(self.config.out, folder), BlendConfig(weights=weights, seed=self.config.seed)
+        out, metric = join(self.config.out, folder), self.config.evaluate.primary
+        settings = BlendConfig(weights=weights, metric=metric, seed=self.config.seed)
         BlendJob(out=out, splits=splits or self.learnt, bundles=dict(members), blend=settings).run()
         return out
 
@@ -527,11 +541,12 @@ class _Auto:
 
     def report(self, rankers: Mapping[str, str], final: str | None) -> None:
         """Commit the leaderboard, and print what it opens with."""
-        half = [_validated(entry.url) for entry in self.done(_HALF)[:1]]
+        half = [self.validated(entry.url) for entry in self.done(_HALF)[:1]]
         weights = dict(bundle.load(rankers["blend"]).blended)
         board = Board(
             rows=tuple(self.row(name, url) for name, url in rankers.items()),
             weights=weights,
+            metric=self.config.evaluate.primary,
             left_out={e.name: e.says for e in self.record.entries if e.state in ("late", "left out")},
             half=next(iter(half), None),
             final=final or rankers["blend"],
@@ -548,7 +563,12 @@ class _Auto:
         says = f"{len(bundle.load(url).blended)} of these" if name == "blend" else f"{len(entries)} models"
         if name in ALL_METHODS:
             minutes, says = entries[0].minutes, entries[0].says
-        return BoardRow(name=name, says=says, minutes=round(minutes, 2), validation=_validated(url), url=url)
+        return BoardRow(name=name, says=says, minutes=round(minutes, 2), validation=self.validated(url), url=url)
+
+    def validated(self, url: str) -> float | None:
+        """The metric that chooses of a bundle; None of `in_context` but at 5 and 10."""
+        value = bundle.load(url).metrics.get(f"validation_{self.config.evaluate.primary}")
+        return round(float(value), 6) if isinstance(value, int | float) else None
 
 
 def _in_time(limit: float, work: Callable[[], str]) -> str | None:
@@ -565,12 +585,6 @@ def _in_time(limit: float, work: Callable[[], str]) -> str | None:
 def _bundle_of(job: RefitJob) -> str:
     job.run()
     return job.out
-
-
-def _validated(url: str) -> float | None:
-    """The metric of a bundle on the validation groups."""
-    value = bundle.load(url).metrics.get("validation_ndcg@5")
-    return round(float(value), 6) if isinstance(value, int | float) else None
 
 
 def _halved(split: Split) -> Split:

@@ -37,6 +37,8 @@ class Board(Findings):
     rows: tuple[BoardRow, ...]
     weights: dict[str, float]
     """Of the models in the blend."""
+    metric: str = "ndcg@5"
+    """What has chosen on validation."""
     left_out: dict[str, str] = Field(default_factory=dict)
     """Why a method has no model, by its name."""
     half: float | None
@@ -81,7 +83,7 @@ def _about(board: Board) -> str:
 
 def _leaderboard(board: Board, evaluation: Evaluation | None) -> tuple[list[str], list[list[str]]]:
     """The methods by their mean on test, or on validation where there is no test."""
-    header = ["method", "what", "minutes", "validation NDCG@5"]
+    header = ["method", "what", "minutes", f"validation {metric_label(board.metric)}"]
     if evaluation is None:
         rows = sorted(board.rows, key=lambda row: -(row.validation or 0.0))
         return header, [[row.name, row.says, f"{row.minutes:.1f}", number(row.validation)] for row in rows]

@@ -174,6 +174,18 @@ def planned(
     return Planned(settings, minutes, f"{epochs} epoch{plural} of pretraining, {minutes:.1f} minutes")
 
 
+def chosen_at(cutoff: int, settings: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The settings of a method whose trees, epochs and trials NDCG at a cut-off chooses.
+
+    Example:
+        >>> chosen_at(10, {"kind": "neural", "finetune": {"epochs": 20}})
+        {'kind': 'neural', 'finetune': {'epochs': 20, 'validation_metric': 'ndcg@10'}}
+    """
+    metric = {"validation_metric": f"ndcg@{cutoff}"}
+    by: dict[str, dict[str, Any]] = {"gbdt": {"stop_on": cutoff}, "finetune": metric, "student": metric}
+    return settings and {key: {**value, **by[key]} if key in by else value for key, value in settings.items()}
+
+
 def _in_context(size: LogSize, lists: int, scored: int, share: float, speed: Speed) -> Planned:
     """A ranker that reads examples; that it scores slowly counts, of validation and test, once alone and once blended.
 

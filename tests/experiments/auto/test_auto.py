@@ -15,6 +15,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.experiments.auto.auto import AutoConfig, AutoRecord, _Auto
 from ltrscale.experiments.auto.page import Board, BoardRow, advised, document
 from ltrscale.reports.findings import markdown
@@ -116,18 +117,24 @@ def test_without_test_nothing_judges_and_the_ranker_has_seen_the_other_two(
     synthetic_dataset: str, tmp_path: Path
 ) -> None:
     splits = {name: SPLITS[name] for name in ("train", "validation")}
-    config = auto(synthetic_dataset, tmp_path / "out", budget=0.3).replace(splits=splits)
+    at_10 = EvaluateSettings(primary_cutoff=10)
+    config = auto(synthetic_dataset, tmp_path / "out", budget=0.3).replace(splits=splits, evaluate=at_10)
     ranker = bundle.load(config.train())
     assert not (tmp_path / "out" / "evaluation").exists()
     assert "2026-W04" not in json.dumps(ranker.made_by["config"])
-    assert Board.read(str(tmp_path / "out" / "leaderboard")).final == ranker.url
-    assert "nothing else has judged" in (tmp_path / "out" / "leaderboard" / "report.md").read_text()
+    board, page = Board.read(str(tmp_path / "out" / "leaderboard")), tmp_path / "out" / "leaderboard" / "report.md"
+    assert board.final == ranker.url
+    assert "nothing else has judged" in page.read_text()
+    assert "validation NDCG@10" in page.read_text(), "the primary metric chooses"
+    for row in board.rows:
+        assert row.validation == pytest.approx(bundle.load(row.url).metrics["validation_ndcg@10"], abs=1e-6)
+    assert bundle.load(board.rows[0].url).config["stop_on"] == 10
 
 
 @pytest.mark.slow
 def test_other_data_and_a_budget_of_nothing_are_errors(done: Path, synthetic_dataset: str, tmp_path: Path) -> None:
     other = auto(synthetic_dataset, done).replace(splits={**SPLITS, "train": {"periods": "2026-W01"}})
-    with pytest.raises(InputError, match=r"auto.json: begun on other data or with another seed; name another out"):
+    with pytest.raises(InputError, match=r"auto.json: begun on other data, or with another seed or primary_cutoff"):
         other.run()
     with pytest.raises(InputError, match=r"1e-05 minutes are too few for a model; give more"):
         auto(synthetic_dataset, tmp_path / "none", budget=1e-5).run()
