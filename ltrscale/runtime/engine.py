@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ltrscale import storage
+from ltrscale.devices import cores
 from ltrscale.errors import InputError, Stopped
 from ltrscale.runtime import ray_internals
 from ltrscale.signals import handling
@@ -55,7 +56,7 @@ def ray_cluster(cpus: int) -> Iterator[None]:
         yield
         return
     if "RAY_ADDRESS" not in os.environ:
-        with _own_cluster(max(cpus, os.cpu_count() or 1)):
+        with _own_cluster(max(cpus, cores())):
             yield
         return
     _check_answers(os.environ["RAY_ADDRESS"])

@@ -65,7 +65,7 @@ def test_the_graph_gives_the_networks_scores(name: str, synthetic_dataset: str, 
     alone_NF = np.float32([[0.5] * len(bundle.features)])  # a list of one document, which graphs like to fix
     groups = QueryGroups(torch.from_numpy(alone_NF), torch.tensor([0, 1]))
     theirs = FORMATS["onnx"].readers(tmp_path)[0](alone_NF)
-    assert theirs == pytest.approx(bundle.scorer()(groups).numpy(), abs=1e-5)
+    assert theirs == pytest.approx(bundle.scorer()(groups).numpy(), rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.slow
