@@ -33,24 +33,22 @@ from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
+from ltrscale.experiments.auto.forecast import Forecast
 from ltrscale.experiments.auto.page import Board, BoardRow, document, write_board
 from ltrscale.experiments.auto.plan import (
-    IN_CONTEXT,
-    LINEAR,
+    ALL_METHODS,
+    FIRST,
     PRETRAINED_NETWORK,
     SCRATCH,
-    SLOWER,
     STUDENT,
-    TABM,
     TEACHERS,
     TREES,
     TUNED,
+    AutoSizes,
     Planned,
-    Speed,
-    chosen_at,
-    planned,
 )
-from ltrscale.experiments.first.pipeline import SCORED, LogSize, divided
+from ltrscale.experiments.auto.record import AutoRecord, Entry
+from ltrscale.experiments.first.pipeline import LogSize, divided
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.choices import Method
 from ltrscale.experiments.refit import RefitJob
@@ -66,67 +64,12 @@ from ltrscale.storage import join
 from ltrscale.training.blend import BlendConfig, BlendJob
 
 BUDGETS = {"quick": 5.0, "good": 60.0, "best": 600.0}
-FIRST = (TREES, TUNED, LINEAR, IN_CONTEXT, SCRATCH, TABM, PRETRAINED_NETWORK)
-"""The methods in the order in which they are tried."""
-ALL_METHODS = (*FIRST, STUDENT)
-MOST_MODELS = 10
-"""Models of a method."""
 _HALF = "trees_half"
 """Trees that know half of the labels: what they lack shows what more labels would bring."""
 _RECORD, _BOARD, _EVALUATION = "auto.json", "leaderboard", "evaluation"
-_RESERVED, _LEAST_RESERVED = 0.1, 0.1
-"""Share of the budget for blend, test and leaderboard, and minutes on top."""
-_REFIT = 1.2
-"""A refit reads validation too."""
 _NOTE_S = 30.0
 _LATEST = 1.03
 """The share of the budget until which a refit may go on."""
-
-
-class Entry(Config):
-    """A model that was begun: one of a method, and what became of it."""
-
-    method: str
-    number: int = 0
-    """0 for the first model of the method, which searches and pretrains; others have other seeds."""
-    says: str = ""
-    """What it is, or why it is not there."""
-    foretold: float = 0.0
-    """Minutes that its plan took it for; 0 for one with another seed."""
-    minutes: float = 0.0
-    """What it took, over all processes."""
-    state: Literal["begun", "done", "late", "left out"] = "begun"
-    url: str = ""
-
-    @property
-    def name(self) -> str:
-        """Of the model, among the members of the blend."""
-        return self.method if self.number == 0 else f"{self.method}-{self.number}"
-
-
-class AutoRecord(Config):
-    """`auto.json`: all that was decided by the clock, so that a process that goes on decides the same."""
-
-    of: str
-    """The hash of the data, the seed, and the metric that chooses."""
-    budget: float
-    """Minutes for which it was decided."""
-    minutes: float = 0.0
-    """Spent so far, over all processes."""
-    methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    entries: tuple[Entry, ...] = ()
-    refitted: bool | None = None
-    """Whether there was time for a refit; empty until that is known."""
-    ended: float | None = None
-    """Minutes when the ranker was there."""
-
-    @classmethod
-    def read(cls, url: str) -> Self:
-        """The record of an earlier process; an `InputError` if it is none."""
-        try:
-            return cls.model_validate_json(storage.read_bytes(url))
-        except ValueError as error:
-            raise InputError(f"{url}: not a record ({error}); remove it, and the same command begins anew") from error
 
 
 class AutoConfig(Config):
@@ -200,17 +143,7 @@ class _Auto:
     config: AutoConfig
     splits: Splits
     record: AutoRecord
-    size: LogSize
-    lists: int
-    """Labelled lists with a relevant document, to learn from."""
-    judged: int
-    """Documents of the validation groups that models are judged on."""
-    tested: int
-    """Documents of the test groups."""
-    numbers: int
-    """Features that are no categories."""
-    longest: int
-    """Documents of the longest group of all splits."""
+    sizes: AutoSizes
     before: float
     """Minutes of earlier processes."""
     began: float = field(default_factory=time.monotonic)
@@ -221,34 +154,40 @@ class _Auto:
         everything = select(splits.train, labelled=False)
         read = {name: select(split, labelled=True) for name, split in splits.by_name.items()}
         labelled, judged = (only_relevant(read[name]) for name in ("train", "validation"))
-        size = LogSize(everything.n_documents, labelled.n_documents, len(everything.features))
-        of = ":".join(
-            [
-                *(selection.hash for selection in (everything, labelled, judged)),
-                str(config.seed),
-                config.evaluate.primary,
-            ]
+        data = [selection.hash for selection in (everything, labelled, judged)]
+        record = cls.resumed(config, ":".join([*data, str(config.seed), config.evaluate.primary]))
+        sizes = AutoSizes(
+            log=LogSize(everything.n_documents, labelled.n_documents, len(everything.features)),
+            lists=labelled.n_groups,
+            judged=judged.n_documents,
+            tested=read["test"].n_documents if "test" in read else 0,
+            numbers=sum(feature.kind == "numeric" for feature in everything.features),
+            longest=max(selection.longest for selection in (everything, *read.values())),  # a refit reads all
+            cores=cores(),
+            workers=config.workers.most,
         )
-        record, url = AutoRecord(of=of, budget=config.minutes), join(config.out, _RECORD)
-        if storage.exists(url):
-            record = AutoRecord.read(url)
-            if record.of != of:
-                raise InputError(
-                    f"{url}: begun on other data, or with another seed or primary_cutoff; name another out or remove it"
-                )
-            if record.budget != config.minutes:  # what did not fit may fit now
-                kept = tuple(entry.model_dump() for entry in record.entries if entry.state in ("begun", "done"))
-                record = record.replace(budget=config.minutes, entries=kept, refitted=None, ended=None)
         log.info(
             "auto: %s lists to learn from with %s documents, of %s in all; %g minutes, %.1f of them spent",
-            *(f"{n:,}" for n in (labelled.n_groups, size.told_apart, size.documents)),
+            *(f"{n:,}" for n in (sizes.lists, sizes.log.told_apart, sizes.log.documents)),
             *(config.minutes, record.minutes),
         )
-        tested = read["test"].n_documents if "test" in read else 0
-        numbers = sum(feature.kind == "numeric" for feature in everything.features)
-        longest = max(selection.longest for selection in (everything, *read.values()))  # a refit reads all
-        counts = (labelled.n_groups, judged.n_documents, tested, numbers, longest)
-        return cls(config, splits, record, size, *counts, before=record.minutes)
+        return cls(config, splits, record, sizes, before=record.minutes)
+
+    @staticmethod
+    def resumed(config: AutoConfig, of: str) -> AutoRecord:
+        """The record of an earlier process, without what was left out for another budget; or an empty one."""
+        url = join(config.out, _RECORD)
+        if not storage.exists(url):
+            return AutoRecord(of=of, budget=config.minutes)
+        record = AutoRecord.read(url)
+        if record.of != of:
+            raise InputError(
+                f"{url}: begun on other data, or with another seed or primary_cutoff; name another out or remove it"
+            )
+        if record.budget == config.minutes:
+            return record
+        kept = tuple(entry.model_dump() for entry in record.entries if entry.state in ("begun", "done"))
+        return record.replace(budget=config.minutes, entries=kept, refitted=None, ended=None)
 
     def run(self) -> str:
         """Try the methods, then more models of each; blend, judge, refit, report; returns the ranker."""
@@ -288,17 +227,10 @@ class _Auto:
         return self.before + (time.monotonic() - self.began) / 60
 
     @property
-    def left(self) -> float:
-        """Minutes for further models, their refit and their test."""
-        tested = sum(len(self.done(name)) * self.test_minutes(name) for name in ALL_METHODS)
-        # what is read in context scores slowly, and its plan covers that
-        slow = sum(max(0.0, entry.foretold - entry.minutes) for entry in self.done(IN_CONTEXT))
-        rest = self.refit_minutes() + tested + slow
-        return self.config.minutes * (1 - _RESERVED) - _LEAST_RESERVED - self.spent - rest
-
-    def test_minutes(self, name: str) -> float:
-        """Minutes in which test scores a model of a method, once in the method's mean and once in the blend."""
-        return SLOWER.get(name, 1.0) * 2 * self.tested / (SCORED * self.speed().networks) / 60
+    def forecast(self) -> Forecast:
+        """What fits into the minutes that are left."""
+        cutoff = self.config.evaluate.primary_cutoff
+        return Forecast(self.record, self.sizes, spent=self.spent, refits=self.refitting, cutoff=cutoff)
 
     @cached_property
     def refitting(self) -> bool:
@@ -314,65 +246,16 @@ class _Auto:
             return False
         return True
 
-    def refit_minutes(self) -> float:
-        """Minutes that the refit of all models takes at most."""
-        minutes = sum(len(self.done(name)) * self.again_minutes(name) for name in ALL_METHODS if self.done(name))
-        return (self.with_refit - 1) * minutes
-
-    @property
-    def with_refit(self) -> float:
-        """Minutes that a minute of training takes with its refit."""
-        return 1 + _REFIT if self.refitting else 1.0
-
-    def again_minutes(self, name: str) -> float:
-        """Minutes of one more model of a method: without search, and from the same start."""
-        first, *others = (entry.minutes for entry in self.done(name))
-        return max(others) if others else self.without_start(name, first, self.record.methods[name])
-
-    def without_start(self, name: str, minutes: float, settings: Mapping[str, Any]) -> float:
-        """What is left of the minutes of a method's first model without its search, pretraining or teachers."""
-        if name == TUNED:
-            return 2 * minutes / int(settings["trials"])
-        if name in (PRETRAINED_NETWORK, STUDENT):
-            return min(minutes, max((entry.minutes for entry in self.done(SCRATCH)), default=minutes))
-        return minutes
-
-    def done(self, method: str) -> list[Entry]:
-        """The models of a method that are there."""
-        return [entry for entry in self.record.entries if (entry.state, entry.method) == ("done", method)]
-
     def try_first(self, name: str) -> None:
         """Decide the settings of the first model of a method, and train it."""
         known = (entry for entry in self.record.entries if (entry.method, entry.number) == (name, 0))
-        self.train(next(known, None) or self.decided(name, self.fitting(name)))
-
-    def fitting(self, name: str, teacher: str = SCRATCH) -> Planned:
-        """The settings of the first model of a method: those of its share, or of what is left of it."""
-        plan, tested = self.planned(name, self.config.minutes, teacher), self.test_minutes(name)
-        takes, left = self.takes(name, plan) - tested, max(0.0, self.left - tested)
-        return plan if takes <= left else self.planned(name, self.config.minutes * left / takes, teacher)
-
-    def planned(self, name: str, budget: float, teacher: str) -> Planned:
-        """The settings of the first model of a method in its share of a budget, on this machine."""
-        name = TREES if name == _HALF else name
-        sizes = {"lists": self.lists, "judged": self.judged, "tested": self.tested, "numbers": self.numbers}
-        by = {"cores": cores(), "workers": self.config.workers.most, "longest": self.longest}
-        plan = planned(name, self.size, budget, self.speed(), **by, **sizes, teacher=teacher)
-        return plan._replace(settings=chosen_at(self.config.evaluate.primary_cutoff, plan.settings))
-
-    def speed(self) -> Speed:
-        """The speed of this machine, from the models so far."""
-        speed = Speed()
-        for method, kind in ((TREES, "trees"), (SCRATCH, "networks")):
-            for entry in self.done(method)[:1]:
-                if entry.foretold:  # one that stopped early took less, which says nothing of the machine
-                    speed = speed._replace(**{kind: min(1.0, entry.foretold / max(entry.minutes, 1e-9))})
-        return speed
+        plan = partial(self.forecast.first, TREES if name == _HALF else name)
+        self.train(next(known, None) or self.decided(name, plan()))
 
     def decided(self, name: str, plan: Planned) -> Entry:
         """The entry of a first model; it is left out where it does not fit."""
-        takes = self.takes(name, plan)
-        late = takes > self.left and name != TREES  # something must be tried
+        forecast = self.forecast
+        late = forecast.takes(name, plan) > forecast.left and name != TREES  # something must be tried
         if plan.settings is None or late:
             why = f"takes {plan.minutes:.1f} minutes, which are not left" if late else plan.why
             log.info("auto: no %s: %s", name, why)
@@ -381,13 +264,6 @@ class _Auto:
             self.record = self.record.replace(methods={**self.record.methods, name: dict(plan.settings)})
         return self.note(Entry(method=name, says=plan.why, foretold=plan.minutes))
 
-    def takes(self, name: str, plan: Planned) -> float:
-        """Minutes of a first model with its refit, which searches and pretrains nothing, and its test."""
-        if plan.settings is None:
-            return 0.0
-        again = self.without_start(name, plan.minutes, plan.settings)
-        return plan.minutes + (self.with_refit - 1) * again + self.test_minutes(name)
-
     def next(self) -> Entry | None:
         """The next model: one that an earlier process began, or one more of the method that has the fewest."""
         for entry in self.record.entries:
@@ -395,24 +271,13 @@ class _Auto:
                 return entry
         if (student := self.student()) is not None:
             return student
-        counts = {name: len(self.done(name)) for name in (TUNED, SCRATCH, TABM, PRETRAINED_NETWORK)}
-        counts = counts if any(counts.values()) else {TREES: len(self.done(TREES))}
-        failed = {entry.method for entry in self.record.entries if entry.state in ("late", "left out")}
-        fits = {
-            name: count
-            for name, count in counts.items()
-            if 0 < count < MOST_MODELS
-            and name not in failed
-            and self.with_refit * self.again_minutes(name) + self.test_minutes(name) < self.left
-        }
-        if not fits:
+        if (name := self.forecast.more()) is None:
             return None
-        name = min(fits, key=lambda name: fits[name])
-        return self.note(Entry(method=name, number=fits[name], says="another seed"))
+        return self.note(Entry(method=name, number=len(self.record.done(name)), says="another seed"))
 
     def student(self) -> Entry | None:
         """The student of the better network, once there are enough of each; None before, and where it was decided."""
-        networks = {name: self.done(name) for name in (SCRATCH, PRETRAINED_NETWORK) if self.done(name)}
+        networks = {name: self.record.done(name) for name in (SCRATCH, PRETRAINED_NETWORK) if self.record.done(name)}
         decided = any(entry.method == STUDENT for entry in self.record.entries)
         if decided or not networks or min(map(len, networks.values())) < TEACHERS:
             return None
@@ -421,7 +286,7 @@ class _Auto:
             return sum(self.validated(entry.url) or 0.0 for entry in networks[name]) / len(networks[name])
 
         teacher = max(networks, key=mean)
-        return self.decided(STUDENT, self.fitting(STUDENT, teacher))
+        return self.decided(STUDENT, self.forecast.first(STUDENT, teacher))
 
     def train(self, entry: Entry) -> None:
         """Train a model that was begun, as long as there is time."""
@@ -440,7 +305,7 @@ class _Auto:
 
         try:
             with heard_by(hear):
-                url = _in_time(began + max(0.0, self.left) * 60, lambda: self.model(entry))
+                url = _in_time(began + max(0.0, self.forecast.left) * 60, lambda: self.model(entry))
         except InputError as error:
             if entry.method == TREES or isinstance(error, UnavailableError):
                 raise
@@ -475,9 +340,8 @@ class _Auto:
 
     def note(self, entry: Entry) -> Entry:
         """Keep what became of a model."""
-        entries = {(known.method, known.number): known for known in self.record.entries}
-        entries[entry.method, entry.number] = entry
-        self.keep(entries=tuple(each.model_dump() for each in entries.values()))
+        self.record = self.record.noted(entry)
+        self.keep()
         return entry
 
     def keep(self, **decided: Any) -> None:
@@ -489,7 +353,7 @@ class _Auto:
         """Of each method its first model, and the mean of all where there are several."""
         rankers: dict[str, str] = {}
         for name in ALL_METHODS:
-            members = {entry.name: entry.url for entry in self.done(name)}
+            members = {entry.name: entry.url for entry in self.record.done(name)}
             rankers |= {name: members[name]} if members else {}
             if len(members) > 1:
                 rankers[f"{name}_mean"] = self.blend(join("means", name), members, "equal")
@@ -520,7 +384,7 @@ class _Auto:
         members: dict[str, str] = {}
         for name in weights:
             again: dict[str, str] = {}
-            for entry in self.done(name.removesuffix("_mean")):
+            for entry in self.record.done(name.removesuffix("_mean")):
                 out = join(self.config.out, "refit", entry.name)
                 job = RefitJob(out=out, bundle=entry.url, also=self.splits.test, workers=self.config.workers)
                 try:
@@ -541,7 +405,7 @@ class _Auto:
 
     def report(self, rankers: Mapping[str, str], final: str | None) -> None:
         """Commit the leaderboard, and print what it opens with."""
-        half = [self.validated(entry.url) for entry in self.done(_HALF)[:1]]
+        half = [self.validated(entry.url) for entry in self.record.done(_HALF)[:1]]
         weights = dict(bundle.load(rankers["blend"]).blended)
         board = Board(
             rows=tuple(self.row(name, url) for name, url in rankers.items()),
@@ -558,7 +422,7 @@ class _Auto:
 
     def row(self, name: str, url: str) -> BoardRow:
         """A method's row."""
-        entries = self.done(name.removesuffix("_mean"))
+        entries = self.record.done(name.removesuffix("_mean"))
         minutes = sum(entry.minutes for entry in entries) if name != "blend" else self.record.ended or self.spent
         says = f"{len(bundle.load(url).blended)} of these" if name == "blend" else f"{len(entries)} models"
         if name in ALL_METHODS:

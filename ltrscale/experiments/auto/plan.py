@@ -26,6 +26,11 @@ from ltrscale.training.in_context import InContextConfig
 
 TREES, TUNED, LINEAR, IN_CONTEXT = "trees", "trees_tuned", "linear", "in_context"
 SCRATCH, TABM, PRETRAINED_NETWORK, STUDENT = "scratch", "tabm", "pretrained", "student"
+FIRST = (TREES, TUNED, LINEAR, IN_CONTEXT, SCRATCH, TABM, PRETRAINED_NETWORK)
+"""The methods in the order in which they are tried."""
+ALL_METHODS = (*FIRST, STUDENT)
+MORE_OF = (TUNED, SCRATCH, TABM, PRETRAINED_NETWORK)
+"""Those of which more models are trained, with other seeds."""
 SHARES = {
     TREES: 0.1,
     TUNED: 0.2,
@@ -68,6 +73,27 @@ _SPACE = {
 """That of the news study."""
 
 
+class AutoSizes(NamedTuple):
+    """What decides how long a method takes."""
+
+    log: LogSize
+    """Of the training periods."""
+    lists: int
+    """Labelled lists with a relevant document, to learn from."""
+    judged: int
+    """Documents of the validation groups that models are judged on."""
+    tested: int
+    """Documents of the test groups."""
+    numbers: int
+    """Features that are no categories."""
+    longest: int
+    """Documents of the longest group of all splits, for which each stream has room."""
+    cores: int
+    """Those that trees use."""
+    workers: int
+    """Those that networks learn on; each has a stream of its own."""
+
+
 class Speed(NamedTuple):
     """How fast this machine is, as a multiple of the one on which the rates were measured."""
 
@@ -83,62 +109,40 @@ class Planned(NamedTuple):
     why: str
 
 
-def planned(
-    name: str,
-    size: LogSize,
-    budget: float,
-    speed: Speed,
-    *,
-    cores: int,
-    workers: int,
-    longest: int,
-    lists: int,
-    judged: int,
-    tested: int,
-    numbers: int,
-    teacher: str = SCRATCH,
-) -> Planned:
+def planned(name: str, sizes: AutoSizes, budget: float, speed: Speed, teacher: str = SCRATCH) -> Planned:
     """The settings with which the first model of a method takes at most its share of the budget.
 
     Args:
         name: the method.
-        size: of the training periods.
+        sizes: of the log and the machine.
         budget: minutes.
         speed: of the machine.
-        cores: those that trees use.
-        workers: those that networks learn on; each has a stream of its own.
-        longest: documents of the longest group, for which each stream has room.
-        lists: labelled lists with a relevant document.
-        judged: documents of the validation groups.
-        tested: documents of the test groups.
-        numbers: features that are no categories.
         teacher: the network whose student is planned.
 
     Example:
         >>> log = LogSize(documents=550_000, told_apart=195_000, features=13)
-        >>> machine = {"cores": 2, "workers": 1, "longest": 40}
-        >>> sizes = {"lists": 5_000, "judged": 20_000, "tested": 20_000, "numbers": 13, **machine}
+        >>> sizes = AutoSizes(
+        ...     log, lists=5_000, judged=20_000, tested=20_000, numbers=13, longest=40, cores=2, workers=1
+        ... )
         >>> for budget in (5, 60):
-        ...     told = planned("pretrained", log, budget, Speed(), **sizes)
-        ...     print(told.why)
+        ...     print(planned("pretrained", sizes, budget, Speed()).why)
         1 epoch of pretraining, 1.0 minutes
         16 epochs of pretraining, 14.8 minutes
     """
-    sizes = first_sizes(size, cores=cores, models=1)
-    methods = _methods(sizes, workers, longest)
-    share = SHARES[name] * budget
-    validation = judged / SCORED / 60
-    tree = size.told_apart * size.features / (BOOSTED * cores * speed.trees) / 60
-    epoch = epoch_minutes(size.told_apart, FINETUNED[sizes.docs_per_batch] * speed.networks, size.features) + validation
+    log, share = sizes.log, SHARES[name] * budget
+    first = first_sizes(log, cores=sizes.cores, models=1)
+    methods = _methods(first, sizes)
+    tree = log.told_apart * log.features / (BOOSTED * sizes.cores * speed.trees) / 60
+    epoch = epoch_minutes(log.told_apart, FINETUNED[first.docs_per_batch] * speed.networks, log.features)
+    epoch += sizes.judged / SCORED / 60
     match name:
         case "trees":
             number = min(STUDIED["trees"], max(50, int((share - _START_MINUTES) / (tree or 1e-9))))
-            trees = _methods(sizes._replace(trees=number), workers, longest)[TREES]
+            trees = _methods(first._replace(trees=number), sizes)[TREES]
             trees["gbdt"] |= {"feature_fraction": 0.5, "bagging_fraction": 0.8}
             return Planned(trees, number * tree + _START_MINUTES, f"{number} trees")
         case "trees_tuned":
-            number = STUDIED["trees"]
-            trial = number * tree + _START_MINUTES
+            trial = STUDIED["trees"] * tree + _START_MINUTES
             trials = min(MOST_TRIALS, int(share / trial))
             if trials < _FEWEST_TRIALS:
                 return Planned(None, 0.0, f"a trial takes {trial:.1f} minutes: too few for a search")
@@ -147,31 +151,17 @@ def planned(
         case "linear":
             return _network(_linear(methods[SCRATCH]), share, epoch)
         case "in_context":
-            if numbers == 0:
-                return Planned(None, 0.0, "no feature is a number")
-            return _in_context(size, lists, 2 * (judged + tested), share, speed)
+            return _in_context(sizes, share, speed)
         case "scratch":
             return _network(methods[SCRATCH], share, epoch)
         case "tabm":
             return _network(_tabm(methods[SCRATCH]), share, SLOWER[TABM] * epoch)
+        case "pretrained":
+            rate = PRETRAINED[first.pretraining_docs_per_batch] * speed.networks
+            return _pretrained(methods[PRETRAINED_NETWORK], log, share, epoch, rate)
         case "student":
-            return _student(teacher, size, share, epoch, speed, workers, longest)
-    large = PRETRAINED[sizes.pretraining_docs_per_batch] * speed.networks
-    pretraining = epoch_minutes(size.documents, large, size.features)
-    if size.documents < _PAYS_FROM * size.told_apart:
-        known = size.told_apart / max(size.documents, 1)
-        return Planned(None, 0.0, f"labels tell {known:.0%} of the documents apart: pretraining has little to add")
-    finetuned = _network(methods[PRETRAINED_NETWORK], share / 3, epoch)
-    epochs = min(MOST_EPOCHS, int((share - finetuned.minutes) / pretraining))
-    if finetuned.settings is None:
-        return finetuned
-    if epochs < 1:
-        return Planned(None, 0.0, f"an epoch of pretraining takes {pretraining:.1f} minutes, which the budget has not")
-    pretrain = {**methods[PRETRAINED_NETWORK]["pretrain"], "epochs": epochs}
-    settings = {**finetuned.settings, "pretrain": pretrain}
-    minutes = epochs * pretraining + finetuned.minutes
-    plural = "" if epochs == 1 else "s"
-    return Planned(settings, minutes, f"{epochs} epoch{plural} of pretraining, {minutes:.1f} minutes")
+            return _student(teacher, sizes, share, epoch, speed)
+    raise ValueError(f"{name} is no method of jobs.auto")
 
 
 def chosen_at(cutoff: int, settings: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -186,29 +176,46 @@ def chosen_at(cutoff: int, settings: Mapping[str, Any] | None) -> Mapping[str, A
     return settings and {key: {**value, **by[key]} if key in by else value for key, value in settings.items()}
 
 
-def _in_context(size: LogSize, lists: int, scored: int, share: float, speed: Speed) -> Planned:
+def _pretrained(settings: Mapping[str, Any], log: LogSize, share: float, epoch: float, rate: float) -> Planned:
+    """A network with as many epochs of pretraining as finetuning leaves room for; `rate` is in documents a second."""
+    if log.documents < _PAYS_FROM * log.told_apart:
+        known = log.told_apart / max(log.documents, 1)
+        return Planned(None, 0.0, f"labels tell {known:.0%} of the documents apart: pretraining has little to add")
+    finetuned = _network(settings, share / 3, epoch)
+    if finetuned.settings is None:
+        return finetuned
+    pretraining = epoch_minutes(log.documents, rate, log.features)
+    epochs = min(MOST_EPOCHS, int((share - finetuned.minutes) / pretraining))
+    if epochs < 1:
+        return Planned(None, 0.0, f"an epoch of pretraining takes {pretraining:.1f} minutes, which the budget has not")
+    pretrained = {**finetuned.settings, "pretrain": {**settings["pretrain"], "epochs": epochs}}
+    minutes = epochs * pretraining + finetuned.minutes
+    plural = "" if epochs == 1 else "s"
+    return Planned(pretrained, minutes, f"{epochs} epoch{plural} of pretraining, {minutes:.1f} minutes")
+
+
+def _in_context(sizes: AutoSizes, share: float, speed: Speed) -> Planned:
     """A ranker that reads examples; that it scores slowly counts, of validation and test, once alone and once blended.
 
     Of many labels training learns more (docs/results/in-context.md).
     """
-    if lists > _READ_LISTS:
+    if sizes.numbers == 0:
+        return Planned(None, 0.0, "no feature is a number")
+    if sizes.lists > _READ_LISTS:
         return Planned(None, 0.0, f"of more than {_READ_LISTS} lists training learns more")
-    settings = InContextConfig()
-    values = scored * size.features * settings.reading.samples
+    values = 2 * (sizes.judged + sizes.tested) * sizes.log.features * InContextConfig().reading.samples
     minutes = _START_MINUTES + values / (_READ * speed.networks) / 60
     if minutes > share:
         return Planned(None, 0.0, f"its scoring takes {minutes:.1f} minutes, which the budget has not")
-    return Planned({"kind": "in_context"}, minutes, f"{lists} lists to read")
+    return Planned({"kind": "in_context"}, minutes, f"{sizes.lists} lists to read")
 
 
-def _student(
-    teacher: str, size: LogSize, share: float, epoch: float, speed: Speed, workers: int, longest: int
-) -> Planned:
+def _student(teacher: str, sizes: AutoSizes, share: float, epoch: float, speed: Speed) -> Planned:
     """The student of several networks, which are there; it is finetuned as they were."""
-    documents = min(size.documents, _TAUGHT_DOCUMENTS)
+    documents = min(sizes.log.documents, _TAUGHT_DOCUMENTS)
     few, many = _STUDENT_EPOCHS
     epochs, batch = min(many, max(few, _STUDENT_READS // max(documents, 1))), 1000 if documents < SMALL else 4096
-    taught = epochs * epoch_minutes(documents, FINETUNED[1024] * speed.networks, size.features)
+    taught = epochs * epoch_minutes(documents, FINETUNED[1024] * speed.networks, sizes.log.features)
     minutes = taught + STUDIED["finetuning"] * epoch + TEACHERS * documents / SCORED / 60 + 2 * _START_MINUTES
     if minutes > share:
         return Planned(None, 0.0, f"a student takes {minutes:.1f} minutes, which the budget has not")
@@ -216,28 +223,28 @@ def _student(
         "kind": "self_trained",
         "of": teacher,
         "runs": TEACHERS,
-        "groups": _TAUGHT_LISTS if size.documents > documents else None,
+        "groups": _TAUGHT_LISTS if sizes.log.documents > documents else None,
         "student": {
             "epochs": epochs,
             "patience": epochs // 3,
-            "stream": _dealt({"docs_per_batch": batch}, workers, longest),
+            "stream": _dealt({"docs_per_batch": batch}, sizes),
         },
     }
     return Planned(settings, minutes, f"of {TEACHERS} networks {teacher}")
 
 
-def _methods(sizes: FirstSizes, workers: int, longest: int) -> dict[str, dict[str, Any]]:
+def _methods(first: FirstSizes, sizes: AutoSizes) -> dict[str, dict[str, Any]]:
     """The methods of a first pipeline, with a stream for each worker."""
-    methods: dict[str, dict[str, Any]] = yaml.safe_load(methods_text(sizes))["methods"]
+    methods: dict[str, dict[str, Any]] = yaml.safe_load(methods_text(first))["methods"]
     for name, phase in ((SCRATCH, "finetune"), (PRETRAINED_NETWORK, "finetune"), (PRETRAINED_NETWORK, "pretrain")):
-        methods[name][phase]["stream"] = _dealt(methods[name][phase]["stream"], workers, longest)
+        methods[name][phase]["stream"] = _dealt(methods[name][phase]["stream"], sizes)
     return methods
 
 
-def _dealt(stream: Mapping[str, Any], workers: int, longest: int) -> dict[str, Any]:
+def _dealt(stream: Mapping[str, Any], sizes: AutoSizes) -> dict[str, Any]:
     """The settings of a stream with one for each worker, which share the documents of a batch."""
-    room = workers * longest if workers > 1 else 0
-    return {**stream, "docs_per_batch": max(stream["docs_per_batch"], room), "streams": workers}
+    room = sizes.workers * sizes.longest if sizes.workers > 1 else 0
+    return {**stream, "docs_per_batch": max(stream["docs_per_batch"], room), "streams": sizes.workers}
 
 
 def _linear(settings: Mapping[str, Any]) -> dict[str, Any]:

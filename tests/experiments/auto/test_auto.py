@@ -16,8 +16,9 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateSettings
-from ltrscale.experiments.auto.auto import AutoConfig, AutoRecord, _Auto
+from ltrscale.experiments.auto.auto import AutoConfig, _Auto
 from ltrscale.experiments.auto.page import Board, BoardRow, advised, document
+from ltrscale.experiments.auto.record import AutoRecord
 from ltrscale.reports.findings import markdown
 
 SPLITS = {
@@ -150,9 +151,9 @@ def test_streams_have_room_for_the_longest_group_of_all_splits(
 
     groups = {"2026-W0" + str(week): [group(documents)] for week, documents in ((1, 3), (2, 4), (3, 5), (4, 9))}
     config = auto(write_dataset(groups, [Feature(name="f")]), tmp_path / "out")
-    assert _Auto.begun(config, config.resolved()).longest == 9
+    assert _Auto.begun(config, config.resolved()).sizes.longest == 9
     untested = config.replace(splits={name: SPLITS[name] for name in ("train", "validation")})
-    assert _Auto.begun(untested.replace(out=str(tmp_path / "other")), untested.resolved()).longest == 5
+    assert _Auto.begun(untested.replace(out=str(tmp_path / "other")), untested.resolved()).sizes.longest == 5
 
 
 def test_the_page_names_what_is_not_in_the_blend() -> None:

@@ -7,20 +7,35 @@ from typing import Any
 import pytest
 
 from ltrscale.config import validate
-from ltrscale.experiments.auto.auto import ALL_METHODS
-from ltrscale.experiments.auto.plan import MOST_EPOCHS, MOST_TRIALS, SHARES, Planned, Speed, planned
+from ltrscale.experiments.auto.plan import (
+    ALL_METHODS,
+    MOST_EPOCHS,
+    MOST_TRIALS,
+    SHARES,
+    AutoSizes,
+    Planned,
+    Speed,
+    planned,
+)
 from ltrscale.experiments.first.pipeline import LogSize
 from ltrscale.experiments.pipeline import PipelineConfig
 
-LOGS = [LogSize(9_630, 7_000, 46), LogSize(550_000, 195_000, 13), LogSize(36_000_000, 300_000, 12)]
 BUDGETS = [5.0, 60.0, 600.0]
-SIZES = {"cores": 2, "workers": 1, "longest": 40, "lists": 300, "judged": 20_000, "tested": 20_000, "numbers": 13}
 
 
-@pytest.mark.parametrize("size", LOGS)
+def sizes(documents: int, told_apart: int, features: int, **others: int) -> AutoSizes:
+    """Of a log, with a small validation and test split, on two cores."""
+    rest = {"cores": 2, "workers": 1, "longest": 40, "lists": 300, "judged": 20_000, "tested": 20_000, "numbers": 13}
+    return AutoSizes(LogSize(documents, told_apart, features), **{**rest, **others})
+
+
+LOGS = [sizes(9_630, 7_000, 46), sizes(550_000, 195_000, 13), sizes(36_000_000, 300_000, 12)]
+
+
+@pytest.mark.parametrize("log", LOGS)
 @pytest.mark.parametrize("name", ALL_METHODS)
-def test_a_larger_budget_never_asks_for_less_and_none_for_more_than_its_share(name: str, size: LogSize) -> None:
-    choices = [planned(name, size, budget, Speed(), **SIZES) for budget in BUDGETS]
+def test_a_larger_budget_never_asks_for_less_and_none_for_more_than_its_share(name: str, log: AutoSizes) -> None:
+    choices = [planned(name, log, budget, Speed()) for budget in BUDGETS]
     for choice, budget in zip(choices, BUDGETS, strict=True):
         assert choice.why
         assert choice.minutes <= SHARES[name] * budget or name == "trees"
@@ -28,9 +43,9 @@ def test_a_larger_budget_never_asks_for_less_and_none_for_more_than_its_share(na
     assert all(few.minutes <= many.minutes for few, many in itertools.pairwise(choices))
 
 
-@pytest.mark.parametrize("size", LOGS)
-def test_settings_are_those_of_a_pipeline_and_keep_their_limits(size: LogSize) -> None:
-    found = {name: planned(name, size, 600.0, Speed(), **SIZES).settings for name in ALL_METHODS}
+@pytest.mark.parametrize("log", LOGS)
+def test_settings_are_those_of_a_pipeline_and_keep_their_limits(log: AutoSizes) -> None:
+    found = {name: planned(name, log, 600.0, Speed()).settings for name in ALL_METHODS}
     methods = {name: settings for name, settings in found.items() if settings is not None}
     config = pipeline_of(methods)
     assert methods["trees_tuned"]["trials"] <= MOST_TRIALS
@@ -38,7 +53,7 @@ def test_settings_are_those_of_a_pipeline_and_keep_their_limits(size: LogSize) -
     if "pretrained" in methods:
         assert methods["pretrained"]["pretrain"]["epochs"] <= MOST_EPOCHS
         assert config.methods["pretrained"].pretraining() is not None
-    assert ("pretrained" in methods) == (size.documents >= 2 * size.told_apart)
+    assert ("pretrained" in methods) == (log.log.documents >= 2 * log.log.told_apart)
 
 
 def pipeline_of(methods: Mapping[str, Any], workers: int = 1) -> PipelineConfig:
@@ -48,8 +63,8 @@ def pipeline_of(methods: Mapping[str, Any], workers: int = 1) -> PipelineConfig:
 
 
 def test_networks_have_a_stream_for_each_worker() -> None:
-    sizes = {**SIZES, "workers": 3, "longest": 1500}
-    found = {name: planned(name, LOGS[1], 600.0, Speed(), **sizes).settings for name in ALL_METHODS}
+    several = LOGS[1]._replace(workers=3, longest=1500)
+    found = {name: planned(name, several, 600.0, Speed()).settings for name in ALL_METHODS}
     methods = {name: settings for name, settings in found.items() if settings is not None}
     assert methods.keys() >= {"linear", "scratch", "pretrained", "student"}
     of_methods = pipeline_of(methods, workers=3).methods.values()
@@ -58,9 +73,7 @@ def test_networks_have_a_stream_for_each_worker() -> None:
 
 
 def test_fewer_trees_learn_faster() -> None:
-    few, many = (
-        planned("trees", LOGS[1]._replace(told_apart=n), 5.0, Speed(), **SIZES).settings for n in (10**7, 10**4)
-    )
+    few, many = (planned("trees", sizes(550_000, n, 13), 5.0, Speed()).settings for n in (10**7, 10**4))
     assert few is not None
     assert many is not None
     assert few["gbdt"]["num_trees"] < many["gbdt"]["num_trees"]
@@ -69,9 +82,8 @@ def test_fewer_trees_learn_faster() -> None:
 
 
 def test_a_slow_machine_gets_fewer_trials_and_epochs() -> None:
-    size = LOGS[1]
     fast, slow = (
-        {name: planned(name, size, 60.0, speed, **SIZES) for name in ALL_METHODS}
+        {name: planned(name, LOGS[1], 60.0, speed) for name in ALL_METHODS}
         for speed in (Speed(), Speed(trees=0.25, networks=0.25))
     )
     assert fast["trees_tuned"].settings is not None
@@ -83,16 +95,16 @@ def test_a_slow_machine_gets_fewer_trials_and_epochs() -> None:
 
 
 def test_what_does_not_fit_says_why() -> None:
-    huge = LogSize(400_000_000, 40_000_000, 100)
+    huge = sizes(400_000_000, 40_000_000, 100)
     for name in ("trees_tuned", "scratch", "pretrained", "student"):
-        left_out = planned(name, huge, 5.0, Speed(), **SIZES)
+        left_out = planned(name, huge, 5.0, Speed())
         assert left_out.settings is None
         assert "minutes" in left_out.why
 
 
 def test_examples_are_read_where_lists_are_few_and_scoring_is_short() -> None:
-    def choice(**sizes: int) -> Planned:
-        return planned("in_context", LOGS[1], 5.0, Speed(), **{**SIZES, **sizes})
+    def choice(**others: int) -> Planned:
+        return planned("in_context", LOGS[1]._replace(**others), 5.0, Speed())
 
     assert choice().settings == {"kind": "in_context"}
     assert choice(lists=301).why == "of more than 300 lists training learns more"
