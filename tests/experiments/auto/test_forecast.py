@@ -1,0 +1,73 @@
+"""What fits into the minutes that are left: all that is done and all that it still takes counts, and nothing twice."""
+
+from typing import Any
+
+import pytest
+
+from ltrscale.experiments.auto.forecast import MOST_MODELS, Forecast
+from ltrscale.experiments.auto.plan import ALL_METHODS, AutoSizes
+from ltrscale.experiments.auto.record import AutoRecord, Entry
+from ltrscale.experiments.first.pipeline import LogSize
+
+LOG = LogSize(550_000, 195_000, 13)
+SIZES = AutoSizes(LOG, lists=300, judged=20_000, tested=20_000, numbers=13, longest=40, cores=2, workers=1)
+
+
+def forecast(*entries: Entry, spent: float = 0.0, refits: bool = False) -> Forecast:
+    methods: dict[str, dict[str, Any]] = {name: {"trials": 10} for name in ALL_METHODS}
+    record = AutoRecord(of="", budget=60, methods=methods)
+    for entry in entries:
+        record = record.noted(entry)
+    return Forecast(record, SIZES, spent=spent, refits=refits, cutoff=5)
+
+
+def done(method: str, number: int = 0, minutes: float = 2.0, foretold: float = 0.0) -> Entry:
+    return Entry(method=method, number=number, minutes=minutes, foretold=foretold, state="done")
+
+
+def test_what_is_spent_is_gone_and_each_model_keeps_room_for_its_test() -> None:
+    nothing, tested = forecast(), forecast().test_minutes("scratch")
+    assert 0 < nothing.left < 60
+    assert forecast(spent=7.0).left == pytest.approx(nothing.left - 7)
+    assert forecast(done("scratch"), done("scratch", 1)).left == pytest.approx(nothing.left - 2 * tested)
+    assert forecast(done("tabm")).left == pytest.approx(nothing.left - 5 * tested), "TabM scores as slowly as it learns"
+
+
+def test_a_model_keeps_room_for_its_refit_which_neither_searches_nor_pretrains() -> None:
+    def room(*entries: Entry) -> float:
+        return forecast(*entries).left - forecast(*entries, refits=True).left
+
+    assert room(done("scratch", minutes=3)) == pytest.approx(1.2 * 3)
+    assert room(done("trees_tuned", minutes=10)) == pytest.approx(1.2 * 2), "two of ten trials"
+    pretrained = done("pretrained", minutes=20)
+    assert room(done("scratch", minutes=3), pretrained) == pytest.approx(1.2 * (3 + 3)), "finetuned as the other is"
+    assert room(pretrained, done("pretrained", 1, minutes=4)) == pytest.approx(1.2 * (4 + 4)), "as its second was"
+
+
+def test_the_method_with_the_fewest_models_gets_the_next_one() -> None:
+    first = [done("trees_tuned"), done("scratch"), done("tabm")]
+    assert forecast(*first).more() == "trees_tuned"
+    assert forecast(*first, done("trees_tuned", 1)).more() == "scratch"
+    late = Entry(method="scratch", number=1, state="late")
+    assert forecast(*first, done("trees_tuned", 1), late).more() == "tabm", "a method that was late is over"
+    assert forecast(done("trees")).more() == "trees", "trees as given where nothing else is there"
+    assert forecast(done("trees"), *first[1:2]).more() == "scratch"
+    assert forecast(*(done("scratch", number, 0.1) for number in range(MOST_MODELS))).more() is None
+    assert forecast(*first, spent=55).more() is None
+    assert forecast().more() is None
+
+
+def test_a_machine_that_was_slow_is_foretold_to_be_and_one_that_stopped_early_is_not_fast() -> None:
+    assert forecast(done("scratch", minutes=4, foretold=1)).speed == (1.0, 0.25)
+    assert forecast(done("trees", minutes=1, foretold=4)).speed == (1.0, 1.0)
+    slow, fast = forecast(done("scratch", minutes=4, foretold=1)), forecast(done("scratch", minutes=4, foretold=4))
+    assert slow.test_minutes("scratch") == pytest.approx(4 * fast.test_minutes("scratch"))
+
+
+def test_a_first_model_takes_what_is_left_of_its_share() -> None:
+    early, late = (forecast(spent=spent).first("pretrained") for spent in (0.0, 45.0))
+    assert early.settings is not None
+    assert late.settings is not None
+    assert late.minutes < early.minutes
+    assert forecast(spent=45.0).takes("pretrained", late) <= forecast(spent=45.0).left + 0.1
+    assert forecast(spent=54.0).first("pretrained").settings is None
