@@ -155,7 +155,8 @@ class _Auto:
         read = {name: select(split, labelled=True) for name, split in splits.by_name.items()}
         labelled, judged = (only_relevant(read[name]) for name in ("train", "validation"))
         data = [selection.hash for selection in (everything, labelled, judged)]
-        record = cls.resumed(config, ":".join([*data, str(config.seed), config.evaluate.primary]))
+        of = ":".join([*data, str(config.seed), config.evaluate.primary])
+        record = AutoRecord.resumed(join(config.out, _RECORD), of, config.minutes)
         sizes = AutoSizes(
             log=LogSize(everything.n_documents, labelled.n_documents, len(everything.features)),
             lists=labelled.n_groups,
@@ -172,22 +173,6 @@ class _Auto:
             *(config.minutes, record.minutes),
         )
         return cls(config, splits, record, sizes, before=record.minutes)
-
-    @staticmethod
-    def resumed(config: AutoConfig, of: str) -> AutoRecord:
-        """The record of an earlier process, without what was left out for another budget; or an empty one."""
-        url = join(config.out, _RECORD)
-        if not storage.exists(url):
-            return AutoRecord(of=of, budget=config.minutes)
-        record = AutoRecord.read(url)
-        if record.of != of:
-            raise InputError(
-                f"{url}: begun on other data, or with another seed or primary_cutoff; name another out or remove it"
-            )
-        if record.budget == config.minutes:
-            return record
-        kept = tuple(entry.model_dump() for entry in record.entries if entry.state in ("begun", "done"))
-        return record.replace(budget=config.minutes, entries=kept, refitted=None, ended=None)
 
     def run(self) -> str:
         """Try the methods, then more models of each; blend, judge, refit, report; returns the ranker."""
@@ -249,8 +234,9 @@ class _Auto:
     def try_first(self, name: str) -> None:
         """Decide the settings of the first model of a method, and train it."""
         known = (entry for entry in self.record.entries if (entry.method, entry.number) == (name, 0))
-        plan = partial(self.forecast.first, TREES if name == _HALF else name)
-        self.train(next(known, None) or self.decided(name, plan()))
+        if (entry := next(known, None)) is None:
+            entry = self.decided(name, self.forecast.first(TREES if name == _HALF else name))
+        self.train(entry)
 
     def decided(self, name: str, plan: Planned) -> Entry:
         """The entry of a first model; it is left out where it does not fit."""

@@ -54,6 +54,25 @@ class AutoRecord(Config):
         except ValueError as error:
             raise InputError(f"{url}: not a record ({error}); remove it, and the same command begins anew") from error
 
+    @classmethod
+    def resumed(cls, url: str, of: str, budget: float) -> Self:
+        """The record of an earlier process, without what was left out for another budget; or an empty one.
+
+        Raises:
+            InputError: the earlier process learnt from other data, or chose by another metric.
+        """
+        if not storage.exists(url):
+            return cls(of=of, budget=budget)
+        record = cls.read(url)
+        if record.of != of:
+            raise InputError(
+                f"{url}: begun on other data, or with another seed or primary_cutoff; name another out or remove it"
+            )
+        if record.budget == budget:
+            return record
+        kept = tuple(entry.model_dump() for entry in record.entries if entry.state in ("begun", "done"))
+        return record.replace(budget=budget, entries=kept, refitted=None, ended=None)
+
     def done(self, method: str) -> list[Entry]:
         """The models of a method that are there."""
         return [entry for entry in self.entries if (entry.state, entry.method) == ("done", method)]
