@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from ltrscale import storage
-from ltrscale.devices import cores
 from ltrscale.errors import InputError, Stopped
 from ltrscale.runtime import ray_internals
 from ltrscale.signals import handling
@@ -56,6 +55,8 @@ def ray_cluster(cpus: int) -> Iterator[None]:
         yield
         return
     if "RAY_ADDRESS" not in os.environ:
+        from ltrscale.devices import cores  # imported late: it loads torch
+
         with _own_cluster(max(cpus, cores())):
             yield
         return

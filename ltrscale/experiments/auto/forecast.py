@@ -51,10 +51,10 @@ class Forecast:
         """Minutes for further models, their refit and their test."""
         done = {name: self.record.done(name) for name in ALL_METHODS}
         tested = sum(len(entries) * self.test_minutes(name) for name, entries in done.items())
-        refitted = sum(len(entries) * self.again_minutes(name) for name, entries in done.items() if entries)
+        refitted = sum(len(entries) * self._again_minutes(name) for name, entries in done.items() if entries)
         # what is read in context scores slowly, and its plan covers that
         slow = sum(max(0.0, entry.foretold - entry.minutes) for entry in done[IN_CONTEXT])
-        rest = (self.with_refit - 1) * refitted + tested + slow
+        rest = (self._with_refit - 1) * refitted + tested + slow
         return self.record.budget * (1 - _RESERVED) - _LEAST_RESERVED - self.spent - rest
 
     def first(self, name: str, teacher: str = SCRATCH) -> Planned:
@@ -68,7 +68,7 @@ class Forecast:
         if plan.settings is None:
             return 0.0
         again = self._without_start(name, plan.minutes, plan.settings)
-        return plan.minutes + (self.with_refit - 1) * again + self.test_minutes(name)
+        return plan.minutes + (self._with_refit - 1) * again + self.test_minutes(name)
 
     def more(self) -> str | None:
         """The method of which one more model is trained: the one that has the fewest; None if none fits."""
@@ -80,16 +80,16 @@ class Forecast:
             for name, count in counts.items()
             if 0 < count < MOST_MODELS
             and name not in failed
-            and self.with_refit * self.again_minutes(name) + self.test_minutes(name) < self.left
+            and self._with_refit * self._again_minutes(name) + self.test_minutes(name) < self.left
         ]
         return min(fits, key=lambda name: counts[name], default=None)
 
     @property
-    def with_refit(self) -> float:
+    def _with_refit(self) -> float:
         """Minutes that a minute of training takes with its refit."""
         return 1 + _REFIT if self.refits else 1.0
 
-    def again_minutes(self, name: str) -> float:
+    def _again_minutes(self, name: str) -> float:
         """Minutes of one more model of a method: without search, and from the same start."""
         first, *others = (entry.minutes for entry in self.record.done(name))
         return max(others) if others else self._without_start(name, first, self.record.methods[name])

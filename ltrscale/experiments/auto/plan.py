@@ -119,6 +119,9 @@ def planned(name: str, sizes: AutoSizes, budget: float, speed: Speed, teacher: s
         speed: of the machine.
         teacher: the network whose student is planned.
 
+    Raises:
+        ValueError: no method has the name.
+
     Example:
         >>> log = LogSize(documents=550_000, told_apart=195_000, features=13)
         >>> sizes = AutoSizes(
