@@ -25,8 +25,9 @@ from jobs.bench.trees import bench_trees
 from jobs.bench.wide import bench_wide
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.devices import Device, Turns
+from ltrscale.devices import Device
 from ltrscale.errors import InputError
+from ltrscale.processor import Turns
 from ltrscale.progress import log
 from ltrscale.stages.runs import environment
 

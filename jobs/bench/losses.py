@@ -18,7 +18,7 @@ from torch import Tensor
 from jobs.bench.measure import Row, mslr_lengths, peak_bytes
 from ltrscale.batch import to_offsets
 from ltrscale.config import by_kind
-from ltrscale.devices import Turns, cpu_seconds
+from ltrscale.processor import Turns, cpu_seconds
 from ltrscale.ranking import pairwise
 from ltrscale.ranking.choices import LossConfig
 from ltrscale.ranking.loss import Loss as RankingLoss

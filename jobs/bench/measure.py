@@ -20,7 +20,7 @@ from ltrscale import storage
 from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.manifest import Feature, Manifest
 from ltrscale.data.dataset.writer import Compression, DatasetWriter
-from ltrscale.devices import Turns, cpu_seconds
+from ltrscale.processor import Turns, cpu_seconds
 from ltrscale.progress import log
 
 _LOOK_S = 0.003

@@ -27,10 +27,10 @@ from ltrscale.data.dataset.files import DataFile
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.dataset.scores import PeriodScores, ScoredGroups, ScoreFile, file_name, period_url, write_file
 from ltrscale.data.dataset.writer import DatasetWriter, to_lists
-from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.settings import EvaluateConfig
+from ltrscale.processor import cpu_seconds
 from ltrscale.ranking.choices import MetricConfig
 from ltrscale.ranking.metric import Metric
 from ltrscale.ranking.metrics import NDCGConfig, ndcg

@@ -14,7 +14,6 @@ from torch import Tensor
 from jobs.bench.measure import Row, mslr_lengths, peak_bytes
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.config import members
-from ltrscale.devices import cpu_seconds
 from ltrscale.models.bert import Bert, BertConfig, BertLayer
 from ltrscale.models.choices import FeatureEncoderConfig, NetworkConfig
 from ltrscale.models.encoders import ResNetConfig
@@ -26,6 +25,7 @@ from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig, simclr_rank
 from ltrscale.pretext.objective import Objective, Pretrainer
 from ltrscale.pretext.siamese import SimSiamConfig
+from ltrscale.processor import cpu_seconds
 
 WIDTH = 136
 GROUPS = 16  # about 2,000 documents; some objectives contrast all of them with each other

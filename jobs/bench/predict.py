@@ -44,12 +44,12 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream import plan
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.readers import read_direct
-from ltrscale.devices import cores, cpu_seconds
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
+from ltrscale.processor import cores, cpu_seconds
 from ltrscale.progress import log
 from ltrscale.runtime.workers import Context
 from ltrscale.training.phases import Phase, Training

@@ -12,11 +12,11 @@ from pyarrow import csv
 
 from jobs.bench.measure import N_FEATURES, Row, apart, quiet_cpu_seconds, resident_peak, write_letor
 from ltrscale import storage
-from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.letor import read_letor
 from ltrscale.ingest.prepare import prepare
+from ltrscale.processor import cpu_seconds
 
 _LISTS_OF_50_MB, _LISTS_OF_500_MB = 400, 4_000
 _PARSED_LISTS, _ROUNDS = 160, 7

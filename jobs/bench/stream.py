@@ -19,7 +19,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.plan import canonical_streams
 from ltrscale.data.stream.readers import read_direct
-from ltrscale.devices import Turns
+from ltrscale.processor import Turns
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.on_ray import read_with_ray
 

@@ -15,7 +15,7 @@ from ltrscale.bundle import Bundle
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
-from ltrscale.devices import Turns, cpu_seconds
+from ltrscale.processor import Turns, cpu_seconds
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 

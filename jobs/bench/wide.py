@@ -24,7 +24,6 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, SplitsWithTest
-from ltrscale.devices import cpu_seconds
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
 from ltrscale.models.choices import NetworkConfig
@@ -32,6 +31,7 @@ from ltrscale.models.features import FeatureKind, FeatureTransform, TransformCon
 from ltrscale.pretext.augment import SwapInGroupConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
+from ltrscale.processor import cpu_seconds
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.loop import Trainer
 from ltrscale.training.network import fit

@@ -25,7 +25,6 @@ from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, with_relative_named
 from ltrscale.data.stream.batches import StreamConfig, iterate
-from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import AgreementConfig, agree
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
@@ -36,6 +35,7 @@ from ltrscale.experiments.methods.base import MethodName
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.ranker import HeadConfig
+from ltrscale.processor import cpu_seconds
 from ltrscale.progress import Report, log
 from ltrscale.ranking.loss import SquaredErrorConfig
 from ltrscale.reports.findings import REPORT, print_report, write_report

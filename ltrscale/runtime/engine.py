@@ -16,6 +16,7 @@ from typing import Any
 
 from ltrscale import storage
 from ltrscale.errors import InputError, Stopped
+from ltrscale.processor import cores
 from ltrscale.runtime import ray_internals
 from ltrscale.signals import handling
 
@@ -55,8 +56,6 @@ def ray_cluster(cpus: int) -> Iterator[None]:
         yield
         return
     if "RAY_ADDRESS" not in os.environ:
-        from ltrscale.devices import cores  # imported late: it loads torch
-
         with _own_cluster(max(cpus, cores())):
             yield
         return

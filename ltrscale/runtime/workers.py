@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import torch.distributed as dist
 from pydantic import BeforeValidator, Field, model_validator
 
 from ltrscale.config import Config
@@ -108,4 +107,6 @@ Work = Callable[[Context], None]
 
 def rank_and_world() -> tuple[int, int]:
     """This worker's rank and the number of workers; (0, 1) without a process group."""
+    import torch.distributed as dist  # imported late: who reads for workers, or carries their messages, needs no torch
+
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

@@ -30,8 +30,8 @@ from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.manifest import read_dataset
 from ltrscale.data.dataset.row_groups import FileSource, RowGroup, RowGroups
 from ltrscale.data.dataset.scores import SCORES
-from ltrscale.devices import cores
 from ltrscale.errors import InputError
+from ltrscale.processor import cores
 
 RowGroupReader = Callable[[Sequence[RowGroup], Sequence[str]], Iterator[pa.Table]]
 """Takes row groups and column names (`scores` only together with `gid`); yields one table per row group, in order."""

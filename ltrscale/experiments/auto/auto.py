@@ -28,7 +28,6 @@ from ltrscale.data.dataset.disjoint import check_disjoint, joined_splits
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, with_relative_named
-from ltrscale.devices import cores
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
@@ -52,6 +51,7 @@ from ltrscale.experiments.first.pipeline import LogSize, divided
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.choices import Method
 from ltrscale.experiments.refit import RefitJob
+from ltrscale.processor import cores
 from ltrscale.progress import log
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.findings import print_report

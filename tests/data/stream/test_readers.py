@@ -20,8 +20,8 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream import readers
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.data.stream.readers import RowGroupReader, read_direct
-from ltrscale.devices import cores
 from ltrscale.errors import InputError
+from ltrscale.processor import cores
 from ltrscale.runtime import on_ray
 from ltrscale.runtime.on_ray import read_with_ray
 

@@ -1,0 +1,65 @@
+"""The cores that a process may use, and the processor time that a computation takes."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Self
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none
+
+
+class Turns(float):
+    """A quantity measured in turns with others: their median, and the single turns in `turns`.
+
+    A quotient of two is again one, turn by turn, so that a change in the machine's speed cancels out.
+
+    Example:
+        >>> from copy import copy
+        >>> ratio = Turns([2.0, 6.0, 3.0]) / Turns([1.0, 2.0, 3.0])
+        >>> ratio, copy(ratio).turns
+        (2.0, (2.0, 3.0, 1.0))
+    """
+
+    turns: tuple[float, ...]
+
+    def __new__(cls, turns: Sequence[float]) -> Self:
+        """The median of these values."""
+        made = super().__new__(cls, statistics.median(turns))
+        made.turns = tuple(turns)
+        return made
+
+    def __reduce__(self) -> tuple[type[Self], tuple[tuple[float, ...]]]:
+        """Copies and pickles keep the turns."""
+        return type(self), (self.turns,)
+
+    def __truediv__(self, other: float) -> "Turns":
+        """The quotient of each turn."""
+        others = other.turns if isinstance(other, Turns) else [other] * len(self.turns)
+        return Turns([a / b for a, b in zip(self.turns, others, strict=True)])
+
+
+def cpu_seconds(*works: Callable[[], object], repeats: int = 7) -> list[Turns]:
+    """Processor time (user and system) of each work on one torch thread.
+
+    The works take turns, so that a change in the machine's speed affects all of them. The first turn warms up and is
+    not counted.
+    """
+    import torch  # imported late: who only asks for the cores, such as a process that reads, needs none
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        turns = [[_seconds(work) for work in works] for _ in range(repeats + 1)]
+    finally:
+        torch.set_num_threads(threads)
+    return [Turns(times) for times in zip(*turns[1:], strict=True)]
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
