@@ -1,6 +1,7 @@
 """Layers that the networks share: batch norm, dropout, embeddings of categories, hidden layers, activations.
 
-Shapes: N documents, D columns, P numeric features, C categorical features, E dimensions of an embedding.
+Shapes: N documents, D columns, P numeric features, C categorical features, E dimensions of an embedding; S
+parts of a network, with A inputs and B outputs each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -324,6 +325,25 @@ class FeatureEmbedding(InputLayer):
             return x_NF
         x_NP, embedded_NCE = self.split(x_NF)
         return torch.cat([x_NP, embedded_NCE.flatten(1)], dim=1)
+
+
+class SeparateLinear(nn.Module):
+    """A linear layer of each of S parts (features, members), [N, S, A] to [N, S, B], with nothing shared.
+
+    Example:
+        >>> SeparateLinear(3, 4, 2)(torch.zeros(5, 3, 4)).shape
+        torch.Size([5, 3, 2])
+    """
+
+    def __init__(self, parts: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        bound = inputs**-0.5
+        self.weight = nn.Parameter(torch.empty(parts, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(parts, outputs).uniform_(-bound, bound))
+
+    def forward(self, x_NSA: Tensor) -> Tensor:
+        """Apply each part's layer."""
+        return torch.einsum("nsa,sab->nsb", x_NSA, self.weight) + self.bias
 
 
 def hidden_layers(

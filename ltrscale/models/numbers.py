@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ltrscale.batch import QueryGroups, standardise_groups
 from ltrscale.config import Config
 from ltrscale.models.features import FeatureTransform
-from ltrscale.models.layers import Encoder, InputLayer
+from ltrscale.models.layers import Encoder, InputLayer, SeparateLinear
 
 
 class NumberSettings(Config):
@@ -79,20 +79,6 @@ class PlainConfig(NumberSettings):
     def build(self, transform: FeatureTransform) -> NumberEmbedding | None:
         """See `NumberEmbedding`; None if there is nothing to add either."""
         return NumberEmbedding(self, transform) if self.within_lists else None
-
-
-class FeatureLinear(nn.Module):
-    """A linear layer and ReLU for each feature, `relu(x_p W_p + b_p)`, from [N, P, B] to [N, P, E]."""
-
-    def __init__(self, features: int, inputs: int, outputs: int) -> None:
-        super().__init__()
-        bound = inputs**-0.5
-        self.weight_PBE = nn.Parameter(torch.empty(features, inputs, outputs).uniform_(-bound, bound))
-        self.bias_PE = nn.Parameter(torch.empty(features, outputs).uniform_(-bound, bound))
-
-    def forward(self, x_NPB: Tensor) -> Tensor:
-        """Apply each feature's layer."""
-        return (torch.einsum("npb,pbe->npe", x_NPB, self.weight_PBE) + self.bias_PE).relu()
 
 
 class PLEConfig(NumberSettings):
@@ -160,12 +146,12 @@ class PiecewiseLinear(NumberEmbedding):
         self.register_buffer("scale_PB", open_PB / width_PB.masked_fill(~open_PB, 1.0), persistent=False)
         self.register_buffer("low_PB", low_PB.masked_fill(first_PB, -bound), persistent=False)
         self.register_buffer("high_PB", high_PB.masked_fill(last_PB, bound), persistent=False)
-        self.linear = FeatureLinear(len(edges_PB1), config.bins, config.embedding) if config.embedding else None
+        self.linear = SeparateLinear(len(edges_PB1), config.bins, config.embedding) if config.embedding else None
 
     def embed(self, x_NP: Tensor) -> Tensor:
         """Numbers [N, P] to embeddings [N, P, E], or to bins [N, P, B]."""
         inside_NPB = ((x_NP[..., None] - self.left_PB) * self.scale_PB).clamp(self.low_PB, self.high_PB)
-        return inside_NPB if self.linear is None else self.linear(inside_NPB)
+        return inside_NPB if self.linear is None else self.linear(inside_NPB).relu()
 
 
 class PLRConfig(NumberSettings):
@@ -206,12 +192,12 @@ class Periodic(NumberEmbedding):
         super().__init__(config, transform, dimensions=config.embedding)
         features = len(self.numeric)
         self.frequencies_PK = nn.Parameter(torch.randn(features, config.frequencies) * config.sigma)
-        self.linear = FeatureLinear(features, 2 * config.frequencies, config.embedding)
+        self.linear = SeparateLinear(features, 2 * config.frequencies, config.embedding)
 
     def embed(self, x_NP: Tensor) -> Tensor:
         """Numbers [N, P] to embeddings [N, P, E]."""
         v_NPK = 2 * math.pi * self.frequencies_PK * x_NP[..., None]
-        embedded_NPE: Tensor = self.linear(torch.cat([v_NPK.cos(), v_NPK.sin()], -1))
+        embedded_NPE: Tensor = self.linear(torch.cat([v_NPK.cos(), v_NPK.sin()], -1)).relu()
         return embedded_NPE
 
 

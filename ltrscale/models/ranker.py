@@ -16,10 +16,9 @@ from ltrscale.config import Config
 from ltrscale.models.choices import ContextConfig, EncoderConfig, NetworkConfig, NumbersConfig
 from ltrscale.models.context import Contextual
 from ltrscale.models.features import FeatureTransform, TransformConfig
-from ltrscale.models.layers import Dropout, MicroBatchNorm, refuse_batch_norm
+from ltrscale.models.layers import Dropout, MicroBatchNorm, SeparateLinear, refuse_batch_norm
 from ltrscale.models.numbers import PlainConfig
 from ltrscale.models.tables import keep_on_host
-from ltrscale.models.tabm import MemberLinear
 
 
 class HeadConfig(Config):
@@ -54,13 +53,13 @@ def mlp_head(
     """
     sizes = [width, *[config.width or hidden or width] * (config.layers - 1)]
     layers: list[nn.Module] = [] if members == 1 else [nn.Unflatten(1, (members, width))]
-    linear = nn.Linear if members == 1 else partial(MemberLinear, members)
+    linear = nn.Linear if members == 1 else partial(SeparateLinear, members)
     for a, b in pairwise(sizes):
         layers += [linear(a, b), nn.ReLU(), *([Dropout(config.dropout)] if config.dropout else [])]
     head = nn.Sequential(*layers, linear(sizes[-1], outputs))
     if config.init == "identity":
         for layer in head:
-            if isinstance(layer, nn.Linear | MemberLinear):
+            if isinstance(layer, nn.Linear | SeparateLinear):
                 for matrix in [layer.weight] if isinstance(layer, nn.Linear) else layer.weight.detach():
                     nn.init.eye_(matrix)
                 nn.init.zeros_(layer.bias)

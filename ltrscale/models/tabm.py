@@ -120,20 +120,6 @@ class AdaptedLinear(nn.Module):
         return torch.addcmul(self.bias_MB, self.linear(x_NMA), self.s_MB)
 
 
-class MemberLinear(nn.Module):
-    """A linear layer of each member, [N, M, A] to [N, M, B], with nothing shared."""
-
-    def __init__(self, members: int, inputs: int, outputs: int) -> None:
-        super().__init__()
-        bound = inputs**-0.5
-        self.weight = nn.Parameter(torch.empty(members, inputs, outputs).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(members, outputs).uniform_(-bound, bound))
-
-    def forward(self, x_NMA: Tensor) -> Tensor:
-        """Apply each member's layer."""
-        return torch.einsum("nma,mab->nmb", x_NMA, self.weight) + self.bias
-
-
 class MemberNorm(MicroBatchNorm):
     """BatchNorm of members [N, M, B], with statistics of each."""
 

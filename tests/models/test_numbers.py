@@ -78,7 +78,7 @@ def test_a_learnt_embedding_is_one_linear_layer_for_each_feature() -> None:
     x_NF = transform(features())
     for config in (PLEConfig(bins=6, embedding=4), PLRConfig(frequencies=3, sigma=0.5, embedding=4)):
         numbers = config.build(transform)
-        weight_PBE, bias_PE = numbers.linear.weight_PBE, numbers.linear.bias_PE
+        weight_PBE, bias_PE = numbers.linear.weight, numbers.linear.bias
         actual_NPE = numbers(x_NF, OFFSETS)[:, :16].unflatten(1, (4, 4))
         for p, f in enumerate((0, 2, 3, 4)):
             if isinstance(config, PLEConfig):
@@ -103,12 +103,12 @@ def test_they_are_those_of_the_authors() -> None:
         PLEConfig(bins=8, embedding=5).build(transform),
         theirs.PiecewiseLinearEmbeddings(edges, 5, activation=True, version="A"),
     )
-    module.linear.weight.data, module.linear.bias.data = ple.linear.weight_PBE.data, ple.linear.bias_PE.data
+    module.linear.weight.data, module.linear.bias.data = ple.linear.weight.data, ple.linear.bias.data
     torch.testing.assert_close(ple(new_NF, one), module(new_NF).flatten(1), rtol=1e-4, atol=1e-4)
     plr = PLRConfig(frequencies=4, embedding=5).build(transform)
     module = theirs.PeriodicEmbeddings(3, 5, n_frequencies=4, frequency_init_scale=0.1, activation=True, lite=False)
     module.periodic.weight.data = plr.frequencies_PK.data
-    module.linear.weight.data, module.linear.bias.data = plr.linear.weight_PBE.data, plr.linear.bias_PE.data
+    module.linear.weight.data, module.linear.bias.data = plr.linear.weight.data, plr.linear.bias.data
     torch.testing.assert_close(plr(new_NF, one), module(new_NF).flatten(1), rtol=1e-4, atol=1e-4)
     assert PLRConfig(frequencies=2000, sigma=0.3).build(transform).frequencies_PK.std().item() == pytest.approx(
         0.3, rel=0.05
