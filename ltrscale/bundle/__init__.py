@@ -41,7 +41,7 @@ from ltrscale.bundle.files import (
     with_tokens_of,
 )
 from ltrscale.bundle.networks import EncoderBundle, PretrainedBundle
-from ltrscale.bundle.opened import Bundle, Scorer, TreesBundle, order_scorer
+from ltrscale.bundle.opened import Bundle, Scorer, TreesBundle, order_scorer, scorers_of
 
 __all__ = [
     "Blend",
@@ -70,5 +70,6 @@ __all__ = [
     "save_pretrained",
     "save_ranker",
     "save_trees",
+    "scorers_of",
     "with_tokens_of",
 ]

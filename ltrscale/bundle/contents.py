@@ -185,11 +185,13 @@ def content_hash(url: str) -> str:
     Raises:
         InputError: as `read_bundle_manifest`.
     """
-    return _hash_of(read_bundle_manifest(url))
+    return hash_of(read_bundle_manifest(url))
 
 
-def _hash_of(manifest: Mapping[str, Any]) -> str:
-    return digest(sorted(storage.listed_in(manifest).items()))
+def hash_of(manifest: Mapping[str, Any], folder: str = "") -> str:
+    """The content hash of a bundle, or of one in a folder of it, such as `members/trees/`, which has the same alone."""
+    files = storage.listed_in(manifest).items()
+    return digest(sorted((path.removeprefix(folder), sha256) for path, sha256 in files if path.startswith(folder)))
 
 
 def _check_trusted(manifest: Mapping[str, Any], url: str) -> None:
@@ -197,7 +199,7 @@ def _check_trusted(manifest: Mapping[str, Any], url: str) -> None:
     if not (trusted := os.environ.get(TRUSTED)):
         return
     lines = storage.read_bytes(trusted).decode(errors="replace").splitlines()
-    if (bundle_hash := _hash_of(manifest)) not in {line.partition("#")[0].strip() for line in lines}:
+    if (bundle_hash := hash_of(manifest)) not in {line.partition("#")[0].strip() for line in lines}:
         raise InputError(
             f"{url}: its content hash {bundle_hash} is not in {trusted}, which {TRUSTED} names; "
             "add a line with the hash if you trust the bundle"

@@ -29,6 +29,7 @@ from ltrscale.bundle.contents import (
     MetricValue,
     Reference,
     TreesArchitecture,
+    hash_of,
     member_folder,
     read_bundle_manifest,
     reference_of,
@@ -106,6 +107,7 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
     has_reference = folder + REFERENCE in storage.listed_in(manifest)
     common: dict[str, Any] = {
         "url": url,
+        "content_hash": hash_of(manifest, folder),
         "features": config.features,
         "config": config.training,
         "dataset_hash": config.dataset_hash,

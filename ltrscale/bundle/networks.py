@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle.contents import BundleKind
-from ltrscale.bundle.opened import Bundle, Scorer, fitting
+from ltrscale.bundle.opened import Bundle, Computing, Scorer, fitting
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture, combine_rankers
 from ltrscale.models.features import FeatureTransform
@@ -64,8 +64,9 @@ class NetworkBundle(Bundle):
     def outline(self, weights: Mapping[str, Tensor]) -> AnyRanker:
         """The network that scores, before its weights are loaded."""
 
-    def scoring(self, *, device: torch.device | str, threads: int) -> Scorer:  # noqa: ARG002
+    def scoring(self, computing: Computing) -> Scorer:
         """The function that scores a batch whose features are the bundle's, in its order."""
+        device = computing.device
         ranker = self.ranker().to(device)
 
         def score(groups: QueryGroups) -> Tensor:

@@ -4,10 +4,10 @@ Shapes: N documents.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import safetensors.torch
 import torch
@@ -49,6 +49,48 @@ def fitting(where: str) -> Iterator[None]:
         raise InputError(f"{where}: the bundle's files do not fit each other ({error}); train it again") from error
 
 
+class SharedScores:
+    """The newest batch's scores of rankers that are in several bundles.
+
+    Example:
+        >>> def score(groups):
+        ...     print("scores")
+        ...     return groups.features_NF[:, 0]
+        >>> shared, groups = SharedScores(), QueryGroups(torch.ones(3, 1), torch.tensor([0, 3]))
+        >>> alone, in_blend = shared.once("its hash", score), shared.once("its hash", score)
+        >>> alone(groups) is in_blend(groups)
+        scores
+        True
+    """
+
+    def __init__(self) -> None:
+        self._newest: tuple[Tensor | None, dict[str, Tensor]] = None, {}
+
+    def once(self, ranker: str, score: Scorer) -> Scorer:
+        """The scorer of a ranker, of which a batch needs one call; a batch is told by its offsets."""
+
+        def scored(groups: QueryGroups) -> Tensor:
+            if self._newest[0] is not groups.offsets_Q1:
+                self._newest = groups.offsets_Q1, {}
+            scores = self._newest[1]
+            if ranker not in scores:
+                scores[ranker] = score(groups)
+            return scores[ranker]
+
+        return scored
+
+
+class Computing(NamedTuple):
+    """How scorers compute."""
+
+    device: torch.device | str = "cpu"
+    """Of networks."""
+    threads: int = 0
+    """Of a tree model; 0 takes all cores."""
+    shared: SharedScores | None = None
+    """What scorers of the same batches have in common; None where each computes alone."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bundle(ABC):
     """A bundle, opened and checked against its hashes by `load`; a subclass for what each kind holds."""
@@ -57,6 +99,8 @@ class Bundle(ABC):
     holds: ClassVar[str]
     """What it holds, for errors."""
     url: str
+    content_hash: str
+    """Hash of the names and content hashes of its files, whichever bundle they are in."""
     features: tuple[Feature, ...]
     config: Mapping[str, Any]
     """Settings of the run that made the bundle."""
@@ -154,22 +198,38 @@ class Bundle(ABC):
             InputError: as `places`; the bundle holds an encoder without a head, or CatBoost's trees while CatBoost is
                 not installed.
         """
+        return self.scorer_by(Computing(device, threads), features)
+
+    def scorer_by(self, computing: Computing, features: Sequence[Feature] | None) -> Scorer:
+        """See `scorer`, and `scorers_of` for one that shares with others."""
         columns = None if features is None else places(self.features, features, whose=self.url)
-        score = self.scoring(device=device, threads=threads)
-        if columns is None:
-            return score
-        return lambda groups: score(replace(groups, features_NF=groups.features_NF[:, columns]))
+        of_own = self.scoring(computing)
+
+        def score(groups: QueryGroups) -> Tensor:
+            return of_own(replace(groups, features_NF=groups.features_NF[:, columns]))
+
+        scorer = of_own if columns is None else score
+        return scorer if computing.shared is None else computing.shared.once(self.content_hash, scorer)
 
     @abstractmethod
-    def scoring(self, *, device: torch.device | str, threads: int) -> Scorer:
+    def scoring(self, computing: Computing) -> Scorer:
         """The function that scores a batch whose features are the bundle's, in its order."""
 
-    def member_scorers(self, *, device: torch.device | str, threads: int) -> dict[str, Scorer]:
+    def member_scorers(self, computing: Computing) -> dict[str, Scorer]:
         """The functions with which its members score a batch of its own features."""
-        return {
-            name: member.scorer(features=self.features, device=device, threads=threads)
-            for name, member in self.members.items()
-        }
+        return {name: member.scorer_by(computing, self.features) for name, member in self.members.items()}
+
+
+def scorers_of(
+    bundles: Iterable[Bundle], *, features: Sequence[Feature], device: torch.device | str = "cpu", threads: int = 0
+) -> list[Scorer]:
+    """The scorers of several bundles for the same batches; a ranker that some of them hold scores a batch once.
+
+    Raises:
+        InputError: as `Bundle.scorer`.
+    """
+    computing = Computing(device, threads, SharedScores())
+    return [bundle.scorer_by(computing, features) for bundle in bundles]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,14 +247,14 @@ class TreesBundle(Bundle):
         """How the trees are put together."""
         return self.trees
 
-    def scoring(self, *, device: torch.device | str, threads: int) -> Scorer:
+    def scoring(self, computing: Computing) -> Scorer:
         """The function that scores a batch of this bundle's features."""
         with fitting(self.url):
-            view = self.view(device=device, threads=threads)
+            view = self.view(computing)
         models = {storage.join(self.url, name): content for name, content in self.contents.items()}
-        return boosters.scorer(self.trees.library, models, view, threads=threads)
+        return boosters.scorer(self.trees.library, models, view, threads=computing.threads)
 
-    def view(self, *, device: torch.device | str, threads: int) -> views.View:  # noqa: ARG002
+    def view(self, computing: Computing) -> views.View:  # noqa: ARG002
         """The view of a batch that the trees see."""
         trees = self.trees
         view = views.raw(self.features) if trees.sees is None else views.chosen(self.features, trees.sees)
@@ -209,11 +269,10 @@ class TreesBundle(Bundle):
 class StackBundle(TreesBundle):
     """Trees that see the scores of the bundles inside."""
 
-    def view(self, *, device: torch.device | str, threads: int) -> views.View:
+    def view(self, computing: Computing) -> views.View:
         """The view of a batch that the trees see."""
-        scorers = self.member_scorers(device=device, threads=threads)
-        view = super().view(device=device, threads=threads)
-        return views.scored(view, scorers, standardise=self.trees.standardise)
+        view, members = super().view(computing), self.member_scorers(computing)
+        return views.scored(view, members, standardise=self.trees.standardise)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,14 +288,14 @@ class BlendBundle(Bundle):
         """How much the score of each member counts."""
         return self.blend.weights
 
-    def scoring(self, *, device: torch.device | str, threads: int) -> Scorer:
+    def scoring(self, computing: Computing) -> Scorer:
         """The function that scores a batch of this bundle's features."""
-        scorers = self.member_scorers(device=device, threads=threads)
+        members = self.member_scorers(computing)
 
         def score(groups: QueryGroups) -> Tensor:
             offsets_Q1 = groups.offsets_Q1.cpu()
             parts = (
-                weight * standardise_by_group(scorers[name](groups).double(), offsets_Q1)
+                weight * standardise_by_group(members[name](groups).double(), offsets_Q1)
                 for name, weight in self.blended.items()
             )
             return sum(parts, torch.zeros(groups.n_documents, dtype=torch.float64))
@@ -252,7 +311,7 @@ class OrderBundle(Bundle):
     holds: ClassVar = "the order of a feature"
     order: FeatureOrder
 
-    def scoring(self, *, device: torch.device | str, threads: int) -> Scorer:  # noqa: ARG002
+    def scoring(self, computing: Computing) -> Scorer:  # noqa: ARG002
         """The function that scores a batch of this bundle's features."""
         return order_scorer(self.order)
 
@@ -265,7 +324,7 @@ class InContextBundle(Bundle):
     holds: ClassVar = "examples and the network that reads them"
     in_context: InContext
 
-    def scoring(self, *, device: torch.device | str, threads: int) -> Scorer:  # noqa: ARG002
+    def scoring(self, computing: Computing) -> Scorer:  # noqa: ARG002
         """The function that scores a batch of this bundle's features, on the CPU."""
         with fitting(self.url):
             network = InContextNetwork(self.in_context.sizes)

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from ltrscale import storage
 from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import load, with_tokens_of
+from ltrscale.bundle import load, scorers_of, with_tokens_of
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
@@ -215,7 +215,7 @@ def _simulated(job: InterleaveJob) -> _Measured:
     test, top = select(job.test, labelled=True), _highest_grade(job)
     bundles = {name: load(url) for name, url in job.models.items()}
     test = with_tokens_of(test, bundles.values())
-    scorers = {name: bundle.scorer(features=test.features) for name, bundle in bundles.items()}
+    scorers = dict(zip(bundles, scorers_of(bundles.values(), features=test.features), strict=True))
     scorers |= {name: look_up(url, scored.committed(url, job.test)) for name, url in job.scores.items()}
     traffic = Traffic(job.user, job.depth, job.assumed_eta, job.impressions / test.n_groups, job.seed)
     metric, parts, documents = metric_named(job.metric), [], 0

@@ -165,12 +165,11 @@ class FileScorer:
         on = choose_device(device)
         round_to_tf32(False)  # scores are those of the CPU, as far as float32 goes
         features = plan.selection.features
-        self._scorers = [bundle.scorer(features=features, device=on, threads=threads) for bundle in self._bundles]
+        self._scorers = bundles.scorers_of(self._bundles, features=features, device=on, threads=threads)
 
     def _loaded(self, url: str) -> bundles.Bundle:
         bundle = bundles.load(url)
-        # hashed after loading, so that a bundle replaced before or while it was loaded is noticed
-        if bundles.content_hash(url) != self._plan.bundle_hashes[url]:
+        if bundle.content_hash != self._plan.bundle_hashes[url]:
             raise InputError(f"{url}: the bundle was replaced meanwhile; run the same command again")
         return bundle
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,31 @@ def neural(tmp_path: Path) -> str:
     url = str(tmp_path / "neural")
     bundle.save_ranker(url, trained_ranker(), **about())
     return url
+
+
+def test_a_ranker_that_several_bundles_hold_scores_a_batch_once(
+    neural: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order, inner, outer = (str(tmp_path / name) for name in ("order", "inner", "outer"))
+    bundle.save_order(order, bundle.FeatureOrder(feature="age", ascending=True), **about(features=FEATURES[1:2]))
+    for url, members in ((inner, {"a": neural, "b": order}), (outer, {"mean": inner, "network": neural})):
+        files = {path: data for name, of in members.items() for path, data in bundle.member_files(name, of).items()}
+        bundle.save_blend(url, bundle.Blend(weights=dict.fromkeys(members, 0.5)), **about(files=files))
+    opened = [bundle.load(url) for url in (outer, neural, inner, order)]
+    assert opened[0].members["mean"].members["a"].content_hash == opened[1].content_hash == bundle.content_hash(neural)
+    features = [*reversed(FEATURES), Feature(name="other")]
+    alone = [each.scorer(features=features) for each in opened]
+    calls = []
+    of_network = Ranker.forward
+    monkeypatch.setattr(Ranker, "forward", lambda self, groups: (calls.append(1), of_network(self, groups))[1])
+    together = bundle.scorers_of(opened, features=features)
+    batches = [documents(seed=seed) for seed in range(3)]
+    others = [replace(each, features_NF=each.features_NF[:, [2, 1, 0, 0]]) for each in batches]
+    for groups in [*others, others[0]]:
+        found = [score(groups) for score in together]
+        assert len(calls) == 1
+        assert all(torch.equal(scores_N, score(groups)) for scores_N, score in zip(found, alone, strict=True))
+        calls.clear()
 
 
 @pytest.mark.parametrize("numeric", ["none", "standard", "log1p_standard", "quantile_normal"])

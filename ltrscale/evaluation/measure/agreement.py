@@ -18,7 +18,7 @@ from torch import Tensor
 from ltrscale import storage
 from ltrscale.arrays import Doubles
 from ltrscale.batch import length_chunks
-from ltrscale.bundle import load, with_tokens_of
+from ltrscale.bundle import load, scorers_of, with_tokens_of
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
@@ -175,7 +175,7 @@ def _of_every_group(config: AgreementConfig, selection: Selection) -> tuple[Doub
     """Agreement of every group [Q, models, measures], NaN where undefined; ids of the groups; number of documents."""
     bundles = [load(url) for url in config.models.values()]
     selection = with_tokens_of(selection, bundles)
-    scorers = [bundle.scorer(features=selection.features) for bundle in bundles]
+    scorers = scorers_of(bundles, features=selection.features)
     values: list[list[Doubles]] = []
     gids, documents = [], 0
     with progress("agreement", selection.n_documents) as advance:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ltrscale.arrays import Doubles
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Bundle, Scorer, load, with_tokens_of
+from ltrscale.bundle import Bundle, Scorer, load, scorers_of, with_tokens_of
 from ltrscale.data.columns import spread_over_documents
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.row_groups import RowGroups
@@ -277,7 +277,7 @@ def _open_bundles(
     threads: int,
 ) -> _Opened:
     opened = [load(url) for url in bundles]
-    return _Opened(opened, {bundle.url: bundle.scorer(features=features, threads=threads) for bundle in opened})
+    return _Opened(opened, dict(zip(bundles, scorers_of(opened, features=features, threads=threads), strict=True)))
 
 
 def look_up(url: str, scores: scored.DocumentScores) -> Scorer:

@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups, sum_by_group
-from ltrscale.bundle import Bundle, Scorer, load, with_tokens_of
+from ltrscale.bundle import Bundle, Scorer, load, scorers_of, with_tokens_of
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
@@ -370,7 +370,7 @@ def _counted(
     """Count the groups of a split in one pass, and the scores of bundles."""
     selection = select(split, labelled=False).serving(features, whose="drift", where=", ".join(split.data))
     selection = with_tokens_of(selection, [*bundles.values()])
-    scorers = {name: bundle.scorer(features=features) for name, bundle in bundles.items()}
+    scorers = dict(zip(bundles, scorers_of(bundles.values(), features=features), strict=True))
     if settings.documents is not None:
         selection = spread(selection, documents=settings.documents)
     with progress("drift", selection.n_documents) as advance:

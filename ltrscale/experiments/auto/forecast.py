@@ -95,8 +95,8 @@ class Forecast:
         return max(others) if others else self._without_start(name, first, self.record.methods[name])
 
     def test_minutes(self, name: str) -> float:
-        """Minutes in which test scores a model of a method, once in the method's mean and once in the blend."""
-        return SLOWER.get(name, 1.0) * 2 * self.sizes.tested / (SCORED * self.speed.networks) / 60
+        """Minutes in which test scores a model of a method, once for all rankers that hold it."""
+        return SLOWER.get(name, 1.0) * self.sizes.tested / (SCORED * self.speed.networks) / 60
 
     @cached_property
     def speed(self) -> Speed:

@@ -198,7 +198,7 @@ def _pretrained(settings: Mapping[str, Any], log: LogSize, share: float, epoch: 
 
 
 def _in_context(sizes: AutoSizes, share: float, speed: Speed) -> Planned:
-    """A ranker that reads examples; that it scores slowly counts, of validation and test, once alone and once blended.
+    """A ranker that reads examples; that it scores slowly counts, of validation twice, alone and blended, and of test.
 
     Of many labels training learns more (docs/results/in-context.md).
     """
@@ -206,7 +206,7 @@ def _in_context(sizes: AutoSizes, share: float, speed: Speed) -> Planned:
         return Planned(None, 0.0, "no feature is a number")
     if sizes.lists > _READ_LISTS:
         return Planned(None, 0.0, f"of more than {_READ_LISTS} lists training learns more")
-    values = 2 * (sizes.judged + sizes.tested) * sizes.log.features * InContextConfig().reading.samples
+    values = (2 * sizes.judged + sizes.tested) * sizes.log.features * InContextConfig().reading.samples
     minutes = _START_MINUTES + values / (_READ * speed.networks) / 60
     if minutes > share:
         return Planned(None, 0.0, f"its scoring takes {minutes:.1f} minutes, which the budget has not")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Bundle, with_tokens_of
+from ltrscale.bundle import Bundle, scorers_of, with_tokens_of
 from ltrscale.data.dataset.manifest import Feature, open_dataset, places
 from ltrscale.data.dataset.selection import Selection, scored_row_groups, select
 from ltrscale.data.stream import scored
@@ -79,7 +79,7 @@ def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence
     }
     bundles = {name: sources.opened(url) for name, url in sources.bundles() if name in methods}
     selection = with_tokens_of(selection, bundles.values())
-    scorers = {name: bundle.scorer(features=selection.features) for name, bundle in bundles.items()}
+    scorers = dict(zip(bundles, scorers_of(bundles.values(), features=selection.features), strict=True))
     decoder = Decoder(selection)
     for i, row_group in enumerate(selection.row_groups):
         (table,) = read_direct([row_group], list(dict.fromkeys([*decoder.columns, *_IDS])))
