@@ -57,18 +57,23 @@ class SharedScores:
         ...     print("scores")
         ...     return groups.features_NF[:, 0]
         >>> shared, groups = SharedScores(), QueryGroups(torch.ones(3, 1), torch.tensor([0, 3]))
-        >>> alone, in_blend = shared.once("its hash", score), shared.once("its hash", score)
+        >>> alone, in_blend = (shared.scorer("its hash", lambda: score) for _ in range(2))
         >>> alone(groups) is in_blend(groups)
         scores
         True
     """
 
     def __init__(self) -> None:
+        self._scorers: dict[str, Scorer] = {}
         self._newest: tuple[Tensor | None, dict[str, Tensor]] = None, {}
 
-    def once(self, ranker: str, score: Scorer) -> Scorer:
-        """The scorer of a ranker, of which a batch needs one call; a batch is told by its offsets."""
+    def scorer(self, ranker: str, make: Callable[[], Scorer]) -> Scorer:
+        """The scorer of a ranker, made once, which a batch needs once; a batch is told by its offsets."""
+        if ranker not in self._scorers:
+            self._scorers[ranker] = self._once(ranker, make())
+        return self._scorers[ranker]
 
+    def _once(self, ranker: str, score: Scorer) -> Scorer:
         def scored(groups: QueryGroups) -> Tensor:
             if self._newest[0] is not groups.offsets_Q1:
                 self._newest = groups.offsets_Q1, {}
@@ -203,13 +208,11 @@ class Bundle(ABC):
     def scorer_by(self, computing: Computing, features: Sequence[Feature] | None) -> Scorer:
         """See `scorer`, and `scorers_of` for one that shares with others."""
         columns = None if features is None else places(self.features, features, whose=self.url)
-        of_own = self.scoring(computing)
-
-        def score(groups: QueryGroups) -> Tensor:
-            return of_own(replace(groups, features_NF=groups.features_NF[:, columns]))
-
-        scorer = of_own if columns is None else score
-        return scorer if computing.shared is None else computing.shared.once(self.content_hash, scorer)
+        shared = computing.shared
+        score = shared.scorer(self.content_hash, lambda: self.scoring(computing)) if shared else self.scoring(computing)
+        if columns is None:
+            return score
+        return lambda groups: score(replace(groups, features_NF=groups.features_NF[:, columns]))
 
     @abstractmethod
     def scoring(self, computing: Computing) -> Scorer:
