@@ -48,8 +48,8 @@ _FEWEST_TRIALS = 3
 _PAYS_FROM = 2.0
 """Documents of the log for each one with labels to learn from, from which on networks are pretrained: with fewer there
 is little that labels do not say."""
-_START_MINUTES = 0.03
-"""Minutes that a training takes to start."""
+_START_MINUTES, _RAY_START_MINUTES = 0.03, 0.3
+"""Minutes that a training takes to start, in this process and on workers of Ray, some twenty processes (2026-11-26)."""
 _READ_LISTS, _READ = 300, 1.2e6
 """Labelled lists up to which examples may teach more than training does, and feature values, for all samples, that such
 a ranker scores in a second on one core (2026-11-26)."""
@@ -93,6 +93,11 @@ class AutoSizes(NamedTuple):
     workers: int
     """Those that networks learn on; each has a stream of its own."""
 
+    @property
+    def start(self) -> float:
+        """Minutes that the training of a network takes to start."""
+        return _START_MINUTES if self.workers == 1 else _RAY_START_MINUTES
+
 
 class Speed(NamedTuple):
     """How fast this machine is, as a multiple of the one on which the rates were measured."""
@@ -129,7 +134,7 @@ def planned(name: str, sizes: AutoSizes, budget: float, speed: Speed, teacher: s
         ... )
         >>> for budget in (5, 60):
         ...     print(planned("pretrained", sizes, budget, Speed()).why)
-        1 epoch of pretraining, 1.0 minutes
+        1 epoch of pretraining, 1.1 minutes
         16 epochs of pretraining, 14.8 minutes
     """
     log, share = sizes.log, SHARES[name] * budget
@@ -152,16 +157,16 @@ def planned(name: str, sizes: AutoSizes, budget: float, speed: Speed, teacher: s
             settings = {"kind": "tuned", "of": TREES, "trials": trials, "space": _SPACE}
             return Planned(settings, trials * trial, f"{trials} trials")
         case "linear":
-            return _network(_linear(methods[SCRATCH]), share, epoch)
+            return _network(_linear(methods[SCRATCH]), share, epoch, sizes.start)
         case "in_context":
             return _in_context(sizes, share, speed)
         case "scratch":
-            return _network(methods[SCRATCH], share, epoch)
+            return _network(methods[SCRATCH], share, epoch, sizes.start)
         case "tabm":
-            return _network(_tabm(methods[SCRATCH]), share, SLOWER[TABM] * epoch)
+            return _network(_tabm(methods[SCRATCH]), share, SLOWER[TABM] * epoch, sizes.start)
         case "pretrained":
             rate = PRETRAINED[first.pretraining_docs_per_batch] * speed.networks
-            return _pretrained(methods[PRETRAINED_NETWORK], log, share, epoch, rate)
+            return _pretrained(methods[PRETRAINED_NETWORK], sizes, share, epoch, rate)
         case "student":
             return _student(teacher, sizes, share, epoch, speed)
     raise ValueError(f"{name} is no method of jobs.auto")
@@ -179,20 +184,21 @@ def chosen_at(cutoff: int, settings: Mapping[str, Any] | None) -> Mapping[str, A
     return settings and {key: {**value, **by[key]} if key in by else value for key, value in settings.items()}
 
 
-def _pretrained(settings: Mapping[str, Any], log: LogSize, share: float, epoch: float, rate: float) -> Planned:
+def _pretrained(settings: Mapping[str, Any], sizes: AutoSizes, share: float, epoch: float, rate: float) -> Planned:
     """A network with as many epochs of pretraining as finetuning leaves room for; `rate` is in documents a second."""
+    log = sizes.log
     if log.documents < _PAYS_FROM * log.told_apart:
         known = log.told_apart / max(log.documents, 1)
         return Planned(None, 0.0, f"labels tell {known:.0%} of the documents apart: pretraining has little to add")
-    finetuned = _network(settings, share / 3, epoch)
+    finetuned = _network(settings, share / 3, epoch, sizes.start)
     if finetuned.settings is None:
         return finetuned
     pretraining = epoch_minutes(log.documents, rate, log.features)
-    epochs = min(MOST_EPOCHS, int((share - finetuned.minutes) / pretraining))
+    epochs = min(MOST_EPOCHS, int((share - finetuned.minutes - sizes.start) / pretraining))
     if epochs < 1:
         return Planned(None, 0.0, f"an epoch of pretraining takes {pretraining:.1f} minutes, which the budget has not")
     pretrained = {**finetuned.settings, "pretrain": {**settings["pretrain"], "epochs": epochs}}
-    minutes = epochs * pretraining + finetuned.minutes
+    minutes = epochs * pretraining + finetuned.minutes + sizes.start
     plural = "" if epochs == 1 else "s"
     return Planned(pretrained, minutes, f"{epochs} epoch{plural} of pretraining, {minutes:.1f} minutes")
 
@@ -219,7 +225,7 @@ def _student(teacher: str, sizes: AutoSizes, share: float, epoch: float, speed: 
     few, many = _STUDENT_EPOCHS
     epochs, batch = min(many, max(few, _STUDENT_READS // max(documents, 1))), 1000 if documents < SMALL else 4096
     taught = epochs * epoch_minutes(documents, FINETUNED[1024] * speed.networks, sizes.log.features)
-    minutes = taught + STUDIED["finetuning"] * epoch + TEACHERS * documents / SCORED / 60 + 2 * _START_MINUTES
+    minutes = taught + STUDIED["finetuning"] * epoch + TEACHERS * documents / SCORED / 60 + 2 * sizes.start
     if minutes > share:
         return Planned(None, 0.0, f"a student takes {minutes:.1f} minutes, which the budget has not")
     settings = {
@@ -273,10 +279,12 @@ def _tabm(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, "finetune": {**finetune, "network": network, "noise": 0.0, "optimizer": optimizer}}
 
 
-def _network(settings: Mapping[str, Any], share: float, epoch: float) -> Planned:
-    """A network with as many epochs of finetuning as a share of the budget has room for."""
-    epochs = min(STUDIED["finetuning"], int((share - _START_MINUTES) / epoch))
+def _network(settings: Mapping[str, Any], share: float, epoch: float, start: float) -> Planned:
+    """A network with as many epochs of finetuning as a share of the budget has room for; it takes minutes to start."""
+    epochs = min(STUDIED["finetuning"], int((share - start) / epoch))
     if epochs < 2:
-        return Planned(None, 0.0, f"an epoch of a network takes {epoch:.1f} minutes, which the budget has not")
+        return Planned(
+            None, 0.0, f"two epochs take {start + 2 * epoch:.1f} minutes with their start, which the budget has not"
+        )
     finetune = {**settings["finetune"], "epochs": epochs, "patience": max(2, epochs // 4)}
-    return Planned({**settings, "finetune": finetune}, epochs * epoch + _START_MINUTES, f"{epochs} epochs")
+    return Planned({**settings, "finetune": finetune}, epochs * epoch + start, f"{epochs} epochs")

@@ -1,6 +1,7 @@
 """A run of jobs.auto on a small log: what it leaves behind, and that another process goes on by what was decided."""
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from ltrscale.experiments.auto.auto import AutoConfig, _Auto
 from ltrscale.experiments.auto.page import Board, BoardRow, advised, document
 from ltrscale.experiments.auto.record import AutoRecord
 from ltrscale.reports.findings import markdown
+from ltrscale.runtime.workers import WorkersConfig
 
 SPLITS = {
     "train": {"periods": "2026-W01..2026-W02"},
@@ -56,6 +58,22 @@ def test_it_leaves_a_leaderboard_one_ranker_and_its_refit(done: Path, synthetic_
     text = (done / "leaderboard" / "report.md").read_text()
     assert advised(board) in text.replace("\\", "")
     assert f"of {board.budget:g} minutes" in text
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_networks_learn_on_workers_of_ray(
+    synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = auto(synthetic_dataset, tmp_path / "out", budget=6).replace(workers=WorkersConfig(number=2), refit=False)
+    with caplog.at_level(logging.INFO, "ltrscale"):
+        config.run()
+    board = Board.read(str(tmp_path / "out" / "leaderboard"))
+    assert {"trees", "scratch", "blend"} <= {row.name for row in board.rows}
+    assert "training on 2 workers" in caplog.text
+    assert board.minutes <= 1.05 * config.minutes
 
 
 @pytest.mark.slow

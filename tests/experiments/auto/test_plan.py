@@ -72,6 +72,14 @@ def test_networks_have_a_stream_for_each_worker() -> None:
     assert streams == {(3, True)}, "each has room for the longest group"
 
 
+def test_workers_of_ray_take_longer_to_start() -> None:
+    """So that a small budget has no room for what they would train."""
+    alone, several = (planned("scratch", LOGS[0]._replace(workers=workers), 2.0, Speed()) for workers in (1, 2))
+    assert alone.settings is not None
+    assert several == Planned(None, 0.0, several.why)
+    assert planned("scratch", LOGS[0]._replace(workers=2), 60.0, Speed()).settings is not None
+
+
 def test_fewer_trees_learn_faster() -> None:
     few, many = (planned("trees", sizes(550_000, n, 13), 5.0, Speed()).settings for n in (10**7, 10**4))
     assert few is not None
