@@ -65,10 +65,13 @@ class Means:
         return np.asarray(2 * stdtr(self.df_M, -np.abs(np.where(k_M == 0, t_M, hall_M))))
 
     def _t(self, hall_M: Doubles) -> Doubles:
-        """The inverse of the transformation."""
+        """The inverse of the transformation, `(cbrt(1 + x) - 1) * 3 / k` with `x = k (hall - k / 6)`."""
         k_M = np.where(self.skewness_M == 0, 1.0, self.skewness_M)
-        t_M = (np.cbrt(1 + k_M * (hall_M - k_M / 6)) - 1) * 3 / k_M
-        return np.where(self.skewness_M == 0, hall_M, t_M)
+        x_M = k_M * (hall_M - k_M / 6)
+        # of a small x that root less 1 is rounding: two draws have no skewness, but for some 1e-19
+        small_M = np.expm1(np.log1p(np.clip(x_M, -0.5, 0.5)) / 3)
+        root_M = np.where(np.abs(x_M) < 0.5, small_M, np.cbrt(1 + x_M) - 1)
+        return np.where(self.skewness_M == 0, hall_M, root_M * 3 / k_M)
 
     def detectable(self) -> Doubles:
         """The smallest true means that designs like this one see with a power of 80%; `errors_to_promise` has how."""

@@ -156,6 +156,23 @@ def test_p_is_uniform_without_a_difference_and_its_5_percent_is_the_interval() -
     np.testing.assert_array_equal(means.p() < 0.05, (low_M > 0) | (high_M < 0))
 
 
+@pytest.mark.parametrize("skewness", [1e-300, 2.5e-19, 1e-12, -1e-9])
+def test_hardly_any_skewness_is_none(skewness: float) -> None:
+    """Rounding gives two draws some 1e-19, and `(cbrt(1 + x) - 1) / x` of that is 0 instead of 1/3."""
+    means = crossed_means(drawn(4, (20, 5, 8), groups=0.5, draws=1.0, rest=1.0))
+    none, hardly = (replace(means, skewness_M=np.full(8, value)) for value in (0.0, skewness))
+    np.testing.assert_allclose(hardly.interval(), none.interval(), rtol=1e-7)
+    np.testing.assert_allclose(hardly.p(), none.p(), rtol=1e-7)
+
+
+def test_two_draws_have_the_interval_of_their_error() -> None:
+    values_QTM = drawn(5, (40, 2, 50), groups=0.5, draws=1.0, rest=1.0)
+    for folds_Q in (None, np.arange(40) // 8):
+        means = crossed_means(values_QTM, folds_Q)
+        low_M, high_M = means.interval()
+        np.testing.assert_allclose((high_M - low_M) / 2, scipy.stats.t.ppf(0.975, means.df_M) * means.std_error_M)
+
+
 def skewed_by(name: str, n_draws: int) -> Doubles:
     """Designs whose draws dominate, and are normal or exponential."""
     rng = np.random.default_rng(13)
