@@ -4,7 +4,7 @@ Shapes: N documents.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
@@ -224,15 +224,15 @@ class Bundle(ABC):
 
 
 def scorers_of(
-    bundles: Iterable[Bundle], *, features: Sequence[Feature], device: torch.device | str = "cpu", threads: int = 0
-) -> list[Scorer]:
-    """The scorers of several bundles for the same batches; a ranker that some of them hold scores a batch once.
+    bundles: Mapping[str, Bundle], *, features: Sequence[Feature], device: torch.device | str = "cpu", threads: int = 0
+) -> dict[str, Scorer]:
+    """The scorers of several bundles for the same batches, by name; a ranker that several hold scores a batch once.
 
     Raises:
         InputError: as `Bundle.scorer`.
     """
     computing = Computing(device, threads, SharedScores())
-    return [bundle.scorer_by(computing, features) for bundle in bundles]
+    return {name: bundle.scorer_by(computing, features) for name, bundle in bundles.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

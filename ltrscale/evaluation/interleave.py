@@ -215,7 +215,7 @@ def _simulated(job: InterleaveJob) -> _Measured:
     test, top = select(job.test, labelled=True), _highest_grade(job)
     bundles = {name: load(url) for name, url in job.models.items()}
     test = with_tokens_of(test, bundles.values())
-    scorers = dict(zip(bundles, scorers_of(bundles.values(), features=test.features), strict=True))
+    scorers = scorers_of(bundles, features=test.features)
     scorers |= {name: look_up(url, scored.committed(url, job.test)) for name, url in job.scores.items()}
     traffic = Traffic(job.user, job.depth, job.assumed_eta, job.impressions / test.n_groups, job.seed)
     metric, parts, documents = metric_named(job.metric), [], 0

@@ -160,8 +160,8 @@ class FileScorer:
     def __init__(self, plan: Plan, *, device: str, threads: int) -> None:
         self._plan = plan
         self._row_groups = plan.selection.row_groups.by_file()
-        self._bundles = [self._loaded(url) for url in plan.scorer.bundles]
-        self._selection = bundles.with_tokens_of(plan.selection, self._bundles)
+        self._bundles = {url: self._loaded(url) for url in plan.scorer.bundles}
+        self._selection = bundles.with_tokens_of(plan.selection, self._bundles.values())
         on = choose_device(device)
         round_to_tf32(False)  # scores are those of the CPU, as far as float32 goes
         features = plan.selection.features
@@ -200,7 +200,8 @@ class FileScorer:
         selection = self._selection.only(self._row_groups[url])
         for groups in iterate(selection, docs_per_batch=self._plan.scorer.docs_per_batch):
             assert groups.ids_Q is not None
-            scores_N = torch.stack([scorer(groups).double() for scorer in self._scorers]).mean(0).numpy()
+            scores = [self._scorers[url](groups).double() for url in self._plan.scorer.bundles]
+            scores_N = torch.stack(scores).mean(0).numpy()
             scored = ScoredGroups(groups.ids_Q.numpy(), groups.offsets_Q1.numpy(), scores_N)
             bad_N = ~(np.abs(scores_N) <= _LARGEST)  # NaN too
             if bad_N.any():

@@ -107,7 +107,7 @@ def test_a_ranker_that_several_bundles_hold_scores_a_batch_once(
     calls = []
     of_network = Ranker.forward
     monkeypatch.setattr(Ranker, "forward", lambda self, groups: (calls.append(1), of_network(self, groups))[1])
-    together = bundle.scorers_of(opened, features=features)
+    together = bundle.scorers_of({each.url: each for each in opened}, features=features).values()
     batches = [documents(seed=seed) for seed in range(3)]
     others = [replace(each, features_NF=each.features_NF[:, [2, 1, 0, 0]]) for each in batches]
     for groups in [*others, others[0]]:

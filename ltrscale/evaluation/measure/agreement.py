@@ -173,8 +173,8 @@ def agree(config: AgreementConfig, out: str, *, made_by: Mapping[str, Any], repo
 
 def _of_every_group(config: AgreementConfig, selection: Selection) -> tuple[Doubles, NDArray[np.int64], int]:
     """Agreement of every group [Q, models, measures], NaN where undefined; ids of the groups; number of documents."""
-    bundles = [load(url) for url in config.models.values()]
-    selection = with_tokens_of(selection, bundles)
+    bundles = {name: load(url) for name, url in config.models.items()}
+    selection = with_tokens_of(selection, bundles.values())
     scorers = scorers_of(bundles, features=selection.features)
     values: list[list[Doubles]] = []
     gids, documents = [], 0
@@ -183,7 +183,7 @@ def _of_every_group(config: AgreementConfig, selection: Selection) -> tuple[Doub
             assert groups.labels_N is not None
             assert groups.ids_Q is not None
             values.append([])
-            for scorer in scorers:
+            for scorer in scorers.values():
                 rankings = scorer(groups), groups.labels_N, groups.offsets_Q1
                 overlaps = [top_overlap(*rankings, k=k) for k in config.overlap_at]
                 values[-1].append(torch.stack([kendall_tau(*rankings), *overlaps], dim=1).numpy())

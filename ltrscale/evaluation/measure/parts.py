@@ -276,8 +276,8 @@ def _open_bundles(
     features: tuple[Feature, ...],
     threads: int,
 ) -> _Opened:
-    opened = [load(url) for url in bundles]
-    return _Opened(opened, dict(zip(bundles, scorers_of(opened, features=features, threads=threads), strict=True)))
+    opened = {url: load(url) for url in bundles}
+    return _Opened([*opened.values()], scorers_of(opened, features=features, threads=threads))
 
 
 def look_up(url: str, scores: scored.DocumentScores) -> Scorer:

@@ -370,7 +370,7 @@ def _counted(
     """Count the groups of a split in one pass, and the scores of bundles."""
     selection = select(split, labelled=False).serving(features, whose="drift", where=", ".join(split.data))
     selection = with_tokens_of(selection, [*bundles.values()])
-    scorers = dict(zip(bundles, scorers_of(bundles.values(), features=features), strict=True))
+    scorers = scorers_of(bundles, features=features)
     if settings.documents is not None:
         selection = spread(selection, documents=settings.documents)
     with progress("drift", selection.n_documents) as advance:

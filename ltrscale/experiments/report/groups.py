@@ -79,7 +79,7 @@ def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence
     }
     bundles = {name: sources.opened(url) for name, url in sources.bundles() if name in methods}
     selection = with_tokens_of(selection, bundles.values())
-    scorers = dict(zip(bundles, scorers_of(bundles.values(), features=selection.features), strict=True))
+    scorers = scorers_of(bundles, features=selection.features)
     decoder = Decoder(selection)
     for i, row_group in enumerate(selection.row_groups):
         (table,) = read_direct([row_group], list(dict.fromkeys([*decoder.columns, *_IDS])))
