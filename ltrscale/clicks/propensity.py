@@ -23,7 +23,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.clicks.models import Cells, Sessions, count, fit_product, sums
@@ -245,7 +245,7 @@ def jackknife(estimate: Callable[[int | None], Doubles], folds: int, *, log: boo
         whole = forward(estimate(None))
         parts_F = np.stack([forward(estimate(fold)) for fold in range(folds)])
         errors = np.sqrt((folds - 1) / folds * np.square(parts_F - parts_F.mean(axis=0)).sum(axis=0))
-        half = student.ppf(0.975, folds - 1) * errors
+        half = stdtrit(folds - 1, 0.975) * errors
         return Estimate(*(np.asarray(back(values), np.float64) for values in (whole, whole - half, whole + half)))
 
 

@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import dataset as arrow_dataset
 from pyarrow import fs as arrow_fs
 
 from ltrscale import storage
@@ -194,6 +193,8 @@ def _open_local(path: str, filesystem: arrow_fs.FileSystem) -> ParquetReads:
 
 def _open_remote(path: str, filesystem: arrow_fs.FileSystem) -> ParquetReads:
     """A file whose row groups can be read at the same time, each with as few requests as possible."""
+    from pyarrow import dataset as arrow_dataset  # imported late: it loads pandas, and local files do without
+
     info = filesystem.get_file_info(path)
     if not info.is_file:
         raise FileNotFoundError(errno.ENOENT, "no such file", path)

@@ -12,7 +12,6 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from ltrscale import storage
 from ltrscale.bundle import read_bundle_manifest
@@ -189,6 +188,8 @@ def rank_correlation(one_P: NDArray[np.float64], other_P: NDArray[np.float64]) -
     n = len(one_P)
     if n < FEWEST_PERIODS or len(set(one_P)) == 1 or len(set(other_P)) == 1:
         return None, None
+    from scipy.stats import rankdata  # imported late: it takes a second, and few evaluations have so many periods
+
     one_P, other_P = ((rankdata(x_P) - (n + 1) / 2) for x_P in (one_P, other_P))
     one_P, other_P = (x_P / math.sqrt(float(x_P @ x_P)) for x_P in (one_P, other_P))
     correlation = float(one_P @ other_P)
