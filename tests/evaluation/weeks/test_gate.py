@@ -263,6 +263,7 @@ def test_the_verdict_states_the_number_of_groups(found: tuple[Evaluation, Decay]
     assert own.stated in (Path(places["out"]) / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("found")
 def test_a_plan_needs_no_candidate(
     places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
