@@ -49,11 +49,11 @@ lint: $(STAMP)
 check: lint
 	$(PYTEST) -m "not slow and not nightly and not ray and not s3" $(PARALLEL) --doctest-modules ltrscale jobs tests
 
-# Every law and every page. Tests that start a cluster or a server come last: they fork, of which libraries of other tests warn. Each
-# starts many processes, so two at once fill two cores.
+# Every law and every page. Tests that start a cluster or a server come last: they fork, of which libraries of other tests
+# warn.
 test: lint
 	$(PYTEST) -m "not nightly and not ray and not s3" $(PARALLEL) --doctest-modules ltrscale jobs tests
-	$(PYTEST) -m "not nightly and (ray or s3)" -n 2 $(SPREAD) tests
+	$(PYTEST) -m "not nightly and (ray or s3)" $(PARALLEL) tests
 
 # The laws once more, at other moments, delays and sizes.
 nightly: $(STAMP)
