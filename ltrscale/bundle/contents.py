@@ -161,8 +161,8 @@ def read_bundle_manifest(url: str) -> dict[str, Any]:
     """The manifest of a bundle: its files with their hashes, and its origin.
 
     Raises:
-        InputError: nothing is committed there, it is not a bundle or has another version, or the environment names
-            trusted bundles and this one is not among them.
+        InputError: nothing is committed there, it is not a bundle or has another version, the environment names
+            trusted bundles and this one is not among them, or its directory is named with the hash of another bundle.
     """
     manifest = storage.read_manifest(url)
     if manifest is None:
@@ -176,6 +176,7 @@ def read_bundle_manifest(url: str) -> dict[str, Any]:
             "install the ltrscale that made it, or train it again"
         )
     _check_trusted(manifest, url)
+    _check_named(manifest, url)
     return manifest
 
 
@@ -192,6 +193,16 @@ def hash_of(manifest: Mapping[str, Any], folder: str = "") -> str:
     """The content hash of a bundle, or of one in a folder of it, such as `members/trees/`, which has the same alone."""
     files = storage.listed_in(manifest).items()
     return digest(sorted((path.removeprefix(folder), sha256) for path, sha256 in files if path.startswith(folder)))
+
+
+def _check_named(manifest: Mapping[str, Any], url: str) -> None:
+    """Check that a bundle whose directory is named with a content hash, as one in service is, has that content."""
+    name = url.rstrip("/").rpartition("/")[2]
+    if storage.are_hashes([name]) and name != (bundle_hash := hash_of(manifest)):
+        raise InputError(
+            f"{url}: holds the bundle with the hash {bundle_hash[:12]}..., not the one that its name says: it was "
+            "changed after it was judged; take another one, as jobs.weekly --rollback does"
+        )
 
 
 def _check_trusted(manifest: Mapping[str, Any], url: str) -> None:

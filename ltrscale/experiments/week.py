@@ -1,62 +1,25 @@
-"""A week of `jobs.weekly`: the record of what is in service and of each week, what is checked, and what is published.
+"""A week of `jobs.weekly`: its record, and what is checked of its rows and of the model that it is compared with.
 
-OUT/service.json                the bundle to serve, replaced in one step
 OUT/weeks/PERIOD/week.json      what the week began with, and how it ended
 """
 
-import json
-from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Literal, Self
 
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.bundle import content_hash
 from ltrscale.bundle import load as load_bundle
 from ltrscale.bundle.contents import Provenance
-from ltrscale.config import Config, ConfigT, validate
+from ltrscale.config import Config, digest, validate
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.split import Split, SplitsWithTest, in_few_words
 from ltrscale.errors import InputError
+from ltrscale.experiments.service import read_record, record_bytes
 from ltrscale.progress import log
-from ltrscale.serving.export import ExportJob
-from ltrscale.serving.register import RegisterJob, Registry
 from ltrscale.storage import join
 
-SERVICE = "service.json"
 _WEEKS, _WEEK = "weeks", "week.json"
-
-
-class InService(Config):
-    """The bundle in service."""
-
-    bundle: str
-    period: str
-    """The newest period when it went into service."""
-    since: str
-    """When it did, UTC."""
-    export: str | None = None
-    """Directory of its export, if there is one."""
-    version: str | None = None
-    """Its version in the registry, if it is registered."""
-    before: str | None = None
-    """The bundle in service before it."""
-
-    @classmethod
-    def now(cls, bundle: str, period: str, **others: str | None) -> Self:
-        """The bundle, from now on."""
-        since = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        return cls(bundle=bundle, period=period, since=since, **others)
-
-    @classmethod
-    def read(cls, out: str) -> Self | None:
-        """What is in service; None where nothing is."""
-        return _read(cls, storage.join(out, SERVICE))
-
-    def write(self, out: str) -> None:
-        """Put it into service: a reader sees the one before or this one."""
-        _write(self, storage.join(out, SERVICE))
+_DAMAGED = "delete it, and leave inputs out where its period has joined the data set: the week is judged anew"
 
 
 class Week(Config):
@@ -81,26 +44,26 @@ class Week(Config):
 
     @classmethod
     def read(cls, out: str, period: str) -> Self | None:
-        """The record of a period; None where there is none."""
-        return _read(cls, storage.join(folder_of(out, period), _WEEK))
+        """The record of a period; None where there is none.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        return read_record(cls, join(folder_of(out, period), _WEEK), _DAMAGED)
 
     def write(self, out: str) -> None:
         """Replace the record."""
-        _write(self, storage.join(folder_of(out, self.period), _WEEK))
+        storage.write_bytes(join(folder_of(out, self.period), _WEEK), record_bytes(self))
+
+    @property
+    def candidate(self) -> str:
+        """The directory of the candidate below that of the week: another one for other rows, settings or production."""
+        return join("candidates", digest([self.content, self.settings, self.production])[:12])
 
 
 def folder_of(out: str, period: str) -> str:
     """The directory of a week."""
-    return storage.join(out, _WEEKS, period)
-
-
-def _read(cls: type[ConfigT], url: str) -> ConfigT | None:
-    data = storage.read_if_there(url)
-    return None if data is None else validate(cls, json.loads(data), url)
-
-
-def _write(value: Config, url: str) -> None:
-    storage.write_bytes(url, (json.dumps(value.model_dump(mode="json"), indent=1) + "\n").encode())
+    return join(out, _WEEKS, period)
 
 
 def check_new(
@@ -153,22 +116,3 @@ def unseen_periods(splits: SplitsWithTest, production: str) -> Split:
             "the rows of a newer period"
         )
     return test.replace(periods=newer)
-
-
-def published(
-    bundle: str, folder: str, *, export: ExportJob | None, registry: Registry | None
-) -> Mapping[str, str | None]:
-    """Export and register what goes into service, as far as it is asked for; returns where it is and its version."""
-    places = dict[str, str | None]()
-    if export is not None:
-        export.run()
-        places["export"] = storage.absolute(export.out)
-    if registry is not None:
-        # a run that was stopped after this must not register it again
-        marker = join(folder, f"registered-{content_hash(bundle)[:12]}.txt")
-        version = storage.read_if_there(marker)
-        if version is None:
-            version = RegisterJob(bundle=bundle, **registry.model_dump()).run().encode()
-            storage.write_bytes(marker, version)
-        places["version"] = version.decode()
-    return places

@@ -1,12 +1,12 @@
 """The week that comes every week: new rows in; a new model judged, and in service, or the old one stays.
 
-    OUT/service.json            what is in service
+    OUT/service.json            what is in service, of OUT/service/ (`service`)
     OUT/first/                  the first model, where none was in service
     OUT/new/                    the new rows as a data set, before they join that of training
     OUT/weeks/PERIOD/arrival/   the model in service on the new periods, and their drift
-                    /models/    the candidate
+                    /candidates/KEY/     the candidate, and as `final` the candidate once more, on the periods that
+                                judged it too, if `refit` is set; KEY is a hash of rows, settings and production
                     /gate/      both on periods that neither has seen; the verdict
-                    /final/     the candidate once more, on these periods too, if `refit` is set
                     /export/
                     /week.json  what the week began with, and how it ended
 
@@ -20,6 +20,7 @@ from functools import cached_property
 from pydantic import Field
 
 from ltrscale import storage
+from ltrscale.bundle import content_hash
 from ltrscale.config import Config, Operational, digest, load, result_of, validate
 from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
 from ltrscale.data.dataset.origin import prepare_settings_of, read_as
@@ -34,22 +35,23 @@ from ltrscale.evaluation.weeks.verdict import PRODUCTION, Bounds, of_drift
 from ltrscale.experiments.methods.base import MethodName, SeedRun
 from ltrscale.experiments.pipeline import PipelineConfig, predict_command, weekly_command
 from ltrscale.experiments.refit import RefitJob
-from ltrscale.experiments.week import (
+from ltrscale.experiments.service import (
     SERVICE,
     InService,
-    Week,
-    check_new,
-    folder_of,
-    published,
-    unseen_periods,
+    copied,
+    forget,
+    put_into_service,
+    registered,
+    take_back,
 )
+from ltrscale.experiments.week import Week, check_new, folder_of, unseen_periods
 from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import log
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.serving.choices import FormatName
 from ltrscale.serving.export import ExportJob
-from ltrscale.serving.register import Registry
+from ltrscale.serving.register import Registry, put_alias
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
 
@@ -58,7 +60,7 @@ class WeeklyJob(Config):
     """Add a new period, and put a model that has learnt from newer ones into service, unless it is refused."""
 
     out: Operational[str]
-    """Directory for everything; `OUT/service.json` names the bundle in service."""
+    """Directory for everything; `OUT/service.json` names the bundle in service, a copy that nothing writes again."""
     pipeline: str
     """Config of a pipeline, such as shop/pipeline.yaml, whose data set grows, and which has the settings of the
     method."""
@@ -90,7 +92,9 @@ class WeeklyJob(Config):
     export: FormatName | None = None
     """Export what goes into service for this program, as jobs.export."""
     registry: Registry | None = None
-    """Register what goes into service in MLflow's registry, as jobs.register."""
+    """Register what goes into service in MLflow's registry, as jobs.register; its alias `in_service` names it."""
+    rollback: Operational[bool] = False
+    """Put the model that was in service before the present one into service again, and do nothing else."""
     dry_run: Operational[bool] = False
     """Print what would be done, and do nothing."""
     ray: Operational[bool] = False
@@ -160,22 +164,30 @@ class WeeklyJob(Config):
         if self.dry_run:
             sys.stdout.write("".join(f"{line}\n" for line in _steps(self)))
             return
+        if self.rollback:
+            with recorded(self.out, self, "weekly"):
+                now = take_back(self.out, self.registry)
+                log.info("weekly: %s of %s is in service again (export: %s)", now.bundle, now.period, now.export)
+            return
         with recorded(self.out, self, "weekly"), cluster_for(self.of.workers):
             week = _run(self)
+            forget(self.out)
         if week.outcome == "refused":
             raise Refused([*week.reasons, f"{week.period}: {_serving(self)} stays in service"])
 
 
 def _run(job: WeeklyJob) -> Week:
+    if (in_service := InService.read(job.out)) is not None:
+        in_service.check()
     new = _arrived(job)
     earlier = Week.read(job.out, new.manifest.periods[-1])
     content = new.manifest.hash_of(_of_week(job, new))
     if earlier is None or (earlier.content, earlier.settings) != (content, job.settings):
         earlier = _begin_week(job, new, content, earlier)
     elif earlier.outcome != "under way":
-        log.info("weekly: %s is done: %s; other rows or settings would be judged anew", earlier.period, earlier.outcome)
+        message = "weekly: %s is done: %s; other rows or settings would be judged anew; what serves: %s"
+        log.info(message, earlier.period, earlier.outcome, _serving(job))
         return earlier
-    in_service = InService.read(job.out)
     if in_service is not None and in_service.period > earlier.period:
         raise InputError(
             f"{earlier.period}: was stopped, and {in_service.bundle} of {in_service.period} is in service since, "
@@ -231,15 +243,18 @@ def _begin_week(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None
 def _in_service(job: WeeklyJob, earlier: Week | None, before: SplitsWithTest, splits: SplitsWithTest) -> str:
     """What the candidate of a week is compared with; trains the first model where nothing is in service yet."""
     in_service = InService.read(job.out)
-    if in_service is not None:  # a week that is judged anew is compared with what it was compared with before
-        compared = (
-            earlier.production if earlier is not None and earlier.bundle == in_service.bundle else in_service.bundle
-        )
+    if in_service is not None:
+        compared = in_service.bundle
+        # a week that is judged anew is compared with what it was compared with before, as long as that is kept
+        if earlier is not None and earlier.bundle == compared:
+            kept = [served.bundle for served in in_service.earlier]
+            compared = earlier.production if earlier.production in kept else compared
         unseen_periods(splits, compared)
         return compared
-    first = storage.absolute(job.production or _first_model(job, before))
+    first = job.production or _first_model(job, before)
     unseen_periods(splits, first)
-    InService.now(first, (before.test.periods or ("",))[-1]).write(job.out)
+    first = copied(first, job.out)
+    put_into_service(job.out, first, (before.test.periods or ("",))[-1])
     log.info("weekly: %s is in service to begin with, compared with no other", first)
     return first
 
@@ -273,7 +288,8 @@ def _judged_week(job: WeeklyJob, new: Dataset, week: Week) -> Week:
         return week.replace(outcome="refused", reasons=reasons)
     if job.inputs and not {*new.manifest.periods} <= {*open_dataset(job.data).manifest.periods}:
         PrepareJob(out=job.data, prepare=job.reading(add=True), ray=job.ray).run()
-    bundle = _trained(job, week.splits, join(folder, "models"))
+    bundle = _trained(job, week.splits, join(folder, week.candidate))
+    judged = content_hash(bundle)
     test = unseen_periods(week.splits, week.production)  # which the model in service has not learnt from either
     gate = GateJob(
         out=join(folder, "gate"),
@@ -289,18 +305,27 @@ def _judged_week(job: WeeklyJob, new: Dataset, week: Week) -> Week:
         gate.run()
     except Refused as refused:
         return week.replace(outcome="refused", reasons=str(refused).split("\n"))
+    if content_hash(bundle) != judged:
+        raise InputError(f"{bundle}: another run has replaced it while it was judged; run the same command again")
     if job.refit:
-        final = join(folder, "final")
+        final = join(folder, week.candidate, "final")
         RefitJob(out=final, bundle=bundle, also=week.splits.test, workers=job.of.workers).run()
         bundle = final
-    export = None
+    return week.replace(outcome="in service", bundle=_serve(job, week, bundle))
+
+
+def _serve(job: WeeklyJob, week: Week, bundle: str) -> str:
+    """Copy, export and register a bundle, as far as it is asked for, and put it into service; returns the copy."""
+    bundle, export = copied(bundle, job.out), None
     if job.export is not None:
-        periods = week.splits.test.periods
-        export = ExportJob(out=join(folder, "export"), bundle=bundle, to=job.export, data=job.data, periods=periods)
-    places = published(bundle, folder, export=export, registry=job.registry)
-    service = InService.now(storage.absolute(bundle), week.period, before=week.production, **places)
-    service.write(job.out)
-    return week.replace(outcome="in service", bundle=service.bundle)
+        made, periods = join(folder_of(job.out, week.period), "export"), week.splits.test.periods
+        ExportJob(out=made, bundle=bundle, to=job.export, data=job.data, periods=periods).run()
+        export = copied(made, job.out)
+    version = registered(bundle, job.registry)
+    put_into_service(job.out, bundle, week.period, export=export, version=version)
+    if job.registry is not None and version is not None:
+        put_alias(job.registry, version)
+    return bundle
 
 
 def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
@@ -342,7 +367,7 @@ def _steps(job: WeeklyJob) -> Iterator[str]:
         yield f"- export for {job.export}"
     if job.registry:
         yield f"- register as {job.registry.name}"
-    yield f"- put it into service: {join(job.out, SERVICE)}"
+    yield f"- put a copy of it into service: {join(job.out, SERVICE)}"
 
 
 def _shown(split: Split) -> str:

@@ -16,6 +16,8 @@ from ltrscale.stages.trackers import EXPERIMENT, MLFLOW, client, numbers, plain_
 
 _LOADER = "ltrscale.api.in_mlflow"
 """The module that MLflow imports to open the model."""
+ALIAS = "in_service"
+"""The alias of the version that serves."""
 
 
 class Registry(Config):
@@ -26,6 +28,13 @@ class Registry(Config):
     store: str | None = None
     """Tracking store and registry, such as sqlite:///mlflow.db or http://host:5000; by default what the environment
     variable LTRSCALE_MLFLOW names."""
+
+    @property
+    def uri(self) -> str:
+        """The store; an `InputError` if none is named."""
+        if store := self.store or os.environ.get(MLFLOW):
+            return store
+        raise InputError(f"store: name MLflow's store, such as sqlite:///mlflow.db, or set {MLFLOW}")
 
 
 class RegisterJob(Registry):
@@ -40,9 +49,7 @@ class RegisterJob(Registry):
         Raises:
             InputError: the bundle is missing or cannot score, no store is named, or MLflow is not installed.
         """
-        store = self.store or os.environ.get(MLFLOW)
-        if not store:
-            raise InputError(f"store: name MLflow's store, such as sqlite:///mlflow.db, or set {MLFLOW}")
+        store = self.uri
         bundle = bundles.load(self.bundle)
         bundle.scorer()  # refuses what cannot score
         client(store)
@@ -74,6 +81,22 @@ class RegisterJob(Registry):
         version = str(logged.registered_model_version)
         log.info("register: %s is version %s of %s in %s", self.bundle, version, self.name, without_credentials(store))
         return version
+
+
+def put_alias(registry: Registry, version: str) -> None:
+    """Let the alias `in_service` of a registered model name this version.
+
+    Raises:
+        InputError: no store is named, or the registry does not take it.
+    """
+    store = client(registry.uri)
+    from mlflow.exceptions import MlflowException
+
+    try:
+        store.set_registered_model_alias(registry.name, ALIAS, version)
+    except MlflowException as error:
+        line = without_credentials(str(error).partition("\n")[0])
+        raise InputError(f"{registry.name}: its alias {ALIAS} cannot name version {version} ({line})") from error
 
 
 def _signature(bundle: bundles.Bundle) -> Any:

@@ -24,10 +24,13 @@ from ltrscale.evaluation.weeks.verdict import Bounds, Verdict
 from ltrscale.experiments import weekly as steps
 from ltrscale.experiments.first.study import weekly_text
 from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.week import InService, Week
+from ltrscale.experiments.service import InService
+from ltrscale.experiments.week import Week
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import log
+from ltrscale.serving.register import ALIAS
+from ltrscale.stages.trackers import client
 from ltrscale.trees.gbdt import GBDTJob
 
 SOURCE = {
@@ -110,8 +113,25 @@ def service(place: Path) -> InService:
     return found
 
 
+def copy_of(place: Path, url: str) -> str:
+    """Where the copy of a bundle serves."""
+    return f"{place}/weekly/service/{bundle.content_hash(url)}"
+
+
+def candidates(place: Path, week: str) -> list[str]:
+    return sorted(str(path) for path in Path(place, "weekly", "weeks", week, "candidates").iterdir())
+
+
+def before(of: InService) -> str:
+    return of.earlier[0].bundle
+
+
 def learnt(url: str) -> list[str]:
     return [period for split in bundle.load(url).made_by["config"]["splits"] for period in split["periods"]]
+
+
+def contents(folder: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def judged_on(place: Path, week: str) -> tuple[str, ...]:
@@ -134,9 +154,10 @@ def test_week_12_goes_into_service_and_week_13_does_not(
         return 0
 
     assert run(12) == 0
-    first, now = f"{place}/weekly/first/trees/model", service(place)
-    assert now.bundle == f"{place}/weekly/weeks/2026-W12/models/trees/model"
-    assert (now.period, now.before) == ("2026-W12", first)
+    first, now = copy_of(place, f"{place}/weekly/first/trees/model"), service(place)
+    (candidate,) = candidates(place, "2026-W12")
+    assert now.bundle == copy_of(place, f"{candidate}/trees/model")
+    assert (now.period, before(now)) == ("2026-W12", first)
     assert (learnt(first), learnt(now.bundle)) == (WEEKS[5:10], WEEKS[5:11]), "each is judged on the week after"
     assert judged_on(place, "2026-W12") == ("2026-W12",)
     assert periods(place) == WEEKS[5:12]
@@ -144,9 +165,9 @@ def test_week_12_goes_into_service_and_week_13_does_not(
     assert Path(now.export, "model.txt").exists()
 
     pointer = place / "weekly" / "service.json"
-    before = pointer.stat().st_mtime_ns
+    written = pointer.stat().st_mtime_ns
     assert run(12) == 0, "a done week is left alone"
-    assert pointer.stat().st_mtime_ns == before
+    assert pointer.stat().st_mtime_ns == written
 
     for _ in range(2):
         capsys.readouterr()
@@ -155,7 +176,7 @@ def test_week_12_goes_into_service_and_week_13_does_not(
         reasons = [line for line in lines if line.startswith("refused: ")]
         assert "list_price has a PSI of" in reasons[0]
         assert reasons[-1] == f"refused: 2026-W13: {now.bundle} stays in service"
-    assert pointer.stat().st_mtime_ns == before
+    assert pointer.stat().st_mtime_ns == written
     assert periods(place) == WEEKS[5:12], "refused rows do not join the data set"
 
     rows = pd.read_csv(place / "W13.csv", dtype=str)
@@ -163,7 +184,7 @@ def test_week_12_goes_into_service_and_week_13_does_not(
     rows["list_price"] = (price / 100).where(price.notna(), rows["list_price"])
     rows.to_csv(place / "W13.csv", index=False)
     assert run(13) == 0, "mended"
-    assert (service(place).period, service(place).before) == ("2026-W13", now.bundle)
+    assert (service(place).period, before(service(place))) == ("2026-W13", now.bundle)
     assert run(12) == 0, "an earlier week that is done is left alone, too"
     assert service(place).period == "2026-W13"
 
@@ -183,7 +204,8 @@ def test_the_same_command_goes_on_from_wherever_it_was_stopped(place: Path, monk
         "at the training": lambda m: m.setattr(GBDTJob, "work", stop),
         "at the gate": lambda m: m.setattr(steps.GateJob, "run", stop),
         "at the export": lambda m: m.setattr(steps.ExportJob, "work", stop),
-        "at the pointer": lambda m: m.setattr(InService, "write", stop),
+        "at the copy": lambda m: m.setattr(steps, "copied", stop),
+        "at the pointer": lambda m: m.setattr(steps, "put_into_service", stop),
         "after the pointer": lambda m: m.setattr(steps, "predict_command", stop),
     }
     for number, (where, stopped) in enumerate(stops.items()):
@@ -213,9 +235,9 @@ def test_a_week_that_was_stopped_does_not_replace_the_model_of_a_later_one(
         patch.setattr(steps, "_judged_week", lambda *_: sys.exit("stopped"))
         with pytest.raises(SystemExit):
             job(place).run()
-    later = service(place).replace(bundle="later", period="2026-W13")
-    later.write(str(place / "weekly"))
-    with pytest.raises(InputError, match=r"2026-W12: was stopped, and later of 2026-W13 is in service since"):
+    later = service(place).replace(period="2026-W13")
+    (place / "weekly" / "service.json").write_text(later.model_dump_json())
+    with pytest.raises(InputError, match=r"2026-W12: was stopped, and .* of 2026-W13 is in service since"):
         job(place).run()
     assert service(place) == later
 
@@ -235,7 +257,7 @@ def test_the_printed_commands_lead_from_a_pipeline_to_ranked_items_and_to_the_ne
     assert (place / "models" / "page" / "report.html").exists()
     assert [path.name for path in (place / "models" / "ranked").glob("period=*")] == ["period=2026-W11"]
     assert len([*(place / "models" / "predictions").glob("period=*")]) == 6
-    assert service(place).before == f"{place}/models/seed-0/trees/model"
+    assert before(service(place)) == copy_of(place, f"{place}/models/seed-0/trees/model")
     after = told(place, caplog)
     assert [words[0] for words in after[-2:]] == ["predict", "weekly"]
     monkeypatch.setattr(sys, "argv", after[-2])
@@ -263,7 +285,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(place: Path, capsys:
         "- refit",
         "- export for lightgbm",
         "- register as shop",
-        f"- put it into service: {place}/weekly/service.json",
+        f"- put a copy of it into service: {place}/weekly/service.json",
     ):
         assert line in printed
 
@@ -271,30 +293,95 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(place: Path, capsys:
 @pytest.mark.slow
 def test_a_worse_candidate_is_refused_and_the_old_one_stays(place: Path) -> None:
     job(place, None).run()
-    before = service(place)
+    old = service(place)
     write_pipeline(place, leave_out=["text_match", "list_price", "rating", "in_stock", "brand", "category"])
     with pytest.raises(Refused, match=r"all groups: NDCG@5 -.*upper end of at least 0 \(bounds.refuse: worse\)"):
         job(place).run()
-    assert service(place) == before
+    assert service(place) == old
     assert not Verdict.read(f"{place}/weekly/weeks/2026-W12/gate").passed
     assert periods(place)[-1] == "2026-W12", "the rows were good"
     write_pipeline(place)
     job(place).run()
-    assert (service(place).period, service(place).before) == ("2026-W12", before.bundle), "other settings, judged anew"
+    assert (service(place).period, before(service(place))) == ("2026-W12", old.bundle), "other settings, judged anew"
 
 
 @pytest.mark.slow
 def test_other_bounds_judge_a_week_anew_against_the_same_model(place: Path) -> None:
     job(place).run()
     first = service(place)
+    served = contents(first.bundle)
+    write_pipeline(place, gbdt={**TREES, "num_trees": 1})
     with pytest.raises(Refused, match=r"needs [0-9,]+ more groups"):
         job(place, bounds={"refuse": "unproven"}).run()
     week = Week.read(str(place / "weekly"), "2026-W12")
     assert week is not None
-    assert (week.production, week.outcome) == (first.before, "refused")
+    assert (week.production, week.outcome) == (before(first), "refused")
     assert service(place) == first, "what has been put into service stays"
+    assert contents(first.bundle) == served, "to the last byte, though the refused one was made from the same rows"
+    write_pipeline(place)
     job(place).run()
-    assert (service(place).bundle, service(place).before) == (first.bundle, first.before)
+    assert service(place) == first
+
+
+@pytest.mark.slow
+def test_what_serves_outlives_the_bundle_that_it_was_copied_from(place: Path) -> None:
+    """A pipeline that runs again replaces its own bundle, ungated, and the next one has learnt from later periods."""
+    pipeline = load(PipelineConfig, str(place / "pipeline.yaml"), ["methods.three=null"])
+    pipeline.run()
+    settings = {"production": f"{place}/models/seed-0/trees/model", "bounds": {"refuse": "unproven"}}
+    with pytest.raises(Refused):
+        job(place, **settings).run()
+    serving = service(place)
+    served = contents(serving.bundle)
+    pipeline.run()
+    assert learnt(f"{place}/models/seed-0/trees/model") != learnt(serving.bundle) == WEEKS[5:10]
+    assert (service(place), contents(serving.bundle)) == (serving, served)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of MLflow's libraries
+def test_the_model_before_is_put_into_service_again_and_a_done_week_does_not_undo_it(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = f"sqlite:///{place}/mlflow.db"
+    settings = {"export": "lightgbm", "registry": {"name": "shop", "store": store}}
+    job(place, None, **settings).run()
+    old = service(place)
+    job(place, **settings).run()
+    new = service(place)
+    assert (old.version, new.version) == ("1", "2")
+    versions = [client(store).get_model_version_by_alias("shop", ALIAS).version]
+    assert old.export is not None
+    model = Path(old.export, "model.txt").read_bytes()
+    job(place, rollback=True, **settings).run()
+    again = service(place)
+    assert (again.bundle, again.export, again.version) == (old.bundle, old.export, "1")
+    assert before(again) == before(old), "the model that was taken back is no earlier one"
+    versions.append(client(store).get_model_version_by_alias("shop", ALIAS).version)
+    assert [*map(int, versions)] == [2, 1]
+    assert Path(old.export, "model.txt").read_bytes() == model
+    caplog.set_level("INFO", "ltrscale")
+    job(place, **settings).run()
+    assert service(place) == again
+    assert f"2026-W12 is done: in service; other rows or settings would be judged anew; what serves: {old.bundle}" in (
+        caplog.text
+    )
+
+
+@pytest.mark.slow
+def test_a_changed_model_in_service_is_refused_and_the_one_before_it_serves_again(place: Path) -> None:
+    job(place, None).run()
+    serving = service(place)
+    with Path(serving.bundle, "model.txt").open("a") as file:
+        file.write("\n")
+    with pytest.raises(InputError, match=r"model.txt: its content is not what was committed .*jobs.weekly --rollback"):
+        job(place).run()
+    assert periods(place) == WEEKS[5:11], "nothing was begun"
+    job(place, rollback=True).run()
+    assert service(place).bundle == before(serving)
+    job(place).run()
+    assert service(place).period == "2026-W12"
+    assert not Path(serving.bundle).exists(), "nothing names it any more"
 
 
 @pytest.mark.slow
@@ -308,9 +395,10 @@ def test_only_periods_that_neither_has_seen_are_judged_on(place: Path) -> None:
     assert learnt(f"{place}/weekly/first/trees/model") == WEEKS[5:9]
     assert judged_on(place, "2026-W12") == ("2026-W11", "2026-W12")
     final = service(place).bundle
-    assert final.endswith("2026-W12/final")
+    (candidate,) = candidates(place, "2026-W12")
+    assert final == copy_of(place, f"{candidate}/final")
     assert sorted(learnt(final)) == WEEKS[5:12], "once more, on the test periods too"
-    with pytest.raises(InputError, match=r"splits.test: .*final has learnt from '2026-W12', so that no test"):
+    with pytest.raises(InputError, match=r"splits.test: .* has learnt from '2026-W12', so that no test"):
         job(place, None, refit=True, splits=splits, production=final, out=str(place / "other")).run()
     assert not (place / "other" / "service.json").exists(), "production may be set to another one"
 
@@ -318,7 +406,8 @@ def test_only_periods_that_neither_has_seen_are_judged_on(place: Path) -> None:
 @pytest.mark.slow
 def test_a_mean_of_trees_can_be_trained_each_week(place: Path) -> None:
     job(place, None, method="three").run()
-    assert service(place).bundle.endswith("three/model")
+    (candidate,) = candidates(place, "2026-W11")
+    assert service(place).bundle == copy_of(place, f"{candidate}/three/model")
     with pytest.raises(InputError, match="refit: three makes several models"):
         job(place, None, method="three", refit=True).run()
 
@@ -357,12 +446,14 @@ def test_what_cannot_be_done_is_said_with_the_remedy(place: Path) -> None:
 def test_a_bundle_of_other_periods_is_taken_to_have_seen_none(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As one that learnt from tables in memory, whose periods are `train` and `validation`."""
     job(place, None).run()
-    manifest = Path(service(place).bundle, "manifest.json")
+    unnamed = str(place / "unnamed")
+    shutil.copytree(service(place).bundle, unnamed)
+    manifest = Path(unnamed, "manifest.json")
     written = json.loads(manifest.read_text())
     for split, period in zip(written["made_by"]["config"]["splits"], ("train", "validation"), strict=True):
         split.update(periods=[period], data=["gone"])
     manifest.write_text(json.dumps(written))
-    job(place, production=service(place).bundle, out=str(place / "other")).run()
+    job(place, production=unnamed, out=str(place / "other")).run()
     gate = Evaluation.read(f"{place}/other/weeks/2026-W12/gate/evaluation")
     assert gate.test.periods == ("2026-W12",)
     assert "names none of these periods as learnt from; it is taken to have seen none" in caplog.text

@@ -77,8 +77,8 @@ def test_from_the_log_to_ranked_items_and_through_two_weeks(tmp_path: Path) -> N
 
     pointer = tmp_path / "shop" / "weekly" / "service.json"
     weekly(12)
-    serves = json.loads(pointer.read_text())["bundle"]
-    assert "W12" in serves
+    serves, period = (json.loads(pointer.read_text())[key] for key in ("bundle", "period"))
+    assert period == "2026-W12"
     refused = weekly(13, status=3)
     assert "list_price" in refused
     assert json.loads(pointer.read_text())["bundle"] == serves

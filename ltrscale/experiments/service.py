@@ -1,0 +1,241 @@
+"""What is in service: one file that names it, and copies that nothing writes again.
+
+OUT/service.json      the bundle to serve and its hash, replaced in one step; what was in service before it
+OUT/service/HASH/     a copy of each bundle, and of each export, in a directory named with the hash of its content
+          /HASH.version  the version of such a bundle in the registry
+
+A bundle is copied before the file names it, and its copy stays as long as the file does. So whoever reads the file at
+any moment, and then the directory that it names, finds all of the bundle that was judged. `ltrscale.bundle.load` checks
+such a directory against its name.
+"""
+
+import json
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from ltrscale import storage
+from ltrscale.bundle.contents import hash_of
+from ltrscale.config import Config, ConfigT, validate
+from ltrscale.errors import InputError, UnavailableError
+from ltrscale.progress import log
+from ltrscale.serving.register import RegisterJob, Registry, put_alias
+from ltrscale.storage import join
+
+SERVICE = "service.json"
+_COPIES = "service"
+_VERSION = ".version"
+_EARLIER = 5
+"""So many of those that were in service before stay."""
+_DAMAGED = "delete it, and name a bundle of {copies} as production, which goes into service to begin with"
+
+
+class Served(Config):
+    """A model that is in service, or was."""
+
+    bundle: str
+    """The copy of its bundle."""
+    hash: str
+    """The content hash of the bundle, and the name of its directory."""
+    period: str
+    """The newest period when it went into service."""
+    since: str
+    """When it did, UTC."""
+    export: str | None = None
+    """The copy of its export, if there is one."""
+    version: str | None = None
+    """Its version in the registry, if it is registered."""
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """The directories that serve."""
+        return (self.bundle,) if self.export is None else (self.bundle, self.export)
+
+    @classmethod
+    def now(cls, bundle: str, period: str, **others: Any) -> Self:
+        """A bundle, by its copy, from this second on."""
+        since = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        return cls(bundle=bundle, hash=_name(bundle), period=period, since=since, **others)
+
+
+class InService(Served):
+    """The model in service."""
+
+    earlier: tuple[Served, ...] = ()
+    """What was in service before it, the newest first."""
+
+    @classmethod
+    def read(cls, out: str) -> Self | None:
+        """What is in service; None where nothing is.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        return read_record(cls, join(out, SERVICE), _DAMAGED.format(copies=join(out, _COPIES)))
+
+    def check(self) -> None:
+        """Check that the copies are what went into service.
+
+        Raises:
+            InputError: a file of them was changed or is missing.
+        """
+        try:
+            _check_copies(self)
+        except UnavailableError:  # storage does not answer, which is no verdict on the copies
+            raise
+        except InputError as error:
+            raise InputError(f"{error}; jobs.weekly --rollback puts the model before it into service again") from error
+
+
+def read_record(cls: type[ConfigT], url: str, remedy: str) -> ConfigT | None:
+    """The config in a JSON file; None where there is no file.
+
+    Raises:
+        InputError: it holds something else; the message ends with the remedy.
+    """
+    data = storage.read_if_there(url)
+    if data is None:
+        return None
+    try:
+        return validate(cls, json.loads(data), url)
+    except (ValueError, RecursionError) as error:  # json raises RecursionError for deep nesting
+        raise InputError(f"{url}: not JSON ({error}); {remedy}") from error
+    except InputError as error:
+        raise InputError(f"{error}; {remedy}") from error
+
+
+def record_bytes(value: Config) -> bytes:
+    """A config as the JSON that `read_record` reads."""
+    return (json.dumps(value.model_dump(mode="json"), indent=1) + "\n").encode()
+
+
+def copied(url: str, out: str) -> str:
+    """Copy a committed directory to where nothing writes again, unless it is there; returns the copy's place.
+
+    Raises:
+        InputError: nothing is committed at `url`, or a file of it or of the copy was changed.
+    """
+    manifest = storage.read_manifest(url)
+    if manifest is None:
+        raise InputError(f"{url}: nothing is committed there; run the same command again, which makes it")
+    place = storage.absolute(join(out, _COPIES, hash_of(manifest)))
+    if storage.read_manifest(place) is None:
+        with storage.Commit(place) as commit:
+            for name in storage.listed_in(manifest):
+                content = storage.read_verified(url, name, manifest)
+                with commit.file(name, size=len(content)) as path:
+                    path.write_bytes(content)
+            commit.finish(manifest)
+    _check_copy(place)
+    return place
+
+
+def _check_copy(place: str) -> None:
+    """Check that a directory holds all of the files whose hash is its name."""
+    manifest = storage.read_manifest(place)
+    if manifest is None or hash_of(manifest) != place.rpartition("/")[2]:
+        raise InputError(f"{place}: does not hold the files whose hash is its name")
+    for name in storage.listed_in(manifest):
+        storage.read_verified(place, name, manifest)
+
+
+def _check_copies(served: Served) -> None:
+    for place in served.copies:
+        _check_copy(place)
+
+
+def _is_whole(served: Served) -> bool:
+    """Whether the copies of a model are what went into service; logs what is wrong with them."""
+    try:
+        _check_copies(served)
+    except UnavailableError:
+        raise
+    except InputError as error:
+        log.warning("weekly: passed over: %s", error)
+        return False
+    return True
+
+
+def put_into_service(
+    out: str, bundle: str, period: str, *, export: str | None = None, version: str | None = None
+) -> None:
+    """Let the file name a bundle and its export, by their copies; what it names now becomes the newest earlier one.
+
+    Raises:
+        InputError: another run has put a model into service meanwhile.
+    """
+    before, current = storage.read_if_there(join(out, SERVICE)), InService.read(out)
+    earlier: tuple[Served, ...] = ()
+    if current is not None:
+        if (current.bundle, current.export, current.version) == (bundle, export, version):
+            return
+        replaced = () if current.bundle == bundle else (Served(**current.model_dump(exclude={"earlier"})),)
+        earlier = (*replaced, *current.earlier)[:_EARLIER]
+    _replace(out, before, InService.now(bundle, period, export=export, version=version, earlier=earlier))
+
+
+def take_back(out: str, registry: Registry | None) -> InService:
+    """Put the model that was in service before the present one into service again; returns it.
+
+    Copies that were changed since are passed over, with a warning. The copies of the present model stay until the next
+    run of the week, so that whoever has just read the file can still open them.
+
+    Raises:
+        InputError: nothing earlier is there, or the registry cannot be told, which is reported once the file is
+            replaced.
+    """
+    before, current = storage.read_if_there(join(out, SERVICE)), InService.read(out)
+    earlier = () if current is None else current.earlier
+    whole = [number for number, served in enumerate(earlier) if _is_whole(served)]
+    if not whole:
+        raise InputError(f"{join(out, SERVICE)}: names nothing whole that was in service before; nothing is changed")
+    served, further = earlier[whole[0]], earlier[whole[0] + 1 :]
+    trouble, version = None, served.version
+    try:
+        version = version or registered(served.bundle, registry)
+        if registry is not None and version is not None:
+            put_alias(registry, version)
+    except InputError as error:  # the file counts, the registry follows it
+        trouble = error
+    now = InService.now(served.bundle, served.period, export=served.export, version=version, earlier=further)
+    _replace(out, before, now)
+    if trouble is not None:
+        raise InputError(f"{now.bundle} is in service again, but the registry does not know it: {trouble}")
+    return now
+
+
+def registered(bundle: str, registry: Registry | None) -> str | None:
+    """Register the copy of a bundle, unless it is registered; returns its version, None without a registry.
+
+    A run that was stopped after this does not register it again.
+    """
+    if registry is None:
+        return None
+    version = storage.read_if_there(f"{bundle}{_VERSION}")
+    if version is None:
+        version = RegisterJob(bundle=bundle, **registry.model_dump()).run().encode()
+        storage.write_bytes(f"{bundle}{_VERSION}", version)
+    return version.decode()
+
+
+def _replace(out: str, before: bytes | None, now: InService) -> None:
+    storage.check_lease(out)
+    if not storage.swap(join(out, SERVICE), before, record_bytes(now)):
+        raise InputError(f"{join(out, SERVICE)}: another run has replaced it meanwhile; run the same command again")
+
+
+def forget(out: str) -> None:
+    """Delete the copies that the file does not name: those that are older, and those of a run that was stopped."""
+    current = InService.read(out)
+    models = () if current is None else (current, *current.earlier)
+    named = {_name(place) for served in models for place in served.copies}
+    for place in storage.children(join(out, _COPIES)):
+        if storage.are_hashes([_name(place)]) and _name(place) not in named:
+            try:
+                storage.withdraw(place)
+                storage.remove(f"{place}{_VERSION}")
+            except InputError as error:
+                log.warning("weekly: not deleted: %s", error)
+
+
+def _name(place: str) -> str:
+    return place.rstrip("/").rpartition("/")[2]
