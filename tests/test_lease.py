@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,6 +35,9 @@ with storage.hold(sys.argv[1]):
         except storage.LeaseLost as error:
             print(f"lost: {error}", flush=True)
 """
+
+
+_CLOCK = re.compile(r"(?<!date)(?<!datetime\.)\btime\.time(_ns)?\b|from time import")
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
@@ -168,6 +172,12 @@ def test_a_holder_that_was_stopped_cannot_commit_when_it_wakes_up(url: str) -> N
     assert manifest is not None
     assert manifest["writer"] == "ours"
     assert storage.is_whole(url, manifest)
+
+
+def test_nothing_waits_by_a_clock_that_may_jump() -> None:
+    reading = {path.name for path in Path(storage.__file__).parents[1].rglob("*.py") if _CLOCK.search(path.read_text())}
+    stamps, comparing_clocks = {"metrics.py", "runs.py", "trackers.py", "tracking.py"}, {"conditions.py", "doctor.py"}
+    assert reading <= stamps | comparing_clocks
 
 
 @pytest.mark.usefixtures("quick")

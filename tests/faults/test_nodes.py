@@ -1,7 +1,10 @@
 """A cluster of three nodes that loses one, with or without notice."""
 
 import logging
+import os
 import re
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -146,3 +149,33 @@ def test_workers_join_and_leave_an_epoch_under_way_and_no_step_is_lost_or_repeat
     pauses = re.findall(r"is the first with (\d) workers, after a pause of [0-9.]+ s", caplog.text)
     assert pauses == ["3", "2"]
     assert caplog.text.count("training on") == 1  # Ray Train has started its workers once
+
+
+@pytest.mark.nightly
+def test_a_worker_that_is_killed_while_another_one_joins_costs_no_group(
+    two_nodes: Cluster, synthetic_dataset: str, tmp_path: Path
+) -> None:
+    steps, over = str(tmp_path / "steps"), threading.Event()
+
+    def join_and_kill() -> None:
+        first = await_step(steps, 3)
+        victim = next(node for node in two_nodes.list_all_nodes() if node.node_id in first.nodes.values())
+        (worker,) = ray_nodes.training_workers(victim)
+        with sigterm_left_alone():  # a thread cannot handle signals
+            node = two_nodes.add_node(**NODE)
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: attempts(steps)[-1].world == 3 or over.is_set())
+        two_nodes.remove_node(node, allow_graceful=False)
+
+    thread = in_background(join_and_kill)
+    run_pretraining(
+        FaultyPretraining(steps, every_step_s=0.5),
+        synthetic_dataset,
+        str(tmp_path),
+        workers=WorkersConfig(number=(1, 3), cpus=2, max_failures=3),
+        config=small_config(epochs=4),
+    )
+    over.set()
+    thread.join()
+    assert {attempt.world for attempt in attempts(steps)} >= {2, 3}
+    check_exactly_once(steps, epochs=4)
