@@ -341,7 +341,7 @@ def test_what_serves_outlives_the_bundle_that_it_was_copied_from(place: Path) ->
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of MLflow's libraries
 def test_the_model_before_is_put_into_service_again_and_a_done_week_does_not_undo_it(
-    place: Path, caplog: pytest.LogCaptureFixture
+    place: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = f"sqlite:///{place}/mlflow.db"
     settings = {"export": "lightgbm", "registry": {"name": "shop", "store": store}}
@@ -353,6 +353,9 @@ def test_the_model_before_is_put_into_service_again_and_a_done_week_does_not_und
     versions = [client(store).get_model_version_by_alias("shop", ALIAS).version]
     assert old.export is not None
     model = Path(old.export, "model.txt").read_bytes()
+    job(place, rollback=True, dry_run=True, **settings).run()
+    assert f"in service again: {old.bundle}" in capsys.readouterr().out
+    assert service(place) == new
     job(place, rollback=True, **settings).run()
     again = service(place)
     assert (again.bundle, again.export, again.version) == (old.bundle, old.export, "1")
