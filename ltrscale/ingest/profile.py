@@ -6,6 +6,7 @@ Shapes: N rows, V different values, L rows of a sample of whole lists, Q lists i
 """
 
 import codecs
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +29,8 @@ _FORMATS = (ISO, *(day + clock for day in _DAYS for clock in ("", " %H:%M:%S", "
 _EPOCHS = 946_684_800, 2_208_988_800
 """The years 2000 to 2040, in seconds: numbers that may be times."""
 _NUMBER = r"^[-+]?\d*[.,]?\d+(e[-+]?\d+)?$"
+_CONTROLS = ("Cc", "Cs", "Zl", "Zp")
+"""Classes of characters that are no part of a line of text, in Unicode."""
 _STRAY = 0.05
 """Share of values that may be no times in a column of times."""
 
@@ -106,13 +109,26 @@ def _encoding(text: bytes) -> str:
     return UTF8
 
 
+def named_schema(url: str, dialect: Dialect) -> pa.Schema:
+    """The columns of a file, whose names are lines of text.
+
+    Raises:
+        InputError: as `read_schema`, or a name has a character such as a line end.
+    """
+    schema = read_schema(url, dialect)
+    for name in schema.names:
+        if not name.isprintable() and any(unicodedata.category(c) in _CONTROLS for c in name):
+            raise InputError(f"{url}: the column {name[:200]!r} has a control character in its name; rename it")
+    return schema
+
+
 def first_columns(urls: Sequence[str], dialect: Dialect, rows: int) -> list[LogColumn]:
     """The columns of the first file, in the first rows of all.
 
     Raises:
         InputError: a file cannot be read or is of another kind than the first, or there are no rows.
     """
-    schema = read_schema(urls[0], dialect)
+    schema = named_schema(urls[0], dialect)
     if len(set(schema.names)) < len(schema.names):
         raise InputError(f"{urls[0]}: two columns have the same name; rename all but one")
     first: list[pa.Table] = []

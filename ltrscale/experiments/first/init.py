@@ -1,6 +1,7 @@
 """The first configs of a log: looks at a table and writes configs that run, with what was seen as comments."""
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -19,6 +20,7 @@ from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.experiments.first.forms import other_form
 from ltrscale.experiments.first.pipeline import FirstPlan, LogSize, engine_score
 from ltrscale.experiments.first.prepare import FEWEST_LISTS, clicks_text, count_lists, prepare_lines, summary
+from ltrscale.experiments.first.quoting import escaped, yaml_text
 from ltrscale.experiments.first.study import first_runs, weekly_text
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import StudyConfig
@@ -58,16 +60,17 @@ def init(config: InitConfig) -> None:
     Raises:
         InputError: the log cannot be read, no column looks like the query's, or configs are there already.
     """
-    out = config.out or re.sub(r"[^\w.-]", "-", PurePosixPath(config.file.rstrip("/")).name.partition(".")[0]) or "log"
+    stem = PurePosixPath(config.file.rstrip("/")).name.partition(".")[0]
+    out = config.out or re.sub(r"[^\w.-]", "-", stem).lstrip("-") or "log"  # a leading dash would be an option
     for path in (storage.join(out, f"{name}.yaml") for name in _WRITES):  # before anything is read
         if storage.exists(path):  # it may have been edited
             raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
     urls = storage.list_files(config.file)
     roles = {"query": config.query, "item": config.item, "label": config.label, "time": config.time}
     if lines := other_form(config.file, urls, out, roles):
-        _write(out, {"prepare": "\n".join([*lines, ""])})
+        _write(out, {"prepare": yaml_text(lines)})
         log.info("init: not a table with one item a row: see source.kind of prepare.yaml, and docs/guide.md for splits")
-        log.info("next: python -m jobs.prepare --config %s", storage.join(out, "prepare.yaml"))
+        _say_next("prepare", out)
         return
     dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0])
     columns = first_columns(urls, dialect, config.rows)
@@ -82,7 +85,7 @@ def init(config: InitConfig) -> None:
     counted = count_lists(guessed, complete)
     guessed = replace(guessed, asked=asked_of(guessed, complete, urls, dialect))
     notes: tuple[str, ...] = ()
-    texts = {"prepare": "\n".join([*prepare_lines(config.file, out, dialect, guessed, counted), ""])}
+    texts = {"prepare": yaml_text(prepare_lines(config.file, out, dialect, guessed, counted))}
     if guessed.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST_LISTS:
         size = LogSize(counted.rows, counted.told_apart, len([*guessed.features, *guessed.categorical, *guessed.dates]))
         score = engine_score([each.name for each in guessed.features])
@@ -93,11 +96,15 @@ def init(config: InitConfig) -> None:
         texts["clicks"] = clicks
     _write(out, texts)
     for line in summary(guessed):
-        log.info("init: %s", line)
+        log.info("init: %s", escaped(line))
     for reason in (*notes, *_why_less(guessed, counted.plan)):
         log.info("init: %s", reason)
     for name in (each for each in _WRITES if each in texts and each not in _LATER):
-        log.info("next: python -m jobs.%s --config %s", name, storage.join(out, f"{name}.yaml"))
+        _say_next(name, out)
+
+
+def _say_next(name: str, out: str) -> None:
+    log.info("next: python -m jobs.%s --config %s", name, shlex.quote(storage.join(out, f"{name}.yaml")))
 
 
 _LATER = ("study", "weekly")

@@ -1,6 +1,5 @@
 """The first prepare.yaml of a log: what was guessed of its columns, with the reasons and the rivals as comments."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.config import CHECK
 from ltrscale.data.times import ISO, Clock, PeriodUnit, instants, periods
-from ltrscale.experiments.first.pipeline import FirstPlan, plain_yaml
+from ltrscale.experiments.first.pipeline import FirstPlan
+from ltrscale.experiments.first.quoting import flow, plain_yaml
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, grades_of
 from ltrscale.ingest.inputs import PrepareConfig
@@ -164,11 +164,11 @@ def _column_lines(path: str, guessed: Guess, dialect: Dialect, plan: FirstPlan |
             yield from _role(role, column, guessed.choices.get(role))
         if role == "query" and guessed.within:
             days = ", ".join(column.name for column in guessed.within)
-            yield f"      within: {_flow([column.name for column in guessed.within])} # a list for each {days}"
+            yield f"      within: {flow([column.name for column in guessed.within])} # a list for each {days}"
     if guessed.label is not None:
         yield from _role("label", guessed.label, guessed.choices.get("label"))
         if grades := grades_of(guessed.label):
-            yield f"      grades: {_flow(grades)} {CHECK}: higher is better"
+            yield f"      grades: {flow(grades)} {CHECK}: higher is better"
     if guessed.gain is not None:
         gain = plain_yaml(guessed.gain.name)
         yield f"      gain: {gain} # what a document brings: evaluate.gains: column, no feature"
@@ -180,7 +180,7 @@ def _column_lines(path: str, guessed: Guess, dialect: Dialect, plan: FirstPlan |
     default = ColumnMapping(query="q", features=("*",), decimal=dialect.decimal).dialect(path)
     for name, value in (("delimiter", dialect.delimiter), ("decimal", dialect.decimal), ("encoding", dialect.encoding)):
         if value != {"delimiter": default.delimiter, "decimal": ".", "encoding": UTF8}[name]:
-            yield f"      {name}: {json.dumps(value)}"
+            yield f"      {name}: {flow(value)}"
     yield from _column_list("meta", guessed.meta, "of the user or session, kept beside the features")
     yield from _column_list("features", guessed.features, "numbers", guessed.asked)
     note = "categories, and ids that come often enough to learn from"
@@ -214,7 +214,7 @@ def _times(guessed: Guess, plan: FirstPlan | None) -> Iterator[str]:
     if list(formats) != [ISO]:
         others = guessed.time.formats[1:2]
         doubt = f" {CHECK}: {others[0]} fits all of them, too" if others else ""
-        yield f"      time_format: {_flow(sorted(formats, key=ISO.__eq__))}{doubt}"  # iso reads the most, so it is last
+        yield f"      time_format: {flow(sorted(formats, key=ISO.__eq__))}{doubt}"  # iso reads the most, so it is last
     yield "      time_zone: UTC # of times that do not state one, and of the midnight at which days begin"
     yield f"      period: {plan.unit} # {span}"
 
@@ -227,11 +227,6 @@ def _column_list(
         for column in columns:
             doubt = f"{CHECK}: {questions[column.name]} Leave it out if not; " if column.name in questions else "# "
             yield f"        - {plain_yaml(column.name)} {doubt}{column.shown}"
-
-
-def _flow(value: Mapping[str, float] | Sequence[object]) -> str:
-    """A list or mapping as YAML in one line; keys are quoted, as words such as yes must be."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def summary(guessed: Guess) -> list[str]:
