@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from ltrscale.batch import at_least_float32, group_index, length_chunks, sum_by_group
 from ltrscale.devices import block_entries
 from ltrscale.layout import Chunks
+from ltrscale.processor import one_thread
 from ltrscale.ranking.loss import Loss, Scored, has_pairs
 from ltrscale.ranking.metrics import exponential_gain, rank_discounts
 from ltrscale.ranking.ranked import best_first, falling_order
@@ -282,6 +283,7 @@ def over_lists(
 
 class _ListLoss(torch.autograd.Function):
     @staticmethod
+    @one_thread()  # its blocks are those of the cache of a core
     def forward(ctx: Any, scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, solve: Solve, order: Order) -> Tensor:
         chunks, gains_N, losses, slopes = _chunks(offsets_Q1), gains_N.double(), [], []
         discounts_L = rank_discounts(max(length for _, length in chunks.shapes), scores_N.device)
