@@ -1,5 +1,6 @@
 """Fixtures that several tests share."""
 
+import logging
 import os
 import shutil
 import signal
@@ -74,6 +75,18 @@ def heeding_ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def written_logs() -> Iterator[None]:
+    """Lets a log line that cannot be written fail, as a warning does: logging itself prints a traceback and goes on."""
+
+    def fail(_handler: logging.Handler, _record: logging.LogRecord) -> None:
+        raise
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging.Handler, "handleError", fail)
+        yield
 
 
 @pytest.fixture(scope="session")

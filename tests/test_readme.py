@@ -17,7 +17,6 @@ from ltrscale.experiments.first.init import InitConfig, init
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.models.choices import NetworkConfig
-from ltrscale.progress import log
 from ltrscale.runtime.workers import WorkersConfig
 from ltrscale.training.finetune import FinetuneConfig
 
@@ -73,7 +72,6 @@ def test_job_commands_parse(
 ) -> None:
     monkeypatch.chdir(workplaces / page.stem)
     monkeypatch.setattr(sys, "argv", [words[2], "--print-config", *words[3:]])
-    monkeypatch.setattr(log, "handlers", [])
     monkeypatch.delitem(sys.modules, words[2], raising=False)
     runpy.run_module(words[2], run_name="__main__")
     assert isinstance(yaml.safe_load(capsys.readouterr().out), dict)

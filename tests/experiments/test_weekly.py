@@ -4,7 +4,7 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from ltrscale.experiments.service import InService
 from ltrscale.experiments.week import Week
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.progress import log
 from ltrscale.serving.register import ALIAS
 from ltrscale.stages.trackers import client
 from ltrscale.trees.gbdt import GBDTJob
@@ -59,14 +58,6 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare = {**PREPARE, "inputs": str(folder / "log.csv")}
     validate(PrepareJob, {"out": str(folder / "data"), "prepare": prepare}, "test").run()
     return folder
-
-
-@pytest.fixture(autouse=True)
-def same_log() -> Iterator[None]:
-    """The command line adds a handler that writes to this test's standard error."""
-    before = [*log.handlers]
-    yield
-    log.handlers[:] = before
 
 
 @pytest.fixture
