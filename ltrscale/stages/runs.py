@@ -66,12 +66,15 @@ def _git(*arguments: str) -> str | None:
 
 
 @contextmanager
-def holding(out: str) -> Iterator[None]:
-    """Hold an output directory while the block runs; removes the leftovers of a dead holder; see `storage.hold`."""
-    with storage.hold(out) as before:
+def holding(out: str, *, only_left: bool = False) -> Iterator[bool]:
+    """Hold an output directory while the block runs; yields whether it removed the leftovers of a dead holder.
+
+    See `storage.hold`, also for `only_left`.
+    """
+    with storage.hold(out, only_left=only_left) as before:
         if before:
             storage.sweep(out, before)
-        yield
+        yield bool(before)
 
 
 def record_folder(out: str) -> str | None:

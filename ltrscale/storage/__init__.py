@@ -18,7 +18,6 @@ from ltrscale.storage.committed import (
     HIDDEN_MANIFEST,
     MANIFEST,
     at_once,
-    check_lease,
     is_whole,
     listed_in,
     parse_manifest,
@@ -50,7 +49,7 @@ from ltrscale.storage.files import (
     write_bytes,
 )
 from ltrscale.storage.filesystems import arrow_filesystem, filesystem
-from ltrscale.storage.lease import WHEN_BUSY, Lease, LeaseLost, held, hold, join_leases
+from ltrscale.storage.lease import WHEN_BUSY, LeaseLost, check_lease, hold
 from ltrscale.storage.names import (
     HIDDEN_RUN,
     RUN,
@@ -69,6 +68,7 @@ from ltrscale.storage.names import (
 )
 from ltrscale.storage.parts import read_part, sizes_in
 from ltrscale.storage.patience import PATIENCE, patiently
+from ltrscale.storage.writers import Lease, held, join_leases
 
 __all__ = [
     "HIDDEN_MANIFEST", "HIDDEN_RUN", "MANIFEST", "PATIENCE", "RUN", "WHEN_BUSY", "Commit", "Lease", "LeaseLost",
