@@ -208,13 +208,25 @@ def store_access(url: str) -> CheckResult:
     file, content = storage.join(url, f".doctor-{secrets.token_hex(8)}"), secrets.token_bytes(64)
     storage.write_bytes(file, content)
     try:
-        if storage.read_bytes(file) != content:
+        if not storage.read_bytes(file) == _read_by_arrow(file) == content:
             return CheckResult("error", f"{url}: returns other bytes than were written", "use another store")
     finally:
         storage.remove(file)
     if storage.exists(file):
         return CheckResult("error", f"{url}: a deleted file is still there", "allow s3:DeleteObject to these keys")
     return CheckResult("ok", f"{url}: writes, reads and deletes")
+
+
+def _read_by_arrow(url: str) -> bytes:
+    """The whole of a file through pyarrow, which reads the data sets and has a client of its own."""
+    filesystem, path = storage.arrow_filesystem(url)
+
+    def read() -> bytes:
+        with filesystem.open_input_stream(path) as stream:
+            return bytes(stream.read())
+
+    with storage.named_errors(url):
+        return storage.patiently(read)
 
 
 @_reporting_errors
