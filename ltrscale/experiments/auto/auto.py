@@ -201,7 +201,7 @@ class _Auto:
             refitted = self.refit(rankers["blend"])
             self.keep(refitted=refitted is not None)
         if refitted is None:  # that of a smaller budget would pass for the ranker
-            storage.remove(join(self.config.out, "final", storage.MANIFEST))
+            storage.withdraw(join(self.config.out, "final"))
         self.keep(ended=self.record.ended or self.spent)
         self.report(rankers, refitted)
         return refitted or rankers["blend"]
