@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
+import fsspec
+
 from ltrscale.errors import InputError
 from ltrscale.storage import conditions, writers
 from ltrscale.storage.faults import named_errors
@@ -24,6 +26,7 @@ _PART = 8 << 20
 """Bytes in one part of an upload to S3, which is also the amount sent again when a request fails."""
 _MOST_PARTS = 10_000  # S3's limit for one upload
 _LOCK_S, _LOCK_POLL_S = 120.0, 0.005
+_GLOB = re.compile(r"[*?[]")
 _locks = threading.local()
 
 
@@ -261,25 +264,37 @@ def flush(path: Path) -> None:
 def list_files(url: str) -> list[str]:
     """The files of a path: itself, the matches of a glob, or all files below a directory; sorted, hidden ones left out.
 
+    What exists as it is written is no pattern, and neither is a folder of a path that does.
+
     Raises:
         InputError: no file is there.
     """
     fs, path = filesystem(url)
     with named_errors(url):
-        if any(c in path for c in "*?["):
-            matches = fs.glob(path, detail=True)  # not `isfile`, which returns False where a request fails
+        plain, pattern = _plain_and_pattern(fs, path)
+        if pattern:
+            matches = fs.glob(_GLOB.sub(r"[\g<0>]", plain) + pattern, detail=True)  # `isfile` hides failed requests
             paths = [p for p, i in matches.items() if i["type"] == "file" or (is_local(url) and Path(p).is_file())]
         elif fs.isdir(path):
             paths = list(fs.find(path))
         else:
             paths = [path] if fs.exists(path) else []
-    head, *pattern = re.split(r"[*?[]", path, maxsplit=1)
     # a hidden part that the caller wrote out is meant; one that the listing found is not
+    head = plain + _GLOB.split(pattern, maxsplit=1)[0]
     spelled_out = head.count("/") + (not pattern or head[-1:] != "/")
     paths = [p for p in paths if not any(part[:1] in "._" for part in p.split("/")[spelled_out:])]
     if not paths:
         raise InputError(f"{url}: no file there; check the path or the pattern")
     return sorted(p if is_local(url) else fs.unstrip_protocol(p) for p in paths)
+
+
+def _plain_and_pattern(fs: fsspec.AbstractFileSystem, path: str) -> tuple[str, str]:
+    """The beginning of a path that stands for itself, and the rest, from the first part that is a pattern; or none."""
+    parts = re.findall(r"[^/]*/|[^/]+$", path)
+    for i, part in enumerate(parts):
+        if _GLOB.search(part) and not fs.exists("".join(parts[: i + 1]).rstrip("/")):
+            return "".join(parts[:i]), "".join(parts[i:])
+    return path, ""
 
 
 def children(url: str) -> list[str]:

@@ -164,7 +164,11 @@ class History:
 
     def remove(self, loose: Collection[str] = ()) -> None:
         """Delete the history, the outputs that trials committed, and the files named `loose` below the trials."""
-        storage.withdraw_below(join(self.url, _TRIALS), [_BEGUN, _ENDED, *loose])
+        for folder in storage.children(join(self.url, _TRIALS)):
+            if storage.exists(join(folder, _BEGUN)):  # others may have put other folders there
+                storage.withdraw_below(folder, loose)
+                for name in (_ENDED, _BEGUN):  # what marks a trial goes last: a removal that is stopped goes on
+                    storage.remove_with_folders(join(folder, name), self.url)
         storage.remove(join(self.url, _SEARCH))
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from ltrscale import storage
 from ltrscale.errors import InputError
+from ltrscale.stages.runs import RUN_FILES
 from ltrscale.tuning.history import Begun, History, Result, best
 from ltrscale.tuning.space import Dimension
 
@@ -84,6 +86,28 @@ def test_a_search_whose_keys_get_other_values_goes_on_with_the_trials_that_lie_t
     assert changed.next_number() == 4
     assert changed.identity() == {"space": {"x": json.loads(narrow["x"].model_dump_json())}}
     assert len(history.trials()) == 4
+
+
+def test_its_removal_leaves_the_files_of_others(history: History) -> None:
+    own = ["search.json", *(f"trials/00003/{name}" for name in ("trial.json", "result.json", "model/run/log.txt"))]
+    others = ["trials/mine/manifest.json", "trials/mine/a", "trials/mine/trial.json.old", "trials/00003/my/result.json"]
+    others += ["trials/mine/run/log.txt", "trials/result.json", "trials/00004/result.json", "trials/00003/notes.txt"]
+    history.open({"job": None})
+    history.begin(Begun(number=3, params={}))
+    history.end(3, GOOD)
+    with storage.Commit(f"{history.folder(3)}/model") as commit:
+        with commit.file("tree") as path:
+            path.write_text("of the trial")
+        commit.finish({})
+    with storage.Commit(f"{history.url}/trials/mine") as commit:
+        with commit.file("a") as path:
+            path.write_text("of somebody else")
+        commit.finish({})
+    for name in (*own[3:], *others[2:]):
+        storage.write_bytes(f"{history.url}/{name}", b"")
+    assert {*own, *others} < {*storage.below(history.url)}
+    history.remove(RUN_FILES)
+    assert {*storage.below(history.url)} == {*others}
 
 
 def test_a_trial_that_left_nothing_but_its_directory_never_began(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ class _Auto:
             refitted = self.refit(rankers["blend"])
             self.kept.keep(refitted=refitted is not None)
         if refitted is None:  # that of a smaller budget would pass for the ranker
-            storage.remove(join(self.config.out, "final", storage.MANIFEST))
+            storage.withdraw(join(self.config.out, "final"))
         self.kept.keep(ended=self.record.ended or self.kept.spent)
         self.report(rankers, refitted)
         return refitted or rankers["blend"]

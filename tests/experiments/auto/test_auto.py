@@ -94,8 +94,10 @@ def test_the_same_again_trains_nothing_and_has_the_same_leaderboard(done: Path, 
 def test_without_a_refit_no_earlier_one_passes_for_the_ranker(done: Path, synthetic_dataset: str) -> None:
     shutil.copytree(done / "blend", done / "final", dirs_exist_ok=True)  # the first run may have had no time for it
     config, ranker = auto(synthetic_dataset, done), Board.read(str(done / "leaderboard")).final
+    listed = storage.listed_in(storage.read_manifest(str(done / "final")))
     assert config.replace(refit=False).train() == str(done / "blend")
-    assert storage.read_manifest(str(done / "final")) is None
+    left = storage.below(str(done / "final"))
+    assert not {storage.MANIFEST, *listed}.intersection(left), "no bundle, and no files of one"
     assert config.train() == ranker
 
 
