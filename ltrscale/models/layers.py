@@ -19,7 +19,12 @@ from ltrscale.config import Config
 from ltrscale.layout import send
 
 Activation = Literal["relu", "gelu", "elu"]
-Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+Size = Annotated[int, Field(ge=1, le=1_000_000)]
+"""Of a layer or of a part of one."""
+Layers = Annotated[int, Field(ge=1, le=1000)]
+"""Their number, each of which takes time to build."""
+Sizes = Annotated[tuple[Size, ...], Field(min_length=1, max_length=1000)]
+"""Of consecutive layers."""
 
 
 class TokenFields(NamedTuple):

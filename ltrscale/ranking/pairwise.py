@@ -162,7 +162,7 @@ class SoftmaxNegativesConfig(Loss):
 
     kind: Literal["softmax_negatives"] = "softmax_negatives"
     weighted: ClassVar[bool] = True
-    negatives: int = Field(7, ge=1)
+    negatives: int = Field(7, ge=1, le=1_000_000)
     """Irrelevant documents drawn for each relevant one, T - 1."""
     threshold: float = Field(1.0, gt=0)
     """Documents are relevant from this label on; SUN23 takes 2 of 0 to 4."""
