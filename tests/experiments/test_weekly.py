@@ -29,7 +29,7 @@ from ltrscale.experiments.week import Week
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.serving.register import ALIAS
-from ltrscale.stages.trackers import client
+from ltrscale.stages.mlflow_runs import client
 from ltrscale.trees.gbdt import GBDTJob
 
 SOURCE = {
