@@ -110,12 +110,12 @@ class MLflowRun:
         from mlflow import MlflowException
         from mlflow.entities import Metric
 
-        metrics = [
-            Metric(plain_key(f"{point.prefix}/{name}"), value, int(time_s * 1000), point.step)
-            for point, values, time_s in figures
-            for name, value in values.items()
-        ]
-        metrics = [metric for metric in metrics if metric.step > self._last.get(metric.key, -1)]
+        last, metrics = dict(self._last), []
+        for point, values, time_s in figures:
+            for key, value in ((plain_key(f"{point.prefix}/{name}"), value) for name, value in values.items()):
+                if point.step > last.get(key, -1):
+                    last[key] = point.step
+                    metrics.append(Metric(key, value, int(time_s * 1000), point.step))
         for first in range(0, len(metrics), _MOST_METRICS):
             batch = metrics[first : first + _MOST_METRICS]
             try:

@@ -122,6 +122,7 @@ class _Follower:
         self._waiting: deque[Figures] = deque()
         self._reported = self._arrived = 0
         self._trouble, self._warned, self._quiet = "", False, False
+        self._saying = threading.Lock()
         self._news, self._over = threading.Event(), threading.Event()
         self._opened, self._done = threading.Event(), threading.Event()
         self._until, self._answered = math.inf, 0.0
@@ -151,7 +152,8 @@ class _Follower:
         self._answered = now = time.monotonic()
         # one that fails now gets one more try, so that a server that is down delays no run
         self._until = now if self._trouble else now + _END_S
-        self._over.set()
+        with self._saying:
+            self._over.set()
         self._news.set()
         silent_s = 0.0 if self._tracker.place in _silent else _SILENT_S
         while not self._done.is_set() and time.monotonic() < (last := min(now + _END_S, self._answered + silent_s)):
@@ -215,10 +217,11 @@ class _Follower:
 
     def _fail(self, error: Exception, so: str = "its figures wait until that is over") -> None:
         """Take note of a failure; only the first of a run is said, and those at its end with what did not arrive."""
-        self._trouble = _reason(error)
-        if not self._warned and not self._over.is_set():
-            self._warned = True
-            log.warning("%s; the run goes on, and %s", self._said(), so)
+        with self._saying:
+            self._trouble = _reason(error)
+            if not self._warned and not self._over.is_set():
+                self._warned = True
+                log.warning("%s; the run goes on, and %s", self._said(), so)
 
     def _said(self) -> str:
         return f"{self._tracker.name} in {self._tracker.place}: {self._trouble}"

@@ -190,7 +190,7 @@ def test_what_waited_arrives_once_the_server_is_back(
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_a_slow_server_gets_all(proxy: FaultyProxy, server: TrackingServer, tmp_path: Path) -> None:
+def test_a_slow_server_gets_all_and_each_step_once(proxy: FaultyProxy, server: TrackingServer, tmp_path: Path) -> None:
     answers = threading.Semaphore(0)
 
     def slow(_method: str, _path: str) -> bool:
@@ -205,7 +205,8 @@ def test_a_slow_server_gets_all(proxy: FaultyProxy, server: TrackingServer, tmp_
             answers.release()
 
     def body(report: Report) -> None:
-        steps(1, 500)(report)  # while nothing has been answered yet
+        steps(1, 300)(report)  # while nothing has been answered yet
+        steps(200, 500)(report)  # as workers do that start again
         threading.Thread(target=release, daemon=True).start()
 
     run(tmp_path / "out", body)
