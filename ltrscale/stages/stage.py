@@ -363,7 +363,7 @@ class Stage(Config):
             if self.is_done(origin):  # again: another process may have made it while this one waited
                 return False
             start = time.monotonic()
-            with recorded(self.out, self.recorded_as(), self.stage, name=self.record) as report:
+            with recorded(self.out, self.recorded_as(), self.stage, name=self.record, origin=origin) as report:
                 log.info("%s: writing %s", self.stage, self.out)
                 self.clear()
                 self.work(origin, report)
