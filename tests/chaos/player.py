@@ -122,7 +122,7 @@ class Player:
             f"-{stage.name}" in mark for mark in self.remains.ended
         )
         recently = time.monotonic() < self.havoc.calm_since + _AFTERMATH_S
-        disturbed = bool(self.havoc.active) or recently or others
+        disturbed = self.havoc.explains or recently or others
         given = give(self.arena, self._number, stage, words, second=second, disturbed=disturbed)
         self._number += 1
         self.running.append(given)
@@ -235,8 +235,9 @@ class Player:
         self.arena.s3.make_bucket(BUCKET.removeprefix("s3://"))
 
     def _scratch(self) -> list[str]:
-        """Report the leftovers on this machine, and remove them before the next round."""
+        """Report leftovers on this machine, which are removed before the next round, and at the tracking server."""
         lines = [f"left in TMPDIR: {name}" for name in self.arena.left_on_disk()]
+        lines += [f"several runs are tracked of {output}" for output in self.arena.tracking.tracked_twice()]
         sessions = self.arena.ray_sessions()
         if len(sessions) > _SESSIONS:
             lines.append(f"{len(sessions)} sessions of Ray left in {self.arena.ray}")
