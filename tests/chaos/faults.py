@@ -38,7 +38,7 @@ _SECONDS: dict[Kind, tuple[float, float]] = {
     "busy": (5, 20),
     "full": (5, 20),
     "second": (1, 25),
-    "tracking": (5, 60),
+    "tracking": (5, 30),
 }
 _LONG_STOP_S = 70.0  # long enough for the lease of a stopped writer to lapse
 _LONG_STOPS = 0.2

@@ -1,5 +1,6 @@
 """Tracking costs telemetry only, whatever the server does; what arrives is there once, in order, and under one run."""
 
+import os
 import shutil
 import signal
 import socket
@@ -284,6 +285,27 @@ def test_a_folder_that_mlflow_does_not_write_says_what_to_set(tmp_path: Path, mo
             InputError, match=r"is a folder, .* name a database, such as sqlite:///mlflow.db, or set MLF"
         ):
             run(tmp_path / "out", steps(1, 2))
+
+
+def test_who_registers_a_model_has_the_patience_of_mlflow(
+    server: TrackingServer,  # noqa: ARG001
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in mlflow_runs._LIMITS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")  # the user's
+
+    def limits() -> tuple[str | None, str | None]:
+        return os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT"), os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES")
+
+    def body(_: Report) -> None:
+        assert limits() == ("10", "3")
+        with mlflow_runs.patient():
+            assert limits() == (None, "3")
+        assert limits() == ("10", "3")
+
+    run(tmp_path / "out", body)
 
 
 ENDS = """
