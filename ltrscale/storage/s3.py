@@ -18,7 +18,11 @@ from typing import Any
 
 from aiohttp import ClientPayloadError
 from botocore import UNSIGNED  # type: ignore[import-untyped]
-from botocore.exceptions import ClientError, NoCredentialsError  # type: ignore[import-untyped]
+from botocore.exceptions import (  # type: ignore[import-untyped]
+    ClientError,
+    FlexibleChecksumError,
+    NoCredentialsError,
+)
 from botocore.httpsession import get_cert_path  # type: ignore[import-untyped]
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 from fsspec.asyn import sync_wrapper
@@ -28,7 +32,10 @@ from ltrscale.errors import InputError
 from ltrscale.storage.faults import is_unexplained
 from ltrscale.storage.patience import Tries
 
-_CUT_SHORT = (ClientPayloadError, ResponseParserError, IncompleteRead)
+_CUT_SHORT = (ClientPayloadError, ResponseParserError, IncompleteRead, FlexibleChecksumError)
+_ALWAYS = {"list_objects_v2": "IsTruncated", "create_multipart_upload": "UploadId"}
+"""What each answer to these requests has: without a body it would count as an empty listing."""
+_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 _AMAZON = re.compile(r"https://s3(\.[\w-]+)?\.amazonaws\.com(\.cn)?")
 """Amazon's usual endpoints, which a client finds by itself for a region."""
 _ARROW_TRIES = 6  # with pauses of 25 ms, 50 ms, 100 ms, ...
@@ -127,7 +134,11 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]
             answer = await super()._call_s3(method, *arguments, **options)
             if method == "get_object":
                 with contextlib.closing(answer["Body"]) as body:
-                    answer["Body"] = _Content(await body.read())
+                    data = await body.read()
+                _check_length(options.get("Range", ""), answer.get("ContentRange", ""), len(data))
+                answer["Body"] = _Content(data)
+            if method in _ALWAYS and _ALWAYS[method] not in answer:
+                raise ConnectionError("the answer was cut short: it has no content")
         except _CUT_SHORT as error:
             raise ConnectionError(f"the answer was cut short ({' '.join(str(error).split())})") from error
         except OSError as error:
@@ -137,6 +148,27 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]
                 await self._call_once("get_object", Range="bytes=0-0", **key)
             raise
         return answer
+
+
+def _check_length(asked: str, answered: str, bytes_: int) -> None:
+    """Check that a part of a file came whole: s3fs takes what comes, and fills a gap with zeros.
+
+    botocore compares a whole file with its checksum, which no store sends for a part.
+
+    Args:
+        asked: the header Range of the request, or "".
+        answered: the header Content-Range of the answer, or "".
+        bytes_: of the answer's body.
+
+    Raises:
+        ConnectionError: it is shorter or longer than what was asked for.
+    """
+    if (part := _RANGE.fullmatch(asked)) is None:
+        return
+    first, last, total = *part.groups(), answered.rpartition("/")[2]
+    ends = [int(last) + 1] * bool(last) + [int(total)] * total.isdecimal()
+    if bytes_ != min(ends, default=0) - int(first):
+        raise ConnectionError(f"the answer was cut short: {bytes_:,} bytes came for {asked} of {answered or 'no part'}")
 
 
 class _Content:

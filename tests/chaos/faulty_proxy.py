@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 
 from jobs.s3 import free_ports
 
+Answer = tuple[int, dict[str, str], bytes]
+"""Status, headers and body."""
 Match = Callable[[str, str], bool]
 """Whether a request (method, path with query) may fail."""
 
@@ -38,9 +40,10 @@ SLOW_DOWN = Refusal(503, "SlowDown", "Please reduce your request rate.")
 BROKEN = Refusal(500, "InternalError", "We encountered an internal error.")
 EXPIRED = Refusal(400, "ExpiredToken", "The provided token has expired.")
 
-Fault = Refusal | Literal["reset", "cut", "hang"]
-"""How a request fails: it is refused; its connection is reset, before the answer or in the middle of it; or it gets no
-answer as long as the fault lasts."""
+Fault = Refusal | Literal["reset", "cut", "hang", "short", "stale"]
+"""How a request fails: it is refused; its connection is reset, before the answer or in the middle of it; it gets no
+answer as long as the fault lasts; the answer is a success with the first part of its body only, and the length of that
+part; or it is what the first request like it got."""
 
 _OF_ONE_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
@@ -50,12 +53,15 @@ class FaultyProxy:
 
     A failing request is not forwarded, unless `after` is set: then it is carried out and only its answer is lost.
     `share`, `match` and `fault` can change while the proxy runs. The failing requests are drawn from a seed, in order
-    of arrival. If the server does not answer, the connection is reset.
+    of arrival. If the server does not answer, the connection is reset. `kept` is the share of a body that is sent if
+    answers are short.
     """
 
     def __init__(self, target: str, share: float, *, seed: int = 0, after: bool = False) -> None:
         self.share, self.after = share, after
         self.fault: Fault = SLOW_DOWN
+        self.kept = 0.5
+        self.first: dict[str, Answer] = {}
         self.match: Match = lambda _method, _path: True
         self.requests = self.failed = 0
         self._random, self._lock = random.Random(seed), threading.Lock()
@@ -158,13 +164,19 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._body()
         failing = self.proxy.fails(self.command, self.path)
         fault = self.proxy.fault
+        forwarded = not failing or self.proxy.after or fault in ("cut", "short", "stale")
         try:
-            answer = self._forward(body) if not failing or self.proxy.after or fault == "cut" else None
+            answer = self._forward(body) if forwarded else None
         except OSError:
             self._reset()
             return
         if not failing and answer is not None:
             self._answer(*answer)
+        elif fault == "stale" and answer is not None:
+            self._answer(*self.proxy.first.setdefault(f"{self.command} {self.path}", answer))
+        elif fault == "short" and answer is not None:
+            status, headers, content = answer
+            self._answer(status, headers, content[: int(len(content) * self.proxy.kept)])
         elif isinstance(fault, Refusal):
             self._answer(fault.status, {"Content-Type": "application/xml"}, fault.content())
         else:
@@ -194,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
             pass  # trailers
         return b"".join(pieces)
 
-    def _forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+    def _forward(self, body: bytes) -> Answer:
         """Forward the request with its Host header, which the client has signed."""
         for _ in range(2):  # the server may have closed the kept connection: then try once on a new one
             self.upstream = self.upstream or http.client.HTTPConnection(self.target, timeout=60)

@@ -180,6 +180,42 @@ def test_a_row_group_is_read_after_more_failures_than_pyarrow_takes(
 
 
 @pytest.mark.s3
+@pytest.mark.parametrize("kept", [0.5, 0.0], ids=["half", "empty"])
+def test_what_comes_short_is_never_taken_for_the_whole(
+    proxy: FaultyProxy, environment: pytest.MonkeyPatch, url: str, kept: float, tmp_path: Path
+) -> None:
+    environment.setattr(PatientS3, "default_block_size", MIB)  # larger files are read in parts
+    generator = np.random.default_rng(0)
+    large = generator.bytes(5 * MIB // 2)
+    table = pa.table({"x": generator.random(20_000)})
+    pq.write_table(table, tmp_path / "table", row_group_size=10_000, write_page_checksum=True, compression="none")
+    commit(url, {"large": large, "table": (tmp_path / "table").read_bytes()})
+    files = [storage.join(url, name) for name in ("large", "manifest.json", "table")]
+    row_groups = [RowGroup(files[2], i, "2026-W01", 10_000, 10_000, 0, gid_base=0, first_labelled=0) for i in (0, 1)]
+    reads: dict[str, tuple[Callable[[], Any], Any]] = {
+        "large": (lambda: storage.read_bytes(files[0]), large),
+        "stream": (lambda: read_in_pieces(files[0]), large),
+        "small": (lambda: storage.read_manifest(url), storage.read_manifest(url)),
+        "row groups": (lambda: pa.concat_tables(list(read_direct(row_groups, ["x"]))), table),
+        "list": (lambda: storage.list_files(url), files),
+        "sizes": (lambda: storage.sizes_below(url), storage.sizes_below(url)),
+        "write": (lambda: commit(url + "-more", {"large": large * 4}), None),  # in parts
+    }
+    proxy.fault, proxy.kept, proxy.share = "short", kept, 1.0
+    for name, (read, expected) in reads.items():
+        for number in range(5):  # each of the first requests alone
+            asked = itertools.count()
+            proxy.match = lambda method, _, n=number, asked=asked: method in ("GET", "POST") and next(asked) == n
+            assert read() == expected, (name, number)
+    assert proxy.failed > len(reads)
+    environment.setenv(PATIENCE, "0.5")
+    proxy.match = lambda method, _: method in ("GET", "POST")
+    for name, (read, _) in reads.items():  # all of them
+        with pytest.raises(InputError), storage.named_errors(url):
+            pytest.fail(f"{name}: {read()!r}")
+
+
+@pytest.mark.s3
 def test_a_store_that_fails_is_not_taken_for_a_damaged_file(
     environment: pytest.MonkeyPatch, url: str, tmp_path: Path
 ) -> None:

@@ -29,8 +29,9 @@ from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.manifest import read_dataset
 from ltrscale.data.dataset.row_groups import FileSource, RowGroup, RowGroups
 from ltrscale.data.dataset.scores import SCORES
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.processor import cores
+from ltrscale.progress import log
 
 RowGroupReader = Callable[[Sequence[RowGroup], Sequence[str]], Iterator[pa.Table]]
 """Takes row groups and column names (`scores` only together with `gid`); yields one table per row group, in order."""
@@ -38,6 +39,8 @@ RowGroupReader = Callable[[Sequence[RowGroup], Sequence[str]], Iterator[pa.Table
 OPEN_FILES = 64
 REQUESTS = 4
 """At a time, of a process that reads remote files."""
+_READS = 3
+"""Of a remote row group that cannot be decoded, before it counts as damaged."""
 _BUSY, _MOST_THREADS = 2, 8
 """Cores for the training and for the thread that cuts its batches, and threads beyond which that one is the limit."""
 _GONE = re.compile("^FileNotFoundError|NO_SUCH_KEY|RESOURCE_NOT_FOUND|HTTP status 404")
@@ -159,7 +162,24 @@ def _check_listed(item: PlannedRead, error: InputError) -> None:
 def _read_row_group(
     url: str, item: PlannedRead, columns: Sequence[str], open_file: Callable[[str], ParquetReads], remedy: str
 ) -> pa.Table:
-    """Columns of a row group of one file."""
+    """Columns of a row group of one file; a remote one counts as damaged when it was read three times.
+
+    pyarrow does not notice an answer that is shorter than its request, and decodes what was in memory before.
+    """
+    for _ in range(0 if storage.is_local(url) else _READS - 1):
+        try:
+            return _read_once(url, item, columns, open_file, remedy)
+        except InputError as error:
+            if isinstance(error, UnavailableError) or (error.__cause__ and storage.is_fault(error.__cause__)):
+                raise
+            log.warning("%s: row group %d could not be decoded; reading it again", url, item.number)
+        open_file = open_parquet  # the footer too, of which a cache may keep what was not its own
+    return _read_once(url, item, columns, open_file, remedy)
+
+
+def _read_once(
+    url: str, item: PlannedRead, columns: Sequence[str], open_file: Callable[[str], ParquetReads], remedy: str
+) -> pa.Table:
     number = item.number
     with storage.named_errors(url), _damage(url, remedy):
         file = open_file(url)
