@@ -89,7 +89,10 @@ def check_new(
             "earlier periods with jobs.prepare (prepare.add), which judges nothing"
         )
     if joins and present and not is_begun:
-        remedy = "leave inputs out to judge the newest period as it is there"
+        remedy = (
+            "leave inputs out to judge the newest period as it is there; to replace its rows, delete the data set, "
+            "prepare it from all rows, and leave inputs out"
+        )
         if present != periods:
             remedy = "leave its rows out of the inputs"
         raise InputError(

@@ -108,14 +108,18 @@ def check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], wo
     if rejected > config.max_rejected * rows or not accounting.rows_kept:
         first = "; ".join(f"{r.file}:{r.line} {r.rule} ({r.found or repr(r.text[:40])})" for r in first_rejections)
         # query ids return in a log that is sorted by time and not by query
-        scattered = accounting.rules.get("returning_query") and not config.sort
+        returning = accounting.rules.get("returning_query")
+        scattered = returning and not config.sort
         sort = f"set {key}sort=true if the rows of a query do not lie together, " if scattered else ""
+        again = (
+            "queries that the data set has are not replaced: leave their rows out, " if returning and config.add else ""
+        )
         days = any(_is_unread_day(rejection.found) for rejection in first_rejections)
         time_format = f'add "{DAY_NUMBER}" to {key}source.columns.time_format for days as numbers, ' if days else ""
         raise InputError(
             f"{rejected:,} of {rows:,} rows rejected ({rejected / rows:.2%}), max_rejected is "
             f"{config.max_rejected:.2%}: {_by_rule(accounting)}; the first: {first}; all are in "
-            f"{storage.join(work.out, QUARANTINE)}; {sort}{time_format}mend the input or raise {key}max_rejected"
+            f"{storage.join(work.out, QUARANTINE)}; {again}{sort}{time_format}mend the input or raise {key}max_rejected"
         )
 
 

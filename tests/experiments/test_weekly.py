@@ -437,6 +437,29 @@ def test_what_cannot_be_done_is_said_with_the_remedy(place: Path) -> None:
 
 
 @pytest.mark.slow
+def test_mended_rows_of_a_week_that_has_joined_count_once_the_data_set_is_made_again(place: Path) -> None:
+    job(place).run()
+    manifest, served = (place / "data" / "manifest.json").read_bytes(), service(place)
+    mended = pd.read_csv(place / "W12.csv", dtype=str)
+    mended.loc[:99, "rating"] = "5"
+    mended.to_csv(place / "W12.csv", index=False)
+    with pytest.raises(
+        InputError, match=r"has 2026-W12 already, .*; to replace its rows, delete the data set, prepare"
+    ):
+        job(place).run()
+    assert (place / "data" / "manifest.json").read_bytes() == manifest
+    assert service(place) == served
+    groups = open_dataset(str(place / "data")).manifest.counts().groups
+    shutil.rmtree(place / "data")
+    inputs = [str(place / "log.csv"), str(place / "W12.csv")]
+    validate(PrepareJob, {"out": str(place / "data"), "prepare": {**PREPARE, "inputs": inputs}}, "test").run()
+    assert open_dataset(str(place / "data")).manifest.counts().groups == groups
+    job(place, None).run()
+    assert len(candidates(place, "2026-W12")) == 2
+    assert before(service(place)) == served.bundle
+
+
+@pytest.mark.slow
 def test_a_bundle_of_other_periods_is_taken_to_have_seen_none(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As one that learnt from tables in memory, whose periods are `train` and `validation`."""
     job(place, None).run()

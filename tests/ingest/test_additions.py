@@ -178,6 +178,12 @@ def make_too_many_rejected(folder: Path) -> PrepareConfig:
     return config(write_days(folder, [9]), max_rejected=0, add=True)
 
 
+def make_mended(folder: Path) -> PrepareConfig:
+    table, mended = pq.read_table(folder / "days-1.parquet"), folder / "mended.parquet"
+    pq.write_table(table.set_column(table.schema.get_field_index("y"), "y", pa.array([1.0] * len(table))), mended)
+    return config(mended, add=True)
+
+
 def make_unexpected(folder: Path) -> PrepareConfig:
     return config(write_days(folder, [9]), expect={"2026-03-09": {"groups": 7}}, add=True)
 
@@ -190,6 +196,10 @@ def make_unexpected(folder: Path) -> PrepareConfig:
         (make_fewer_features, r"out: feature 2 of the inputs is missing where the data set has 'f2' \(numeric\)"),
         (make_other_columns, r"days-9\.parquet: column 'meta_d' of its groups is string where it is missing in"),
         (make_too_many_rejected, r"4 of \d+ rows rejected .* max_rejected is 0\.00%"),
+        (
+            make_mended,
+            r"rows rejected .* returning_query .*; queries that the data set has are not replaced: leave their",
+        ),
         (make_unexpected, r"period '2026-03-09': expected 7 groups, found 40"),
     ],
 )
