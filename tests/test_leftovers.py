@@ -18,6 +18,7 @@ from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import Report
 from ltrscale.stages.runs import holding
 from ltrscale.stages.stage import Origin, Stage
+from ltrscale.training.resumption import ResumingStage, finish
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +124,22 @@ class Words(Stage):
             writer.finish({"made_by": origin})
 
 
+class Training(ResumingStage):
+    """A stage that leaves a checkpoint and a transform until its output is committed."""
+
+    stage: ClassVar = "training"
+    words: str
+
+    def work(self, origin: Origin, report: Report) -> None:
+        report({"words": 1})
+        for name in ("transform", "checkpoints/step-1", ""):
+            with storage.Commit(storage.join(self.out, name)) as writer:
+                with writer.file("part-{hash}.safetensors") as path:
+                    path.write_text(name + self.words)
+                writer.finish({"made_by": origin})
+        finish(self.out)
+
+
 OTHERS = [
     *(".labels-backup.20261127", "notes/.draft.20260101", ".crc.deadbeef", "period=b/.crc.deadbeef", ".staging-1/a"),
     *("..lease.20261127", ".manifest.json.deadbeef", "query-ids/part-20261127-deadbeef.npy"),
@@ -164,11 +181,12 @@ class Killed:
 
 
 @pytest.mark.slow
-def test_a_stage_leaves_what_an_undisturbed_one_leaves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Words, Training])
+def test_a_stage_leaves_what_an_undisturbed_one_leaves(tmp_path: Path, kind: type[Words | Training]) -> None:
     """Also where its output was committed before the kill, so that it is up to date."""
 
     def run(folder: Path) -> None:
-        Words(out=str(folder), words="two words").run()
+        kind(out=str(folder), words="two words").run()
 
     job = Killed(lambda _: None, run, lambda change, folder: killed_before(change, folder, lambda: run(folder)))
     assert job.check(tmp_path) > 20

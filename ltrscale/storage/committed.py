@@ -131,15 +131,14 @@ def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFE
         if own is None:
             raise
         manifest = {}
-    if manifest is None and own is None:
-        return
-    listed = {*names_to_delete(url, manifest or {})}
-    if own is not None:
-        listed.update(path for path in files.below(url) if (match := own.fullmatch(path)) and _has_hash(url, match))
-    check_lease(url)
-    with deleting(url, listed):
-        files.remove(join(url, name))
-    if is_local(url):
+    if manifest is not None or own is not None:
+        listed = {*names_to_delete(url, manifest or {})}
+        if own is not None:
+            listed.update(path for path in files.below(url) if (match := own.fullmatch(path)) and _has_hash(url, match))
+        check_lease(url)
+        with deleting(url, listed):
+            files.remove(join(url, name))
+    if is_local(url):  # where nothing is committed, too: a withdrawal that was killed may have left the folder
         files.remove_empty(local_path(url), local_path(url).parent)
 
 
