@@ -89,6 +89,14 @@ def written_logs() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def no_chart_is_left_out(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A chart that cannot be drawn costs a user one line; here it is a fault of ours."""
+    yield
+    said = [record.getMessage() for phase in ("setup", "call") for record in caplog.get_records(phase)]
+    assert [text for text in said if text.startswith("report: left out: the chart")] == []
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Real data sets next to the checkout; without them, tests that need them are skipped."""
