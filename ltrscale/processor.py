@@ -5,12 +5,21 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Self
 
 
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none
+
+
+def memory() -> int:
+    """Bytes that this machine, or the container that it is, has for processes."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")  # of a container
+    known = limit.exists() and (text := limit.read_text().strip()).isdecimal()
+    return min(machine, int(text)) if known else machine
 
 
 @contextmanager

@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups, standardise_by_group
@@ -33,10 +33,9 @@ from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker
 from ltrscale.models.examples import InContextRanker
 from ltrscale.models.in_context import InContextNetwork
-from ltrscale.models.layers import EncoderSettings
+from ltrscale.models.layers import EncoderSettings, ModuleT
 from ltrscale.models.ranker import Architecture
 
-ModuleT = TypeVar("ModuleT", bound=nn.Module)
 Scorer = Callable[[QueryGroups], Tensor]
 """Scores [N] of the documents of a batch, higher is better."""
 

@@ -2,7 +2,6 @@
 
 import http.client
 import ipaddress
-import os
 import secrets
 import shutil
 import socket
@@ -20,6 +19,7 @@ from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
+from ltrscale.processor import memory
 
 Severity = Literal["ok", "warning", "error"]
 CHECKED_PACKAGES = ("ray", "torch", "pyarrow", "lightgbm")
@@ -153,11 +153,7 @@ def shared_memory(store: float | None = None) -> CheckResult:
 
 def default_store() -> float:
     """Bytes of the object store that Ray makes on this machine if nothing says otherwise."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")  # of a container
-    if limit.exists() and (text := limit.read_text().strip()).isdecimal():
-        memory = min(memory, int(text))
-    return min(_SHARE_OF_MEMORY * memory, _MOST_STORE)
+    return min(_SHARE_OF_MEMORY * memory(), _MOST_STORE)
 
 
 def spill_disk(folder: Path | None = None, store: float | None = None) -> CheckResult:
