@@ -235,6 +235,11 @@ def _plugin_files(trees: Trees, negative: Collection[str], to: str) -> Files:
     for column in trees.columns:
         if column.kind == "categorical" and column.label in used:
             raise _splits_on_category(trees, column, to)
+        if "{{" in column.name and column.label in used:
+            remedy = "train without it (leave_out in the training split), or rename the column"
+            raise InputError(
+                f"{trees.url}: {to} would fill in the feature's name {column.name!r} as a template; {remedy}"
+            )
     queries = [query for column in trees.columns for query in _feature_queries(column, parts) if query["name"] in used]
     model = {"type": "model/xgboost+json", "definition": json.dumps(roots, separators=(",", ":"), allow_nan=False)}
     return {

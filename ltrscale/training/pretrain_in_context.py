@@ -8,7 +8,10 @@ kept is a moving average of the weights, which is better than those of any singl
 import copy
 import json
 import math
+import multiprocessing
+import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -325,14 +328,23 @@ def _ahead(config: InContextPretrainConfig, first: int, device: torch.device) ->
         batch_size=None,
         sampler=range(first, config.steps),
         num_workers=processes,
-        worker_init_fn=_leave_signals,
+        worker_init_fn=_obey_parent,
         pin_memory=device.type == "cuda",
         **several,
     )
     yield from loader
 
 
-def _leave_signals(_: int) -> None:
-    """Leave requests to stop, which a terminal sends to all processes, to the one that learns."""
+def _obey_parent(_: int) -> None:
+    """Leave requests to stop, which a terminal sends to all processes, to the one that learns, and end with it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has ended, which torch overlooks if that was killed while this one started."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

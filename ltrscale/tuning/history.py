@@ -10,6 +10,7 @@ import io
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -324,8 +325,19 @@ def _table(outcome: SearchOutcome) -> str:
         assert result is not None
         value = "" if result.value is None else repr(result.value)
         params = [outcome.shown(trial, key, exactly=True) for key in outcome.space]
-        rows.writerow([trial.number, result.state, value, result.seconds, *params, result.reason or ""])
+        rows.writerow([trial.number, result.state, value, result.seconds, *map(_cell, [*params, result.reason or ""])])
     return text.getvalue()
+
+
+def _cell(text: str) -> str:
+    """A text that no spreadsheet takes for a formula: an error may begin with the name of a file or a column.
+
+    Example:
+        >>> [_cell(text) for text in ("=HYPERLINK(A1)", "@SUM(A1)", "-1+A1", "-1e-05", "mlp", "")]
+        ["'=HYPERLINK(A1)", "'@SUM(A1)", "'-1+A1", '-1e-05', 'mlp', '']
+    """
+    is_formula = text.startswith(tuple("=+-@\t\r")) and not re.fullmatch(r"-[0-9.]+(e[+-]?[0-9]+)?|-inf", text)
+    return f"'{text}" if is_formula else text
 
 
 def document(outcome: SearchOutcome, commands: Sequence[str]) -> Document:

@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from exported_models import PERIODS, full, last_rows, score_alone, trees
+from exported_models import PERIODS, full, last_rows, network, saved, score_alone, trees
 from reference import serving as reference
 from small_trainers import finetuned
 from text_log import ENCODER, STREAM
@@ -188,6 +188,37 @@ def test_features_below_0_are_exported_in_parts_that_are_not(kind: str, write_da
     ours_N = bundle.scorer()(QueryGroups(rows_NF, torch.tensor([0, len(rows_NF)])))
     for row, score in zip(rows_NF, ours_N, strict=True):  # values that no data has
         assert in_engine(files, bundle, row, missing_is_zero=False) == pytest.approx(float(score), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_the_names_of_features_are_no_code_in_any_file(write_dataset: Any, tmp_path: Path) -> None:
+    names = ["=cmd|' /C calc'!A0", "../../x", "<script>", "$(touch x)", "matrix;import os", 'a"b', "{{a name}}"]
+    generator = np.random.default_rng(0)
+
+    def groups(count: int) -> list[tuple[Any, Any]]:
+        features = generator.normal(size=(count, 12, len(names))).astype(np.float32)
+        return [(x_LF, (x_LF.sum(1) > 0).astype(np.float32)) for x_LF in features]
+
+    of_periods = {f"2026-W0{week}": groups(50) for week in (1, 2, 3, 4)}
+    data = write_dataset(of_periods, [Feature(name=name, kind="numeric") for name in names])
+    ranker = saved(tmp_path / "network", data, network(data, encoder={"kind": "mlp", "hidden": [4]}))
+    by_trees = trees(tmp_path / "trees", data, "lightgbm")
+    others = trees(tmp_path / "others", data, "lightgbm", leave_out=("{{a name}}",))
+    plugin = ("elasticsearch", "opensearch")
+    exports = [("onnx", ranker), *((to, by_trees) for to in ("lightgbm", "vespa")), *((to, others) for to in plugin)]
+    for to, url in exports:
+        for name, content in compared(to, load(url), split_of(data))[0].items():
+            texts = [content.decode(errors="replace")]
+            if name.endswith(".json"):  # where a name is a whole text, as the file is no code
+                texts = [
+                    text
+                    for text in re.findall(r'"((?:[^"\\]|\\.)*)"', texts[0])
+                    if json.loads(f'"{text}"') not in names
+                ]
+            assert not [raw for raw in names for text in texts if raw in text], (to, name)
+    for to in plugin:
+        with pytest.raises(InputError, match=r"would fill in the feature's name '\{\{a name\}\}' as a template; train"):
+            compared(to, load(by_trees), split_of(data))
 
 
 @pytest.mark.slow

@@ -2,12 +2,15 @@
 
 import json
 import signal
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from waiting import wait_until
 
 from jobs.bench.pretend import Counts, counting, pretending
 from ltrscale import storage
@@ -89,6 +92,31 @@ def test_stopped_and_resumed_gives_the_same_weights(whole: Path, tmp_path: Path,
 def test_other_processes_draw_the_same_problems(whole: Path, tmp_path: Path) -> None:
     run(tmp_path / "out", processes=2)
     assert same(tmp_path / "out", whole)
+
+
+@pytest.mark.slow
+def test_killed_it_leaves_no_process_and_resumes_to_the_same_weights(whole: Path, tmp_path: Path) -> None:
+    out, config = tmp_path / "out", tmp_path / "config.yaml"
+    pretrain = {**SMALL, "processes": 1, "checkpoint_minutes": 0.001}
+    config.write_text(json.dumps({"out": str(out), "pretrain": pretrain}))
+
+    def children(pid: int) -> list[Path]:
+        return [Path(f"/proc/{child}") for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    moments: list[Callable[[int], object]] = [
+        lambda pid: any("libtorch" in (child / "maps").read_text() for child in children(pid)),  # while it starts
+        lambda _: list_checkpoints(str(out / "checkpoints")),
+    ]
+    for moment in moments:
+        process = subprocess.Popen([sys.executable, "-m", "jobs.pretrain_in_context", "--config", str(config)])
+        wait_until(lambda pid=process.pid, moment=moment: moment(pid))
+        left = children(process.pid)
+        process.kill()
+        process.wait()
+        wait_until(lambda left=left: not any(child.exists() for child in left))
+    job(out, **pretrain).run()
+    assert same(out, whole)
+    assert not list_checkpoints(str(out / "checkpoints"))
 
 
 def test_another_seed_gives_other_weights(whole: Path, tmp_path: Path) -> None:
