@@ -48,6 +48,11 @@ FEW_LISTS = 32
 """The most different values of a label."""
 _CLOSE = 1.5
 _RARE = 0.02
+_LIKELIEST, _DECIDED = 64, 64
+"""Columns that are looked at as items' ids with what they decide, and the columns that they may decide: a log with
+thousands of columns has that many pairs of any of them."""
+_SHOWING = 16
+"""Columns of times and of places that are looked at beside each column."""
 _PAIRED = 1.0
 """Points of an item's id for values that come again; alone they make none."""
 
@@ -146,10 +151,12 @@ def queries(columns: Sequence[LogColumn], seen: Structure) -> list[Candidate]:
     clocks = [column for column in columns if column.name in seen and looks_like_time(column)]
     clocks = [c for c in clocks if has_pattern(c, _EVENT_TIME) or not has_pattern(c, _ITEM_TIME)] or clocks
     slots = [column for column in columns if column.name in seen and column.numeric and has_pattern(column, _POSITION)]
-    keys = [column for column in keys if column not in slots and not is_label(column)]
-    likely = sorted((_thing(column, seen, keys) for column in keys), key=lambda each: -each.score)[:2]
+    keys = [column for column in keys if not (column.numeric and has_pattern(column, _POSITION))]
+    keys = [column for column in keys if not is_label(column)]
+    likely = sorted(_things(keys, seen), key=lambda each: -each.score)[:2]
     things = [each.column for each in likely if each.score > _PAIRED]  # a color comes again, too
-    return [candidate(column, _query_points(column, seen, clocks, slots, things)) for column in keys]
+    shown = clocks[:_SHOWING], slots[:_SHOWING]
+    return [candidate(column, _query_points(column, seen, *shown, things)) for column in keys]
 
 
 def _query_points(
@@ -211,8 +218,10 @@ def within(column: LogColumn, columns: Sequence[LogColumn], seen: Structure) -> 
     for other in columns:
         if other is column or other.name not in seen or (other.numeric and not other.whole):
             continue
+        if not looks_like_time(other):
+            continue
         pairs = len(np.unique(seen.joined(column.name, [other.name])))
-        if looks_like_time(other) and abs(pairs - lists.runs) <= 0.1 * lists.runs:
+        if abs(pairs - lists.runs) <= 0.1 * lists.runs:
             return (other,)
     return ()
 
@@ -225,9 +234,10 @@ def items(columns: Sequence[LogColumn], query: LogColumn, seen: Structure) -> li
     keys = [column for column in columns if column.name in seen and _is_key(column) and not is_label(column)]
     keys = [column for column in keys if not has_pattern(column, _POSITION)]
     lists = seen.lists(query.name)
+    things = {each.name: each for each in _things(keys, seen)}
 
     def points(column: LogColumn) -> Scores:
-        own = _thing(column, seen, keys)
+        own = things[column.name]
         yield own.score, "; ".join(own.reasons)
         repeats = lists.repeats(seen.codes[column.name])
         yield 1.0 - 8.0 * repeats, f"{repeats:.1%} of the rows repeat one in their list" if repeats else "once a list"
@@ -237,8 +247,17 @@ def items(columns: Sequence[LogColumn], query: LogColumn, seen: Structure) -> li
     return [candidate(column, points(column)) for column in keys if column is not query]
 
 
+def _things(keys: Sequence[LogColumn], seen: Structure) -> list[Candidate]:
+    """The columns as items' ids; what they decide of each other is looked at for the likeliest."""
+    decided = {column.name for column in sorted(keys, key=lambda each: each.numeric)[:_DECIDED]}  # texts first
+    others = [column for column in keys if column.name in decided]
+    alone = [_thing(column, seen, ()) for column in keys]
+    likeliest = {each.name for each in sorted(alone, key=lambda each: -each.score)[:_LIKELIEST]}
+    return [_thing(each.column, seen, others) if each.name in likeliest else each for each in alone]
+
+
 def _thing(column: LogColumn, seen: Structure, columns: Sequence[LogColumn]) -> Candidate:
-    """A column as an item's id, whatever the query is."""
+    """A column as an item's id, whatever the query is, with what it decides of some columns."""
     lists, name = seen.lists(column.name), column.name.lower()
 
     def points() -> Scores:

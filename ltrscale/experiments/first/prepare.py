@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 
 import numpy as np
@@ -24,6 +25,8 @@ from ltrscale.ingest.roles import Choice, is_asked
 
 FEWEST_LISTS = 3
 """Periods that a comparison needs: to train, to validate and to test."""
+_DESCRIBED = 2000
+"""The most columns of one use that are described: a config has room for the names of more."""
 _PERIODS: tuple[PeriodUnit, ...] = ("week", "day", "hour")
 
 
@@ -189,8 +192,10 @@ def _column_lines(path: str, guessed: Guess, dialect: Dialect, plan: FirstPlan |
         yield "      dates: # days up to the row's time"
         for column in guessed.dates:
             yield f"        {plain_yaml(column.name)}: [days_before] # {column.shown}"
-    for name, reason in guessed.others.items():
+    for name, reason in islice(guessed.others.items(), _DESCRIBED):
         yield f"      # not used: {name}, {reason}"
+    if len(guessed.others) > _DESCRIBED:
+        yield f"      # not used: {len(guessed.others) - _DESCRIBED:,} more"
 
 
 def _role(role: str, column: LogColumn, choice: Choice | None) -> Iterator[str]:
@@ -226,7 +231,8 @@ def _column_list(
         yield f"      {key}: # {note}"
         for column in columns:
             doubt = f"{CHECK}: {questions[column.name]} Leave it out if not; " if column.name in questions else "# "
-            yield f"        - {plain_yaml(column.name)} {doubt}{column.shown}"
+            facts = f" {doubt}{column.shown}" if len(columns) <= _DESCRIBED or column.name in questions else ""
+            yield f"        - {plain_yaml(column.name)}{facts}"
 
 
 def summary(guessed: Guess) -> list[str]:
