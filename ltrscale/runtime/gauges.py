@@ -10,6 +10,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Self
 
+from ltrscale.progress import log
+
 _REFRESH_S = 5.0  # Ray drops a gauge that nobody has set for 20 s, twice the interval at which it exports
 
 COUNTERS = {
@@ -64,9 +66,19 @@ class Gauges:
         self._over.set()
 
     def __call__(self, record: Mapping[str, object]) -> None:
-        """Export what is known of a record of a step, an epoch, or the run; the rest is for other readers."""
-        if not _is_connected():
+        """Export what is known of a record of a step, an epoch, or the run; the rest is for other readers.
+
+        Where Ray refuses a number, a warning says so, and the run goes on without gauges.
+        """
+        if self._over.is_set() or not _is_connected():
             return
+        try:
+            self._export(record)
+        except Exception as error:  # whatever Ray raises
+            self._over.set()
+            log.warning("gauges: %s; this run exports none any more", error)
+
+    def _export(self, record: Mapping[str, object]) -> None:
         if self._refreshing is None:
             self._refreshing = threading.Thread(target=self._refresh, name="gauges", daemon=True)
             self._refreshing.start()
@@ -99,7 +111,7 @@ class Gauges:
 
     def _count(self, record: Mapping[str, object], tags: dict[str, str]) -> None:
         for name, description in COUNTERS.items():
-            if value := _number(record.get(name)):  # Ray refuses to count 0
+            if (value := _number(record.get(name))) is not None and value > 0:  # Ray counts nothing else
                 self._metric("Counter", name, description, tags).inc(value, tags=tags)
 
     def _metric(self, kind: str, name: str, description: str, tags: Mapping[str, str]) -> Any:

@@ -98,6 +98,24 @@ def test_counters_add_up_and_gauges_keep_the_last(kept: dict[tuple[str, ...], fl
     }
 
 
+def test_what_ray_refuses_costs_the_gauges_and_not_the_run(
+    kept: dict[tuple[str, ...], float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(metric: Metric, value: float, tags: dict[str, str]) -> None:
+        raise ValueError(f"{metric.name} is another's: {value} {tags}")
+
+    with Gauges("runs/a", "finetune") as export:
+        export({**STEP, "wait_s": -1e-9})  # of a clock with few digits
+        assert len(kept) == 4
+        with monkeypatch.context() as refusing:
+            refusing.setattr(Metric, "set", refuse)
+            export(STEP)
+            export(STEP)
+        export(EPOCH)
+    assert len(kept) == 4
+    assert [message.partition(" is ")[0] for message in caplog.messages] == ["gauges: ltrscale_step"]
+
+
 def test_gauges_stay_until_the_run_ends_though_ray_forgets_them(
     kept: dict[tuple[str, ...], float], tmp_path: Path
 ) -> None:
