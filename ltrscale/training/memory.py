@@ -102,7 +102,7 @@ class _Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def foresee(trainer: Trainer, title: str) -> None:
-    """Say what a step of the longest group takes, if that exceeds a batch; every worker finds it for its own device.
+    """Say what a step of the longest group takes, if it is long; every worker finds it for its own device.
 
     Memory and time of a list of n documents are about `a n + b n^2`, whatever network and loss: lists of some hundred
     or thousand documents tell a and b.
@@ -112,7 +112,7 @@ def foresee(trainer: Trainer, title: str) -> None:
     """
     selection, device = trainer.stream.selection, trainer.device
     longest, room = selection.longest, memory_of(device)
-    if longest <= max(_LONG, trainer.stream.config.docs_per_batch):
+    if longest <= _LONG:
         return
     measured = _measured(trainer)
     costs, size = extrapolated(measured, longest), max(measured)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from small_trainers import finetuned, pretrain, splits
+from text_log import ENCODER
 
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups
@@ -23,7 +24,7 @@ from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.pretrain_in_context import InContextPretrainConfig, Learner
 from ltrscale.training.ranking import RankingConfig, RankingObjective
 
-STREAM = {"docs_per_batch": 8, "streams": 1}
+STREAM = {"docs_per_batch": 500, "streams": 2}
 FINETUNE = {
     "network": {"encoder": {"width": 8, "blocks": 1}, "transform": {"host_rows": 0}},
     "epochs": 1,
@@ -91,6 +92,16 @@ def test_what_the_longest_list_takes_is_said_and_changes_no_weight(
     weights, others = (bundle.load_encoder(url).weights() for url in (plain, foreseen))
     assert all(torch.equal(weights[name], others[name]) for name in weights)
     assert weights.keys() == others.keys()
+
+
+def test_a_list_of_texts_is_foreseen_too(
+    texts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(memory, "_LONG", 10)
+    monkeypatch.setattr(memory, "_LARGEST", 256)
+    finetune(texts, tmp_path / "out", network={"encoder": ENCODER}, head={"layers": 1})
+    assert "documents, takes about 0.0 GB" in caplog.text
 
 
 def test_a_list_without_room_is_refused_only_if_it_is_certainly_served(
