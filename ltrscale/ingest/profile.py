@@ -143,7 +143,7 @@ def first_columns(urls: Sequence[str], dialect: Dialect, rows: int) -> list[LogC
     if len(set(schema.names)) < len(schema.names):
         raise InputError(f"{urls[0]}: two columns have the same name; rename all but one")
     first: list[pa.Table] = []
-    rows = rows_of(len(schema), rows)
+    rows = rows_looked_at(len(schema), rows)
     for batch in batches(urls, schema.names, dialect):
         first.append(pa.table({name: cols.without_dictionary(batch.column(name)) for name in schema.names}))
         if sum(map(len, first)) >= rows:
@@ -188,7 +188,13 @@ def batches_of(url: str, names: Sequence[str], dialect: Dialect, *, first: str) 
         raise InputError(f"{url}: column {missing[0]!r} is missing, which {first} has; name files of one kind")
     ordered = [name for name in schema.names if name in wanted]
     raw = read_rows(
-        url, schema, ordered, numbers=(), query=ordered[0], dialect=dialect, batch_rows=rows_of(len(ordered), _BATCH)
+        url,
+        schema,
+        ordered,
+        numbers=(),
+        query=ordered[0],
+        dialect=dialect,
+        batch_rows=rows_looked_at(len(ordered), _BATCH),
     )
     yield from (each.rows for each in raw)
 
@@ -289,7 +295,7 @@ _VALUES = 1 << 27
 """Values in memory at once, of 8 bytes each: of a log with more than 128 columns fewer rows are looked at."""
 
 
-def rows_of(columns: int, most: int) -> int:
+def rows_looked_at(columns: int, most: int) -> int:
     """The rows to look at of a number of columns: `most`, or as many as memory has room for."""
     return max(1, min(most, _VALUES // max(columns, 1)))
 
@@ -346,8 +352,8 @@ class KeyLists:
         valid_L = codes_L >= 0
         if not valid_L.any():
             return 0.0
-        pairs = list_L[valid_L] * (int(codes_L.max()) + 1) + codes_L[valid_L]
-        return 1.0 - len(np.unique(pairs)) / len(pairs)
+        pairs = np.sort(list_L[valid_L] * (int(codes_L.max()) + 1) + codes_L[valid_L])
+        return float(np.count_nonzero(pairs[1:] == pairs[:-1])) / len(pairs)
 
     def _ends(self, values_N: ValueCodes) -> tuple[ValueCodes, ValueCodes, NDArray[np.bool_]]:
         values_L = values_N[self.rows_L]
@@ -434,7 +440,7 @@ def read_structure(
     Memory grows with the rows that are kept, 8 bytes for each value, and with the distinct values.
     """
     parts: dict[str, list[pa.DictionaryArray]] = {name: [] for name in names}
-    most = None if rows is None else rows_of(len(names), rows)
+    most = None if rows is None else rows_looked_at(len(names), rows)
     n, last = 0, most if kept_N is None else int(np.flatnonzero(kept_N).max(initial=0)) + 1
     files: list[int] = []
     for url in urls:

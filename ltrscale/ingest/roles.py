@@ -5,12 +5,13 @@ the columns of one log apart: a name is worth at most four, and structure outwei
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ltrscale.ingest.profile import LogColumn, Structure
+from ltrscale.progress import progress
 
 _LIST = r"(query|search|impression|request|srch|qid|list|slate|serp|feed|ranking)"
 _VISIT = r"(session|visit|basket|order|invoice|transaction|trip|receipt|incident)"
@@ -91,6 +92,16 @@ def candidate(column: LogColumn, points: Scores) -> Candidate:
     return Candidate(column, sum(score for score, _ in points), tuple(reason for _, reason in points))
 
 
+def _candidates(role: str, columns: Sequence[LogColumn], points: Callable[[LogColumn], Scores]) -> list[Candidate]:
+    """The columns as candidates for a role."""
+    found = []
+    with progress(f"columns for {role}", len(columns), "columns") as advance:
+        for column in columns:
+            found.append(candidate(column, points(column)))
+            advance(1)
+    return found
+
+
 def choose_role(candidates: Sequence[Candidate], *, least: float, rivals: int = 0) -> Choice | None:
     """The best candidate, with those that come near as rivals; None where no one has `least` points.
 
@@ -156,7 +167,7 @@ def queries(columns: Sequence[LogColumn], seen: Structure) -> list[Candidate]:
     likely = sorted(_things(keys, seen), key=lambda each: -each.score)[:2]
     things = [each.column for each in likely if each.score > _PAIRED]  # a color comes again, too
     shown = clocks[:_SHOWING], slots[:_SHOWING]
-    return [candidate(column, _query_points(column, seen, *shown, things)) for column in keys]
+    return _candidates("a query", keys, lambda column: _query_points(column, seen, *shown, things))
 
 
 def _query_points(
@@ -244,7 +255,7 @@ def items(columns: Sequence[LogColumn], query: LogColumn, seen: Structure) -> li
         if lists.constant(seen.codes[column.name]) > 0.9:
             yield -6.0, "the same in a whole list"
 
-    return [candidate(column, points(column)) for column in keys if column is not query]
+    return _candidates("an item", [column for column in keys if column is not query], points)
 
 
 def _things(keys: Sequence[LogColumn], seen: Structure) -> list[Candidate]:
@@ -333,7 +344,8 @@ def labels(columns: Sequence[LogColumn], query: LogColumn, seen: Structure, item
     """The columns that may have the labels."""
     fits = [column for column in columns if column.name in seen and column.distinct > 1 and not looks_like_time(column)]
     fits = [column for column in fits if column.numeric or column.distinct <= FEW_LISTS]
-    return [candidate(column, _label_points(column, query, seen, item)) for column in fits if not names_one(column)]
+    fits = [column for column in fits if not names_one(column)]
+    return _candidates("a label", fits, lambda column: _label_points(column, query, seen, item))
 
 
 def _label_points(column: LogColumn, query: LogColumn, seen: Structure, item: LogColumn | None) -> Scores:
@@ -365,7 +377,7 @@ def positions(columns: Sequence[LogColumn], query: LogColumn, seen: Structure) -
         repeats = lists.repeats(seen.codes[column.name])
         yield 2.0 - 4.0 * repeats, f"comes again in {repeats:.0%} of the rows" if repeats > 0.005 else "once a list"
 
-    return [candidate(column, points(column)) for column in named]
+    return _candidates("a position", named, points)
 
 
 def structured(columns: Sequence[LogColumn]) -> list[str]:

@@ -37,7 +37,7 @@ from ltrscale.ingest.profile import (
     dialect_of,
     first_columns,
     read_structure,
-    rows_of,
+    rows_looked_at,
 )
 from ltrscale.ingest.roles import structured
 from ltrscale.progress import log, progress
@@ -177,7 +177,7 @@ def asked_of(guessed: Guess, log: Structure, urls: Sequence[str], dialect: Diale
     names = dict.fromkeys([*key, guessed.label.name, *(column.name for column in features)])
     lists_N = log.joined(key[0], key[1:])
     kept_N = np.zeros(len(lists_N), np.bool_)
-    kept_N[KeyLists.of(lists_N, rows_of(len(names), SAMPLED)).rows_L] = True
+    kept_N[KeyLists.of(lists_N, rows_looked_at(len(names), SAMPLED)).rows_L] = True
     structure = read_structure(urls, [*names], dialect, kept_N=kept_N)
     query_N, labels_N = structure.joined(key[0], key[1:]), _labels(guessed, structure)
     rows_L = np.flatnonzero((query_N >= 0) & np.isfinite(labels_N) & (labels_N >= 0))
