@@ -58,7 +58,7 @@ def built(
         InputError: there is none.
 
     Example:
-        >>> built(lambda: nn.Linear(10**6, 10**6), OptimizerConfig(), device=torch.device("meta"))
+        >>> built(lambda: torch.nn.Linear(10**6, 10**6), OptimizerConfig(), device=torch.device("meta"))
         Traceback (most recent call last):
         ltrscale.errors.InputError: the network has 1,000,001,000,000 parameters, which take 16,000.0 GB here, and ...
     """
