@@ -1,6 +1,7 @@
 """Guesses the uses of a log's columns from their structure and names, for a config that its reader then corrects."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -85,7 +86,8 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
     if query is None:
         best = max(roles.queries(columns, seen), key=lambda each: each.score, default=None)
         hint = f"; {best.name} is the nearest, but {best.reasons[-1]}" if best and best.reasons else ""
-        remedy = f"name it, as --set query={best.name if best else columns[0].name}"
+        setting = shlex.quote(f"query={best.name if best else columns[0].name}")
+        remedy = f"name it, as --set {setting}"
         raise InputError(f"{where}: no column looks like a query's id{hint}; {remedy}")
     within = () if "query" in named else roles.within(query, [*remaining.values()], seen)
     if within:

@@ -221,3 +221,9 @@ def test_a_thing_is_found_among_many_columns_as_among_few() -> None:
     found = [guessed(pd.DataFrame(columns), query="list", label="y") for columns in (few, many)]
     assert [each.item.name for each in found if each.item] == ["sku", "sku"]
     assert found[0].choices["item"].best.reasons == found[1].choices["item"].best.reasons
+
+
+def test_the_remedy_names_a_column_to_a_shell() -> None:
+    log = pd.DataFrame({"what is; asked": [0.5, 0.25, 0.125], "b": [1.5, 2.5, 3.5]})
+    with pytest.raises(InputError, match=r"name it, as --set 'query=what is; asked'$"):
+        guessed(log)
