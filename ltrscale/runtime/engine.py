@@ -27,6 +27,8 @@ os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # so that a relative path 
 os.environ.setdefault("RAY_get_check_signal_interval_milliseconds", "100")
 # by default a cluster of our own would give its workers a low priority (nice 15): beside other work they hardly get on
 os.environ.setdefault("RAY_worker_niceness", "0")
+# by default a task that is killed whenever memory runs low starts again for ever
+os.environ.setdefault("RAY_task_oom_retries", "6")
 os.environ.setdefault("RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", "1")  # the default of 5 s would waste a short notice
 
 _ANSWER_S = 10.0

@@ -134,7 +134,7 @@ def run_with_ray(
     shared = ray.put(function)  # once for all tasks: it may hold a large model
     waiting: deque[Any] = deque()
     try:
-        with plain_errors():
+        with plain_errors("a process that handled a part of the data", "give Ray fewer CPUs, or its nodes more memory"):
             for part in parts:
                 waiting.append(task.remote(shared, part))
                 if len(waiting) >= _DEEP * max(1, int(ray.cluster_resources().get("CPU", 1))):

@@ -17,12 +17,12 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ray
 import ray.train
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, WorkerCrashedError
 from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer, config
 from ray.train.v2._internal.execution.callback import ControllerCallback
@@ -40,6 +40,7 @@ from ltrscale.runtime.mailbox import (
     Formed,
     Left,
     LogLine,
+    Post,
     ReportedMetrics,
     Seat,
     Standing,
@@ -50,6 +51,8 @@ from ltrscale.runtime.mailbox import (
 from ltrscale.runtime.workers import Work, WorkersConfig
 from ltrscale.signals import stop_on_signal
 
+_DEATHS = (RayActorError, OutOfMemoryError, WorkerCrashedError)
+"""Of an actor in some way, of any process that Ray's watch over its node's memory has killed, and of a reader."""
 _POLL_S = 0.2
 _COLLECTIVE_S = 1800  # torch's own default for gloo
 
@@ -84,11 +87,8 @@ def train(work: Work, workers: WorkersConfig, report: Report, *, regroups: bool)
             _attend(run, mailbox, report, workers, stopping, guests)
             if failures:
                 error = failures[0]
-                if isinstance(error, RayActorError):
-                    raise InputError(
-                        "Ray Train's controller has died, killed or with its node; the same command goes on from the "
-                        "last checkpoint"
-                    ) from error
+                if isinstance(error, _DEATHS):
+                    raise _gone("Ray Train's controller", error) from error
                 raise error.controller_failure if isinstance(error, ControllerError) else error
         except (InputError, Stopped):  # after any other error, Ray itself may answer no more
             ray.kill(mailbox)
@@ -100,6 +100,15 @@ def train(work: Work, workers: WorkersConfig, report: Report, *, regroups: bool)
         finally:
             guests.dismiss()
             ray.kill(mailbox)  # workers and a controller that are still alive end once they find it gone
+
+
+def _gone(what: str, error: Exception) -> InputError:
+    """The error for the death of an actor without which the workers cannot go on."""
+    remedy = "the same command goes on from the last checkpoint"
+    if isinstance(error, OutOfMemoryError):
+        cause = " ".join(str(error).split())[:200]
+        return InputError(f"{what} was killed for memory ({cause}...); {remedy}, once its node has memory to spare")
+    return InputError(f"{what} has died, killed or with its node; {remedy}")
 
 
 def _trainer(task: Assignment, scratch: str) -> TorchTrainer:
@@ -152,7 +161,7 @@ def _attend(
     watch, actors = HangWatch(workers.hang_s), dict[int, Any]()
     while True:
         alive = run.is_alive()  # before taking posts, so that the last ones are delivered
-        for post in ray.get(mailbox.take.remote()):
+        for post in _taken(mailbox):
             match post:
                 case ReportedMetrics(values):
                     report(values)
@@ -195,6 +204,14 @@ def _attend(
         if not running:
             waiting.look()
         run.join(_POLL_S)
+
+
+def _taken(mailbox: Any) -> Iterator[Post]:
+    """The posts since the last call."""
+    try:
+        yield from ray.get(mailbox.take.remote())
+    except _DEATHS as error:
+        raise _gone("the process that passes on what workers report", error) from error
 
 
 class _Lifeline(ControllerCallback):  # type: ignore[misc]
@@ -252,7 +269,7 @@ class _Overseer(UserCallback):  # type: ignore[misc]
         ray.get(self._mailbox.post.remote(post))
 
     def _final(self, rank: int, error: Exception) -> Exception:
-        if not isinstance(error, RayActorError):
+        if not isinstance(error, _DEATHS):
             return error
         return InputError(
             f"workers died {self._failures} times in a row before there was a new checkpoint; the last time "
@@ -269,7 +286,7 @@ def _cause(worker_exceptions: Mapping[int, Exception]) -> tuple[int, Exception]:
     for rank, error in errors.items():
         if _is_final(error):
             return rank, error
-    for kind in (Stopped, RayActorError, UnavailableError):
+    for kind in (Stopped, _DEATHS, UnavailableError):
         for rank, error in errors.items():
             if isinstance(error, kind):
                 return rank, error

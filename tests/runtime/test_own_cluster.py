@@ -3,6 +3,7 @@
 import ipaddress
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -160,6 +161,47 @@ except InputError as error:
 def test_when_the_only_node_dies_the_job_ends_with_one_line(process: str) -> None:
     said = _run(_NODE_DIES, process).stdout  # after what Ray has to say of it
     assert said.endswith("Ray's processes on this machine have died; give the same command again\n")
+
+
+_MEMORY_RUNS_LOW = """
+import os, sys, time
+if sys.argv[1] != "killed":  # the node's memory is never low enough
+    os.environ |= {"RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "500"}
+    os.environ["RAY_task_oom_retries"] = "1"
+from ltrscale.errors import InputError
+from ltrscale.runtime.engine import ray_cluster
+from ltrscale.runtime.launch import launch
+from ltrscale.runtime.on_ray import run_with_ray
+from ltrscale.runtime.workers import WorkersConfig
+
+def work(what):
+    if what == "killed":
+        os.kill(os.getpid(), 9)
+    time.sleep(1000)
+
+try:
+    with ray_cluster(3):
+        if sys.argv[1] == "training":
+            launch(work, workers=WorkersConfig(number=2), report=print)
+        else:
+            list(run_with_ray(work, [sys.argv[1]]))
+except InputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("killed", "handled a part of the data ended several times .*; look for its end .* give Ray fewer CPUs"),
+        ("low", r"ended several times \(.*running low on memory.*; look for its end in .* give Ray fewer CPUs"),
+        ("training", r"the process that passes on .* killed for memory \(.*low on memory.*; the same command goes on"),
+    ],
+    ids=["killed", "low", "training"],
+)
+def test_processes_that_are_killed_for_memory_end_the_job_with_one_line(what: str, said: str) -> None:
+    done = _run(_MEMORY_RUNS_LOW, what)  # after what Ray has to say of it
+    assert re.search(said, done.stdout.splitlines()[-1]), done.stdout + done.stderr
 
 
 def _run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:

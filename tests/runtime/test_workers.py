@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, OutOfMemoryError
 from small_trainers import pretrain
 
 from ltrscale import bundle
@@ -67,6 +67,8 @@ def test_a_users_error_explains_the_errors_of_the_other_workers() -> None:
     assert _cause({0: lost, 1: died}) == (1, died)
     assert _cause({0: lost, 1: died, 2: given}) == (2, given)
     assert _cause({0: lost, 1: stopped, 2: died}) == (1, stopped)
+    for_memory = OutOfMemoryError("the node ran low on memory")
+    assert _cause({0: lost, 1: for_memory}) == (1, for_memory)
     assert _cause({3: lost}) == (3, lost)
     gone = UnavailableError("no answer")
     assert _cause({0: lost, 1: gone}) == (1, gone)
