@@ -180,6 +180,7 @@ def test_a_signal_to_a_single_process(
     job.check_finished(expected(1))
 
 
+@pytest.mark.timeout(900)  # workers of Ray start three times, each time a minute on a busy machine
 @pytest.mark.parametrize("options", ["", pytest.param("--workers 2", marks=pytest.mark.ray)], ids=["alone", "ray"])
 def test_a_tracking_server_that_never_answers_delays_no_checkpoint_and_no_stop(
     make_job: MakeJob, expected: Callable[[int], bytes], options: str, monkeypatch: pytest.MonkeyPatch
