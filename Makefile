@@ -9,14 +9,16 @@ JOBS ?= 3
 
 BIN := .venv/bin
 STAMP := .venv/.installed
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+# What makes this processor compute like another one, such as ATEN_CPU_CAPABILITY=default; see docs/contributing.md.
+PROCESSOR ?=
+PYTEST := OMP_NUM_THREADS=1 $(PROCESSOR) $(BIN)/python -m pytest -q
 SPREAD := --dist loadfile --no-loadscope-reorder
 PARALLEL := -n $(JOBS) $(SPREAD)
 
 # The processes that tests start, some thousand, would otherwise compile the package each anew where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo compare lint check test nightly bench docs clean
+.PHONY: install demo compare lint check test test-alone test-servers nightly bench docs clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -49,10 +51,17 @@ lint: $(STAMP)
 check: lint
 	$(PYTEST) -m "not slow and not nightly and not ray and not s3" $(PARALLEL) --doctest-modules ltrscale jobs tests
 
-# Every law and every page. Tests that start a cluster or a server come last: they fork, of which libraries of other tests
-# warn.
-test: lint
+# Every law and every page. All parts run, whatever fails; the last line names those that did. Tests that start a cluster or
+# a server come last: they fork, of which libraries of other tests warn.
+test: $(STAMP)
+	@failed=; \
+	for part in lint test-alone test-servers; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
+	[ -z "$$failed" ] || { echo "make test: failed:$$failed" >&2; exit 1; }
+
+test-alone: $(STAMP)
 	$(PYTEST) -m "not nightly and not ray and not s3" $(PARALLEL) --doctest-modules ltrscale jobs tests
+
+test-servers: $(STAMP)
 	$(PYTEST) -m "not nightly and (ray or s3)" $(PARALLEL) tests
 
 # The laws once more, at other moments, delays and sizes.

@@ -210,12 +210,12 @@ def _run(command: Command, options: argparse.Namespace) -> None:
             with ending_on_signal(), _full_disk_named():
                 run(config)
 
-    _show_log(under_torchrun.rank())
     try:
-        if under_torchrun.is_running():
-            under_torchrun.take_part(job)
-        else:
-            job()
+        with _shown_log(under_torchrun.rank()):
+            if under_torchrun.is_running():
+                under_torchrun.take_part(job)
+            else:
+                job()
     except (InputError, Refused, Stopped) as error:
         if under_torchrun.speaks():  # all processes fail together, one of them reports
             _show_reasons(error)
@@ -271,8 +271,14 @@ def _show_defect(_kind: type[BaseException], error: BaseException, _trace: Trace
     print(without_credentials("".join(traceback.format_exception(error))), end="", file=sys.stderr)
 
 
-def _show_log(rank: int) -> None:
-    """Show the log on standard error: rank 0 shows everything and progress bars, other ranks show warnings only."""
+@contextmanager
+def _shown_log(rank: int) -> Iterator[None]:
+    """Show the log on standard error: rank 0 shows everything and progress bars, other ranks show warnings only.
+
+    Whoever calls a command in a process of their own, such as a notebook, has their log back once it has ended: its
+    standard error may be closed by then.
+    """
+    level, quiet = log.level, console.quiet
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if rank == 0 and console.is_terminal:
         handler = RichHandler(console=console, show_path=False, show_level=False)
@@ -282,6 +288,12 @@ def _show_log(rank: int) -> None:
         handler.setFormatter(logging.Formatter(f"%(asctime)s {whose}%(message)s", "%Y-%m-%d %H:%M:%S"))
     log.addHandler(handler)
     log.setLevel(logging.WARNING if rank > 0 else logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        console.quiet = quiet
 
 
 def commands() -> list[Command]:

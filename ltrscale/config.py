@@ -355,8 +355,8 @@ def by_kind(union: Any) -> dict[str, type[Any]]:
 def _read_yaml(url: str) -> dict[str, Any]:
     storage.check_scheme(url)  # no web server: its answer may change, and come from anybody
     try:
-        if storage.size(url) > _MOST_BYTES:
-            raise InputError(f"{url}: more than {_MOST_BYTES:,} bytes; a config is smaller, check the path")
+        if storage.size(url) > MOST_BYTES:
+            raise InputError(f"{url}: more than {MOST_BYTES:,} bytes; a config is smaller, check the path")
         text = storage.read_bytes(url).decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         raise InputError(f"{url}: not text in UTF-8 ({error}); save it as UTF-8") from error
@@ -368,7 +368,9 @@ def _read_yaml(url: str) -> dict[str, Any]:
     return values
 
 
-_MOST_BYTES, _MOST_DEPTH = 1 << 19, 50
+MOST_BYTES = 1 << 19
+"""Of a config's file."""
+_MOST_DEPTH = 50
 _MOST_UNSHARED = 1 << 22
 """Characters of all scalars plus `_OF_A_NODE` per node, with every alias written out: nested aliases grow fast."""
 _OF_A_NODE = 32

@@ -6,6 +6,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from ltrscale import processor
 from ltrscale.errors import InputError
 
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
@@ -18,6 +19,18 @@ _OTHER_DEVICE_BYTES = 80 << 30
 """Memory of a device that does not tell its own."""
 
 
+def memory_of(device: torch.device) -> int:
+    """Bytes that a device has for all who use it.
+
+    Example:
+        >>> memory_of(torch.device("cpu")) == processor.memory()
+        True
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return processor.memory() if device.type == "cpu" else _OTHER_DEVICE_BYTES
+
+
 @cache
 def block_entries(device: torch.device) -> int:
     """Entries of a matrix (similarities, pairs, permutations) that a GPU handles at once: a share of its memory.
@@ -28,10 +41,7 @@ def block_entries(device: torch.device) -> int:
         >>> block_entries(torch.device("meta"))
         335544320
     """
-    memory = _OTHER_DEVICE_BYTES
-    if device.type == "cuda":
-        memory = torch.cuda.get_device_properties(device).total_memory
-    return int(memory * _SHARE_OF_A_BLOCK) // 4
+    return int(memory_of(device) * _SHARE_OF_A_BLOCK) // 4
 
 
 def round_to_tf32(on: bool) -> None:

@@ -3,13 +3,40 @@
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Self
 
 
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none
+
+
+def memory() -> int:
+    """Bytes that this machine, or the container that it is, has for processes."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")  # of a container
+    known = limit.exists() and (text := limit.read_text().strip()).isdecimal()
+    return min(machine, int(text)) if known else machine
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Inside, torch computes on the calling thread alone.
+
+    Threads gain nothing in operations of some microseconds, and wait for each other in every one: where other processes
+    keep the cores busy, that takes ten times as long as the work.
+    """
+    import torch  # imported late: who only asks for the cores, such as a process that reads, needs none
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Turns(float):
@@ -48,14 +75,8 @@ def cpu_seconds(*works: Callable[[], object], repeats: int = 7) -> list[Turns]:
     The works take turns, so that a change in the machine's speed affects all of them. The first turn warms up and is
     not counted.
     """
-    import torch  # imported late: who only asks for the cores, such as a process that reads, needs none
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         turns = [[_seconds(work) for work in works] for _ in range(repeats + 1)]
-    finally:
-        torch.set_num_threads(threads)
     return [Turns(times) for times in zip(*turns[1:], strict=True)]
 
 

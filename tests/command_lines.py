@@ -9,24 +9,19 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from ltrscale.progress import log
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def run_here(job: str, *words: str, cwd: Path = ROOT) -> CompletedProcess[str]:
     """What `python -m jobs.JOB` with these words leaves: its status and both outputs."""
-    status, out, err, level = 0, io.StringIO(), io.StringIO(), log.level
+    status, out, err = 0, io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.chdir(cwd)
         patch.setattr(sys, "argv", [f"jobs.{job}", *words])
         patch.setattr(sys, "excepthook", sys.excepthook)
-        patch.setattr(log, "handlers", [])
         patch.delitem(sys.modules, f"jobs.{job}", raising=False)
         try:
             runpy.run_module(f"jobs.{job}", run_name="__main__")
         except SystemExit as ended:
             status = int(ended.code or 0)
-        finally:
-            log.setLevel(level)
     return CompletedProcess([job, *words], status, out.getvalue(), err.getvalue())

@@ -1,5 +1,6 @@
 """Fixtures that several tests share."""
 
+import logging
 import os
 import shutil
 import signal
@@ -74,6 +75,26 @@ def heeding_ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def written_logs() -> Iterator[None]:
+    """Lets a log line that cannot be written fail, as a warning does: logging itself prints a traceback and goes on."""
+
+    def fail(_handler: logging.Handler, _record: logging.LogRecord) -> None:
+        raise
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging.Handler, "handleError", fail)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_chart_is_left_out(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A chart that cannot be drawn costs a user one line; here it is a fault of ours."""
+    yield
+    said = [record.getMessage() for phase in ("setup", "call") for record in caplog.get_records(phase)]
+    assert [text for text in said if text.startswith("report: left out: the chart")] == []
 
 
 @pytest.fixture(scope="session")

@@ -66,7 +66,6 @@ def test_no_output_of_a_job_has_the_credentials_of_its_input(
 ) -> None:
     out = tmp_path / "out"
     url = f"http://me:{CANARY}@{server}/log.txt?X-Amz-Signature={CANARY}&X-Amz-Security-Token={CANARY}&id=7"
-    monkeypatch.setattr(log, "handlers", [])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     for given in (url, url.replace(CANARY, CANARY[::-1])):  # signed anew, the input is the same
         monkeypatch.setattr(sys, "argv", ["prepare", *settings(given, out)])

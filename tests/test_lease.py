@@ -19,6 +19,7 @@ from waiting import wait_until
 from ltrscale import storage
 from ltrscale.errors import InputError
 from ltrscale.storage import lease as leases
+from ltrscale.storage import writers
 
 HOLDER = """
 import sys, time
@@ -95,7 +96,7 @@ def test_a_second_job_waits_until_the_first_has_ended(
 
     first_ready = threading.Event()
     thread = threading.Thread(target=second)
-    leases._held.clear()
+    writers.HELD.clear()
     with other_process(url) as process:
         thread.start()
         first_ready.set()
@@ -136,6 +137,50 @@ def test_a_dead_holder_of_this_machine_is_replaced_at_once_and_swept(url: str, m
         assert below(url) == [leases.LEASE, "users-own.txt"]
         commit(url, "ours")
     assert len(below(url)) == 3
+
+
+def test_only_what_a_dead_holder_has_left_is_taken_over(url: str) -> None:
+    with storage.hold(url, only_left=True) as before:
+        assert (before, storage.held()) == ((), ())
+    with other_process(url) as process:
+        with storage.hold(url, only_left=True) as before:
+            assert (before, storage.held()) == ((), ()), "at once, though it is running there"
+        process.kill()
+        process.wait()
+        with storage.hold(url, only_left=True) as before:
+            assert len(before) == len(storage.held()) == 1
+    assert leases.LEASE not in below(url)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.slow
+def test_a_lease_of_another_machine_is_taken_over_when_it_lapses_and_not_while_it_is_renewed(tmp_path: Path) -> None:
+    lease, over = tmp_path / leases.LEASE, threading.Event()
+
+    def renew() -> None:
+        beat = 0
+        while not over.wait(0.2):
+            beat += 1
+            storage.write_bytes(
+                str(lease), json.dumps({"token": "01234567", "machine": "another", "beat": beat}).encode()
+            )
+
+    renew_first = threading.Thread(target=renew)
+    renew_first.start()
+    wait_until(lease.exists)
+    with storage.hold(str(tmp_path), only_left=True) as before:
+        assert before == ()
+    over.set()
+    renew_first.join()
+    with storage.hold(str(tmp_path), only_left=True) as before:
+        assert before == ("01234567",)
+
+
+def test_a_lease_that_was_left_empty_is_taken_over_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "_LAPSE_S", math.inf)
+    (tmp_path / leases.LEASE).touch()
+    with storage.hold(str(tmp_path)):
+        assert below(str(tmp_path)) == [leases.LEASE]
 
 
 def test_what_a_dead_holder_has_committed_stays(url: str) -> None:
@@ -193,8 +238,8 @@ def test_a_process_that_acts_for_the_holder_is_fenced_with_it(tmp_path: Path) ->
     url = str(tmp_path / "out")
     with storage.hold(url):
         (lease,) = storage.held()
-        assert lease == storage.lease.covering(f"{url}/period=a")
-        assert storage.lease.covering(f"{url}-b") is None
+        assert lease == storage.writers.covering(f"{url}/period=a")
+        assert storage.writers.covering(f"{url}-b") is None
         (tmp_path / "out" / leases.LEASE).write_text(json.dumps({"token": "other"}))
         with pytest.raises(storage.LeaseLost, match="has taken over"):
             commit(f"{url}/period=a", "x")

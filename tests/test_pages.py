@@ -208,7 +208,10 @@ def went_wrong(page: str, home: Path) -> str:
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(shell.pid, signal.SIGTERM)
-    return f"{page}: status {status}\n{log.read_text()[-5000:]}" if status else ""
+    said = log.read_text()
+    if left_out := [line for line in said.splitlines() if "report: left out: the chart" in line]:
+        return f"{page}: {left_out[0]}"
+    return f"{page}: status {status}\n{said[-5000:]}" if status else ""
 
 
 def has_run(page: str) -> set[str]:

@@ -1,7 +1,9 @@
 """The README and the docs are true: code runs, commands and configs parse, links have targets."""
 
+import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +19,6 @@ from ltrscale.experiments.first.init import InitConfig, init
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.models.choices import NetworkConfig
-from ltrscale.progress import log
 from ltrscale.runtime.workers import WorkersConfig
 from ltrscale.training.finetune import FinetuneConfig
 
@@ -73,7 +74,6 @@ def test_job_commands_parse(
 ) -> None:
     monkeypatch.chdir(workplaces / page.stem)
     monkeypatch.setattr(sys, "argv", [words[2], "--print-config", *words[3:]])
-    monkeypatch.setattr(log, "handlers", [])
     monkeypatch.delitem(sys.modules, words[2], raising=False)
     runpy.run_module(words[2], run_name="__main__")
     assert isinstance(yaml.safe_load(capsys.readouterr().out), dict)
@@ -102,6 +102,28 @@ def test_make_commands_exist() -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {words[1] for page in PAGES for words in commands(page) if words[0] == "make"}
     assert {"demo", "compare", "test", "check"} <= named <= targets
+
+
+@pytest.mark.parametrize("failing", [(), ("ruff",), ("not ray",), ("ruff", "not ray", "(ray or s3)")])
+def test_make_test_runs_all_parts_and_names_those_that_failed(tmp_path: Path, failing: tuple[str, ...]) -> None:
+    """With tools in place of the real ones that write down their arguments; some of them fail."""
+    for tool in ("python", "ruff", "mypy", "lint-imports"):
+        fails = "".join(f"case \"$0 $*\" in *'{words}'*) exit 1;; esac\n" for words in failing)
+        (tmp_path / tool).write_text(f'#!/bin/sh\necho "$0 $*" >> "{tmp_path}/calls"\n{fails}')
+        (tmp_path / tool).chmod(0o700)
+    command = ["make", "-C", str(ROOT), "test", f"BIN={tmp_path}", "STAMP=Makefile", "PROCESSOR=ONE=1"]
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    }
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    parts = {"ruff": "lint", "not ray": "test-alone", "(ray or s3)": "test-servers"}
+    calls = (tmp_path / "calls").read_text()
+    assert all(words in calls for words in parts)
+    assert (done.returncode != 0) == bool(failing)
+    lines = done.stderr.splitlines()
+    assert [line for line in lines if line.startswith("make test:")] == (
+        ["make test: failed: " + " ".join(parts[words] for words in failing)] if failing else []
+    )
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:

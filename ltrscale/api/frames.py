@@ -33,7 +33,7 @@ from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.prepare import PrepareJob, RowsJob
 from ltrscale.ingest.profile import columns_of, of_table
 from ltrscale.progress import log
-from ltrscale.stages.trackers import untracked
+from ltrscale.stages.tracking import untracked
 
 _FIRST_ROWS = 100_000
 """First rows that decide whether a column looks like a feature, as many as those of `jobs.init`."""

@@ -4,7 +4,7 @@ Shapes: N rows (documents), Q groups, Q1 = Q + 1 offsets, F features, V codes of
 """
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
@@ -36,6 +36,8 @@ TRUSTED = "LTRSCALE_TRUSTED_BUNDLES"
 CONFIG, WEIGHTS, PROJECTION, CARD = "config.json", "weights.safetensors", "projection.safetensors", "README.md"
 REFERENCE = "reference.json"
 EXAMPLES = "examples.safetensors"
+_MOST_MEMBERS = 500
+"""Bundles inside one, with those inside these."""
 
 
 class TreesArchitecture(Config):
@@ -43,15 +45,15 @@ class TreesArchitecture(Config):
 
     library: boosters.Library = "lightgbm"
     """The library whose format the model files have."""
-    models: tuple[str, ...] = ("model",)
+    models: tuple[str, ...] = Field(("model",), max_length=100)
     """Names of the models; their scores are averaged."""
     sees: tuple[str, ...] | None = None
     """Raw features that the trees see; None for all."""
     per_query: bool = False
     """Whether the numeric ones are standardised within each query group."""
-    projection: int = Field(0, ge=0)
+    projection: int = Field(0, ge=0, le=1_000_000)
     """Number of principal components that the trees see."""
-    members: tuple[str, ...] = ()
+    members: tuple[str, ...] = Field((), max_length=100)
     """Names of the bundles inside this one whose scores the trees see."""
     standardise: bool = False
     """Whether these scores are first standardised within each query group."""
@@ -98,7 +100,7 @@ class Blend(Config):
     Ranking losses do not fix the scale of scores, so scores of different models are not to be added as they are.
     """
 
-    weights: dict[str, Annotated[float, Field(gt=0)]] = Field(min_length=1)
+    weights: dict[str, Annotated[float, Field(gt=0)]] = Field(min_length=1, max_length=100)
     """By the name of the bundle inside; they add up to 1."""
 
 
@@ -107,7 +109,7 @@ class InContext(Config):
 
     sizes: InContextSizes
     """Sizes of the network."""
-    readings: int = Field(ge=1)
+    readings: int = Field(ge=1, le=100)
     """Samples of the examples that it reads; their scores are averaged."""
 
 
@@ -143,6 +145,19 @@ class BundleConfig(Config):
 def member_folder(name: str) -> str:
     """The folder of a member's files inside a bundle."""
     return f"members/{name}"
+
+
+def check_members(paths: Iterable[str], url: str) -> None:
+    """Check that a bundle with these files holds no more bundles, at any depth, than can be opened in seconds.
+
+    Raises:
+        InputError: it holds more.
+    """
+    inside = sum(path.endswith(f"/{CONFIG}") for path in paths)
+    if inside > _MOST_MEMBERS:
+        raise InputError(
+            f"{url}: holds {inside:,} bundles, and {_MOST_MEMBERS} are the most; blend or stack fewer, or distil them"
+        )
 
 
 def _instead_of(url: str) -> str:

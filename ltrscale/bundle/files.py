@@ -29,6 +29,7 @@ from ltrscale.bundle.contents import (
     MetricValue,
     Reference,
     TreesArchitecture,
+    check_members,
     hash_of,
     member_folder,
     read_bundle_manifest,
@@ -57,7 +58,9 @@ def load(url: str) -> Bundle:
         InputError: nothing is committed there, it is not a bundle or has another version, or a file, which the message
             names, is missing or changed.
     """
-    return _open(url, "", read_bundle_manifest(url))
+    manifest = read_bundle_manifest(url)
+    check_members(storage.listed_in(manifest), url)
+    return _open(url, "", manifest)
 
 
 def load_encoder(url: str) -> EncoderBundle:
@@ -344,6 +347,7 @@ def _save(
         CARD: bundle_card(config, *says).encode(),
         **facts_of_bundle.get("files", {}),
     }
+    check_members(files, url)
     with storage.Commit(url) as commit:
         for name, data in files.items():
             with commit.file(name) as path:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle.contents import BundleKind
-from ltrscale.bundle.opened import Bundle, Computing, Scorer, fitting
+from ltrscale.bundle.contents import CONFIG, BundleKind
+from ltrscale.bundle.opened import Bundle, Computing, Scorer, fitting, loaded
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture, combine_rankers
 from ltrscale.models.features import FeatureTransform
@@ -40,9 +40,17 @@ class NetworkBundle(Bundle):
         return any(part.context.reads_positions for part in self.parts if part.context is not None)
 
     def weights(self) -> dict[str, Tensor]:
-        """Weights and buffers, by name."""
+        """Weights and buffers, by name.
+
+        Raises:
+            InputError: they are damaged, or of a network of another number of features.
+        """
         with fitting(self.url):
-            return safetensors.torch.load(self.content)
+            weights = safetensors.torch.load(self.content)
+            read = {len(value) for name, value in weights.items() if name.endswith("transform.numeric_F")}
+            if read != {len(self.features)}:
+                raise ValueError(f"its network reads {[*read]} features, and {CONFIG} names {len(self.features)}")
+            return weights
 
     def ranker(self) -> AnyRanker:
         """The network that scores, in inference mode.
@@ -52,13 +60,7 @@ class NetworkBundle(Bundle):
         """
         with fitting(self.url):
             weights = self.weights()
-            with torch.device("meta"):  # first without memory: a damaged architecture could ask for any amount
-                outline = self.outline(weights).state_dict()
-            if {name: value.shape for name, value in outline.items()} != {n: v.shape for n, v in weights.items()}:
-                raise ValueError("the architecture has other weights")
-            model = self.outline(weights)
-            model.load_state_dict(weights)
-            return model.eval()
+            return loaded(lambda: self.outline(weights), weights).eval()
 
     @abstractmethod
     def outline(self, weights: Mapping[str, Tensor]) -> AnyRanker:
@@ -127,9 +129,8 @@ class EncoderBundle(NetworkBundle):
             InputError: as `transform`.
         """
         with fitting(self.url):
-            encoder = self.architecture.network.build(self.transform())
-            encoder.load_state_dict(_below("encoder.", self.weights()))
-            return encoder
+            transform, network = self.transform(), self.architecture.network
+            return loaded(lambda: network.build(transform), _below("encoder.", self.weights()))
 
     @abstractmethod
     def projector_layers(self) -> int:

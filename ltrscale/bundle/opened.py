@@ -33,7 +33,7 @@ from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker
 from ltrscale.models.examples import InContextRanker
 from ltrscale.models.in_context import InContextNetwork
-from ltrscale.models.layers import EncoderSettings
+from ltrscale.models.layers import EncoderSettings, ModuleT
 from ltrscale.models.ranker import Architecture
 
 Scorer = Callable[[QueryGroups], Tensor]
@@ -47,6 +47,21 @@ def fitting(where: str) -> Iterator[None]:
         yield
     except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:  # RecursionError: deep JSON
         raise InputError(f"{where}: the bundle's files do not fit each other ({error}); train it again") from error
+
+
+def loaded(make: Callable[[], ModuleT], weights: Mapping[str, Tensor]) -> ModuleT:
+    """The module that `make` builds, with these weights.
+
+    Raises:
+        ValueError: it has other weights.
+    """
+    with torch.device("meta"):  # first without memory: a damaged architecture could ask for any amount
+        outline = make().state_dict()
+    if {name: value.shape for name, value in outline.items()} != {n: v.shape for n, v in weights.items()}:
+        raise ValueError("the architecture has other weights")
+    module = make()
+    module.load_state_dict(weights)
+    return module
 
 
 class SharedScores:
@@ -316,6 +331,8 @@ class OrderBundle(Bundle):
 
     def scoring(self, computing: Computing) -> Scorer:  # noqa: ARG002
         """The function that scores a batch of this bundle's features."""
+        if [feature.name for feature in self.features] != [self.order.feature]:
+            raise InputError(f"{self.url}: its features are not the one that orders, {self.order.feature!r}")
         return order_scorer(self.order)
 
 
@@ -330,13 +347,15 @@ class InContextBundle(Bundle):
     def scoring(self, computing: Computing) -> Scorer:  # noqa: ARG002
         """The function that scores a batch of this bundle's features, on the CPU."""
         with fitting(self.url):
-            network = InContextNetwork(self.in_context.sizes)
-            network.load_state_dict(safetensors.torch.load(self.contents[WEIGHTS]))
+            weights = safetensors.torch.load(self.contents[WEIGHTS])
+            network = loaded(lambda: InContextNetwork(self.in_context.sizes), weights)
             tensors = safetensors.torch.load(self.contents[EXAMPLES])
             samples = [
                 QueryGroups(tensors[f"{k}.features"], tensors[f"{k}.offsets"], tensors[f"{k}.labels"]).checked()
                 for k in range(self.in_context.readings)
             ]
+            if {sample.features_NF.shape[1] for sample in samples} != {len(self.features)}:
+                raise ValueError(f"its examples have other features than the {len(self.features)} that it names")
             ranker = InContextRanker(network, samples)
         return lambda groups: ranker(groups.to("cpu"))
 

@@ -342,7 +342,13 @@ def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
 
 def _steps(job: WeeklyJob) -> Iterator[str]:
     """What a run would do, a line each."""
-    periods, in_service = open_dataset(job.data).manifest.periods, InService.read(job.out)
+    in_service = InService.read(job.out)
+    if job.rollback:
+        earlier = () if in_service is None else in_service.earlier
+        again = earlier[0].bundle if earlier else "nothing, for nothing was before it"
+        yield f"weekly: dry run, nothing is written; in service again: {again}"
+        return
+    periods = open_dataset(job.data).manifest.periods
     before, new = ([*periods], "NEW") if job.inputs else ([*periods[:-1]], periods[-1])
     production = in_service.bundle if in_service is not None else job.production
     splits, first = job.named([*before, new]), job.named(before)

@@ -1,6 +1,7 @@
 """Guesses the uses of a log's columns from their structure and names, for a config that its reader then corrects."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -85,7 +86,8 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
     if query is None:
         best = max(roles.queries(columns, seen), key=lambda each: each.score, default=None)
         hint = f"; {best.name} is the nearest, but {best.reasons[-1]}" if best and best.reasons else ""
-        remedy = f"name it, as --set query={best.name if best else columns[0].name}"
+        setting = shlex.quote(f"query={best.name if best else columns[0].name}")
+        remedy = f"name it, as --set {setting}"
         raise InputError(f"{where}: no column looks like a query's id{hint}; {remedy}")
     within = () if "query" in named else roles.within(query, [*remaining.values()], seen)
     if within:
@@ -123,10 +125,11 @@ def _outcomes(remaining: Mapping[str, LogColumn], label: LogColumn | None, seen:
     )
     if label is None or not label.numeric or label.name not in seen:
         return outcomes
-    rare = (seen.numbers(label.name) > 0).mean() < 0.5  # else a count of few zeros would do
+    label_N = seen.numbers(label.name)
+    rare = (label_N > 0).mean() < 0.5  # else a count of few zeros would do
     for name, column in remaining.items() if rare else ():
         quantity = column.numeric and name in seen and column.least >= 0 and not roles.names_one(column)
-        if quantity and _follows(seen.numbers(name), seen.numbers(label.name)):
+        if quantity and _follows(seen.numbers(name), label_N):
             outcomes.setdefault(name, f"0 wherever {label.name} is 0: it would give the answer away")
     return outcomes
 
@@ -158,12 +161,16 @@ def _with_rest(
     for column in (best_guess.gain, best_guess.clicks if best_guess.positions is not None else None):
         if column is not None:
             unused.pop(column.name, None)
+    first_with = dict.fromkeys(best_guess.time.formats[:1], best_guess.time) if best_guess.time is not None else {}
     for column in remaining:
         if column.name in outcomes or column in best_guess.within:
             continue
         use = _use(column, best_guess, key, seen)
         if use == "dates" and best_guess.time is not None:
-            use = _misread(column, [best_guess.time, *uses["dates"]]) or use
+            use = _misread(column, first_with) or use
+            first_with.update(
+                {form: column for form in column.formats[:1] if use == "dates" and form not in first_with}
+            )
         if use in uses:
             uses[use].append(column)
         else:
@@ -172,14 +179,13 @@ def _with_rest(
     return replace(best_guess, meta=meta, features=features, categorical=categorical, dates=dates, others=unused)
 
 
-def _misread(column: LogColumn, others: Sequence[LogColumn]) -> str | None:
-    """Why a date cannot be read beside other times, whose formats are tried first; None where it can."""
+def _misread(column: LogColumn, others: Mapping[str, LogColumn]) -> str | None:
+    """Why a date cannot be read where formats of other columns of times are tried first; None where it can."""
     [form, *_] = column.formats
     text = pa.array([_INSTANT.isoformat() if form == ISO else _INSTANT.strftime(form)])
-    for other in others:
-        for earlier in other.formats[:1]:
-            if instants(text, Clock(formats=(earlier, form)))[0] != instants(text, Clock(formats=(form,)))[0]:
-                return f"a date in {form}, which {earlier} of {other.name} reads as another one"
+    for earlier, other in others.items():
+        if instants(text, Clock(formats=(earlier, form)))[0] != instants(text, Clock(formats=(form,)))[0]:
+            return f"a date in {form}, which {earlier} of {other.name} reads as another one"
     return None
 
 

@@ -8,7 +8,6 @@ tables' own libraries read their logs. A version whose rows are not simply those
 """
 
 import importlib.util
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -269,11 +268,12 @@ def snapshot(url: str, lake: Lake, version: int | None) -> TableVersion:
 def _delta(url: str, version: int | None) -> TableVersion:
     from deltalake import DeltaTable
 
-    # what a store other than Amazon's needs; other settings are in the environment
-    plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
-    options = {"AWS_ALLOW_HTTP": "true"} if plain else {}
-    table = DeltaTable(storage.absolute(url), version=version, storage_options=options)
-    if table.deletion_vectors().read_all().num_rows:
+    if not storage.exists(storage.join(url, "_delta_log")):  # a store that refuses is better reported by ours
+        raise InputError(f"{url}: no Delta table is there; check the path")
+    with storage.delta_options(url) as options:
+        table = DeltaTable(storage.absolute(url), version=version, storage_options=options)
+        deleted = table.deletion_vectors().read_all().num_rows
+    if deleted:
         raise InputError(f"{url}: deleted rows are still in its files; run OPTIMIZE or REORG TABLE ... APPLY (PURGE)")
     configuration = table.metadata().configuration
     if configuration.get("delta.columnMapping.mode", "none") != "none":
@@ -282,9 +282,7 @@ def _delta(url: str, version: int | None) -> TableVersion:
 
 
 def _iceberg(url: str, version: int | None) -> TableVersion:
-    from pyiceberg.table import StaticTable
-
-    table = StaticTable.from_metadata(_newest_metadata(url))
+    table = _static_table(_newest_metadata(url))
     current = table.current_snapshot() if version is None else table.snapshot_by_id(version)
     if current is None:
         raise InputError(f"{url}: no snapshot {version or ''}; leave version out for the newest one")
@@ -297,6 +295,27 @@ def _iceberg(url: str, version: int | None) -> TableVersion:
     paths = (task.file.file_path for task in tasks)
     local = (path.removeprefix("file://") if path.startswith("file:///") else path for path in paths)
     return TableVersion(current.snapshot_id, tuple(sorted(local)))
+
+
+def _static_table(metadata: str) -> Any:
+    """The table of a metadata file, whose files are read through `storage`.
+
+    pyiceberg would have clients of its own, whose settings it takes from the table: also an address and a class.
+    """
+    from pyiceberg.catalog.noop import NoopCatalog
+    from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
+    from pyiceberg.serializers import FromInputFile
+    from pyiceberg.table import StaticTable
+
+    class Stored(PyArrowFileIO):  # type: ignore[misc]
+        def new_input(self, location: str) -> PyArrowFile:
+            filesystem, path = storage.arrow_filesystem(location)
+            return PyArrowFile(location, path, filesystem)
+
+    files, catalog = Stored(), NoopCatalog("static")
+    return StaticTable(
+        ("static", metadata), FromInputFile.table_metadata(files.new_input(metadata)), metadata, files, catalog
+    )
 
 
 def _check_names(url: str, table: Any) -> None:

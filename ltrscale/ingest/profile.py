@@ -6,6 +6,7 @@ Shapes: N rows, V different values, L rows of a sample of whole lists, Q lists i
 """
 
 import codecs
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,12 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ltrscale.config import MOST_BYTES
 from ltrscale.data import columns as cols
 from ltrscale.data.times import DAY_NUMBER, ISO, Clock, instants
 from ltrscale.errors import InputError
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.lines import UTF8, read_lines
 from ltrscale.ingest.tables import read_rows, read_schema
+from ltrscale.progress import progress
 
 _BATCH = 1 << 16
 _TRIED = 200
@@ -28,6 +31,12 @@ _FORMATS = (ISO, *(day + clock for day in _DAYS for clock in ("", " %H:%M:%S", "
 _EPOCHS = 946_684_800, 2_208_988_800
 """The years 2000 to 2040, in seconds: numbers that may be times."""
 _NUMBER = r"^[-+]?\d*[.,]?\d+(e[-+]?\d+)?$"
+_LINE_BYTES = 12
+"""Of a column in a config, beside its name."""
+_CONTROLS = ("Cc", "Cs", "Zl", "Zp")
+"""Classes of characters that are no part of a line of text, in Unicode."""
+_DIGITS = r"\d(\D*\d){3}"
+"""The digits that every format of times reads at least."""
 _STRAY = 0.05
 """Share of values that may be no times in a column of times."""
 
@@ -106,16 +115,35 @@ def _encoding(text: bytes) -> str:
     return UTF8
 
 
+def named_schema(url: str, dialect: Dialect) -> pa.Schema:
+    """The columns of a file, whose names a config can list.
+
+    Raises:
+        InputError: as `read_schema`, a name has a character such as a line end, or there are too many.
+    """
+    schema = read_schema(url, dialect)
+    if sum(len(name.encode()) + _LINE_BYTES for name in schema.names) > MOST_BYTES:
+        raise InputError(
+            f"{url}: {len(schema.names):,} columns are more than a config can name in its {MOST_BYTES:,} bytes; leave "
+            "some out, or write a prepare.yaml that names them by patterns, such as features: [f_*]"
+        )
+    for name in schema.names:
+        if not name.isprintable() and any(unicodedata.category(c) in _CONTROLS for c in name):
+            raise InputError(f"{url}: the column {name[:200]!r} has a control character in its name; rename it")
+    return schema
+
+
 def first_columns(urls: Sequence[str], dialect: Dialect, rows: int) -> list[LogColumn]:
     """The columns of the first file, in the first rows of all.
 
     Raises:
         InputError: a file cannot be read or is of another kind than the first, or there are no rows.
     """
-    schema = read_schema(urls[0], dialect)
+    schema = named_schema(urls[0], dialect)
     if len(set(schema.names)) < len(schema.names):
         raise InputError(f"{urls[0]}: two columns have the same name; rename all but one")
     first: list[pa.Table] = []
+    rows = rows_looked_at(len(schema), rows)
     for batch in batches(urls, schema.names, dialect):
         first.append(pa.table({name: cols.without_dictionary(batch.column(name)) for name in schema.names}))
         if sum(map(len, first)) >= rows:
@@ -133,11 +161,13 @@ def first_columns(urls: Sequence[str], dialect: Dialect, rows: int) -> list[LogC
 
 def columns_of(rows: pa.Table, schema: pa.Schema, dialect: Dialect) -> list[LogColumn]:
     """The columns of at least one row; the schema says which columns of text hold numbers."""
-    kinds = zip(schema.names, schema.types, rows.columns, strict=True)
-    return [
-        _column(name, cols.value_type(kind), cols.without_dictionary(v.combine_chunks()), dialect)
-        for name, kind, v in kinds
-    ]
+    columns = []
+    with progress("columns", len(schema), "columns") as advance:
+        for name, kind, values in zip(schema.names, schema.types, rows.columns, strict=True):
+            plain = cols.without_dictionary(values.combine_chunks())
+            columns.append(_column(name, cols.value_type(kind), plain, dialect))
+            advance(1)
+    return columns
 
 
 def batches(urls: Sequence[str], names: Sequence[str], dialect: Dialect) -> Iterator[pa.RecordBatch]:
@@ -153,10 +183,19 @@ def batches(urls: Sequence[str], names: Sequence[str], dialect: Dialect) -> Iter
 def batches_of(url: str, names: Sequence[str], dialect: Dialect, *, first: str) -> Iterator[pa.RecordBatch]:
     """As `batches`, of one file, which has the columns that the first one has."""
     schema = read_schema(url, dialect)
-    if missing := [name for name in names if name not in schema.names]:
+    wanted, present = {*names}, {*schema.names}
+    if missing := [name for name in names if name not in present]:
         raise InputError(f"{url}: column {missing[0]!r} is missing, which {first} has; name files of one kind")
-    ordered = [name for name in schema.names if name in names]
-    raw = read_rows(url, schema, ordered, numbers=(), query=ordered[0], dialect=dialect, batch_rows=_BATCH)
+    ordered = [name for name in schema.names if name in wanted]
+    raw = read_rows(
+        url,
+        schema,
+        ordered,
+        numbers=(),
+        query=ordered[0],
+        dialect=dialect,
+        batch_rows=rows_looked_at(len(ordered), _BATCH),
+    )
     yield from (each.rows for each in raw)
 
 
@@ -211,7 +250,7 @@ def _times(
     `bad_V` are the values that are not numbers, which stay the bad ones where the column has no times.
     """
     tried, formats = distinct_values.slice(0, _TRIED), []
-    if len(tried) and (_readable(kind) or _is_stamp(kind)):
+    if len(tried) and (_readable(kind) or _is_stamp(kind)) and _may_be_times(tried, kind):
         forms = (ISO,) if _is_stamp(kind) else (ISO, DAY_NUMBER) if cols.is_number(kind) else _FORMATS
         shares = {form: _share_of_times(tried, kind, form) for form in forms}
         formats = sorted((form for form, share in shares.items() if share >= 1 - _STRAY), key=lambda f: -shares[f])
@@ -219,6 +258,14 @@ def _times(
         return (), np.zeros(0, np.int64), bad_V
     seconds_V, bad_V = instants(distinct_values, Clock(formats=tuple(formats[:1])))
     return tuple(formats), seconds_V[~bad_V], bad_V
+
+
+def _may_be_times(values: pa.Array, kind: pa.DataType) -> bool:
+    """Whether texts have digits enough, which is soon seen; to try all formats takes long."""
+    if not cols.is_text(kind):
+        return True
+    found_N = pc.match_substring_regex(cols.texts(values)[0], _DIGITS).fill_null(False)
+    return bool(found_N.to_numpy(zero_copy_only=False).mean() >= 1 - _STRAY)
 
 
 def _is_stamp(kind: pa.DataType) -> bool:
@@ -242,7 +289,15 @@ def _share_of_times(values: pa.Array, kind: pa.DataType, form: str) -> float:
 ValueCodes = NDArray[np.int64]
 
 _LOOKED_AT = 1 << 20
-_SAMPLED = 200_000
+SAMPLED = 200_000
+"""Rows of the lists of a key that are looked at, about."""
+_VALUES = 1 << 27
+"""Values in memory at once, of 8 bytes each: of a log with more than 128 columns fewer rows are looked at."""
+
+
+def rows_looked_at(columns: int, most: int) -> int:
+    """The rows to look at of a number of columns: `most`, or as many as memory has room for."""
+    return max(1, min(most, _VALUES // max(columns, 1)))
 
 
 @dataclass(frozen=True)
@@ -261,15 +316,15 @@ class KeyLists:
     """Runs of equal values, in all rows."""
 
     @classmethod
-    def of(cls, codes_N: ValueCodes) -> "KeyLists":
-        """The lists of a key; -1 means none."""
+    def of(cls, codes_N: ValueCodes, sample: int = SAMPLED) -> "KeyLists":
+        """The lists of a key, a sample of about `sample` rows; -1 means none."""
         valid_N = codes_N[codes_N >= 0]
         n, lengths_V = len(valid_N), np.bincount(valid_N)
         distinct = int(np.count_nonzero(lengths_V))
         runs = 1 + int(np.count_nonzero(np.diff(valid_N))) if n else 0
         together = (n - runs) / (n - distinct) if n > distinct else 0.0
         # whole lists of a sample of the values, list by list
-        stride = -(-len(codes_N) // _SAMPLED) or 1
+        stride = -(-len(codes_N) // sample) or 1
         rows = np.flatnonzero((codes_N >= 0) & (codes_N % stride == 0))
         rows_L = rows[np.argsort(codes_N[rows], kind="stable")]
         starts_Q = np.flatnonzero(np.diff(codes_N[rows_L], prepend=-1))
@@ -297,8 +352,8 @@ class KeyLists:
         valid_L = codes_L >= 0
         if not valid_L.any():
             return 0.0
-        pairs = list_L[valid_L] * (int(codes_L.max()) + 1) + codes_L[valid_L]
-        return 1.0 - len(np.unique(pairs)) / len(pairs)
+        pairs = np.sort(list_L[valid_L] * (int(codes_L.max()) + 1) + codes_L[valid_L])
+        return float(np.count_nonzero(pairs[1:] == pairs[:-1])) / len(pairs)
 
     def _ends(self, values_N: ValueCodes) -> tuple[ValueCodes, ValueCodes, NDArray[np.bool_]]:
         values_L = values_N[self.rows_L]
@@ -385,7 +440,8 @@ def read_structure(
     Memory grows with the rows that are kept, 8 bytes for each value, and with the distinct values.
     """
     parts: dict[str, list[pa.DictionaryArray]] = {name: [] for name in names}
-    n, last = 0, rows if kept_N is None else int(np.flatnonzero(kept_N).max(initial=0)) + 1
+    most = None if rows is None else rows_looked_at(len(names), rows)
+    n, last = 0, most if kept_N is None else int(np.flatnonzero(kept_N).max(initial=0)) + 1
     files: list[int] = []
     for url in urls:
         files.append(n)

@@ -5,12 +5,13 @@ the columns of one log apart: a name is worth at most four, and structure outwei
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ltrscale.ingest.profile import LogColumn, Structure
+from ltrscale.progress import progress
 
 _LIST = r"(query|search|impression|request|srch|qid|list|slate|serp|feed|ranking)"
 _VISIT = r"(session|visit|basket|order|invoice|transaction|trip|receipt|incident)"
@@ -48,6 +49,11 @@ FEW_LISTS = 32
 """The most different values of a label."""
 _CLOSE = 1.5
 _RARE = 0.02
+_LIKELIEST, _DECIDED = 64, 64
+"""Columns that are looked at as items' ids with what they decide, and the columns that they may decide: a log with
+thousands of columns has that many pairs of any of them."""
+_SHOWING = 16
+"""Columns of times and of places that are looked at beside each column."""
 _PAIRED = 1.0
 """Points of an item's id for values that come again; alone they make none."""
 
@@ -84,6 +90,16 @@ def candidate(column: LogColumn, points: Scores) -> Candidate:
     """A candidate with the sum of its points."""
     points = [(score, reason) for score, reason in points if round(score, 1)]
     return Candidate(column, sum(score for score, _ in points), tuple(reason for _, reason in points))
+
+
+def _candidates(role: str, columns: Sequence[LogColumn], points: Callable[[LogColumn], Scores]) -> list[Candidate]:
+    """The columns as candidates for a role."""
+    found = []
+    with progress(f"columns for {role}", len(columns), "columns") as advance:
+        for column in columns:
+            found.append(candidate(column, points(column)))
+            advance(1)
+    return found
 
 
 def choose_role(candidates: Sequence[Candidate], *, least: float, rivals: int = 0) -> Choice | None:
@@ -146,10 +162,12 @@ def queries(columns: Sequence[LogColumn], seen: Structure) -> list[Candidate]:
     clocks = [column for column in columns if column.name in seen and looks_like_time(column)]
     clocks = [c for c in clocks if has_pattern(c, _EVENT_TIME) or not has_pattern(c, _ITEM_TIME)] or clocks
     slots = [column for column in columns if column.name in seen and column.numeric and has_pattern(column, _POSITION)]
-    keys = [column for column in keys if column not in slots and not is_label(column)]
-    likely = sorted((_thing(column, seen, keys) for column in keys), key=lambda each: -each.score)[:2]
+    keys = [column for column in keys if not (column.numeric and has_pattern(column, _POSITION))]
+    keys = [column for column in keys if not is_label(column)]
+    likely = sorted(_things(keys, seen), key=lambda each: -each.score)[:2]
     things = [each.column for each in likely if each.score > _PAIRED]  # a color comes again, too
-    return [candidate(column, _query_points(column, seen, clocks, slots, things)) for column in keys]
+    shown = clocks[:_SHOWING], slots[:_SHOWING]
+    return _candidates("a query", keys, lambda column: _query_points(column, seen, *shown, things))
 
 
 def _query_points(
@@ -211,8 +229,10 @@ def within(column: LogColumn, columns: Sequence[LogColumn], seen: Structure) -> 
     for other in columns:
         if other is column or other.name not in seen or (other.numeric and not other.whole):
             continue
+        if not looks_like_time(other):
+            continue
         pairs = len(np.unique(seen.joined(column.name, [other.name])))
-        if looks_like_time(other) and abs(pairs - lists.runs) <= 0.1 * lists.runs:
+        if abs(pairs - lists.runs) <= 0.1 * lists.runs:
             return (other,)
     return ()
 
@@ -225,20 +245,30 @@ def items(columns: Sequence[LogColumn], query: LogColumn, seen: Structure) -> li
     keys = [column for column in columns if column.name in seen and _is_key(column) and not is_label(column)]
     keys = [column for column in keys if not has_pattern(column, _POSITION)]
     lists = seen.lists(query.name)
+    things = {each.name: each for each in _things(keys, seen)}
 
     def points(column: LogColumn) -> Scores:
-        own = _thing(column, seen, keys)
+        own = things[column.name]
         yield own.score, "; ".join(own.reasons)
         repeats = lists.repeats(seen.codes[column.name])
         yield 1.0 - 8.0 * repeats, f"{repeats:.1%} of the rows repeat one in their list" if repeats else "once a list"
         if lists.constant(seen.codes[column.name]) > 0.9:
             yield -6.0, "the same in a whole list"
 
-    return [candidate(column, points(column)) for column in keys if column is not query]
+    return _candidates("an item", [column for column in keys if column is not query], points)
+
+
+def _things(keys: Sequence[LogColumn], seen: Structure) -> list[Candidate]:
+    """The columns as items' ids; what they decide of each other is looked at for the likeliest."""
+    decided = {column.name for column in sorted(keys, key=lambda each: each.numeric)[:_DECIDED]}  # texts first
+    others = [column for column in keys if column.name in decided]
+    alone = [_thing(column, seen, ()) for column in keys]
+    likeliest = {each.name for each in sorted(alone, key=lambda each: -each.score)[:_LIKELIEST]}
+    return [_thing(each.column, seen, others) if each.name in likeliest else each for each in alone]
 
 
 def _thing(column: LogColumn, seen: Structure, columns: Sequence[LogColumn]) -> Candidate:
-    """A column as an item's id, whatever the query is."""
+    """A column as an item's id, whatever the query is, with what it decides of some columns."""
     lists, name = seen.lists(column.name), column.name.lower()
 
     def points() -> Scores:
@@ -314,7 +344,8 @@ def labels(columns: Sequence[LogColumn], query: LogColumn, seen: Structure, item
     """The columns that may have the labels."""
     fits = [column for column in columns if column.name in seen and column.distinct > 1 and not looks_like_time(column)]
     fits = [column for column in fits if column.numeric or column.distinct <= FEW_LISTS]
-    return [candidate(column, _label_points(column, query, seen, item)) for column in fits if not names_one(column)]
+    fits = [column for column in fits if not names_one(column)]
+    return _candidates("a label", fits, lambda column: _label_points(column, query, seen, item))
 
 
 def _label_points(column: LogColumn, query: LogColumn, seen: Structure, item: LogColumn | None) -> Scores:
@@ -346,7 +377,7 @@ def positions(columns: Sequence[LogColumn], query: LogColumn, seen: Structure) -
         repeats = lists.repeats(seen.codes[column.name])
         yield 2.0 - 4.0 * repeats, f"comes again in {repeats:.0%} of the rows" if repeats > 0.005 else "once a list"
 
-    return [candidate(column, points(column)) for column in named]
+    return _candidates("a position", named, points)
 
 
 def structured(columns: Sequence[LogColumn]) -> list[str]:

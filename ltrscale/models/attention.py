@@ -25,7 +25,7 @@ from ltrscale.models.context import (
     inverse,
     map_slots,
 )
-from ltrscale.models.layers import Dropout, FeatureEmbedding
+from ltrscale.models.layers import Dropout, FeatureEmbedding, Layers, Size
 
 
 class Attention(nn.Module):
@@ -77,17 +77,17 @@ class DASALCConfig(ContextSettings):
     """
 
     kind: Literal["dasalc"] = "dasalc"
-    width: int = Field(256, ge=1)
+    width: Size = 256
     """Size of the attention's output and, as in the paper, of each head."""
-    heads: int = Field(2, ge=1)
+    heads: Size = 2
     """Attention heads: 2 to 5 in the paper."""
-    layers: int = Field(3, ge=1, le=1000)
+    layers: Layers = 3
     """Attention layers: 3 to 6 in the paper."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout of attention weights and of the attention's output; the paper names none."""
     cross: bool = True
     """Latent cross; false concatenates context and embedding, the paper's ablation."""
-    embedding: int = Field(8, ge=1)
+    embedding: Size = 8
     """Dimensions of the embedding of each categorical feature in the attention's input."""
 
     def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
@@ -151,13 +151,13 @@ class RankFormerConfig(ContextSettings):
 
     kind: Literal["rankformer"] = "rankformer"
     embeds_lists: ClassVar[bool] = True
-    width: int | None = Field(None, ge=1)
+    width: Size | None = None
     """Size of the Transformer; the encoder's width by default, as in the paper for the `identity` encoder."""
-    heads: int = Field(1, ge=1)
+    heads: Size = 1
     """Attention heads; they share the width, so their number must divide it."""
-    feedforward: int = Field(512, ge=1)
+    feedforward: Size = 512
     """Size of the hidden layer of each layer's feed-forward network."""
-    layers: int = Field(3, ge=1, le=1000)
+    layers: Layers = 3
     """Transformer layers."""
     dropout: float = Field(0.25, ge=0, lt=1)
     """Dropout of attention weights, inside the feed-forward network, and of the outputs of both."""
@@ -254,13 +254,13 @@ class SetRankConfig(ContextSettings):
     """
 
     kind: Literal["setrank"] = "setrank"
-    width: int = Field(256, ge=1)
+    width: Size = 256
     """Size of the blocks."""
-    heads: int = Field(8, ge=1)
+    heads: Size = 8
     """Attention heads; they share the width, so their number must divide it."""
-    blocks: int = Field(6, ge=1, le=1000)
+    blocks: Layers = 6
     """Number of blocks."""
-    inducing: int | None = Field(None, ge=1)
+    inducing: Size | None = None
     """Number of points through which documents attend to each other (IMSAB), which makes the work linear in the length
     of the list. By default they attend directly (MSAB)."""
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -269,7 +269,7 @@ class SetRankConfig(ContextSettings):
     """Source of an initial ranking: positions at which documents were shown, or falling values of a feature."""
     feature: int | None = Field(None, ge=0)
     """Index of that feature, from 0 in the order of the data set."""
-    ranks: int = Field(256, ge=1)
+    ranks: Size = 256
     """Initial ranks with their own embedding; all documents further down the list share the last one."""
 
     @model_validator(mode="after")

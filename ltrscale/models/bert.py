@@ -24,7 +24,7 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.layout import Chunks, layout
 from ltrscale.models.context import PAIRS_PER_CHUNK
-from ltrscale.models.layers import Dropout, Stack
+from ltrscale.models.layers import Dropout, Layers, Size, Stack
 
 VARLEN = importlib.util.find_spec("torch.nn.attention.varlen") is not None
 """Whether this torch has attention over ragged sequences, which takes half precision on a GPU alone."""
@@ -33,15 +33,15 @@ VARLEN = importlib.util.find_spec("torch.nn.attention.varlen") is not None
 class BertConfig(Config):
     """Sizes of a BERT (Devlin et al. 2019): post-norm layers, learned positions, token types, GELU."""
 
-    layers: int = Field(3, ge=1, le=1000)
+    layers: Layers = 3
     """Transformer layers; SUN23 has 3 or 12."""
-    width: int = Field(768, ge=1)
+    width: Size = 768
     """Size of a token's embedding; SUN23 has 768."""
-    heads: int = Field(12, ge=1)
+    heads: Size = 12
     """Attention heads; they share the width, so their number must divide it. SUN23 has 12."""
-    feedforward: int | None = Field(None, ge=1)
+    feedforward: Size | None = None
     """Size of the hidden layer of each layer's feed-forward network; four times the width by default."""
-    positions: int = Field(512, ge=1)
+    positions: Size = 512
     """Positions with an embedding, so the longest sequence."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout of embeddings and of the outputs of attention and feed-forward network; a multiple of 1/256 on a CPU.

@@ -23,7 +23,7 @@ class CombinedArchitecture(Config):
 
     how: How
     """`mean` of the scores; `concat` of the inputs of their last layers."""
-    parts: tuple[Architecture, ...] = Field(min_length=1)
+    parts: tuple[Architecture, ...] = Field(min_length=1, max_length=100)
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout between the joint embedding and the linear layer of `concat`."""
 

@@ -18,24 +18,27 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.layout import layout, send, told
 from ltrscale.models.bert import Bert, BertConfig
-from ltrscale.models.layers import Encoder, EncoderSettings, FeatureEmbedding, Sizes, TokenFields, hidden_layers
+from ltrscale.models.layers import Encoder, EncoderSettings, FeatureEmbedding, Size, Sizes, TokenFields, hidden_layers
 
 TOKENS_AT_ONCE = 1 << 16
 """Tokens that are embedded together at inference, so that memory does not grow with a batch of scores."""
 
 FieldNames = Annotated[tuple[str, ...], Field(min_length=1)]
 
+_IDS = 1 << 31
+"""Numbers of tokens are int32."""
+
 
 class TokenNumbers(Config):
     """Size of a vocabulary, and the numbers of its special tokens."""
 
-    size: int = Field(ge=1)
+    size: int = Field(ge=1, le=_IDS)
     """Rows of the token embedding."""
-    cls: int = Field(ge=0)
+    cls: int = Field(ge=0, lt=_IDS)
     """The token before a query."""
-    sep: int = Field(ge=0)
+    sep: int = Field(ge=0, lt=_IDS)
     """The token after each field."""
-    mask: int = Field(ge=0)
+    mask: int = Field(ge=0, lt=_IDS)
     """The token that hides another in masked language modelling."""
     sha256: str = ""
     """Hash of the file that the tokens come from."""
@@ -61,12 +64,12 @@ class CrossEncoderConfig(EncoderSettings):
     """Token fields of the query, in order."""
     document: FieldNames = ("title", "body")
     """Token fields of the document, in order."""
-    max_tokens: int = Field(128, ge=4)
+    max_tokens: int = Field(128, ge=4, le=1_000_000)
     """Tokens that it reads of a pair, with [CLS] and a [SEP] after each field. What is over is cut from the end of the
     last field, then of the one before, and of the query last; the special tokens stay."""
     features: Sizes | None = (64,)
     """Sizes of the hidden layers that project the dense features; empty reads the text alone."""
-    embedding: int = Field(8, ge=1)
+    embedding: Size = 8
     """Dimensions of the embedding of each categorical feature."""
     vocabulary: TokenNumbers | None = None
     """The vocabulary of the tokens; empty takes that of the training data."""

@@ -15,7 +15,9 @@ from ltrscale.models.layers import (
     Encoder,
     EncoderSettings,
     FeatureEmbedding,
+    Layers,
     MicroBatchNorm,
+    Size,
     Sizes,
     activation,
     hidden_layers,
@@ -30,7 +32,7 @@ class IdentityConfig(EncoderSettings):
     """
 
     kind: Literal["identity"] = "identity"
-    embedding: int = Field(8, ge=1)
+    embedding: Size = 8
     """Dimensions of the embedding of each categorical feature."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
@@ -76,7 +78,7 @@ class MLPConfig(EncoderSettings):
     """Dropout after each hidden layer (BUYL23: 0.25); a multiple of 1/256 on a CPU."""
     batch_norm: bool = False
     """BatchNorm before each activation."""
-    embedding: int = Field(8, ge=1)
+    embedding: Size = 8
     """Dimensions of the embedding of each categorical feature."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
@@ -121,9 +123,9 @@ class IndustrialMLPConfig(EncoderSettings):
     """
 
     kind: Literal["industrial_mlp"] = "industrial_mlp"
-    width: int = Field(136, ge=1)
+    width: Size = 136
     """Size of the hidden layers and of the embedding; HOU24 does not state it."""
-    layers: int = Field(4, ge=1, le=1000)
+    layers: Layers = 4
     """Hidden layers."""
     activation: Activation = "relu"
     """The non-linearity."""
@@ -131,7 +133,7 @@ class IndustrialMLPConfig(EncoderSettings):
     """Dropout on the normalised inputs; HOU24 does not state it."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout after each hidden layer; HOU24 does not state it. On a CPU both are multiples of 1/256."""
-    embedding: int = Field(8, ge=1)
+    embedding: Size = 8
     """Dimensions of the embedding of each categorical feature."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
@@ -181,9 +183,9 @@ class ResNetConfig(EncoderSettings):
     """
 
     kind: Literal["resnet"] = "resnet"
-    width: int = Field(136, ge=1)
+    width: Size = 136
     """Size of the embedding, and of every block's input and output."""
-    blocks: int = Field(3, ge=1, le=1000)
+    blocks: Layers = 3
     """Number of residual blocks."""
     hidden_factor: float = Field(1.0, gt=0)
     """Size of a block's hidden layer, as a multiple of the width."""
@@ -195,7 +197,7 @@ class ResNetConfig(EncoderSettings):
     """The non-linearity after the last norm; that of the blocks by default. The public code of HOU24 has relu."""
     input_bias: bool = True
     """Whether the first linear layer has a bias; the public code of HOU24 has none."""
-    embedding: int = Field(8, ge=1)
+    embedding: Size = 8
     """Dimensions of the embedding of each categorical feature."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:

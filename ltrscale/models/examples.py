@@ -24,11 +24,11 @@ _VALUES = 1 << 18  # features of documents that are scored at once
 class ReadingConfig(Config):
     """How examples are read: with more of them than fit, several samples are read and their scores averaged."""
 
-    samples: int = Field(4, ge=1)
+    samples: int = Field(4, ge=1, le=100)
     """Samples of the labelled lists. If all lists fit and none is too long, a single one has them all."""
-    documents: int = Field(1000, ge=1)
+    documents: int = Field(1000, ge=1, le=100_000)
     """Most documents of a sample. The network knows at most some 2,000."""
-    longest: int = Field(40, ge=1)
+    longest: int = Field(40, ge=1, le=100_000)
     """Most documents of a list in a sample; of longer lists it has some, at random, one of them relevant if any is."""
     seed: int = Field(0, ge=0)
     """Seed of the samples."""

@@ -31,12 +31,12 @@ class TransformConfig(Config):
     deviation 1; `quantile_normal` maps each feature's distribution to the normal one (BUYL23)."""
     clip: float = Field(10.0, gt=0)
     """Standardised values are clipped at this many deviations."""
-    quantiles: int = Field(256, ge=2)
+    quantiles: int = Field(256, ge=2, le=1_000_000)
     """Points of the quantile map."""
-    sample: int = Field(100_000, ge=2)
+    sample: int = Field(100_000, ge=2, le=1 << 26)
     """Size of the uniform sample of documents that quantiles and edges of bins are taken from; smaller data sets are
     used whole. Of more than 671 features it is smaller: at most 2^26 values, 13,421 documents of 5,000 features."""
-    max_vocabulary: int = Field(100_000, ge=1)
+    max_vocabulary: int = Field(100_000, ge=1, le=N_CODES)
     """Most codes of a categorical feature; if there are more, the most frequent are kept and the others are unknown,
     or all are hashed, see `hash_rows`."""
     hash_rows: int = Field(0, ge=0, lt=N_CODES)
@@ -48,7 +48,7 @@ class TransformConfig(Config):
     """Embeddings of all categorical features together that have more rows than this stay in the host's memory: a GPU
     gets the rows of its batch, and workers exchange the gradients of the rows that a step used. Rows that a step did
     not use are not updated at all, see docs/distributed.md. Empty keeps every embedding on the device."""
-    discrete_up_to: int = Field(0, ge=0)
+    discrete_up_to: int = Field(0, ge=0, le=1_000_000)
     """Numeric features with at most this many different values in training become categories: 3 in HOU24 for DeepFM and
     DCNv2, 0 for none."""
     per_query: bool = False

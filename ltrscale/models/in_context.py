@@ -24,11 +24,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor, nn
 
 from ltrscale.batch import group_index, repeated
 from ltrscale.config import Config
+from ltrscale.models.layers import Layers, Size
 from ltrscale.models.univariate import FUNCTIONS, Scale, functions_of, lengths_N, list_means, rank_correlations
 from ltrscale.ranking.losses import softmax
 from ltrscale.ranking.metrics import exponential_gain
@@ -40,15 +41,15 @@ _HIGHEST = 4.0  # grade: the gain of higher ones is that of this
 class InContextSizes(Config):
     """Sizes of the network."""
 
-    token: int = Field(64, ge=1)
+    token: Size = 64
     """Size of a feature's token; a multiple of the heads."""
-    state: int = Field(32, ge=1)
+    state: Size = 32
     """Size of a document's state."""
-    shown: int = Field(10, ge=1)
+    shown: Size = 10
     """Values that an example shows to features."""
-    heads: int = Field(4, ge=1)
+    heads: Size = 4
     """Heads of the attention between features."""
-    layers: int = Field(4, ge=1)
+    layers: Layers = 4
     """Number of layers; documents read examples in every second one."""
 
     @model_validator(mode="after")

@@ -12,7 +12,16 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from ltrscale.models.layers import Activation, Encoder, EncoderSettings, FeatureEmbedding, Sizes, hidden_layers
+from ltrscale.models.layers import (
+    Activation,
+    Encoder,
+    EncoderSettings,
+    FeatureEmbedding,
+    Layers,
+    Size,
+    Sizes,
+    hidden_layers,
+)
 
 
 class DeepFMConfig(EncoderSettings):
@@ -31,7 +40,7 @@ class DeepFMConfig(EncoderSettings):
     """Dropout after each hidden layer (Guo et al.: 0.5); a multiple of 1/256 on a CPU."""
     batch_norm: bool = False
     """BatchNorm before each activation."""
-    embedding: int = Field(8, ge=1)
+    embedding: Size = 8
     """Dimensions of each feature's vector (HOU24: 8)."""
     numeric_fields: bool = True
     """Numeric features have vectors too, multiplied by their values (Guo et al., equation 2). If false, they enter only
@@ -130,9 +139,9 @@ class DCNv2Config(EncoderSettings):
     """
 
     kind: Literal["dcnv2"] = "dcnv2"
-    cross_layers: int = Field(3, ge=1, le=1000)
+    cross_layers: Layers = 3
     """Cross layers (HOU24: 2, 3 or 4); n layers give products of up to n + 1 features."""
-    rank: int | None = Field(None, ge=1)
+    rank: Size | None = None
     """Rank of the matrices of the cross layers; full matrices by default."""
     structure: Literal["stacked", "parallel"] = "stacked"
     """`stacked`: the MLP reads the output of the cross layers; `parallel`: it reads the input, as they do."""
@@ -144,7 +153,7 @@ class DCNv2Config(EncoderSettings):
     """Dropout after each hidden layer; a multiple of 1/256 on a CPU."""
     batch_norm: bool = False
     """BatchNorm before each activation."""
-    embedding: int = Field(8, ge=1)
+    embedding: Size = 8
     """Dimensions of the embedding of each categorical feature (HOU24: 8)."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:

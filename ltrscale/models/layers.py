@@ -6,7 +6,7 @@ parts of a network, with A inputs and B outputs each.
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,8 +18,14 @@ from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
 from ltrscale.layout import send
 
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 Activation = Literal["relu", "gelu", "elu"]
-Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+Size = Annotated[int, Field(ge=1, le=1_000_000)]
+"""Of a layer or of a part of one."""
+Layers = Annotated[int, Field(ge=1, le=1000)]
+"""Their number, each of which takes time to build."""
+Sizes = Annotated[tuple[Size, ...], Field(min_length=1, max_length=1000)]
+"""Of consecutive layers."""
 
 
 class TokenFields(NamedTuple):

@@ -28,7 +28,7 @@ from ltrscale.models.context import (
     map_lists,
     order_within_lists,
 )
-from ltrscale.models.layers import Activation, Dropout, FeatureEmbedding, activation
+from ltrscale.models.layers import Activation, Dropout, FeatureEmbedding, Size, Sizes, activation
 
 # Odd multipliers of a 64-bit mixing function, as signed words: torch has no arithmetic on uint64.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -43,14 +43,14 @@ class DLCMConfig(ContextSettings):
     """
 
     kind: Literal["dlcm"] = "dlcm"
-    state: int = Field(136, ge=1)
+    state: Size = 136
     """Size of the network's state."""
-    units: int = Field(3, ge=1)
+    units: Size = 3
     """Comparisons of a document with the list's state; the size of the document's new embedding."""
     features: bool = True
     """Add each document's features to the encoder's embedding; this is the paper's input, with two layers of ELU as the
     encoder."""
-    embedding: int = Field(8, ge=1)
+    embedding: Size = 8
     """Dimensions of the embedding of each categorical feature among these."""
     initial_rank: Literal["positions", "feature"] = "positions"
     """Source of the initial ranking: positions at which documents were shown, or falling values of a feature."""
@@ -132,25 +132,19 @@ class GSFConfig(ContextSettings):
 
     kind: Literal["gsf"] = "gsf"
     beyond_graphs: ClassVar = "chooses groups by the length of a list and by hashes"
-    size: int = Field(2, ge=1)
+    size: int = Field(2, ge=1, le=100)
     """Documents that are scored together; 1 is a pointwise network."""
-    hidden: tuple[int, ...] = Field((256, 128), min_length=1)
+    hidden: Sizes = (256, 128)
     """Sizes of the hidden layers."""
-    width: int = Field(64, ge=1)
+    width: Size = 64
     """Size of the embedding that the network computes for each of its documents."""
     activation: Activation = "relu"
     """The non-linearity."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout of hidden layers."""
-    strides: int | None = Field(16, ge=1)
+    strides: Size | None = 16
     """Rounds of groups at inference; in a round, each document takes each place once. Empty for all rounds, which are
     all ordered pairs if the size is 2."""
-
-    @model_validator(mode="after")
-    def _positive(self) -> Self:
-        if min(self.hidden) < 1:
-            raise ValueError("hidden: the size of a hidden layer is at least 1")
-        return self
 
     def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
         """See `GSF`."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ltrscale.batch import QueryGroups, standardise_groups
 from ltrscale.config import Config
 from ltrscale.models.features import FeatureTransform
-from ltrscale.models.layers import Encoder, InputLayer, SeparateLinear
+from ltrscale.models.layers import Encoder, InputLayer, SeparateLinear, Size
 
 
 class NumberSettings(Config):
@@ -92,7 +92,7 @@ class PLEConfig(NumberSettings):
     bins: int = Field(16, ge=1, le=10_000)
     """Bins between quantiles of the training documents. Equal quantiles, as those of a feature that is mostly 0, leave
     fewer."""
-    embedding: int = Field(8, ge=0)
+    embedding: int = Field(8, ge=0, le=1_000_000)
     """Dimensions of the learnt embedding of each feature, a linear layer of its bins and ReLU; 0 gives the encoder the
     bins themselves."""
 
@@ -162,12 +162,12 @@ class PLRConfig(NumberSettings):
     """
 
     kind: Literal["plr"] = "plr"
-    frequencies: int = Field(16, ge=1)
+    frequencies: Size = 16
     """Learnt frequencies of each feature."""
     sigma: float = Field(0.1, gt=0)
     """Standard deviation of the initial frequencies, the most important setting (the paper searches .01 to 100): too
     high, and neighbouring values have nothing in common."""
-    embedding: int = Field(8, ge=1)
+    embedding: Size = 8
     """Dimensions of the embedding of each feature."""
 
     def build(self, transform: FeatureTransform) -> NumberEmbedding:

@@ -16,7 +16,7 @@ from ltrscale.config import Config
 from ltrscale.models.choices import ContextConfig, EncoderConfig, NetworkConfig, NumbersConfig
 from ltrscale.models.context import Contextual
 from ltrscale.models.features import FeatureTransform, TransformConfig
-from ltrscale.models.layers import Dropout, MicroBatchNorm, SeparateLinear, refuse_batch_norm
+from ltrscale.models.layers import Dropout, Layers, MicroBatchNorm, SeparateLinear, Size, refuse_batch_norm
 from ltrscale.models.numbers import PlainConfig
 from ltrscale.models.tables import keep_on_host
 
@@ -24,9 +24,9 @@ from ltrscale.models.tables import keep_on_host
 class HeadConfig(Config):
     """The MLP that maps an embedding to a score."""
 
-    layers: int = Field(3, ge=1, le=1000)
+    layers: Layers = 3
     """Linear layers, with ReLU between them: 3 in HOU24, 1 for its binary feedback and for linear probing."""
-    width: int | None = Field(None, ge=1)
+    width: Size | None = None
     """Size of the hidden layers; the encoder's width by default."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout after each hidden layer; BUYL23 has .25, HOU24 none. A multiple of 1/256 on a CPU."""
@@ -71,9 +71,9 @@ class ProjectorConfig(Config):
 
     layers: int = Field(2, ge=0, le=1000)
     """Hidden layers."""
-    width: int | None = Field(None, ge=1)
+    width: Size | None = None
     """Size of the hidden layers; the encoder's width by default."""
-    output: int | None = Field(None, ge=1)
+    output: Size | None = None
     """Size of the projection; the encoder's width by default."""
     batch_norm: bool = False
     """Normalise hidden layers, and the output without scale and shift: SimSiam uses it, SimCLR-Rank does not."""
@@ -126,7 +126,7 @@ class Architecture(Config):
     """Hidden layers of the projector that a ranker keeps between encoder and head."""
     context: ContextConfig | None = None
     head: HeadConfig | None = None
-    grades: int = Field(0, ge=0)
+    grades: int = Field(0, ge=0, le=10_000)
     """Thresholds of the list head, which predicts the best grade of a list; 0 for none."""
     noise: float = Field(0.0, ge=0)
     """Standard deviation of the normal noise on numeric inputs in training."""

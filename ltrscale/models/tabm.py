@@ -19,6 +19,7 @@ from ltrscale.models.layers import (
     FeatureEmbedding,
     InputLayer,
     MicroBatchNorm,
+    Size,
     Sizes,
     activation,
 )
@@ -46,7 +47,7 @@ class TabMConfig(EncoderSettings):
     """Dropout after each hidden layer; a multiple of 1/256 on a CPU."""
     batch_norm: bool = False
     """BatchNorm before each activation, with statistics, scale and shift of each member; not in the paper."""
-    embedding: int = Field(8, ge=1)
+    embedding: Size = 8
     """Dimensions of the embedding of each categorical feature."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:

@@ -248,7 +248,7 @@ class MixupConfig(Augmentation):
     kind: Literal["mixup"] = "mixup"
     amount: float = Field(0.3, ge=0, le=1)
     """The largest share that the other document can have; HOU24 tries .3, .6 and .9."""
-    forms: tuple[Mixup, ...] = Field(MIXUPS, min_length=1)
+    forms: tuple[Mixup, ...] = Field(MIXUPS, min_length=1, max_length=100)
     """Ways to mix, one drawn for each document: all three are DACL+, `linear` alone is DACL."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
@@ -354,7 +354,7 @@ class ComposeConfig(Augmentation):
     """Several augmentations, one after the other."""
 
     kind: Literal["compose"] = "compose"
-    steps: tuple[Annotated[SingleAugmentConfig, Field(discriminator="kind")], ...] = Field(min_length=1)
+    steps: tuple[Annotated[SingleAugmentConfig, Field(discriminator="kind")], ...] = Field(min_length=1, max_length=100)
     """Applied in this order, each to the view made by the step before it."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:

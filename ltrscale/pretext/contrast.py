@@ -241,7 +241,7 @@ class DaclConfig(Contrastive):
     draws_views: ClassVar[bool] = False
     amount: float = Field(0.3, ge=0, le=1)
     """The largest share of the other document; HOU24 tries .3, .6 and .9."""
-    forms: tuple[Mixup, ...] = Field(MIXUPS, min_length=1)
+    forms: tuple[Mixup, ...] = Field(MIXUPS, min_length=1, max_length=100)
     """Ways to mix, one drawn for each document; HOU24's public code has `linear` and `binary`."""
 
     def views(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:  # noqa: ARG002

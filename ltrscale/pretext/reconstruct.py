@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ltrscale.batch import at_least_float32
 from ltrscale.config import Config
 from ltrscale.layout import send
-from ltrscale.models.layers import Encoder
+from ltrscale.models.layers import Encoder, Layers, Size
 from ltrscale.models.ranker import HeadConfig, mlp_head
 from ltrscale.pretext.augment import Draw, permute_columns, random_entries
 from ltrscale.pretext.objective import Objective, Parts, Pretrainer
@@ -99,9 +99,9 @@ def _outputs(classes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Te
 class DecoderConfig(Config):
     """The MLP that maps an embedding back to features."""
 
-    layers: int = Field(1, ge=1, le=1000)
+    layers: Layers = 1
     """Linear layers, with ReLU between them: 1 in VIME; SubTab mirrors its encoder, which has 2 or more."""
-    width: int | None = Field(None, ge=1)
+    width: Size | None = None
     """Size of the hidden layers; the encoder's width by default."""
 
 

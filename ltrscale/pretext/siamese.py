@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from ltrscale.batch import one_list
-from ltrscale.models.layers import Encoder, MicroBatchNorm
+from ltrscale.models.layers import Encoder, MicroBatchNorm, Size
 from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext.augment import Augmentation, Draw
 from ltrscale.pretext.objective import Objective, Parts, Pretrainer
@@ -129,7 +128,7 @@ class SimSiamConfig(Siamese):
 
     kind: Literal["simsiam"] = "simsiam"
     projector: ProjectorConfig = ProjectorConfig(batch_norm=True)
-    bottleneck: int | None = Field(None, ge=1)
+    bottleneck: Size | None = None
     """Size of the predictor's hidden layer; a quarter of the projection by default."""
     predictor_bias: bool = False
     """Whether the predictor's output layer has a bias: HOU24's text has none, its public code has one."""

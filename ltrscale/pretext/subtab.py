@@ -173,7 +173,7 @@ class SubTabConfig(Objective):
         "so it teaches little more, and only reconstruction is left; hide features that name a document with "
         "pretrain.mask, or make subsets differ more: a lower pretrain.method.overlap, a higher pretrain.method.rate"
     )
-    subsets: int = Field(4, ge=2)
+    subsets: int = Field(4, ge=2, le=1000)
     """Subsets of the features."""
     overlap: float = Field(0.75, ge=0, lt=1)
     """Features that a subset shares with the one before it, as a fraction of its own block."""

@@ -97,7 +97,7 @@ class ERRConfig(Metric):
     )
     normalised: ClassVar[bool] = False
     k: FirstRanks = 5
-    grades: int = Field(4, ge=1)
+    grades: int = Field(4, ge=1, le=1000)
     """The highest grade, 4 as in the paper's five grades; higher labels count as this one."""
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:

@@ -254,7 +254,7 @@ class GumbelApproxNDCGConfig(Loss):
     needs_relevance: ClassVar[bool] = True
     temperature: float = Field(0.1, gt=0)
     """Temperature of the sigmoids, in units of the scores."""
-    samples: int = Field(8, ge=1)
+    samples: int = Field(8, ge=1, le=1000)
     """Noisy copies of each list."""
     scale: float = Field(1.0, ge=0)
     """Factor of the Gumbel noise."""

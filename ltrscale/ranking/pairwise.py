@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from ltrscale.batch import at_least_float32, group_index, length_chunks, sum_by_group
 from ltrscale.devices import block_entries
 from ltrscale.layout import Chunks
+from ltrscale.processor import one_thread
 from ltrscale.ranking.loss import Loss, Scored, has_pairs
 from ltrscale.ranking.metrics import exponential_gain, rank_discounts
 from ltrscale.ranking.ranked import best_first, falling_order
@@ -161,7 +162,7 @@ class SoftmaxNegativesConfig(Loss):
 
     kind: Literal["softmax_negatives"] = "softmax_negatives"
     weighted: ClassVar[bool] = True
-    negatives: int = Field(7, ge=1)
+    negatives: int = Field(7, ge=1, le=1_000_000)
     """Irrelevant documents drawn for each relevant one, T - 1."""
     threshold: float = Field(1.0, gt=0)
     """Documents are relevant from this label on; SUN23 takes 2 of 0 to 4."""
@@ -282,6 +283,7 @@ def over_lists(
 
 class _ListLoss(torch.autograd.Function):
     @staticmethod
+    @one_thread()  # its blocks are those of the cache of a core
     def forward(ctx: Any, scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, solve: Solve, order: Order) -> Tensor:
         chunks, gains_N, losses, slopes = _chunks(offsets_Q1), gains_N.double(), [], []
         discounts_L = rank_discounts(max(length for _, length in chunks.shapes), scores_N.device)

@@ -76,7 +76,7 @@ class GumbelNeuralSortNDCGConfig(Loss):
     """Temperature of the relaxed sort, in units of the scores."""
     k: int | None = Field(None, ge=1)
     """Cut-off of the NDCG; empty for the whole list."""
-    samples: int = Field(8, ge=1)
+    samples: int = Field(8, ge=1, le=1000)
     """Noisy copies of each list."""
     scale: float = Field(1.0, ge=0)
     """Factor of the Gumbel noise."""
@@ -137,7 +137,7 @@ class PiRankConfig(Loss):
     """Temperature of the relaxed sort, in units of the scores."""
     k: int | None = Field(None, ge=1)
     """Cut-off of the NDCG; empty for the whole list."""
-    depth: int = Field(1, ge=1)
+    depth: int = Field(1, ge=1, le=100)
     """Levels of divide and conquer; 1 sorts the list at once."""
     mode: Mode = "soft"
     """`straight_through` takes the exact order forward and the gradient of the relaxed one backward."""

@@ -17,7 +17,7 @@ ChartRows = Sequence[Mapping[str, Any]]
 VEGA_LITE_VERSION: Final = "6.4"
 _VEGA_LITE = "https://vega.github.io/schema/vega-lite/v6.4.1.json"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
-_WIDTH = 640
+WIDTH: Final = 640
 """Pixels of a chart in a picture; in a page it takes the width of its container."""
 _NARROW = 420
 """Pixels of one of several charts in a picture."""
@@ -319,13 +319,3 @@ def above(*specs: Spec, alike: bool = True) -> Spec:
 def _part(spec: Spec) -> Spec:
     """A chart for a picture of several, which have no container."""
     return {key: value for key, value in spec.items() if key not in ("$schema", "autosize")} | {"width": _NARROW}
-
-
-def png(spec: Spec) -> bytes:
-    """The picture of a chart on white."""
-    import vl_convert  # it takes half a second, which only jobs that draw should spend
-
-    fixed = {**spec, "width": _WIDTH} if spec.get("width") == "container" else spec
-    config = {**theme(dark=False), "background": "white", "font": "DejaVu Sans, sans-serif"}
-    picture: bytes = vl_convert.vegalite_to_png(fixed, vl_version=VEGA_LITE_VERSION, scale=1.5, config=config)
-    return picture

@@ -3,8 +3,8 @@
 Texts are plain wherever they come from: each form that a document is written in escapes them.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ltrscale.reports.charts import Spec
 
@@ -128,6 +128,27 @@ class Document:
             *(chart for section in self.sections for chart in _charts_in(section.blocks)),
         ]
         return {f"{chart.name or f'chart-{number:02d}'}.png": chart for number, chart in enumerate(charts)}
+
+    def with_charts(self, made: Callable[[Chart], Chart | LeftOut]) -> "Document":
+        """The document with something in place of each chart."""
+        sections = [replace(section, blocks=_with_charts(section.blocks, made)) for section in self.sections]
+        return replace(self, opening=_with_charts(self.opening, made), sections=sections)
+
+
+def _with_charts(blocks: Sequence[Block], made: Callable[[Chart], Chart | LeftOut]) -> list[Block]:
+    replaced: list[Block] = []
+    for block in blocks:
+        match block:
+            case Chart():
+                replaced.append(made(block))
+            case Charts(every):
+                new = [made(chart) for chart in every]
+                drawn = [chart for chart in new if isinstance(chart, Chart)]
+                replaced += [Charts(drawn)] if drawn else []
+                replaced += [each for each in new if isinstance(each, LeftOut)]
+            case _:
+                replaced.append(block)
+    return replaced
 
 
 def _charts_in(blocks: Sequence[Block]) -> Iterator[Chart]:

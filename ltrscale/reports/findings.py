@@ -6,6 +6,7 @@ with live charts that opens without a network.
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import ClassVar, Self, get_args
 
@@ -13,8 +14,11 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.markdown import escape, one_line
+from ltrscale.progress import log
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Charts, Command, Document, LeftOut, Points, Table, Text, is_figure
+from ltrscale.reports.drawing import drawable
+from ltrscale.reports.drawing import pictures as pictures_of
 
 
 class Findings(Config):
@@ -66,10 +70,30 @@ def print_report(url: str, document: Document) -> None:
 REPORT = "report.md"
 
 
-def files(document: Document) -> dict[str, bytes]:
-    """The document in Markdown and the pictures that it shows, by file name."""
-    pictures = {name: charts.png(chart.spec) for name, chart in document.charts.items()}
-    return {**pictures, REPORT: markdown(document).encode()}
+def files(document: Document, *, page: str | None = None) -> dict[str, bytes]:
+    """The document in Markdown and the pictures that it shows, by file name; and its page of HTML, if that has a name.
+
+    A chart that cannot be drawn is left out of both, with a line there and in the log.
+    """
+    shown, pictures = _drawn(document)
+    pages = {REPORT: markdown(shown).encode()} | ({} if page is None else {page: html(shown).encode()})
+    return {name: pictures[id(chart)] for name, chart in shown.charts.items()} | pages
+
+
+def _drawn(document: Document) -> tuple[Document, dict[int, bytes]]:
+    """The document with those of its charts that can be drawn, and their pictures by the charts' `id`."""
+    blocks: dict[int, Chart | LeftOut] = {}
+    drawn: dict[int, bytes] = {}
+    every = [(chart, replace(chart, spec=drawable(chart.spec))) for chart in document.charts.values()]
+    for (chart, plain), picture in zip(every, pictures_of([plain.spec for _, plain in every]), strict=True):
+        blocks[id(chart)] = plain
+        if isinstance(picture, bytes):
+            drawn[id(plain)] = picture
+        else:
+            why = f"the chart of {plain.shows!r} cannot be drawn ({picture})"
+            blocks[id(chart)] = LeftOut(why)
+            log.warning("report: left out: %s", why)
+    return document.with_charts(lambda chart: blocks[id(chart)]), drawn
 
 
 def markdown(document: Document) -> str:
@@ -166,7 +190,7 @@ def html(document: Document) -> str:
         number=lambda chart: numbers[id(chart)],
         specifications=[chart.spec for chart in all_charts],
         themes={"light": charts.theme(dark=False), "dark": charts.theme(dark=True)},
-        javascript=_javascript(),
+        javascript=_javascript() if all_charts else "",
     )
 
 

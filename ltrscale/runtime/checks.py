@@ -2,7 +2,6 @@
 
 import http.client
 import ipaddress
-import os
 import secrets
 import shutil
 import socket
@@ -20,6 +19,7 @@ from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
+from ltrscale.processor import memory
 
 Severity = Literal["ok", "warning", "error"]
 CHECKED_PACKAGES = ("ray", "torch", "pyarrow", "lightgbm")
@@ -153,11 +153,7 @@ def shared_memory(store: float | None = None) -> CheckResult:
 
 def default_store() -> float:
     """Bytes of the object store that Ray makes on this machine if nothing says otherwise."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")  # of a container
-    if limit.exists() and (text := limit.read_text().strip()).isdecimal():
-        memory = min(memory, int(text))
-    return min(_SHARE_OF_MEMORY * memory, _MOST_STORE)
+    return min(_SHARE_OF_MEMORY * memory(), _MOST_STORE)
 
 
 def spill_disk(folder: Path | None = None, store: float | None = None) -> CheckResult:
@@ -208,13 +204,25 @@ def store_access(url: str) -> CheckResult:
     file, content = storage.join(url, f".doctor-{secrets.token_hex(8)}"), secrets.token_bytes(64)
     storage.write_bytes(file, content)
     try:
-        if storage.read_bytes(file) != content:
+        if not storage.read_bytes(file) == _read_by_arrow(file) == content:
             return CheckResult("error", f"{url}: returns other bytes than were written", "use another store")
     finally:
         storage.remove(file)
     if storage.exists(file):
         return CheckResult("error", f"{url}: a deleted file is still there", "allow s3:DeleteObject to these keys")
     return CheckResult("ok", f"{url}: writes, reads and deletes")
+
+
+def _read_by_arrow(url: str) -> bytes:
+    """The whole of a file through pyarrow, which reads the data sets and has a client of its own."""
+    filesystem, path = storage.arrow_filesystem(url)
+
+    def read() -> bytes:
+        with filesystem.open_input_stream(path) as stream:
+            return bytes(stream.read())
+
+    with storage.named_errors(url):
+        return storage.patiently(read)
 
 
 @_reporting_errors

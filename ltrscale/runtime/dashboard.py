@@ -7,6 +7,7 @@ import asyncio
 import logging
 import math
 import os
+import shlex
 import socket
 import sys
 import time
@@ -135,7 +136,7 @@ def follow(client: Any, attempt: str, address: str) -> int:
         with handling(leave):
             job = attempt_details(client, attempt, sys.stdout)
     except KeyboardInterrupt:
-        command = f"python -m jobs.submit --address {address} --id {attempt}"
+        command = f"python -m jobs.submit --address {shlex.quote(address)} --id {attempt}"
         message = f"following; {attempt} goes on. `{command}` follows it again, `{command} --action stop` stops it"
         raise Stopped(message, status=128 + come[0]) from None
     log.info("%s: %s", attempt, state(job))

@@ -19,9 +19,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ltrscale.config import Config
-from ltrscale.errors import InputError, without_credentials
+from ltrscale.errors import InputError
 from ltrscale.progress import log
 from ltrscale.runtime import ray_internals
+from ltrscale.runtime.credentials import refuse_credentials, refuse_files
 from ltrscale.runtime.dashboard import address_of, attempt_details, connected, follow, state
 
 _POLL_S = 1.0
@@ -30,15 +31,6 @@ _STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 """Ray's variable of a job for the seconds between SIGTERM and SIGKILL; by default 3."""
 _PLACES = ("out", "data", "inputs", "path", "bundle", "bundles", "pretrained", "production", "candidate", "evaluation")
 """Keys whose texts are places, even without a slash."""
-_SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|SIGNATURE", re.IGNORECASE)
-_SECRET_VALUE = re.compile(
-    r"-----BEGIN"  # a private key
-    r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"  # an access key of Amazon's
-    r"|\b(?:gh[pousr]|glpat|hf|xox[abp]|sk)[-_][\w-]{16,}"  # tokens of well-known services
-    r"|\beyJ[\w-]+\.[\w-]+\."  # a JSON web token
-    r"|^[0-9a-f]{32,}$"
-    r"|^(?=.*[a-z])(?=.*[A-Z])(?=.*\d)[A-Za-z0-9+][A-Za-z0-9+/=]{30,}$"
-)
 
 
 class EntrypointConfig(Config):
@@ -70,7 +62,8 @@ class SubmitConfig(Config):
     check: bool = True
     """Read the job's config here first. With false only the cluster reads it, for files that only the cluster has."""
     working_dir: str | None = "."
-    """Directory to send, without what its .gitignore and .rayignore name; null if the nodes have the jobs installed."""
+    """Directory to send, without what its .gitignore and .rayignore name; null if the nodes have the jobs installed.
+    Files of credentials are refused."""
     environment: dict[str, Annotated[str, Field(coerce_numbers_to_str=True)]] = Field(default_factory=dict)
     """Variables for the job and its workers. Credentials are refused: the dashboard shows the variables."""
     entrypoint: EntrypointConfig = EntrypointConfig()
@@ -161,7 +154,7 @@ def submit(config: SubmitConfig, job: Submission | None) -> int:
         raise InputError("no job is named; give it after --, as in `-- pretrain --config C.yaml`, or its --id")
     address = address_of(config.address)
     if config.action == "run":
-        _refuse_credentials(config.environment, config.command)
+        refuse_credentials(config.environment, config.command)
     with connected(address) as client:
         attempts = _attempts(client, name)
         match config.action:
@@ -189,20 +182,6 @@ def job_log(config: SubmitConfig) -> str:
         text = io.StringIO()
         attempt_details(client, _started(client, [], job, config, str(config.address)), text)
         return text.getvalue()
-
-
-def _refuse_credentials(environment: Mapping[str, str], command: Sequence[str]) -> None:
-    """Refuse to hand credentials to Ray, whose dashboard, logs and client show them."""
-    remedy = (
-        "everybody who sees the dashboard can read it; give the nodes a role or an instance profile, or mount a "
-        "secret into them (cluster/kuberay-rayjob.yaml, envFrom)"
-    )
-    for name, value in environment.items():
-        if _SECRET_NAME.search(name) or _SECRET_VALUE.search(value) or without_credentials(value) != value:
-            raise InputError(f"environment.{name}: looks like a credential, and {remedy}")
-    for word in command:
-        if without_credentials(word) != word:
-            raise InputError(f"{word}: has a credential in its URL, and {remedy}")
 
 
 def _attempts(client: Any, name: str | None) -> list[Any]:
@@ -252,7 +231,7 @@ def _attempt_number(attempt: Any, name: str) -> int:
 
 
 def _check_folder(folder: str, job: Submission) -> None:
-    """Check that the directory that is sent has the job and its configs."""
+    """Check that the directory that is sent has the job and its configs, and no credentials."""
     if "://" in folder:  # an archive that Ray fetches
         return
     if not Path(folder).is_dir():
@@ -260,6 +239,7 @@ def _check_folder(folder: str, job: Submission) -> None:
             f"working_dir: {folder} is no directory; name the checkout, or null if the nodes have the jobs"
         )
     sent = ray_internals.working_directory(Path(folder))
+    refuse_files(Path(folder), sent)
     if not {f"jobs/{job.module}.py", f"jobs/{job.module}/__main__.py"} & set(sent):
         raise InputError(
             f"working_dir: jobs/{job.module}.py is not in {Path(folder).resolve()}; give the command in the checkout, "

@@ -42,9 +42,8 @@ def reading_raw(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tu
         return None
     where = f"{bundle.url}: read_as of its config.json"
     config = validate(PrepareConfig, {**prepare_settings_of(bundle.read_as), "inputs": "X"}, where)
-    log_columns, columns = RawColumns.model_validate(bundle.read_as[RAW]).reads, config.source.mapping
-    assert columns is not None
-    if any(columns.source_of(name) not in log_columns for name in names):
+    log_columns, columns = validate(RawColumns, bundle.read_as[RAW], where).reads, config.source.mapping
+    if columns is None or any(columns.source_of(name) not in log_columns for name in names):
         return None
     features = tuple(feature for feature in bundle.features if feature.name in names)
     fills = fills_of(bundle.read_as)

@@ -12,7 +12,8 @@ from ltrscale.errors import InputError, without_credentials
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.progress import log
 from ltrscale.serving.raw import ROW, uses_in_scoring, uses_of
-from ltrscale.stages.trackers import EXPERIMENT, MLFLOW, client, numbers, plain_key
+from ltrscale.stages.mlflow_runs import EXPERIMENT, MLFLOW, client, patient, plain_key
+from ltrscale.stages.trackers import numbers
 
 _LOADER = "ltrscale.api.in_mlflow"
 """The module that MLflow imports to open the model."""
@@ -59,7 +60,7 @@ class RegisterJob(Registry):
         mlflow.set_registry_uri(store)
         mlflow.set_experiment(os.environ.get(EXPERIMENT, "ltrscale"))
         manifest = bundles.read_bundle_manifest(self.bundle)
-        with mlflow.start_run(run_name=self.name), storage.scratch.directory() as folder:
+        with patient(), mlflow.start_run(run_name=self.name), storage.scratch.directory() as folder:
             for path in [file["path"] for file in manifest["files"]]:
                 local = folder / "bundle" / path
                 local.parent.mkdir(parents=True, exist_ok=True)

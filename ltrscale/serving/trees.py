@@ -106,7 +106,11 @@ def _read_xgboost(content: bytes, labels: Sequence[str], kinds: Sequence[str]) -
 
 def missing_goes_left(node: Mapping[str, Any]) -> bool:
     """Where a missing value goes at a numeric split of LightGBM's dump: a split that never met one takes it for 0."""
-    assert node["missing_type"] in ("None", "NaN"), "zero_as_missing is not offered"
+    if node["missing_type"] not in ("None", "NaN"):
+        raise InputError(
+            f"the trees have the missing_type {node['missing_type']!r}, which no export has; "
+            "train without zero_as_missing"
+        )
     return bool(node["default_left"] if node["missing_type"] == "NaN" else node["threshold"] >= 0)
 
 

@@ -8,7 +8,6 @@ stage fails. They are not listed in the stage's manifest, unlike the output itse
 
 import json
 import logging
-import os
 import platform
 import shutil
 import subprocess
@@ -19,8 +18,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from importlib import metadata
-from io import FileIO
 from pathlib import Path
 
 from ltrscale import config as configs
@@ -28,7 +27,9 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError, Stopped, without_credentials
 from ltrscale.progress import Report, log
-from ltrscale.stages.trackers import tracked
+from ltrscale.stages.metrics import MetricsFile
+from ltrscale.stages.trackers import Tracked
+from ltrscale.stages.tracking import tracked
 
 PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")
 LOG, METRICS, CONFIG, ENVIRONMENT = "log.txt", "metrics.jsonl", "config.yaml", "environment.json"
@@ -66,12 +67,15 @@ def _git(*arguments: str) -> str | None:
 
 
 @contextmanager
-def holding(out: str) -> Iterator[None]:
-    """Hold an output directory while the block runs; removes the leftovers of a dead holder; see `storage.hold`."""
-    with storage.hold(out) as before:
+def holding(out: str, *, only_left: bool = False) -> Iterator[bool]:
+    """Hold an output directory while the block runs; yields whether it removed the leftovers of a dead holder.
+
+    See `storage.hold`, also for `only_left`.
+    """
+    with storage.hold(out, only_left=only_left) as before:
         if before:
             storage.sweep(out, before)
-        yield
+        yield bool(before)
 
 
 def record_folder(out: str) -> str | None:
@@ -107,12 +111,15 @@ def _committed_by(out: str) -> str | None:
 
 
 @contextmanager
-def recorded(out: str, config: Config, stage: str, *, name: str = storage.RUN) -> Iterator[Report]:
+def recorded(
+    out: str, config: Config, stage: str, *, name: str = storage.RUN, origin: Mapping[str, object] | None = None
+) -> Iterator[Report]:
     """Keep config, environment, log and metrics of the block in a folder of `out`; yields what records metrics.
 
     The environment has the time of the start, and once the block is over without an error that of its end.
 
-    Appends to the log and the metrics of an earlier run there, such as the interrupted part of a resumed run.
+    Appends to the log and the metrics of an earlier run there, such as the interrupted part of a resumed run. Trackers
+    take a run for the same one as long as its origin is the same, by default what the config says of the result.
 
     Raises:
         InputError: `out` holds the output of another stage than this one; nothing is written there.
@@ -129,13 +136,12 @@ def recorded(out: str, config: Config, stage: str, *, name: str = storage.RUN) -
         listeners = _listeners.get()
         try:
             with (
-                tracked(out, config, stage, folder) as track,
-                (folder / METRICS).open("ab", buffering=0) as metrics,  # unbuffered: a killed process loses nothing
+                MetricsFile(folder / METRICS, stage, partial(_warn_of_gaps, folder)) as metrics,
+                tracked(Tracked(out, config, stage, origin, folder, goes_on=metrics.goes_on)) as track,
             ):
 
                 def report(record: Mapping[str, object]) -> None:
-                    _append(metrics, json.dumps({"time": round(time.time(), 3), **record}), folder)
-                    track(record)
+                    track(record, metrics.append(record))
                     for listener in listeners:
                         listener(record)
 
@@ -155,18 +161,6 @@ def recorded(out: str, config: Config, stage: str, *, name: str = storage.RUN) -
             log.removeHandler(handler)
             with suppress(OSError):  # a full disk: the last lines are lost, of which a warning was logged
                 handler.close()
-
-
-def _append(file: FileIO, line: str, folder: Path) -> None:
-    """Append a whole line, or nothing and log a warning: half a line would break the file for readers."""
-    end, data = file.seek(0, os.SEEK_END), f"{line}\n".encode()
-    try:
-        problem = "" if file.write(data) == len(data) else "no space left"
-    except OSError as error:
-        problem = str(error)
-    if problem:
-        file.truncate(end)
-        _warn_of_gaps(folder, problem)
 
 
 class _LogFile(logging.FileHandler):

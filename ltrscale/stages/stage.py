@@ -4,7 +4,7 @@ check        refuses bad settings before anything is read
 identity     the settings that the output depends on: the fields, without those that are marked `Operational`
 inputs       the content hashes of the inputs, which the types of the fields declare; with the identity they are the
              origin of the output
-is_done      whether the output of this origin is committed
+is_done      whether the output of this origin is committed; tidy: what a run that was killed then has left undone
 clear        removes the remains of an earlier run, if the job is to start anew
 work         makes the output and commits it
 
@@ -330,6 +330,9 @@ class Stage(Config):
     def clear(self) -> None:
         """Remove the remains of an earlier run in `out`, if this run is to start anew."""
 
+    def tidy(self) -> None:
+        """Remove what is useless once the output is committed, where a run was killed before it had done so."""
+
     def is_done(self, origin: Origin) -> bool:
         """Whether the complete output of this origin is committed; logs it if so."""
         up_to_date = is_current(self.out, origin)
@@ -357,13 +360,14 @@ class Stage(Config):
     def _run(self) -> bool:
         self.check()
         origin = made_by(self.stage, self.identity(), self.inputs())
-        if self.is_done(origin):
-            return False
-        with holding(self.out):
-            if self.is_done(origin):  # again: another process may have made it while this one waited
+        done = self.is_done(origin)
+        with holding(self.out, only_left=done) as was_killed:
+            if done or self.is_done(origin):  # again: another process may have made it while this one waited
+                if was_killed:
+                    self.tidy()
                 return False
             start = time.monotonic()
-            with recorded(self.out, self.recorded_as(), self.stage, name=self.record) as report:
+            with recorded(self.out, self.recorded_as(), self.stage, name=self.record, origin=origin) as report:
                 log.info("%s: writing %s", self.stage, self.out)
                 self.clear()
                 self.work(origin, report)

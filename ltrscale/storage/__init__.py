@@ -7,7 +7,8 @@ with an error (`commit`). A job holds its output directory by a lease, so that t
 (`lease`). The same rules hold on a local disk and on S3. A commit to a local disk is flushed to the disk first, so that
 it survives a crash of the machine.
 
-The environment variable `AWS_ENDPOINT_URL` names an S3 endpoint other than Amazon's, as in Amazon's own tools. While
+Which S3 is asked, with which keys, certificates and proxy, is decided as in Amazon's own tools, by the environment
+(`AWS_ENDPOINT_URL` names a store other than Amazon's), `~/.aws/config` and the profile, for all libraries alike. While
 S3 cannot be reached or is overloaded, requests are repeated for three minutes, or for `LTRSCALE_STORAGE_PATIENCE_S`
 seconds; a refusal that a retry cannot cure is reported at once.
 """
@@ -18,7 +19,6 @@ from ltrscale.storage.committed import (
     HIDDEN_MANIFEST,
     MANIFEST,
     at_once,
-    check_lease,
     is_whole,
     listed_in,
     parse_manifest,
@@ -49,8 +49,8 @@ from ltrscale.storage.files import (
     swap,
     write_bytes,
 )
-from ltrscale.storage.filesystems import arrow_filesystem, filesystem
-from ltrscale.storage.lease import WHEN_BUSY, Lease, LeaseLost, held, hold, join_leases
+from ltrscale.storage.filesystems import arrow_filesystem, delta_options, filesystem
+from ltrscale.storage.lease import WHEN_BUSY, LeaseLost, check_lease, hold
 from ltrscale.storage.names import (
     HIDDEN_RUN,
     RUN,
@@ -69,14 +69,15 @@ from ltrscale.storage.names import (
 )
 from ltrscale.storage.parts import read_part, sizes_in
 from ltrscale.storage.patience import PATIENCE, patiently
+from ltrscale.storage.writers import Lease, held, join_leases
 
 __all__ = [
     "HIDDEN_MANIFEST", "HIDDEN_RUN", "MANIFEST", "PATIENCE", "RUN", "WHEN_BUSY", "Commit", "Lease", "LeaseLost",
     "Placed", "absolute", "are_hashes", "arrow_filesystem", "at_once", "below", "check_entries", "check_lease",
-    "check_links", "check_listed_paths", "check_scheme", "children", "clock_ahead_s", "create_exclusively", "exists",
-    "filesystem", "fingerprint", "heeds_conditions", "held", "hold", "is_disk_full", "is_fault", "is_local", "is_whole",
-    "join", "join_leases", "list_files", "listed_file", "listed_in", "listed_path", "local_path", "named_errors",
-    "open_input", "parse_manifest", "patiently", "period_name", "read_bytes", "read_if_there", "read_manifest",
-    "read_part", "read_verified", "remove", "remove_with_folders", "scratch", "sha256", "size", "sizes_below",
-    "sizes_in", "swap", "sweep", "withdraw", "withdraw_below", "write_bytes",
+    "check_links", "check_listed_paths", "check_scheme", "children", "clock_ahead_s", "create_exclusively",
+    "delta_options", "exists", "filesystem", "fingerprint", "heeds_conditions", "held", "hold", "is_disk_full",
+    "is_fault", "is_local", "is_whole", "join", "join_leases", "list_files", "listed_file", "listed_in", "listed_path",
+    "local_path", "named_errors", "open_input", "parse_manifest", "patiently", "period_name", "read_bytes",
+    "read_if_there", "read_manifest", "read_part", "read_verified", "remove", "remove_with_folders", "scratch",
+    "sha256", "size", "sizes_below", "sizes_in", "swap", "sweep", "withdraw", "withdraw_below", "write_bytes",
 ]  # fmt: skip

@@ -12,15 +12,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from ltrscale.errors import InputError
-from ltrscale.storage import files, names, scratch
+from ltrscale.storage import files, names, scratch, writers
 from ltrscale.storage import lease as leases
 from ltrscale.storage.committed import (
     KEPT,
     MANIFEST,
     UNFINISHED,
     at_once,
-    check_lease,
     delete_kept,
+    deleting,
     kept_at,
     listed_in,
     names_in,
@@ -30,10 +30,9 @@ from ltrscale.storage.committed import (
 )
 from ltrscale.storage.conditions import stamp
 from ltrscale.storage.faults import disk_full, is_disk_full, named_errors
+from ltrscale.storage.lease import check_lease
 from ltrscale.storage.names import is_local, join, local_path
 from ltrscale.storage.parts import no_longer_listed
-
-STAGING = ".staging-"
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Commit:
         self.files: list[Placed] = []
         self.finished = False
         self._helping = helping
-        self._token = lease.token if (lease := leases.covering(url)) else secrets.token_hex(4)
+        self._token = writers.token_at(url)
         self._kept: set[str] = set()
         self._waiting: dict[str, tuple[Placed, Path]] = {}
         self._before = None if helping else files.read_if_there(self._manifest)
@@ -108,7 +107,7 @@ class Commit:
                 root = local_path(url)
                 self._new_folders = [folder for folder in (root, *root.parents) if not folder.exists()]
                 # beside the final places, so that a rename puts a file in place; the token lets `sweep` find leftovers
-                self._staging = root / f"{STAGING}{self._token}-{secrets.token_hex(4)}"
+                self._staging = root / writers.staging_name(self._token)
                 self._staging.mkdir(parents=True)
             else:
                 self._staging = scratch.make()
@@ -131,7 +130,7 @@ class Commit:
         with self._room(join(self.url, name), local, size):
             yield local
         digest = files.sha256(local)
-        placed = Placed(name.replace("{hash}", f"{digest[:8]}-{self._token}"), local.stat().st_size, digest)
+        placed = Placed(writers.hashed_name(name, digest, self._token), local.stat().st_size, digest)
         if placed.path != name:
             files.put(local, join(self.url, placed.path), digest)
         else:
@@ -169,9 +168,8 @@ class Commit:
         self.saved = {**document, "files": [vars(placed) for placed in self.files]}
         self._gone_on = True
         self._flush()
-        files.write_bytes(join(self.url, UNFINISHED), json.dumps(self.saved).encode())
-        for name in before.keys() - listed_in(self.saved).keys():
-            files.remove_with_folders(names.listed_file(self.url, name), self.url)
+        with deleting(self.url, before.keys() - listed_in(self.saved).keys()):
+            files.write_bytes(join(self.url, UNFINISHED), json.dumps(self.saved).encode())
 
     @contextmanager
     def _room(self, url: str, local: Path, size: int) -> Iterator[None]:
@@ -205,29 +203,21 @@ class Commit:
             current = files.read_if_there(self._manifest)
             if current not in (self._before, data):
                 raise self._lost()
-            left = kept_at(self.url) if stale else set()  # by an earlier commit, beside a part that cannot be read
-            if stale:  # in case that this process is killed before it has deleted them
-                write_kept(self.url, left | stale)
-            replaced = self._place_waiting(data)
-            # the manifest is there already where another writer committed the same content
-            if current != data and not files.swap(self._manifest, replaced, data):
-                raise self._lost()
-            if not is_local(self.url) and not all(self._is_there(placed) for placed, _ in self._waiting.values()):
-                # this process was suspended here for so long that another has taken over the directory
-                files.swap(self._manifest, data, None)
-                raise self._lost()
-            self.finished = True
-            for name in stale:
-                files.remove_with_folders(names.listed_file(self.url, name), self.url)
-            if stale:
-                write_kept(self.url, left - stale)
-            if self.saved:
-                files.remove(join(self.url, UNFINISHED))
+            with deleting(self.url, stale, ends=data if self.saved else None):
+                replaced = self._place_waiting(data)
+                # the manifest is there already where another writer committed the same content
+                if current != data and not files.swap(self._manifest, replaced, data):
+                    raise self._lost()
+                if not is_local(self.url) and not all(self._is_there(placed) for placed, _ in self._waiting.values()):
+                    # this process was suspended here for so long that another has taken over the directory
+                    files.swap(self._manifest, data, None)
+                    raise self._lost()
+                self.finished = True
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Keep other writers out while the block runs: by a lock on a local disk, else by a lease."""
-        if is_local(self.url) or leases.covering(self.url) is not None:
+        if is_local(self.url) or writers.covering(self.url) is not None:
             with files.exclusively(self.url):
                 yield
         else:

@@ -9,13 +9,15 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.storage import files, names
+from ltrscale.storage import files, names, writers
 from ltrscale.storage import lease as leases
+from ltrscale.storage.lease import check_lease
 from ltrscale.storage.names import is_local, join, local_path
 from ltrscale.storage.parts import names_to_delete, sizes_in
 
@@ -32,8 +34,6 @@ UNFINISHED = ".unfinished.json"
 _REQUESTS = 16  # at a time
 _FEW = 64
 _MOST_A_TURN = 64
-_STAGED = re.compile(r"(^|/)\.[^/]+\.[0-9a-f]{8}$")
-"""The temporary name of a small file until it is renamed (`files.write_bytes`)."""
 _log = logging.getLogger("ltrscale")
 
 
@@ -121,8 +121,8 @@ def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFE
 
     Args:
         url: the directory.
-        own: names of files that only the caller's writers put directly there: they are deleted too, and they alone
-            where the manifest is missing or damaged.
+        own: names of files that the caller's writers put directly there, with the first digits of the content's hash as
+            the first group: such files are deleted too, and they alone where the manifest is missing or damaged.
         name: of the manifest.
     """
     try:
@@ -131,17 +131,21 @@ def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFE
         if own is None:
             raise
         manifest = {}
-    if manifest is None and own is None:
-        return
-    listed = names_to_delete(url, manifest or {})
-    if own is not None:
-        listed += [path for path in files.below(url) if own.fullmatch(path)]
-    check_lease(url)
-    files.remove(join(url, name))
-    for path in listed:
-        files.remove_with_folders(names.listed_file(url, path), url)
-    if is_local(url):
+    if manifest is not None or own is not None:
+        listed = {*names_to_delete(url, manifest or {})}
+        if own is not None:
+            listed.update(path for path in files.below(url) if (match := own.fullmatch(path)) and _has_hash(url, match))
+        check_lease(url)
+        with deleting(url, listed):
+            files.remove(join(url, name))
+    if is_local(url):  # where nothing is committed, too: a withdrawal that was killed may have left the folder
         files.remove_empty(local_path(url), local_path(url).parent)
+
+
+def _has_hash(url: str, name: re.Match[str]) -> bool:
+    """Whether the content of a file has the hash that its name states: another's file of such a name has not."""
+    with files.open_input(names.listed_file(url, name.string)) as stream:
+        return files.sha256_of(stream).startswith(name[1])
 
 
 def withdraw_below(url: str, loose: Collection[str]) -> None:
@@ -163,16 +167,44 @@ def withdraw_below(url: str, loose: Collection[str]) -> None:
 
 def kept_at(url: str) -> set[str]:
     """The files of a directory whose deletion is left to its next commit."""
-    data = files.read_if_there(join(url, KEPT))
-    return set() if data is None else set(names_in(url, parse_manifest(data, join(url, KEPT))))
+    return set(names_in(url, read_manifest(url, KEPT)))
 
 
-def write_kept(url: str, paths: Collection[str]) -> None:
-    """Leave the deletion of these files and no others to the next commit, whatever becomes of this process."""
-    if paths:
-        files.write_bytes(join(url, KEPT), json.dumps({"quarantine": sorted(paths)}).encode())
+def write_kept(url: str, paths: Collection[str], *, ends: str | None = None) -> None:
+    """Leave the deletion of these files and no others to the next commit, whatever becomes of this process.
+
+    Args:
+        url: the directory.
+        paths: the files.
+        ends: the hash of the manifest with which the unfinished work there ends.
+    """
+    if paths or ends:
+        kept = {"quarantine": sorted(paths), **({"ends": ends} if ends else {})}
+        files.write_bytes(join(url, KEPT), json.dumps(kept).encode())
     else:
         files.remove(join(url, KEPT))
+
+
+@contextmanager
+def deleting(url: str, paths: Collection[str], *, ends: bytes | None = None) -> Iterator[None]:
+    """Delete files of a directory once the block has made them useless; if this process is killed, the next one does.
+
+    Args:
+        url: the directory.
+        paths: the files.
+        ends: the manifest that the block puts in place, if the unfinished work there ends with it.
+    """
+    if not paths and ends is None:
+        yield
+        return
+    left = kept_at(url)  # by an earlier commit, beside a part that cannot be read
+    write_kept(url, left | {*paths}, ends=None if ends is None else hashlib.sha256(ends).hexdigest())
+    yield
+    for name in paths:
+        files.remove_with_folders(names.listed_file(url, name), url)
+    if ends is not None:
+        files.remove(join(url, UNFINISHED))
+    write_kept(url, left - {*paths})
 
 
 def delete_kept(url: str) -> None:
@@ -180,8 +212,13 @@ def delete_kept(url: str) -> None:
 
     Call it only where no other writer can commit. Nothing is deleted beside a manifest with a part that cannot be read.
     """
-    if not (kept := kept_at(url)):
+    if (document := read_manifest(url, KEPT)) is None:
         return
+    check_lease(url)
+    if (ends := document.get("ends")) is not None:
+        data = files.read_if_there(join(url, MANIFEST))
+        if data is not None and hashlib.sha256(data).hexdigest() == ends:
+            files.remove(join(url, UNFINISHED))
     try:
         committed = _listed_at(url)
     except UnavailableError:
@@ -189,38 +226,44 @@ def delete_kept(url: str) -> None:
     except InputError as error:
         _log.warning("%s; files of an earlier commit stay there", error)
         return
-    check_lease(url)
-    for name in kept:
+    for name in names_in(url, document):
         if name not in committed:
             files.remove_with_folders(names.listed_file(url, name), url)
     write_kept(url, ())
 
 
-def check_lease(url: str) -> None:
-    """Check that this process still holds its lease at or above a directory, if it has one.
-
-    Raises:
-        LeaseLost: another job has taken over.
-    """
-    if (lease := leases.covering(url)) is not None:
-        lease.check()
-
-
 def sweep(url: str, tokens: Collection[str]) -> None:
-    """Delete the files that writers with these tokens have left below a directory: staged ones and unlisted ones.
+    """Delete what writers with these tokens have left below a directory: staged files and unlisted ones.
 
-    Those that a commit which was killed was about to delete go too. Call it only when their lease is over. Nothing is
-    deleted below a manifest with a part that cannot be read.
+    What a commit that was killed was about to delete goes too, and what other writers that are gone have left where
+    they held a directory below. Call it only when the lease of these writers is over. Nothing is deleted below a
+    manifest with a part that cannot be read.
     """
-    delete_kept(url)
-    # tokens come from a file that others may have written; `(?!)` matches nothing
-    token_pattern = re.compile(
-        "|".join(rf"-{token}\b" for token in tokens if re.fullmatch("[0-9a-f]{8}", token)) or r"(?!)"
-    )
-    leftovers = [name for name in files.below(url) if token_pattern.search(name) or _STAGED.search(name)]
-    folders = {folder for name in leftovers for folder in _folders(name)}
+    left_there = writers.left_by(tokens)
+    found = files.below(url)
+    leased = [folder for folder in _folders_of(found, leases.LEASE) if folder]
+    for folder in leased:
+        with leases.hold(join(url, folder), only_left=True) as before:
+            if before:
+                sweep(join(url, folder), before)
+    for folder in _folders_of(found, KEPT):
+        if not folder.startswith(tuple(leased)):  # another writer may be about to commit what is listed there
+            delete_kept(join(url, folder))
+            _remove_empty(join(url, folder), url)
+    orphans = _orphans(url, [name for name in found if left_there.search(name)])
+    for name in orphans:
+        files.remove_with_folders(names.listed_file(url, name), url)
+    for folder in files.folders_below(url):
+        if left_there.search(folder):
+            _remove_empty(join(url, folder), url)
+    if orphans:
+        _log.info("%s: removed %d files that an earlier writer had left", url, len(orphans))
+
+
+def _orphans(url: str, leftovers: Sequence[str]) -> list[str]:
+    """Those of some files that no manifest above them lists."""
     listed, unknown = set[str](), list[str]()
-    for folder in folders:
+    for folder in {folder for name in leftovers for folder in _folders(name)}:
         try:
             listed.update(f"{folder}{path}" for path in _listed_at(join(url, folder)))
         except UnavailableError:
@@ -228,11 +271,18 @@ def sweep(url: str, tokens: Collection[str]) -> None:
         except InputError as error:
             _log.warning("%s; files of an earlier writer stay there", error)
             unknown.append(folder)
-    orphans = [name for name in leftovers if name not in listed and not name.startswith(tuple(unknown))]
-    for name in orphans:
-        files.remove_with_folders(names.listed_file(url, name), url)
-    if orphans:
-        _log.info("%s: removed %d files that an earlier writer had left", url, len(orphans))
+    return [name for name in leftovers if name not in listed and not name.startswith(tuple(unknown))]
+
+
+def _folders_of(paths: Iterable[str], last: str) -> list[str]:
+    """The folders that hold a file of this name, each with a slash at its end, those above first."""
+    return [path.removesuffix(last) for path in paths if path.rpartition("/")[2] == last]
+
+
+def _remove_empty(folder: str, root: str) -> None:
+    """Delete a folder of a local disk and those above it, below `root`, as long as they are empty."""
+    if is_local(root):
+        files.remove_empty(local_path(folder), local_path(root))
 
 
 def _folders(name: str) -> list[str]:

@@ -7,7 +7,6 @@ Stores other than S3 get no conditions here, and a warning says that, too.
 
 import functools
 import logging
-import os
 import secrets
 import time
 from email.utils import parsedate_to_datetime
@@ -124,7 +123,9 @@ def heeded(url: str) -> bool:
         warn(scheme, f"{scheme}:// has no conditional put that is used here")
         return False
     fs, path = filesystem(url)
-    return _probe(url, fs.split_path(path)[0], os.environ.get("AWS_ENDPOINT_URL", "Amazon"))
+    with named_errors(url, "write"):
+        endpoint = fs.s3.meta.endpoint_url
+    return _probe(url, fs.split_path(path)[0], endpoint)
 
 
 _probed: dict[tuple[str, str], bool] = {}

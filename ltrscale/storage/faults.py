@@ -26,7 +26,7 @@ class _Refusal(NamedTuple):
 # pyarrow reports S3's answer and the fate of the connection only in the text of an OSError
 _ARROW = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))?")
 _ARROW_NAME = re.compile(r"ExceptionName: (\w+)")  # S3's code, where pyarrow has no name for it
-_ARROW_CERTIFICATE = re.compile(r"curlCode: (51|60|77)\b")  # a bad certificate: no retry cures it
+_ARROW_CERTIFICATE = re.compile(r"curlCode: (51|60|77)\b")
 _FULL = re.compile(r"No space left on device|[Qq]uota exceeded|os error (28|122)\b")
 
 _NETWORK = "NetworkConnection"
@@ -102,8 +102,8 @@ def _is_overload(error: Exception) -> bool:
 
 def _is_unreachable(error: BaseException) -> bool:
     """Whether there was no connection, or it ended before the whole answer had arrived."""
-    if isinstance(error, boto.SSLError):
-        return not isinstance(error.kwargs.get("error"), ssl.SSLCertVerificationError)
+    if _is_of_certificates(error):
+        return False
     if isinstance(error, boto.ConnectionError | boto.HTTPClientError | boto.IncompleteReadError):
         return True
     if isinstance(error, ConnectionError | TimeoutError):
@@ -111,7 +111,15 @@ def _is_unreachable(error: BaseException) -> bool:
     refusal = _refusal(error)
     if _is_of_http(error):
         return refusal is None
-    return refusal is not None and refusal.code == _NETWORK and _ARROW_CERTIFICATE.search(str(error)) is None
+    return refusal is not None and refusal.code == _NETWORK
+
+
+def _is_of_certificates(error: BaseException) -> bool:
+    """Whether a server's certificate was not accepted, or the file of those that are cannot be used."""
+    cause = error.kwargs.get("error") if isinstance(error, boto.BotoCoreError) else error
+    if type(error) is boto.HTTPClientError:  # what botocore has no name for: the certificates were being loaded
+        return isinstance(cause, ssl.SSLError | FileNotFoundError | IsADirectoryError | PermissionError)
+    return isinstance(cause, ssl.SSLCertVerificationError) or _ARROW_CERTIFICATE.search(str(error)) is not None
 
 
 def is_disk_full(error: BaseException) -> bool:
@@ -177,6 +185,9 @@ def _unavailable(error: Exception, url: str) -> str:
 
 def _explanation(error: Exception, url: str, doing: str) -> str:
     text, keys = str(error), "check your credentials"
+    if _is_of_certificates(error):
+        variable = "AWS_CA_BUNDLE" if url.startswith("s3://") else "SSL_CERT_FILE"
+        return f"cannot {doing}: the server's certificate is not trusted ({text}); set {variable} to the file of its CA"
     if _is_of_http(error):
         keys = "check the address, and whether the server wants a login"
     if url.startswith("s3://"):

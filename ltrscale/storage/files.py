@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import os
 import re
-import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -14,8 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
+import fsspec
+
 from ltrscale.errors import InputError
-from ltrscale.storage import conditions
+from ltrscale.storage import conditions, writers
 from ltrscale.storage.faults import named_errors
 from ltrscale.storage.filesystems import filesystem
 from ltrscale.storage.names import is_local, join, local_path
@@ -25,6 +26,7 @@ _PART = 8 << 20
 """Bytes in one part of an upload to S3, which is also the amount sent again when a request fails."""
 _MOST_PARTS = 10_000  # S3's limit for one upload
 _LOCK_S, _LOCK_POLL_S = 120.0, 0.005
+_GLOB = re.compile(r"[*?[]")
 _locks = threading.local()
 
 
@@ -52,12 +54,15 @@ def read_bytes(url: str) -> bytes:
         return bytes(fs.cat_file(path))
 
 
-def write_bytes(url: str, data: bytes) -> None:
-    """Write a whole file; a reader sees the old bytes or the new ones."""
+def write_bytes(url: str, data: bytes, *, token: str | None = None) -> None:
+    """Write a whole file; a reader sees the old bytes or the new ones.
+
+    The file that is written beside it and renamed carries a token, that of the lease unless one is given.
+    """
     fs, path = filesystem(url)
     with named_errors(url, "write", need=len(data)):
         if is_local(url):
-            with _staged(Path(path), data) as temporary:
+            with _staged(Path(path), data, token or writers.token_at(url)) as temporary:
                 temporary.replace(path)
         else:
             fs.pipe_file(path, data)
@@ -82,24 +87,45 @@ def create_exclusively(url: str, data: bytes) -> bool:
     return swap(url, None, data)
 
 
-def swap(url: str, old: bytes | None, new: bytes | None) -> bool:
+def claim(url: str, data: bytes) -> bool:
+    """As `create_exclusively`, with no other file beside it on a local disk: a kill may leave it there, but empty.
+
+    An empty file counts as none.
+    """
+    if not is_local(url):
+        return create_exclusively(url, data)
+    path = local_path(url)
+    with exclusively(str(path.parent)), named_errors(url, "write", need=len(data)):
+        if current := read_if_there(url):
+            return current == data
+        try:
+            path.write_bytes(data)
+            flush(path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        flush(path.parent)
+    return True
+
+
+def swap(url: str, old: bytes | None, new: bytes | None, *, token: str | None = None) -> bool:
     """Replace `old` by `new` in one atomic step; None stands for no file. Returns whether `new` is there now.
 
     Of several writers that start from the same `old`, one succeeds. A file that already has the content `new` counts
-    as written: S3 may have stored it, lost the answer, and refused the retry.
+    as written: S3 may have stored it, lost the answer, and refused the retry. `token` as in `write_bytes`.
     """
     with exclusively(url.rpartition("/")[0]):
         if is_local(url):
             current = read_if_there(url)
-            return current == new or (current == old and _replace(url, new))
+            return current == new or (current == old and _replace(url, new, token))
         return conditions.swap_if_unchanged(url, old, new) or read_if_there(url) == new
 
 
-def _replace(url: str, new: bytes | None) -> bool:
+def _replace(url: str, new: bytes | None, token: str | None) -> bool:
     if new is None:
         remove(url)
     else:
-        write_bytes(url, new)
+        write_bytes(url, new, token=token)
     return True
 
 
@@ -210,10 +236,10 @@ def is_there(url: str, bytes_: int, digest: str) -> bool:
 
 
 @contextmanager
-def _staged(target: Path, data: bytes) -> Iterator[Path]:
+def _staged(target: Path, data: bytes, token: str) -> Iterator[Path]:
     """A file beside `target` with the data, flushed to the disk; a rename within the block is flushed at its end."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    temporary = target.with_name(writers.staged_name(target.name, token))
     try:
         temporary.write_bytes(data)
         flush(temporary)
@@ -238,25 +264,37 @@ def flush(path: Path) -> None:
 def list_files(url: str) -> list[str]:
     """The files of a path: itself, the matches of a glob, or all files below a directory; sorted, hidden ones left out.
 
+    What exists as it is written is no pattern, and neither is a folder of a path that does.
+
     Raises:
         InputError: no file is there.
     """
     fs, path = filesystem(url)
     with named_errors(url):
-        if any(c in path for c in "*?["):
-            matches = fs.glob(path, detail=True)  # not `isfile`, which returns False where a request fails
+        plain, pattern = _plain_and_pattern(fs, path)
+        if pattern:
+            matches = fs.glob(_GLOB.sub(r"[\g<0>]", plain) + pattern, detail=True)  # `isfile` hides failed requests
             paths = [p for p, i in matches.items() if i["type"] == "file" or (is_local(url) and Path(p).is_file())]
         elif fs.isdir(path):
             paths = list(fs.find(path))
         else:
             paths = [path] if fs.exists(path) else []
-    head, *pattern = re.split(r"[*?[]", path, maxsplit=1)
     # a hidden part that the caller wrote out is meant; one that the listing found is not
+    head = plain + _GLOB.split(pattern, maxsplit=1)[0]
     spelled_out = head.count("/") + (not pattern or head[-1:] != "/")
     paths = [p for p in paths if not any(part[:1] in "._" for part in p.split("/")[spelled_out:])]
     if not paths:
         raise InputError(f"{url}: no file there; check the path or the pattern")
     return sorted(p if is_local(url) else fs.unstrip_protocol(p) for p in paths)
+
+
+def _plain_and_pattern(fs: fsspec.AbstractFileSystem, path: str) -> tuple[str, str]:
+    """The beginning of a path that stands for itself, and the rest, from the first part that is a pattern; or none."""
+    parts = re.findall(r"[^/]*/|[^/]+$", path)
+    for i, part in enumerate(parts):
+        if _GLOB.search(part) and not fs.exists("".join(parts[: i + 1]).rstrip("/")):
+            return "".join(parts[:i]), "".join(parts[i:])
+    return path, ""
 
 
 def children(url: str) -> list[str]:
@@ -290,6 +328,13 @@ def sizes_below(url: str) -> dict[str, int]:
     return {name.removeprefix(path).lstrip("/"): size for name, size in sizes.items()}
 
 
+def folders_below(url: str) -> list[str]:
+    """The names of all folders below a directory of a local disk, sorted; a store of objects has none."""
+    root = local_path(url)
+    paths = [Path(above, name) for above, names, _ in os.walk(root) for name in names] if is_local(url) else []
+    return sorted(path.relative_to(root).as_posix() for path in paths)
+
+
 def size(url: str) -> int:
     """Bytes of a file."""
     fs, path = filesystem(url)
@@ -308,10 +353,15 @@ def fingerprint(url: str) -> str:
 
 def sha256(path: Path) -> str:
     """Hash of a local file's content, in hexadecimal."""
-    digest = hashlib.sha256()
     with path.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
+        return sha256_of(stream)
+
+
+def sha256_of(stream: BinaryIO) -> str:
+    """Hash of all that can be read, in hexadecimal."""
+    digest = hashlib.sha256()
+    while block := stream.read(_BLOCK):
+        digest.update(block)
     return digest.hexdigest()
 
 
@@ -320,7 +370,8 @@ def remove(url: str) -> None:
     fs, path = filesystem(url)
     with named_errors(url, "delete"):
         if is_local(url):
-            Path(path).unlink(missing_ok=True)
+            with contextlib.suppress(NotADirectoryError):  # a part of the path is a file: there is none below it
+                Path(path).unlink(missing_ok=True)
         elif fs.exists(path):
             fs.rm_file(path)
 

@@ -2,9 +2,12 @@
 
 `patience` decides how often a request to S3 is tried. s3fs and botocore make one try each. pyarrow accepts only a
 number of tries: it makes a few within a second, and `patience.patiently` repeats these.
+
+All clients of S3 reach the same store with the same keys: s3fs's session decides (`s3`).
 """
 
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -14,7 +17,6 @@ from ltrscale.errors import InputError
 from ltrscale.storage.faults import named_errors
 from ltrscale.storage.names import WEB, check_scheme, is_local
 
-_ARROW_TRIES = 6  # with pauses of 25 ms, 50 ms, 100 ms, ...
 _S3_OPTIONS = {
     "use_listings_cache": False,
     "config_kwargs": {"retries": {"mode": "legacy", "total_max_attempts": 1}},
@@ -50,12 +52,24 @@ def arrow_filesystem(url: str) -> tuple[Any, str]:
         return arrow.LocalFileSystem(use_mmap=True), path
     if not url.startswith("s3://"):
         return arrow.PyFileSystem(arrow.FSSpecHandler(fs)), path
-    # not pyarrow's standard strategy, which also limits the retries of all requests together
-    retries = arrow.AwsDefaultS3RetryStrategy(max_attempts=_ARROW_TRIES)
+    from ltrscale.storage.s3 import arrow_client
+
+    return arrow_client(_connection(url)), path
+
+
+@contextmanager
+def delta_options(url: str) -> Iterator[dict[str, str]]:
+    """Storage options with which deltalake reaches a URL as all else here does, for use inside the block."""
+    if not url.startswith("s3://"):
+        yield {}
+        return
+    from ltrscale.storage import s3
+
+    with s3.rust_options(_connection(url)) as options:
+        yield options
+
+
+def _connection(url: str) -> Any:
+    fs, path = filesystem(url)
     with named_errors(url):
-        if endpoint := os.environ.get("AWS_ENDPOINT_URL"):
-            scheme, _, host = endpoint.rpartition("://")
-            options = {"endpoint_override": host, "scheme": scheme or "https"}
-        else:
-            options = {"region": arrow.resolve_s3_region(path.partition("/")[0])}
-        return arrow.S3FileSystem(**options, retry_strategy=retries), path
+        return fs.connection(path.partition("/")[0])

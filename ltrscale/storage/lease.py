@@ -18,15 +18,15 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ltrscale.errors import InputError
-from ltrscale.storage import files
-from ltrscale.storage.names import absolute, is_local, join
+from ltrscale.storage import files, writers
+from ltrscale.storage.names import join
 
 LEASE = ".lease"
 WHEN_BUSY = "LTRSCALE_IF_RUNNING"
@@ -39,52 +39,31 @@ class LeaseLost(InputError):  # noqa: N818 - the name states the event
     """Another job has taken over the directory."""
 
 
-@dataclass(frozen=True)
-class Lease:
-    """The right to write below a directory; `url` is absolute."""
+def check_lease(url: str) -> None:
+    """Check that this process still holds its lease at or above a directory, if it has one.
 
-    url: str
-    token: str
-
-    def check(self) -> None:
-        """Check that the directory still has this lease.
-
-        Raises:
-            LeaseLost: another job has taken over.
-        """
-        current = _lease_in(files.read_if_there(join(self.url, LEASE)))
-        if current.get("token") != self.token:
-            cause = f"{_who(current)} has taken over" if current else "it was removed"
-            raise LeaseLost(
-                f"{self.url}: this job no longer holds the directory: {cause}, because this one had not renewed its "
-                f"lease for {_LAPSE_S:.0f} s or longer; give the same command again"
-            )
-
-
-_held: dict[str, Lease] = {}
-"""The leases that this process holds or acts for, by URL."""
-
-
-def held() -> tuple[Lease, ...]:
-    """The leases that this process holds or acts for; a process that it starts elsewhere joins them (`join_leases`)."""
-    return tuple(_held.values())
-
-
-def join_leases(leases: Iterable[Lease]) -> None:
-    """Act for the holder of these leases, in a process that it has started."""
-    _held.update((lease.url, lease) for lease in leases)
-
-
-def covering(url: str) -> Lease | None:
-    """The lease of the nearest directory at or above `url` that this process holds or acts for."""
-    url = _place(url)
-    above = [lease for place, lease in _held.items() if f"{url}/".startswith(f"{place}/")]
-    return max(above, key=lambda lease: len(lease.url), default=None)
+    Raises:
+        LeaseLost: another job has taken over.
+    """
+    if (lease := writers.covering(url)) is None:
+        return
+    current = _lease_in(files.read_if_there(join(lease.url, LEASE)))
+    if current.get("token") != lease.token:
+        cause = f"{_who(current)} has taken over" if current else "it was removed"
+        raise LeaseLost(
+            f"{lease.url}: this job no longer holds the directory: {cause}, because this one had not renewed its "
+            f"lease for {_LAPSE_S:.0f} s or longer; give the same command again"
+        )
 
 
 @contextmanager
-def hold(url: str) -> Iterator[tuple[str, ...]]:
+def hold(url: str, *, only_left: bool = False) -> Iterator[tuple[str, ...]]:
     """Hold a directory while the block runs; without a second lease where this process holds it already.
+
+    Args:
+        url: the directory.
+        only_left: hold it only where a holder that is gone has left its lease, and else yield no token. The lease of
+            another machine is watched until it is renewed or lapses.
 
     Yields:
         The tokens of earlier holders that have not given it back, for `committed.sweep` to remove their leftovers.
@@ -92,19 +71,23 @@ def hold(url: str) -> Iterator[tuple[str, ...]]:
     Raises:
         InputError: another job runs there, and this one shall not wait.
     """
-    place = _place(url)
-    if place in _held:
+    place = writers.place(url)
+    if place in writers.HELD:
         yield ()
         return
     holder = _Holder(join(url, LEASE))
-    previous = holder.acquire(wait=os.environ.get(WHEN_BUSY, "wait") != "end")
-    _held[place] = Lease(place, holder.token)
+    busy = os.environ.get(WHEN_BUSY, "wait")
+    previous = holder.acquire("leave" if only_left else "end" if busy == "end" else "wait")
+    if previous is None:
+        yield ()
+        return
+    writers.HELD[place] = writers.Lease(place, holder.token)
     renewer = threading.Thread(target=holder.renew, name="lease", daemon=True)
     renewer.start()
     try:
         yield previous
     finally:
-        del _held[place]
+        del writers.HELD[place]
         holder.over.set()
         renewer.join()
         holder.release()
@@ -115,33 +98,39 @@ class _Holder:
     """A lease of this process, and its file's content as last written."""
 
     file: str
-    token: str = field(default_factory=lambda: secrets.token_hex(4))
+    token: str = field(default_factory=writers.new_token)
     over: threading.Event = field(default_factory=threading.Event)
     _written: bytes = b""
     _before: tuple[str, ...] = ()
     _beat: int = 0
 
-    def acquire(self, *, wait: bool) -> tuple[str, ...]:
-        """Write the lease's file as soon as nobody else holds it; returns the tokens of holders that left theirs."""
+    def acquire(self, busy: Literal["wait", "end", "leave"]) -> tuple[str, ...] | None:
+        """Write the lease's file as soon as nobody else holds it; returns the tokens of holders that left theirs.
+
+        With `leave`, None where no lease was left, or its holder is seen to live.
+        """
         watched, since, looked, warned = b"", 0.0, 0.0, False
         while True:
             current = files.read_if_there(self.file)
             now = time.monotonic()
+            if busy == "leave" and (current is None or _lives(_lease_in(current)) or watched not in (b"", current)):
+                return None
             # a slow look means that the store did not answer: the holder may have renewed unseen, so start over
             if current != watched or now - looked > 3 * _LOOK_S:
                 watched, since = current or b"", now
             looked = now
             other = _lease_in(current)
-            if current is None or _is_dead(other) or now - since > _LAPSE_S:
+            # empty: its writer died before the first byte, or is about to write, which `claim` then finds
+            if not current or _lives(other) is False or now - since > _LAPSE_S:
                 self._before = () if current is None else _tokens(other)
                 if self._write(current):
                     return self._before
                 continue
-            if not wait:
+            if busy == "end":
                 raise InputError(
                     f"{self._folder}: {_who(other)} is running there; wait for it, or choose another directory"
                 )
-            if not warned:
+            if not warned and busy == "wait":
                 _log.warning("%s: %s is running there; waiting for it", self._folder, _who(other))
                 warned = True
             time.sleep(_LOOK_S)
@@ -154,7 +143,12 @@ class _Holder:
         self._beat += 1
         lease = {"token": self.token, "beat": self._beat, "before": self._before, **_me()}
         new = (json.dumps(lease, indent=1) + "\n").encode()
-        written = files.swap(self.file, old, new)
+        if old:
+            # until the rename the lease there names the token by which the staged file is found
+            left_with = _lease_in(old).get("token")
+            written = files.swap(self.file, old, new, token=left_with if writers.is_token(left_with) else self.token)
+        else:
+            written = files.claim(self.file, new)
         if written:
             self._written = new
         return written
@@ -173,11 +167,6 @@ class _Holder:
         """Give the directory back, unless another job has it; a lease that cannot be given back lapses."""
         with contextlib.suppress(InputError):
             files.swap(self.file, self._written, None)
-
-
-def _place(url: str) -> str:
-    """One spelling per directory, so that different ways to write a path compare equal."""
-    return str(Path(absolute(url)).resolve()) if is_local(url) else url.rstrip("/")
 
 
 def _lease_in(data: bytes | None) -> dict[str, Any]:
@@ -205,13 +194,13 @@ def _who(lease: dict[str, Any]) -> str:
     return f"{process} ({shlex.quote(str(lease.get('command', '?')))})"
 
 
-def _is_dead(lease: dict[str, Any]) -> bool:
-    """Whether the holder was a process of this machine, and is gone."""
+def _lives(lease: dict[str, Any]) -> bool | None:
+    """Whether the holder is a process of this machine that runs; None where it is of another one."""
     pid = lease.get("pid")
     if not isinstance(pid, int) or lease.get("machine") != _machine():
-        return False
+        return None
     # the start time too: the system gives a dead process's id to a new one
-    return _started(pid) != lease.get("started")
+    return _started(pid) == lease.get("started")
 
 
 def _machine() -> str:

@@ -1,18 +1,34 @@
-"""An s3fs whose requests all wait for a store that cannot be reached or refuses for now."""
+"""The clients of S3: an s3fs whose requests all wait for a store that is away for now, and those made from it.
+
+botocore, below s3fs, decides alone which store is asked, as whom and how: it reads the environment, the config files
+and the profile. pyarrow and deltalake read less of them, each in its own way, so they are given what it has resolved.
+"""
 
 import asyncio
 import contextlib
 import io
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
 from http.client import IncompleteRead
 from typing import Any
 
 from aiohttp import ClientPayloadError
-from botocore.exceptions import FlexibleChecksumError  # type: ignore[import-untyped]
+from botocore import UNSIGNED  # type: ignore[import-untyped]
+from botocore.exceptions import (  # type: ignore[import-untyped]
+    ClientError,
+    FlexibleChecksumError,
+    NoCredentialsError,
+)
+from botocore.httpsession import get_cert_path  # type: ignore[import-untyped]
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 from fsspec.asyn import sync_wrapper
 from s3fs import S3FileSystem
 
+from ltrscale.errors import InputError
 from ltrscale.storage.faults import is_unexplained
 from ltrscale.storage.patience import Tries
 
@@ -20,12 +36,81 @@ _CUT_SHORT = (ClientPayloadError, ResponseParserError, IncompleteRead, FlexibleC
 _ALWAYS = {"list_objects_v2": "IsTruncated", "create_multipart_upload": "UploadId"}
 """What each answer to these requests has: without a body it would count as an empty listing."""
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
+_AMAZON = re.compile(r"https://s3(\.[\w-]+)?\.amazonaws\.com(\.cn)?")
+"""Amazon's usual endpoints, which a client finds by itself for a region."""
+_ARROW_TRIES = 6  # with pauses of 25 ms, 50 ms, 100 ms, ...
+_regions: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Connection:
+    """What a client needs to reach a bucket as s3fs does."""
+
+    bucket: str
+    endpoint: str | None
+    """URL of the store; None for Amazon's usual one of the region."""
+    region: str
+    bucket_in_host: bool
+    """Whether requests name the bucket in the host and not in the path; an endpoint of None decides by itself."""
+    ca_file: str | None
+    """The certificates that are trusted; None without TLS."""
+    proxy: str | None = field(repr=False)
+    keys: tuple[str, str, str | None] | None = field(repr=False)
+    """Id, secret and session token of this moment; None for requests without a signature."""
 
 
 class PatientS3(S3FileSystem):  # type: ignore[misc]
     """S3 that tries each request again, the content of its answer included, as `patience` decides."""
 
     retries = 1  # none by s3fs itself: its requests do not share the clock of an outage
+
+    async def set_session(self, *arguments: Any, **options: Any) -> Any:
+        """See s3fs."""
+        try:
+            return await super().set_session(*arguments, **options)
+        except ValueError as error:
+            remedy = "write it as http://HOST:PORT or https://HOST in AWS_ENDPOINT_URL or endpoint_url of ~/.aws/config"
+            raise InputError(f"{error}; {remedy}") from error
+
+    async def _connection(self, bucket: str) -> Connection:
+        client = await self.set_session()
+        endpoint, region = str(client.meta.endpoint_url).rstrip("/"), str(client.meta.region_name)
+        http = client._endpoint.http_session  # nothing public has what follows
+        in_path = client._ruleset_resolver._builtins["AWS::S3::ForcePathStyle"]
+        ca_file, proxy = get_cert_path(http._verify), http._proxy_config.proxy_url_for(endpoint)
+        secure = endpoint.startswith("https://")
+        if secure and ca_file is None:
+            raise InputError(
+                "certificates are checked where Parquet is read; set AWS_CA_BUNDLE to the file of their CA"
+            )
+        is_amazon = _AMAZON.fullmatch(endpoint) is not None
+        if is_amazon:
+            region = await self._region_of(bucket) or region
+        credentials, keys = client._request_signer._credentials, None
+        if client.meta.config.signature_version is not UNSIGNED:
+            if credentials is None:
+                raise NoCredentialsError
+            frozen = await credentials.get_frozen_credentials()  # renews those that are about to end
+            keys = (frozen.access_key, frozen.secret_key, frozen.token)
+        return Connection(
+            bucket, None if is_amazon else endpoint, region, not in_path, str(ca_file) if secure else None, proxy, keys
+        )
+
+    connection = sync_wrapper(_connection)
+    """What this session has resolved for a bucket, with the keys of this moment."""
+
+    async def _region_of(self, bucket: str) -> str | None:
+        """The region of a bucket of Amazon's: s3fs follows its redirects to another region, other clients do not."""
+        if bucket not in _regions:
+            try:
+                answer = await self._call_s3("head_bucket", Bucket=bucket)
+            except PermissionError as error:  # the answer has the region nevertheless
+                answer = error.__cause__.response if isinstance(error.__cause__, ClientError) else {}
+            headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+            if "x-amz-bucket-region" not in headers:
+                return None
+            _regions[bucket] = headers["x-amz-bucket-region"]
+        return _regions[bucket]
 
     async def _call_s3(self, method: str, *arguments: Any, **options: Any) -> Any:
         tries = Tries()
@@ -97,3 +182,60 @@ class _Content:
 
     def close(self) -> None:
         self._stream.close()
+
+
+def arrow_client(connection: Connection) -> Any:
+    """The client of S3 that pyarrow has; the same one, with its open connections, as long as nothing changes."""
+    return _arrow_client(connection, os.getpid())  # a fork cannot use the client of its parent
+
+
+@lru_cache(maxsize=16)
+def _arrow_client(connection: Connection, process: int) -> Any:  # noqa: ARG001 - see above
+    from pyarrow import fs as arrow  # imported late: some processes never read Parquet
+
+    scheme, _, host = (connection.endpoint or "https://").partition("://")
+    id_, secret, token = connection.keys or (None, None, None)
+    return arrow.S3FileSystem(
+        access_key=id_,
+        secret_key=secret,
+        session_token=token,
+        anonymous=connection.keys is None,
+        region=connection.region,
+        scheme=scheme,
+        endpoint_override=host or None,
+        force_virtual_addressing=bool(host) and connection.bucket_in_host,
+        tls_ca_file_path=connection.ca_file,
+        proxy_options=connection.proxy,
+        # not pyarrow's standard strategy, which also limits the retries of all requests together
+        retry_strategy=arrow.AwsDefaultS3RetryStrategy(max_attempts=_ARROW_TRIES),
+    )
+
+
+@contextmanager
+def rust_options(connection: Connection) -> Iterator[dict[str, str]]:
+    """Options of deltalake's own client of S3, for use inside the block."""
+    endpoint = connection.endpoint or ""
+    if connection.bucket_in_host:
+        endpoint = endpoint.replace("://", f"://{connection.bucket}.")
+    id_, secret, token = connection.keys or ("", "", None)
+    options = {
+        "aws_region": connection.region,
+        "aws_endpoint_url": endpoint,
+        "aws_endpoint_url_s3": endpoint,  # else the environment's would win
+        "aws_virtual_hosted_style_request": str(connection.bucket_in_host).lower(),
+        "aws_allow_http": str(endpoint.startswith("http://")).lower(),
+        "aws_access_key_id": id_,
+        "aws_secret_access_key": secret,
+        "aws_session_token": token or "",
+        "aws_skip_signature": str(connection.keys is None).lower(),
+        "proxy_url": connection.proxy or "",
+    }
+    before = os.environ.get("SSL_CERT_FILE")
+    if connection.ca_file is not None:
+        os.environ["SSL_CERT_FILE"] = connection.ca_file  # no option of the library names the certificates
+    try:
+        yield {name: value for name, value in options.items() if value}
+    finally:
+        os.environ.pop("SSL_CERT_FILE", None)
+        if before is not None:
+            os.environ["SSL_CERT_FILE"] = before

@@ -66,7 +66,7 @@ class BlendJob(LabelledStage):
     """Make a mean of trained rankers one bundle, which holds them all."""
 
     stage: ClassVar = "blend"
-    bundles: dict[str, BundleUrl] = Field(min_length=1)
+    bundles: dict[str, BundleUrl] = Field(min_length=1, max_length=100)
     """Rankers by name; their features may differ."""
     blend: BlendConfig = BlendConfig()
 

@@ -26,7 +26,7 @@ from ltrscale.training.loop import State, Trainer
 from ltrscale.training.reduce import broadcast, from_rank_0, sum_over_workers
 
 _FORMAT, _VERSION = "ltrscale-checkpoint", 2
-_TENSOR_FILES = re.compile(r"[a-z_]+-[0-9a-f]{8}(-[0-9a-f]{8})?\.safetensors")
+_TENSOR_FILES = re.compile(r"[a-z_]+-([0-9a-f]{8})(?:-[0-9a-f]{8})?\.safetensors")
 Tensors = Mapping[str, Tensor]
 
 

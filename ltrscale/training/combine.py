@@ -78,7 +78,7 @@ class CombineJob(LabelledStage, TrainingStage):
     """Combine several finetuned rankers into one."""
 
     stage: ClassVar = "combine"
-    bundles: tuple[BundleUrl, ...] = Field(min_length=1)
+    bundles: tuple[BundleUrl, ...] = Field(min_length=1, max_length=100)
     """Finetuned neural rankers of the same features."""
     combine: CombineConfig = CombineConfig()
 

@@ -33,6 +33,7 @@ from ltrscale.runtime.workers import Context
 from ltrscale.stages.stage import BundleUrl, LabelledStage, Origin, bundle_hashes
 from ltrscale.storage import children, join, read_manifest
 from ltrscale.training.auxiliary import AuxiliaryConfig, AuxiliaryObjective, Unlabelled
+from ltrscale.training.memory import built
 from ltrscale.training.network import fitted, fitted_to, load_initial, with_tokens
 from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import Best, LabelledData, ListLossConfig, RankingConfig, RankingObjective
@@ -279,7 +280,7 @@ class Finetuning:
             data = data.serving(start.features, whose=start.url)
         device = set_up(config)
         seeds = [mix("head", config.seed, head) % 2**31 for head in range(1, config.heads)]
-        rankers = [_ranker(config, seed, self.transform, start) for seed in (config.seed, *seeds)]
+        rankers = [_ranker(config, seed, self.transform, start, device) for seed in (config.seed, *seeds)]
         ranker = (rankers[0] if len(rankers) == 1 else MeanRanker(rankers)).to(device)
         auxiliary = None if self.unlabelled is None else AuxiliaryObjective(self.unlabelled, rankers, start)
         objective = RankingObjective(ranker, config, config.list_loss, auxiliary).to(device)
@@ -299,9 +300,15 @@ class Finetuning:
 
 
 def _ranker(
-    config: FinetuneConfig, seed: int, fitted_state: dict[str, Tensor], pretrained: bundle.EncoderBundle | None
+    config: FinetuneConfig,
+    seed: int,
+    fitted_state: dict[str, Tensor],
+    pretrained: bundle.EncoderBundle | None,
+    device: torch.device,
 ) -> Ranker:
-    """A ranker before finetuning, with pretrained or random weights."""
+    """A ranker before finetuning, with pretrained or random weights; there is room on the device for all heads'."""
+    trained = config.optimizer if config.epochs else None  # probing trains the head alone
+    with_room = partial(built, optimizer=trained, device=device, networks=config.heads)
     torch.manual_seed(seed)
     added: dict[str, Any] = {
         "context": config.context,
@@ -311,7 +318,8 @@ def _ranker(
     }
     if pretrained is None:
         transform = FeatureTransform.from_state(fitted_state, config.network.transform)
-        ranker = Ranker(Architecture(**_shared(config.network), **added), transform)
+        own = Architecture(**_shared(config.network), **added)
+        ranker = with_room(lambda: Ranker(own, transform))
         load_initial(ranker.encoder, config.network.initial)
         return ranker
     pretrained_architecture, kept = pretrained.architecture, config.projector_layers
@@ -322,7 +330,7 @@ def _ranker(
         projector_layers=kept,
         **added,
     )
-    ranker = Ranker(architecture, pretrained.transform())
+    ranker = with_room(partial(Ranker, architecture, pretrained.transform()))
     pretrained.initialise(ranker, head=config.keep_head)
     return ranker
 

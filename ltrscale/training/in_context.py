@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import facts, save_in_context
+from ltrscale.bundle.opened import loaded
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.manifest import Feature
@@ -121,8 +122,8 @@ def _network(data: bytes, whose: str) -> InContextNetwork:
     try:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         sizes = json.loads(header.get("__metadata__", {}).get(SIZES, "{}"))
-        network = InContextNetwork(validate(InContextSizes, sizes, whose))
-        network.load_state_dict(safetensors.torch.load(data))
+        of_network = validate(InContextSizes, sizes, whose)
+        network = loaded(lambda: InContextNetwork(of_network), safetensors.torch.load(data))
     except (SafetensorError, ValueError, RuntimeError, AttributeError, TypeError) as error:
         raise InputError(f"{whose}: not the weights of an in-context network ({error})") from error
     return network.eval()

@@ -29,6 +29,7 @@ from ltrscale.training.auxiliary import Auxiliary, AuxiliaryObjective
 from ltrscale.training.checkpoint import Progress, Snapshot, restore
 from ltrscale.training.feed import Account, listed
 from ltrscale.training.loop import AccountError, State, StepResult, Trainer
+from ltrscale.training.memory import foresee
 from ltrscale.training.ranking import Best
 from ltrscale.training.reduce import gather_over_workers
 from ltrscale.training.resumption import CHECKPOINTS, Checkpoints
@@ -122,6 +123,8 @@ class Training:
                     restore(trainer, saved)
                     if self.best is not None:
                         self.best.restore(saved)
+                self._begin(phase, steps)
+                foresee(trainer, phase.title)
                 log_epoch = _EpochLog(phase, exact=expected is not None)
                 documents = (phase.last - trainer.state.epoch) * trainer.stream.documents_per_epoch
                 with progress(phase.title, documents - trainer.state.account.documents) as advance, closing(trainer):

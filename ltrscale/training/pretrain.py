@@ -27,6 +27,7 @@ from ltrscale.runtime.launch import cluster_for, launch, run_for
 from ltrscale.runtime.workers import Context, rank_and_world
 from ltrscale.stages.stage import Origin, dataset_hashes
 from ltrscale.storage import join
+from ltrscale.training.memory import built
 from ltrscale.training.network import fitted, fitted_to, load_initial, masked_features, sample_inputs, with_tokens
 from ltrscale.training.phases import Phase, Record, Training
 from ltrscale.training.presets import Preset, preset
@@ -170,9 +171,13 @@ class Pretraining:
         transform = FeatureTransform.from_state(self.transform, config.network.transform)
         names = [feature.name for feature in selection.features]
         rates_F = torch.tensor(config.mask.rates(transform.kinds, names))
-        model = Pretrainer(transform, config.network, config.method, config.augment, self.marginals_SF, rates_F)
+        device, augment = set_up(config), config.augment
+        make = functools.partial(
+            Pretrainer, transform, config.network, config.method, augment, self.marginals_SF, rates_F
+        )
+        model = built(make, config.optimizer, device=device)
         load_initial(model.encoder, config.network.initial)
-        model.to(set_up(config))
+        model.to(device)
         keep = functools.partial(self._keep, model, context.report)
         training = Training(model, config, selection, self.out, self.origin, context, keep=keep, watch=_Watcher(model))
         loss = training.run(Phase("pretrain", "pretraining", config.epochs))

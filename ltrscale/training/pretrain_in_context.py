@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import safetensors.torch
@@ -40,6 +41,7 @@ from ltrscale.storage import join
 from ltrscale.training.checkpoint import Snapshot, of_optimizer, restore_optimizer
 from ltrscale.training.in_context import SIZES, WEIGHTS, pretrained_network
 from ltrscale.training.loop import check_finite
+from ltrscale.training.memory import built
 from ltrscale.training.resumption import CHECKPOINTS, STEPS, Checkpoints, ResumingStage, finish
 from ltrscale.training.settings import CosineConfig, OptimizerConfig, build_optimizer, learning_rate
 
@@ -167,7 +169,9 @@ class Learner:
     def __init__(self, config: InContextPretrainConfig, device: torch.device) -> None:
         torch.manual_seed(config.seed)
         self.config, self.device = config, device
-        network = InContextNetwork(config.network) if config.start is None else pretrained_network(config.start)
+        make = partial(InContextNetwork, config.network)
+        start = config.start
+        network = pretrained_network(start) if start else built(make, config.optimizer, device=device)
         if network.sizes != config.network:
             raise InputError(f"{config.start}: a network of other sizes; set pretrain.network to {network.sizes}")
         self.network = network.to(device).train()

@@ -41,7 +41,7 @@ class ListLossConfig(Config):
 
     alpha: float = Field(0.25, gt=0)
     """Weight of this loss beside the ranking loss (BUYL23: 0, .25 or 1)."""
-    grades: int = Field(4, ge=1)
+    grades: int = Field(4, ge=1, le=10_000)
     """The highest label; higher labels count as this one."""
 
 
@@ -57,7 +57,7 @@ class DLAConfig(Config):
     """Dual learning algorithm: a model of which positions are examined, trained along with the ranker (Ai 2018)."""
 
     kind: Literal["dla"] = "dla"
-    positions: int = Field(10, ge=2)
+    positions: int = Field(10, ge=2, le=1_000_000)
     """Positions with separate propensities; later ones share the last."""
     clip: float = Field(10.0, ge=1)
     """Upper limit of inverse propensities and inverse relevances."""
@@ -73,7 +73,7 @@ class RankingConfig(TrainingConfig):
     """The ranking loss to minimise."""
     debias: DebiasConfig | None = None
     """How to correct clicks for their dependence on the position; empty uses the labels unchanged."""
-    negatives: int = Field(0, ge=0)
+    negatives: int = Field(0, ge=0, le=1_000_000)
     """Random documents of other groups of the micro-batch that join each list in training, drawn anew in every step:
     label 0, weight 1, no position (SUN23, section 2.2). They keep their own features, also those that depend on the
     query, which are of another query."""

@@ -351,6 +351,10 @@ class ResumingStage(Stage):
         if self._starts_anew():
             start_anew(self.out)
 
+    def tidy(self) -> None:
+        """Remove what only a resume needs."""
+        finish(self.out)
+
     def is_done(self, origin: Origin) -> bool:
         """Whether the bundle is committed, and no checkpoint of this origin remains to resume from."""
         if self._starts_anew() or is_unfinished(self.out, origin):

@@ -48,7 +48,7 @@ class LightGBMConfig(TreesConfig):
     """LambdaRank; cross entropy that bounds NDCG; squared error; softmax cross entropy against softmax(label)."""
     temperature: float = Field(1.0, gt=0)
     """Divisor of the labels in the softmax objective."""
-    num_leaves: int = Field(31, ge=2)
+    num_leaves: int = Field(31, ge=2, le=131_072)
     """Maximum number of leaves of a tree."""
     min_data_in_leaf: int = Field(20, ge=1)
     """Minimum number of documents of a leaf."""
@@ -173,9 +173,9 @@ class XGBoostConfig(TreesConfig):
     """The library."""
     objective: Literal["rank:ndcg", "rank:pairwise", "reg:squarederror"] = "rank:ndcg"
     """LambdaRank with NDCG; LambdaRank without weights; squared error."""
-    max_leaves: int = Field(31, ge=2)
+    max_leaves: int = Field(31, ge=2, le=131_072)
     """Maximum number of leaves of a tree, split best first."""
-    max_depth: int = Field(0, ge=0)
+    max_depth: int = Field(0, ge=0, le=1000)
     """0 = no limit."""
     min_child_weight: float = Field(10.0, ge=0)
     """Minimum sum of second derivatives in a leaf; codes with less are not sorted for splits by sets of codes. With
@@ -189,14 +189,14 @@ class XGBoostConfig(TreesConfig):
     """Weight of the absolute leaf values in the loss."""
     reg_lambda: float = Field(1.0, ge=0)
     """Weight of the squared leaf values in the loss."""
-    max_bin: int = Field(256, ge=2)
+    max_bin: int = Field(256, ge=2, le=65_535)
     """Maximum number of bins of a feature."""
     pair_method: Literal["topk", "mean"] = "topk"
     """Pairs that count: those with at least one document within the rank `truncation`; or `pairs` random ones of each
     document, with a document of another label."""
     truncation: int = Field(30, ge=1)
     """Lowest rank of the better placed document of a pair; with `mean` it has no effect."""
-    pairs: int = Field(1, ge=1)
+    pairs: int = Field(1, ge=1, le=10_000)
     """Random pairs of each document; with `topk` it has no effect."""
     unbiased: bool = False
     """Labels are clicks, which higher positions attract: estimate how much and weight pairs accordingly (Hu 2019). The

@@ -25,9 +25,9 @@ from ltrscale.trees.data import Labelled, read_labelled
 class EnsembleConfig(Config):
     """How many models to train, and how many of them to average."""
 
-    candidates: int = Field(10, ge=2)
+    candidates: int = Field(10, ge=2, le=1000)
     """Models to choose from: the same settings with seeds s, s + 1, ..."""
-    most: int = Field(5, ge=1)
+    most: int = Field(5, ge=1, le=100)
     """Maximum number of models in the mean; each costs time when documents are scored."""
 
 
@@ -47,7 +47,7 @@ class AverageJob(LabelledStage):
     """Average the scores of runs of the same trees; nothing is chosen."""
 
     stage: ClassVar = "average"
-    bundles: tuple[BundleUrl, ...] = Field(min_length=1)
+    bundles: tuple[BundleUrl, ...] = Field(min_length=1, max_length=1000)
     """Of one model each, which differ in their seed."""
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002

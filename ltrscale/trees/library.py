@@ -124,7 +124,7 @@ class TreesConfig(Config, ABC):
     """The settings that make trees draw at random, for errors."""
     goes_on: ClassVar[bool] = False
     """Whether its trees can be added to those of a bundle."""
-    num_trees: int = Field(500, ge=1)
+    num_trees: int = Field(500, ge=1, le=1_000_000)
     """Maximum number of trees."""
     learning_rate: float = Field(0.1, gt=0)
     """Weight of each tree."""
@@ -147,7 +147,7 @@ class TreesConfig(Config, ABC):
     """Seed of the library's random draws."""
     deterministic: bool = True
     """The same trees each time with the same number of threads."""
-    num_threads: int = Field(0, ge=0)
+    num_threads: int = Field(0, ge=0, le=4096)
     """0 = one for each core; with several workers, `workers.cpus` each."""
 
     @property

@@ -39,7 +39,7 @@ T = TypeVar("T")
 class SemiConfig(Config):
     """How to learn without labels, and the trees that use it."""
 
-    pca: int | None = Field(None, ge=1)
+    pca: int | None = Field(None, ge=1, le=1_000_000)
     """Number of principal components, fitted on all training documents; trees see them after the raw features. HOU24:
     5, 10, 15."""
     pca_scaled: bool = True

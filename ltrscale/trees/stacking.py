@@ -38,7 +38,7 @@ class StackConfig(Config):
     standardise: bool = True
     """Standardise members' scores within each query group: ranking losses do not fix the scale of scores, so it changes
     with the folds that a member was trained on, and trees would take the change for information."""
-    folds: int = Field(5, ge=2)
+    folds: int = Field(5, ge=2, le=1000)
     """Number of parts of the labelled training groups; a member scores each part after training on the others."""
     seed: int = 0
     """Seed of the assignment of groups to folds."""
@@ -81,7 +81,7 @@ class StackedJob(LabelledStage):
 
     stage: ClassVar = "stack"
     stack: StackConfig
-    members: dict[str, StackMember]
+    members: dict[str, StackMember] = Field(max_length=100)
 
     def check(self) -> None:
         """Refuse splits that overlap, and ready bundles that may have seen labels of the training split."""

@@ -24,6 +24,7 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Config, by_content, validate
 from ltrscale.errors import InputError
+from ltrscale.progress import log
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Command, Document, Points, Section, Table, Text
 from ltrscale.reports.findings import files
@@ -71,24 +72,41 @@ class TrialRecord:
         return self.begun.number
 
 
+def lying_in(space: Space, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The trials with which a search of a space goes on: the settings as given, and those that it could draw."""
+    return [trial for trial in trials if trial.number == 0 or is_in(space, trial.begun.params)]
+
+
 @dataclass(frozen=True)
 class History:
     """The history below a directory."""
 
     url: str
+    space: Space | None = None
+    """Trials outside it, which a search of another space has left, are left out; None reads all."""
 
     def open(self, identity: Mapping[str, Any]) -> None:
         """Begin a history, or check that the existing one belongs to this search.
 
-        The identity is everything besides its parameters that the value of a trial depends on, as plain data. An
-        `InputError` names the first difference from that of another search.
+        The identity is everything besides its parameters that the value of a trial depends on, as plain data, and the
+        space, of which the values of a key may change. An `InputError` names the first other difference.
         """
         url = join(self.url, _SEARCH)
         stored = json.loads(json.dumps(identity))  # tuples become lists, as in the file
-        if not storage.create_exclusively(url, _json_lines(stored)) and not _is_same(before := _read(url), stored):
+        if storage.create_exclusively(url, _json_lines(stored)):
+            return
+        before = _identity_in(url)
+        if not _is_same(fixed := _without_values(before), going_on := _without_values(stored)):
             raise InputError(
                 f"{self.url}: holds the history of another search, which differs in "
-                f"{_first_difference(before, stored)}; choose another out, or remove that history with --fresh"
+                f"{_first_difference(fixed, going_on)}; choose another out, or remove that history with --fresh"
+            )
+        if before.get("space") != stored.get("space"):
+            storage.check_lease(self.url)
+            storage.write_bytes(url, _json_lines({**before, "space": stored["space"]}))
+            known, kept = len(History(self.url).trials()), len(self.trials())
+            log.info(
+                "tune: the space has changed: %d of the %d trials go on, %d lie outside", kept, known, known - kept
             )
 
     def identity(self) -> dict[str, Any] | None:
@@ -96,8 +114,7 @@ class History:
         url = join(self.url, _SEARCH)
         if not storage.exists(url):
             return None
-        identity: dict[str, Any] = _read(url)
-        return identity
+        return _identity_in(url)
 
     def is_of_another(self, identity: Mapping[str, Any]) -> bool:
         """Whether there is a history, of another search than this one."""
@@ -129,7 +146,7 @@ class History:
         return validate(Result, _read(url), url) if storage.exists(url) else None
 
     def trials(self) -> list[TrialRecord]:
-        """All trials that have begun, by number."""
+        """The trials that have begun, by number."""
         records = []
         for folder in storage.children(join(self.url, _TRIALS)):
             url = join(folder, _BEGUN)
@@ -138,11 +155,21 @@ class History:
                 if folder != self.folder(begun.number):
                     raise InputError(f"{url}: number {begun.number} does not match its directory; remove it")
                 records.append(TrialRecord(begun, self.result(begun.number)))
-        return sorted(records, key=lambda trial: trial.number)
+        records.sort(key=lambda trial: trial.number)
+        return records if self.space is None else lying_in(self.space, records)
+
+    def next_number(self) -> int:
+        """A number above those of all trials, also of those outside the space; 1 for a new history, after trial 0."""
+        names = (folder.rpartition("/")[2] for folder in storage.children(join(self.url, _TRIALS)))
+        return max((int(name) for name in names if name.isdecimal()), default=0) + 1
 
     def remove(self, loose: Collection[str] = ()) -> None:
         """Delete the history, the outputs that trials committed, and the files named `loose` below the trials."""
-        storage.withdraw_below(join(self.url, _TRIALS), [_BEGUN, _ENDED, *loose])
+        for folder in storage.children(join(self.url, _TRIALS)):
+            if storage.exists(join(folder, _BEGUN)):  # others may have put other folders there
+                storage.withdraw_below(folder, loose)
+                for name in (_ENDED, _BEGUN):  # what marks a trial goes last: a removal that is stopped goes on
+                    storage.remove_with_folders(join(folder, name), self.url)
         storage.remove(join(self.url, _SEARCH))
 
 
@@ -151,6 +178,24 @@ def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     # without the files of each data set by URL, whose content the inputs state, too
     first, second = ({key: value for key, value in identity.items() if key != "data"} for identity in (one, other))
     return bool(by_content(first) == by_content(second))
+
+
+def _identity_in(url: str) -> dict[str, Any]:
+    identity = _read(url)
+    space = identity.get("space", {}) if isinstance(identity, dict) else None
+    if not isinstance(space, dict) or not all(isinstance(dimension, dict) for dimension in space.values()):
+        raise InputError(f"{url}: does not say what was searched; start anew with --fresh")
+    assert isinstance(identity, dict)
+    return identity
+
+
+def _without_values(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """An identity without the values of the keys of its space: a trial is what it is, whatever others may be drawn.
+
+    What a key depends on stays, since the same parameters would mean other settings.
+    """
+    space = {key: {"when": dimension.get("when")} for key, dimension in identity.get("space", {}).items()}
+    return {**identity, "space": space}
 
 
 def ended(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
@@ -208,6 +253,8 @@ class SearchOutcome:
     metric: str
     used: Callable[[TrialRecord, str], bool]
     """Whether a trial's config uses this key, which depends on the key's `when`."""
+    left_out: int = 0
+    """Trials of an earlier space that lie outside this one."""
 
     @property
     def keys(self) -> dict[str, str]:
@@ -298,7 +345,8 @@ def document(outcome: SearchOutcome, commands: Sequence[str]) -> Document:
     trials, leader = ended(outcome.trials), best(outcome.trials)
     states = [t.result.state for t in trials if t.result]
     counts = ", ".join(f"{states.count(s)} {s}" for s in ("complete", "stopped", "failed") if s in states)
-    opening = Text(f"{len(trials)} trials: {counts}. Metric: {outcome.metric} on the validation split.")
+    outside = f" {outcome.left_out} more lie outside the space, which has changed." if outcome.left_out else ""
+    opening = Text(f"{len(trials)} trials: {counts}. Metric: {outcome.metric} on the validation split.{outside}")
     sections = [Section("Trials, best first", [_rows(outcome, trials)])]
     if leader is not None:
         again = (Text("Train it again:"), Command("\n".join(commands)))

@@ -45,6 +45,7 @@ from ltrscale.tuning.history import (
     TrialRecord,
     best,
     ended,
+    lying_in,
     trials_by_value,
     write_results,
 )
@@ -113,10 +114,10 @@ class TuneJob(SearchConfig, Stage):
         """Run the remaining trials, all on the data sets as they were when the search began; write the results.
 
         Raises:
-            InputError: `out` holds a search with other settings or other data, or all trials failed.
+            InputError: `out` holds a search with other settings, other keys or other data, or all trials failed.
             Stopped: the search was asked to stop.
         """
-        history, identity = History(self.out), history_of(self)
+        history, identity = History(self.out, self.space), history_of(self)
         before = history.identity()
         if before is not None and "data" in before and (changed := difference(before["data"], identity["data"])):
             raise InputError(f"{history.url}: the search there {changed}, or remove its history with --fresh")
@@ -143,14 +144,15 @@ class TuneJob(SearchConfig, Stage):
 
         Of `number` trials, the best first; all, if there are fewer.
 
-        Writes the history alone. One of another search or of other data is removed first.
+        Writes the history alone. One of another search, another space or other data is removed first, so that the same
+        settings always end with the same trials.
 
         Raises:
             InputError: the space does not fit the job, splits overlap, or all trials failed.
         """
         self.check()
         with holding(self.out), one_view() as view:
-            history, identity = History(self.out), history_of(self)
+            history, identity = History(self.out, self.space), history_of(self)
             if history.is_of_another(identity):
                 log.info("tune: %s holds another search, which starts anew", self.out)
                 history.remove(RUN_FILES)
@@ -181,8 +183,8 @@ def _same(config: TuneJob, params: Params) -> str:
 def write_found(config: TuneJob, history: History) -> None:
     """Write table, report, pictures and the best settings."""
     storage.check_lease(config.out)
-    trials = history.trials()
-    commands = []
+    everything = History(history.url).trials()
+    trials, commands = lying_in(config.space, everything), []
     if (leader := best(trials)) is not None:
         job, _ = with_params(config.job, config.space, leader.begun.params)
         for name, stage in job.jobs(config.out).items():
@@ -196,7 +198,7 @@ def write_found(config: TuneJob, history: History) -> None:
         except InputError:
             return True
 
-    outcome = SearchOutcome(config.space, trials, config.job.metric, used)
+    outcome = SearchOutcome(config.space, trials, config.job.metric, used, len(everything) - len(trials))
     write_results(config.out, outcome, commands=commands)
     if leader is not None and leader.result is not None:
         log.info(

@@ -67,7 +67,7 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
         self._again = [trial.begun for trial in past if trial.result is None]
         if not past:
             self._again.append(Begun(number=0, params=given or {}))
-        self._next = max((trial.number for trial in past), default=0) + 1
+        self._next = history.next_number()
         self.exhausted = False
         self._distributions = {key: dimension.distribution() for key, dimension in config.space.items()}
         self._study = optuna.create_study(direction="maximize", sampler=RandomSampler())

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
+from ltrscale.models.in_context import InContextNetwork, InContextSizes
 from ltrscale.models.layers import MicroBatchNorm, moments, update_running_statistics
 from ltrscale.models.ranker import Architecture, HeadConfig, Projector, ProjectorConfig, Ranker
 
@@ -274,13 +276,13 @@ def change(url: str, name: str, content: bytes) -> None:
     ("name", "old", "new", "reason"),
     [
         ("config.json", b'"width": 16', b'"width": 17', "the architecture has other weights"),
-        ("config.json", b'"width": 16', b'"width": 1000000000', "the architecture has other weights"),
+        ("config.json", b'"width": 16', b'"width": 1000000', "the architecture has other weights"),
         ("config.json", b"{", b"[" * 100_000, "recursion"),
         ("config.json", b"{", b"", "Extra data"),
         ("config.json", b"{", b"\xff", "decode"),
         ("weights.safetensors", b'"F32"', b'"F16"', "invalid|Invalid"),
         ("weights.safetensors", b"encoder", b"encodes", "the architecture has other weights"),
-        ("weights.safetensors", b"transform.numeric_F", b"transform.numeric_X", "numeric_F"),
+        ("weights.safetensors", b"transform.numeric_F", b"transform.numeric_X", "its network reads"),
     ],
 )
 def test_files_that_do_not_fit_each_other_are_refused(
@@ -312,11 +314,79 @@ def test_a_transform_of_other_sizes_is_refused_before_memory_is_taken(
             read(bundle.load(neural))
 
 
-def test_an_architecture_deeper_than_any_is_refused(neural: str) -> None:
-    content = Path(neural, "config.json").read_bytes()
-    change(neural, "config.json", content.replace(b'"blocks": 2', b'"blocks": 1000000000'))
-    with pytest.raises(InputError, match=r"config\.json: architecture.*blocks: .* less than or equal to 1000"):
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('"blocks": 2', '"blocks": 1000000000', "blocks: .* less than or equal to 1000"),
+        ('"width": 16', '"width": 1000000000000', "width: .* less than or equal to 1000000"),
+        ('"kind": "plain"', '"kind": "plr", "embedding": 100000000', "numbers.* less than or equal to 1000000"),
+        ('"kind": "resnet"', f'"kind": "mlp", "hidden": {[8] * 100_000}', "hidden: .* at most 1000 items"),
+    ],
+)
+def test_an_architecture_larger_than_any_is_refused(neural: str, old: str, new: str, reason: str) -> None:
+    content = Path(neural, "config.json").read_text()
+    assert old in content
+    change(neural, "config.json", content.replace(old, new, 1).encode())
+    with pytest.raises(InputError, match=rf"config\.json: architecture.*{reason}"):
         bundle.load(neural)
+
+
+def named(url: str, features: Sequence[Feature]) -> None:
+    """Change the features that a bundle names."""
+    config = json.loads(Path(url, "config.json").read_text())
+    config["features"] = [feature.model_dump() for feature in features]
+    change(url, "config.json", json.dumps(config).encode())
+
+
+def test_a_model_of_another_number_of_features_is_refused_before_it_scores(neural: str, tmp_path: Path) -> None:
+    order, reader, pretrained = (str(tmp_path / name) for name in ("order", "reader", "pretrained"))
+    examples = replace(documents(), labels_N=torch.arange(60.0) % 2)
+    bundle.save_order(order, bundle.FeatureOrder(feature="age"), **about(features=FEATURES[1:2]))
+    bundle.save_in_context(reader, InContextNetwork(InContextSizes(layers=2)), [examples], **about())
+    bundle.save_pretrained(pretrained, Pretrained(trained_ranker()), **about())  # type: ignore[arg-type]
+    many = [Feature(name=f"f{number}") for number in range(5000)]
+    for url in (neural, order, reader):
+        named(url, many)
+        with pytest.raises(InputError, match=f"{url}: .*features"):
+            bundle.load(url).scorer(features=many)
+    named(pretrained, many)
+    with pytest.raises(InputError, match=r"its network reads \[3\] features, and config.json names 5000"):
+        bundle.load_encoder(pretrained).encoder()
+
+
+def test_an_in_context_network_of_other_sizes_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    url = str(tmp_path / "reader")
+    examples = replace(documents(), labels_N=torch.arange(60.0) % 2)
+    bundle.save_in_context(url, InContextNetwork(InContextSizes(layers=2)), [examples], **about())
+    content = Path(url, "config.json").read_text()
+    for old, new, reason in (
+        ('"state": 32', '"state": 1000000', "the architecture has other weights"),
+        ('"layers": 2', '"layers": 1000000', "layers: .* less than or equal to 1000"),
+        ('"readings": 1', '"readings": 1000000', "readings: .* less than or equal to 100"),
+    ):
+        assert old in content
+        change(url, "config.json", content.replace(old, new).encode())
+        with pytest.raises(InputError, match=reason):
+            bundle.load(url).scorer()
+
+
+def test_bundles_inside_a_bundle_have_a_bound_at_any_depth(
+    neural: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner, outer = str(tmp_path / "inner"), str(tmp_path / "outer")
+    for url, members in ((inner, {"a": neural, "b": neural}), (outer, {"mean": inner, "network": neural})):
+        files = {path: data for name, of in members.items() for path, data in bundle.member_files(name, of).items()}
+        bundle.save_blend(url, bundle.Blend(weights=dict.fromkeys(members, 0.5)), **about(files=files))
+    assert len(bundle.load(outer).members) == 2
+    monkeypatch.setattr("ltrscale.bundle.contents._MOST_MEMBERS", 3)
+    with pytest.raises(InputError, match="outer: holds 4 bundles, and 3 are the most; blend or stack fewer"):
+        bundle.load(outer)
+    with pytest.raises(InputError, match="again: holds 4 bundles, and 3 are the most"):
+        bundle.save_blend(
+            str(tmp_path / "again"), bundle.Blend(weights={"mean": 0.5, "network": 0.5}), **about(files=files)
+        )
+    assert not (tmp_path / "again").exists()
+    assert bundle.load(inner).scorer()(documents()).isfinite().all()
 
 
 @pytest.mark.parametrize(

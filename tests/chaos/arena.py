@@ -1,4 +1,4 @@
-"""The environment of a run: an S3 server behind a proxy and a small disk for scratch, and how they fail."""
+"""The environment of a run: S3 and tracking servers behind proxies, a small disk for scratch, and how they fail."""
 
 import contextlib
 import os
@@ -12,16 +12,18 @@ from pathlib import Path
 
 from jobs.s3 import SeaweedFS, environment, free_ports, seaweedfs
 from ltrscale.errors import InputError
+from ltrscale.stages.mlflow_runs import MLFLOW
 from tests.chaos.faulty_proxy import FaultyProxy
+from tests.chaos.mlflow_server import TrackingServer
 from tests.chaos.processes import MARK, end
 
 BUCKET = "s3://chaos"
 _DISK_MIB = 256
-_PORTS, _SCRATCH = "ports", "scratch"
+_PORTS, _SCRATCH, _TRACKING = "ports", "scratch", "tracking"
 
 
 class Arena:
-    """The S3 server, proxy and disk for commands, below a folder; it can be reopened after chaos was killed.
+    """The servers, proxies and disk for commands, below a folder; it can be reopened after chaos was killed.
 
     Args:
         folder: an existing directory; it keeps the data of S3 until `remove`.
@@ -35,6 +37,8 @@ class Arena:
         self.disk, self.ray = self.scratch / "disk", self.scratch / "ray"
         self.s3 = SeaweedFS(_program(), folder / "s3", _ports(folder / _PORTS))
         self.proxy = FaultyProxy(self.s3.environment["AWS_ENDPOINT_URL"], 0.0)
+        self.tracking = TrackingServer(folder / _TRACKING)
+        self.tracking_proxy = FaultyProxy(self.tracking.url, 0.0)
         self.small_disk = False
 
     @contextlib.contextmanager
@@ -45,7 +49,7 @@ class Arena:
         with environment(**self.s3.environment, **{MARK: f"{self.mark}.s3"}):
             try:
                 self.s3.start()
-                with self.proxy:
+                with self.proxy, self.tracking, self.tracking_proxy:
                     self.s3.make_bucket(BUCKET.removeprefix("s3://"))
                     yield
             finally:
@@ -59,6 +63,7 @@ class Arena:
             **others,
             **self.s3.environment,
             "AWS_ENDPOINT_URL": self.proxy.url,
+            MLFLOW: self.tracking_proxy.url,
             "AWS_EC2_METADATA_DISABLED": "true",
             "TMPDIR": str(self.disk),
             "RAY_TMPDIR": str(self.ray),
@@ -114,7 +119,7 @@ class Arena:
 
     def remove(self) -> None:
         """Remove the data of S3, and scratch."""
-        for folder in (self.scratch, self.folder / "s3"):
+        for folder in (self.scratch, self.folder / "s3", self.folder / _TRACKING):
             shutil.rmtree(folder, ignore_errors=True)
         for name in (_PORTS, _SCRATCH):
             (self.folder / name).unlink(missing_ok=True)

@@ -38,7 +38,7 @@ class Verdict(NamedTuple):
     """The last line of its output, or the problem."""
 
 
-def judge(code: int, output: str, *, sent: Collection[signal.Signals], disturbed: bool) -> Verdict:
+def judge(code: int, output: str, *, sent: Collection[signal.Signals], disturbed: bool, done: int = 0) -> Verdict:
     """Judge the end of a command.
 
     Args:
@@ -46,12 +46,13 @@ def judge(code: int, output: str, *, sent: Collection[signal.Signals], disturbed
         output: its standard output and error.
         sent: signals that chaos has sent to the command's first process.
         disturbed: whether a fault was active since it started, or another command worked on the same output.
+        done: the exit status with which it is done.
     """
     lines = [line for line in output.splitlines() if line.strip()]
     last = lines[-1].strip() if lines else "(no output)"
     if _TRACEBACK in output:
         return Verdict("failure", f"a traceback, exit status {code}: {last}")
-    if code == 0:
+    if code == done:
         return Verdict("done", last)
     if code == -signal.SIGKILL and signal.SIGKILL in sent:
         return Verdict("again", "killed")
@@ -109,7 +110,8 @@ class Command:
             return None
         if self.hangs:
             return Verdict("failure", self.hangs)
-        return judge(code, self.output.read_text(errors="replace"), sent=self.sent, disturbed=self.disturbed)
+        output = self.output.read_text(errors="replace")
+        return judge(code, output, sent=self.sent, disturbed=self.disturbed, done=self.stage.status)
 
 
 def give(

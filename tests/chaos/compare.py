@@ -15,6 +15,8 @@ from ltrscale import storage
 from ltrscale.data.dataset.manifest import open_dataset
 
 _RUN = "run/"  # `_run/` too: log, metrics over time, environment: they describe the run, not its outcome
+_PLACE = re.compile(r"(?:^|/)(?:service/([0-9a-f]{64})|candidates/([0-9a-f]{12}))(?:/|$)")
+"""A directory named with a hash of what it was made of, settings with URLs among it, which differ between rounds."""
 _MODEL_FILES = re.compile(r"\.(safetensors|txt|json|ubj|cbm)$")
 _OF_THE_DATA = ("features", "summaries", "label_counts", "accounting")
 _OF_A_BUNDLE = ("kind", "features", "architecture", "trees", "metrics")
@@ -41,6 +43,7 @@ def outcome(url: str, *, killed: Collection[int] = ()) -> Outcome:
             killed; such a lease does not count, since it lapses.
     """
     names = [name.removeprefix(f"{url}/") for name in _files(url)]
+    places = {url: "ROUND", **_models(url, names)}
     facts: dict[str, str] = {}
     damage: list[str] = []
     listed: set[str] = set()
@@ -59,16 +62,33 @@ def outcome(url: str, *, killed: Collection[int] = ()) -> Outcome:
                     damage.append(f"{folder}/{path}: {'missing' if data is None else 'not what the manifest lists'}")
                 contents[path] = data or b""
             listed.update((name, *(f"{folder}/{path}" for path in storage.sizes_in(f"{url}/{folder}", manifest))))
-            facts |= {f"{folder}: {k}": _plain(v, url) for k, v in _facts(manifest, contents)}
+            facts |= {f"{folder}: {k}": _plain(v, places) for k, v in _facts(manifest, contents)}
         elif last in ("trial.json", "result.json"):
             values = json.loads(storage.read_bytes(f"{url}/{name}"))
             # no curve: a trial that had committed its model when its process died resumes without one
-            facts[name] = _plain({k: v for k, v in values.items() if k not in ("seconds", "curve")}, url)
+            facts[name] = _plain({k: v for k, v in values.items() if k not in ("seconds", "curve")}, places)
         elif last == "best.yaml":
-            facts[name] = _plain(storage.read_bytes(f"{url}/{name}").decode(), url)
-    unlisted = sorted(name for name in names if name not in listed and _RUN not in name)
-    unlisted = [name for name in unlisted if not _lapses(url, name, killed)]
-    return Outcome(facts, tuple(unlisted), tuple(damage))
+            facts[name] = _plain(storage.read_bytes(f"{url}/{name}").decode(), places)
+    unlisted = [name for name in names if name not in listed and _RUN not in name and not _lapses(url, name, killed)]
+    facts = {_named(name, places): fact for name, fact in facts.items()}
+    return Outcome(facts, tuple(sorted(_named(name, places) for name in unlisted)), tuple(damage))
+
+
+def _models(url: str, names: Collection[str]) -> dict[str, str]:
+    """What tells the directories apart that are named with hashes: the model in them, by the hash."""
+    models = {}
+    for name in names:
+        if (place := _PLACE.search(name)) and name.endswith("/model.txt"):
+            sha256 = hashlib.sha256(storage.read_bytes(f"{url}/{name}")).hexdigest()
+            models[place[1] or place[2]] = f"of-model-{sha256[:12]}"
+    return models
+
+
+def _named(text: str, places: Mapping[str, str]) -> str:
+    """A text with the names of places that every round has."""
+    for here, everywhere in places.items():
+        text = text.replace(here, everywhere)
+    return text
 
 
 def _lapses(url: str, name: str, killed: Collection[int]) -> bool:
@@ -114,9 +134,9 @@ def _facts(manifest: Mapping[str, Any], contents: Mapping[str, bytes]) -> Iterat
                         yield name, hashes[name]
 
 
-def _plain(value: Any, url: str) -> str:
-    """A value as text, without the URL of the round; a hash if the text is long."""
-    text = json.dumps(value, sort_keys=True).replace(url, "ROUND")
+def _plain(value: Any, places: Mapping[str, str]) -> str:
+    """A value as text, without what only this round's places are called; a hash if the text is long."""
+    text = _named(json.dumps(value, sort_keys=True), places)
     return text if len(text) <= 200 else f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"
 
 

@@ -9,10 +9,10 @@ from typing import Literal, get_args
 
 from tests.chaos.arena import Arena
 from tests.chaos.commands import Command
-from tests.chaos.faulty_proxy import SLOW_DOWN
+from tests.chaos.faulty_proxy import BROKEN, SLOW_DOWN
 from tests.chaos.processes import Process, choose, marked
 
-Kind = Literal["kill", "stop", "outage", "crash", "freeze", "resets", "busy", "full", "second"]
+Kind = Literal["kill", "stop", "outage", "crash", "freeze", "resets", "busy", "full", "second", "tracking"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 MEANINGS: dict[Kind, str] = {
@@ -25,6 +25,7 @@ MEANINGS: dict[Kind, str] = {
     "busy": "a share of the requests is answered with 503",
     "full": "the disk of TMPDIR is full",
     "second": "the same command runs twice at the same time; the second one may be killed",
+    "tracking": "the tracking server hangs, resets connections, answers 500 or refuses connections",
 }
 
 _SECONDS: dict[Kind, tuple[float, float]] = {
@@ -37,6 +38,7 @@ _SECONDS: dict[Kind, tuple[float, float]] = {
     "busy": (5, 20),
     "full": (5, 20),
     "second": (1, 25),
+    "tracking": (5, 30),
 }
 _LONG_STOP_S = 70.0  # long enough for the lease of a stopped writer to lapse
 _LONG_STOPS = 0.2
@@ -88,6 +90,7 @@ _THINGS: dict[Kind, str] = {
     "resets": "requests",
     "busy": "requests",
     "full": "disk",
+    "tracking": "tracking",
 }
 """The thing that a fault changes; a second fault on the same thing waits until the first one is over."""
 _RESTART_S = 15.0  # from the start of the S3 server until it answers
@@ -116,7 +119,7 @@ class Havoc:
                 text = self._signal(process, fault, commands) if process else None
             case _:
                 text = self._disturb(fault)
-        if text:
+        if text and fault.kind != "tracking":  # which explains no error
             self.calm_since = max(self.calm_since, time.monotonic())
             for command in commands:
                 command.disturbed = True
@@ -148,6 +151,9 @@ class Havoc:
             case "freeze":
                 arena.freeze_s3()
                 undo, text = arena.thaw_s3, f"S3 server frozen {seconds}"
+            case "tracking":
+                how, undo = self._disturb_tracking(fault)
+                text = f"tracking server {how} {seconds}"
             case "full":
                 arena.fill_disk()
                 undo, text = arena.empty_disk, f"TMPDIR full {seconds}"
@@ -157,6 +163,21 @@ class Havoc:
                 undo, text = self._answer_all, f"{fault.kind} in {proxy.share:.0%} of the requests {seconds}"
         self._until(fault, _THINGS[fault.kind], undo)
         return text
+
+    def _disturb_tracking(self, fault: Fault) -> tuple[str, Callable[[], object]]:
+        """Let the tracking server fail in one of several ways; returns which, and how to undo it."""
+        proxy = self.arena.tracking_proxy
+        how = ("hangs", "resets", "answers 500", "refuses connections")[int(4 * fault.share)]
+        if how == "refuses connections":
+            proxy.close()
+            return how, proxy.open
+        proxy.fault = BROKEN if how == "answers 500" else "hang" if how == "hangs" else "reset"
+        proxy.share = 0.3 + 0.7 * fault.target
+
+        def answer() -> None:
+            proxy.share = 0.0
+
+        return f"{how} ({proxy.share:.0%})", answer
 
     def _answer_all(self) -> None:
         self.arena.proxy.share = 0.0
@@ -175,6 +196,11 @@ class Havoc:
                 self.resumed_at = time.monotonic()
         if any(thing == "disk" for _, thing, _ in self.active):
             self.arena.fill_disk()  # again, because jobs delete files when a write fails
+
+    @property
+    def explains(self) -> bool:
+        """Whether a fault is active that may end a command; one of tracking may not."""
+        return any(thing != "tracking" for _, thing, _ in self.active)
 
     @property
     def stops(self) -> bool:

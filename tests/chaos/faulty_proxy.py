@@ -1,4 +1,4 @@
-"""A proxy in front of an S3 server that makes requests fail: refused, with a reset connection, or not accepted."""
+"""A proxy in front of a server that makes requests fail: refused, with a reset connection, or without an answer."""
 
 import contextlib
 import http.client
@@ -7,6 +7,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -36,13 +37,13 @@ class Refusal(NamedTuple):
 
 
 SLOW_DOWN = Refusal(503, "SlowDown", "Please reduce your request rate.")
+BROKEN = Refusal(500, "InternalError", "We encountered an internal error.")
 EXPIRED = Refusal(400, "ExpiredToken", "The provided token has expired.")
 
-Fault = Refusal | Literal["reset", "cut", "short", "stale"]
-"""How a request fails: it is refused, or its connection is reset, before the answer or in the middle of it. Or the
-answer is a success with the first part of its body only, and the length of that part; or it is what the first request
-like it got.
-"""
+Fault = Refusal | Literal["reset", "cut", "hang", "short", "stale"]
+"""How a request fails: it is refused; its connection is reset, before the answer or in the middle of it; it gets no
+answer as long as the fault lasts; the answer is a success with the first part of its body only, and the length of that
+part; or it is what the first request like it got."""
 
 _OF_ONE_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
@@ -104,6 +105,11 @@ class FaultyProxy:
             yield
         finally:
             self.open()
+
+    @property
+    def hangs(self) -> bool:
+        """Whether requests that fail still get no answer."""
+        return self._listening and self.fault == "hang" and self.share > 0
 
     def fails(self, method: str, path: str) -> bool:
         """Draw whether the next request fails."""
@@ -174,6 +180,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif isinstance(fault, Refusal):
             self._answer(fault.status, {"Content-Type": "application/xml"}, fault.content())
         else:
+            while fault == "hang" and self.proxy.hangs:
+                time.sleep(0.05)
             if fault == "cut" and answer is not None:
                 self._answer(*answer, cut=True)
             self._reset()

@@ -10,8 +10,9 @@ from tests.chaos.arena import BUCKET, Arena
 from tests.chaos.commands import Command, Remains, give
 from tests.chaos.compare import Outcome, differences, outcome
 from tests.chaos.faults import Fault, Havoc
+from tests.chaos.reader import Reader
 from tests.chaos.report import Diary
-from tests.chaos.workload import Stage, command
+from tests.chaos.workload import WEEKLY, Stage, command
 
 _TICK_S = 0.1
 _LOOK_S = 2.0
@@ -86,14 +87,17 @@ class Player:
         folder = self.arena.folder / f"round-{number:03d}"
         folder.mkdir(exist_ok=True)
         done = {event["stage"] for event in self.diary.of("ended") if event["round"] == number and event["done"]}
-        for stage in self.stages:
-            words = command(stage, folder, url, ray=ray)
-            while stage.name not in done:
-                if self._run(number, stage, words):
-                    done.add(stage.name)
+        with Reader(f"{url}/{WEEKLY}") as reader:
+            for stage in self.stages:
+                words = command(stage, folder, url, ray=ray)
+                while stage.name not in done:
+                    if self._run(number, stage, words):
+                        done.add(stage.name)
         self._settle()
+        self.diary.write("reader", self.clock_s, f"{reader.looks} looks at the model in service")
         killed = {event["pid"] for event in self.diary.of("ended") if event["code"] == -signal.SIGKILL}
-        found = differences(outcome(url, killed=killed), self.undisturbed[ray]) + self._scratch()
+        found = differences(outcome(url, killed=killed), self.undisturbed[ray])
+        found += [*self._scratch(), *reader.found()]
         for line in found:
             self._fail(f"round {number}: {line}")
         how = f"{len(found)} differences" if found else "equals the undisturbed one"
@@ -122,7 +126,7 @@ class Player:
             f"-{stage.name}" in mark for mark in self.remains.ended
         )
         recently = time.monotonic() < self.havoc.calm_since + _AFTERMATH_S
-        disturbed = bool(self.havoc.active) or recently or others
+        disturbed = self.havoc.explains or recently or others
         given = give(self.arena, self._number, stage, words, second=second, disturbed=disturbed)
         self._number += 1
         self.running.append(given)
@@ -235,8 +239,9 @@ class Player:
         self.arena.s3.make_bucket(BUCKET.removeprefix("s3://"))
 
     def _scratch(self) -> list[str]:
-        """Report the leftovers on this machine, and remove them before the next round."""
+        """Report leftovers on this machine, which are removed before the next round, and at the tracking server."""
         lines = [f"left in TMPDIR: {name}" for name in self.arena.left_on_disk()]
+        lines += [f"several runs are tracked of {output}" for output in self.arena.tracking.tracked_twice()]
         sessions = self.arena.ray_sessions()
         if len(sessions) > _SESSIONS:
             lines.append(f"{len(sessions)} sessions of Ray left in {self.arena.ray}")

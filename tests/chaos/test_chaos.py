@@ -19,6 +19,7 @@ from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles
 from ltrscale.data.dataset.manifest import ListedFile, Manifest
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.finetune import FinetuneJob
@@ -225,7 +226,7 @@ def test_a_report_holds_only_where_a_run_has_ended_without_failures(tmp_path: Pa
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 def test_the_configs_of_the_commands_are_valid(tmp_path: Path, stage: object) -> None:
-    jobs = (PrepareJob, PretrainJob, FinetuneJob, TuneJob, ScoreJob, EvaluateJob)
+    jobs = (PrepareJob, PretrainJob, FinetuneJob, TuneJob, ScoreJob, EvaluateJob, WeeklyJob, WeeklyJob)
     kind, chosen = dict(zip(STAGES, jobs, strict=True))[stage], stage  # type: ignore[index]
     words = command(chosen, tmp_path, "s3://b/round", ray=True)  # type: ignore[arg-type]
     job = validate(kind, yaml.safe_load(Path(words[4]).read_text()), words[4])

@@ -11,7 +11,7 @@ import ltrscale
 from ltrscale.stages.runs import PACKAGES
 
 CONFIGS = Path(__file__).with_name("configs")
-_HERE = "ROUND"
+_HERE, _CONFIGS_HERE = "ROUND", "FOLDER"
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -19,7 +19,13 @@ class Stage(NamedTuple):
     """A job of the chain, with its additional options under Ray."""
 
     name: str
+    """Of its config, and of the job where that is not named."""
     under_ray: tuple[str, ...] = ()
+    job: str = ""
+    pipeline: bool = False
+    """Whether its config names one of a pipeline, `NAME-pipeline.yaml`."""
+    status: int = 0
+    """The exit status with which it is done."""
 
 
 STAGES = (
@@ -29,11 +35,15 @@ STAGES = (
     Stage("tune"),
     Stage("score", ("--ray",)),
     Stage("evaluate"),
+    Stage("weekly", ("--ray",), pipeline=True),
+    Stage("weekly-refused", ("--ray",), job="weekly", pipeline=True, status=3),
 )
+WEEKLY = "weekly"
+"""The directory below a round where models go into service."""
 
 
 def command(stage: Stage, folder: Path, url: str, *, ray: bool) -> list[str]:
-    """The command of a stage of a round; writes its config.
+    """The command of a stage of a round; writes its configs.
 
     Args:
         stage: the stage.
@@ -41,9 +51,12 @@ def command(stage: Stage, folder: Path, url: str, *, ray: bool) -> list[str]:
         url: the directory of the round's outputs.
         ray: whether stages that can use Ray do.
     """
-    path = folder / f"{stage.name}.yaml"
-    path.write_text((CONFIGS / path.name).read_text().replace(_HERE, url))
-    return [sys.executable, "-m", f"jobs.{stage.name}", "--config", str(path), *(stage.under_ray if ray else ())]
+    names = [f"{stage.name}.yaml", *([f"{stage.name}-pipeline.yaml"] if stage.pipeline else [])]
+    for name in names:
+        text = (CONFIGS / name).read_text().replace(_HERE, url).replace(_CONFIGS_HERE, str(folder))
+        (folder / name).write_text(text)
+    words = [sys.executable, "-m", f"jobs.{stage.job or stage.name}", "--config", str(folder / names[0])]
+    return [*words, *(stage.under_ray if ray else ())]
 
 
 def chosen(names: Collection[str]) -> list[Stage]:

@@ -4,7 +4,7 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,8 @@ from ltrscale.experiments.service import InService
 from ltrscale.experiments.week import Week
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.progress import log
 from ltrscale.serving.register import ALIAS
-from ltrscale.stages.trackers import client
+from ltrscale.stages.mlflow_runs import client
 from ltrscale.trees.gbdt import GBDTJob
 
 SOURCE = {
@@ -59,14 +58,6 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare = {**PREPARE, "inputs": str(folder / "log.csv")}
     validate(PrepareJob, {"out": str(folder / "data"), "prepare": prepare}, "test").run()
     return folder
-
-
-@pytest.fixture(autouse=True)
-def same_log() -> Iterator[None]:
-    """The command line adds a handler that writes to this test's standard error."""
-    before = [*log.handlers]
-    yield
-    log.handlers[:] = before
 
 
 @pytest.fixture
@@ -341,7 +332,7 @@ def test_what_serves_outlives_the_bundle_that_it_was_copied_from(place: Path) ->
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of MLflow's libraries
 def test_the_model_before_is_put_into_service_again_and_a_done_week_does_not_undo_it(
-    place: Path, caplog: pytest.LogCaptureFixture
+    place: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = f"sqlite:///{place}/mlflow.db"
     settings = {"export": "lightgbm", "registry": {"name": "shop", "store": store}}
@@ -353,6 +344,9 @@ def test_the_model_before_is_put_into_service_again_and_a_done_week_does_not_und
     versions = [client(store).get_model_version_by_alias("shop", ALIAS).version]
     assert old.export is not None
     model = Path(old.export, "model.txt").read_bytes()
+    job(place, rollback=True, dry_run=True, **settings).run()
+    assert f"in service again: {old.bundle}" in capsys.readouterr().out
+    assert service(place) == new
     job(place, rollback=True, **settings).run()
     again = service(place)
     assert (again.bundle, again.export, again.version) == (old.bundle, old.export, "1")

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from waiting import wait_until
 
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
+from ltrscale.stages.mlflow_runs import MLFLOW
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 200
@@ -176,6 +178,22 @@ def test_a_signal_to_a_single_process(
     assert process.wait(LIMIT_S) == status
     job.check_stopped()
     job.check_finished(expected(1))
+
+
+@pytest.mark.timeout(900)  # workers of Ray start three times, each time a minute on a busy machine
+@pytest.mark.parametrize("options", ["", pytest.param("--workers 2", marks=pytest.mark.ray)], ids=["alone", "ray"])
+def test_a_tracking_server_that_never_answers_delays_no_checkpoint_and_no_stop(
+    make_job: MakeJob, expected: Callable[[int], bytes], options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(options=options)
+    with socket.create_server(("127.0.0.1", 0)) as silent, monkeypatch.context() as patch:
+        patch.setenv(MLFLOW, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        patch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3600")
+        process = job.start()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 143
+        job.check_stopped()
+    job.check_finished(expected(2 if options else 1))
 
 
 def test_a_second_ctrl_c_ends_at_once(make_job: MakeJob, expected: Callable[[int], bytes]) -> None:

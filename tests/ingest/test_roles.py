@@ -1,5 +1,8 @@
 """The structure of a log's columns, and what it says of their roles."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -7,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ltrscale.data.times import instants
 from ltrscale.errors import InputError
 from ltrscale.ingest import roles
 from ltrscale.ingest.csvjson import Dialect
@@ -151,3 +155,75 @@ def test_a_close_call_is_a_doubt() -> None:
     clear = [near[0], roles.Candidate(columns[1], 2.4, ())]
     assert [roles.choose_role(each, least=2.0).doubt for each in (near, clear)] == ["b is as likely", ""]  # type: ignore[union-attr]
     assert roles.choose_role(near, least=5.0) is None
+
+
+def counted_looks(log: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often two columns are looked at together, or formats of times are tried, in a guess."""
+    columns, seen = looked_at(log)
+    looks = 0
+
+    def counting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            return function(*args, **kwargs)
+
+        return counted
+
+    with monkeypatch.context() as patched:
+        for name in ("constant", "repeats", "having", "spread"):
+            patched.setattr(KeyLists, name, counting(getattr(KeyLists, name)))
+        for name in ("joined", "numbers", "seconds"):
+            patched.setattr(Structure, name, counting(getattr(Structure, name)))
+        patched.setattr("ltrscale.ingest.guess.instants", counting(instants))
+        guess(columns, seen, {}, "log.csv")
+    return looks
+
+
+DAYS = pd.Timestamp("2026-01-05") + pd.to_timedelta(np.arange(800) // 32, "D")
+MANY: dict[str, Callable[[int], Any]] = {
+    "f_": lambda i: np.random.default_rng(i).integers(0, 9, 800),
+    "word_": lambda i: np.random.default_rng(i).choice(["red", "blue", "green"], 800),
+    "item_id_": lambda i: np.random.default_rng(i).integers(0, 300, 800),
+    "event_time_": lambda i: (DAYS + pd.Timedelta(i, "h")).strftime("%Y-%m-%d %H:%M"),
+    "listed_date_": lambda i: (DAYS - pd.Timedelta(i, "D")).strftime("%d.%m.%Y"),
+    "rank_": lambda _: np.tile(np.arange(8), 100),
+    "clicked_": lambda i: (np.random.default_rng(i).random(800) < 0.2).astype(int),
+    "price_": lambda i: np.random.default_rng(i).random(800),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MANY)
+def test_the_work_grows_with_the_columns_and_not_with_their_pairs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {
+        "search_id": np.arange(800) // 8,
+        "product_id": np.random.default_rng(0).integers(0, 300, 800),
+        "searched_at": DAYS.strftime("%Y-%m-%d %H:%M"),
+        "label": (np.random.default_rng(1).random(800) < 0.3).astype(int),
+    }
+    logs = {n: pd.DataFrame(known | {f"{kind}{i}": MANY[kind](i) for i in range(n)}) for n in (0, 80, 140, 200)}
+    none, some, more, most = (counted_looks(log, monkeypatch) for log in logs.values())
+    assert none < some
+    assert most - more <= 1.1 * (more - some) + 20
+
+
+def test_a_thing_is_found_among_many_columns_as_among_few() -> None:
+    rng = np.random.default_rng(0)
+    item_N = rng.integers(0, 200, 2400)
+    few = {"sku": [f"p{i}" for i in item_N], "list": np.repeat(np.arange(300), 8)}
+    few |= {
+        "title": [f"name {i}" for i in item_N],
+        "color": [f"c{i % 5}" for i in item_N],
+        "y": rng.integers(0, 2, 2400),
+    }
+    many = {f"f_{i:03}": rng.integers(0, 50, 2400) for i in range(300)} | few
+    found = [guessed(pd.DataFrame(columns), query="list", label="y") for columns in (few, many)]
+    assert [each.item.name for each in found if each.item] == ["sku", "sku"]
+    assert found[0].choices["item"].best.reasons == found[1].choices["item"].best.reasons
+
+
+def test_the_remedy_names_a_column_to_a_shell() -> None:
+    log = pd.DataFrame({"what is; asked": [0.5, 0.25, 0.125], "b": [1.5, 2.5, 3.5]})
+    with pytest.raises(InputError, match=r"name it, as --set 'query=what is; asked'$"):
+        guessed(log)

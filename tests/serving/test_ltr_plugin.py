@@ -10,6 +10,7 @@ from reference import serving as reference
 from ltrscale.config import validate
 from ltrscale.errors import InputError
 from ltrscale.serving.ltr_plugin import FunctionScore
+from ltrscale.serving.trees import missing_goes_left
 
 VALUES = (-2.5, -1.0, -0.3, 0.0, 0.25, 1.0, 7.0, 3e38, None)
 """Of a field; None where a document has none."""
@@ -70,3 +71,8 @@ def test_what_an_engine_refuses_is_refused_in_one_line(body: dict[str, Any], rea
     with pytest.raises(InputError, match=reason) as error:
         score({"query": {"exists": {"field": "a"}}, **body}, {"a": 3.0})
     assert "\n" not in str(error.value)
+
+
+def test_trees_that_take_zeros_for_missing_are_refused() -> None:
+    with pytest.raises(InputError, match=r"missing_type 'Zero', which no export has; train without zero_as_missing"):
+        missing_goes_left({"missing_type": "Zero"})

@@ -420,6 +420,19 @@ def test_a_model_of_features_that_the_rows_lack_has_no_transformer(tmp_path: Pat
     assert raw.write_raw(bundle, ["x"]) != {}
 
 
+def test_a_record_of_the_rows_that_was_changed_is_one_line(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    write_csv(log, [{"q": "a", "f": "1"}, {"q": "a", "f": "2"}])
+    dataset = open_dataset(prepared(tmp_path, log, {"features": ["f"]}))
+    features, made = dataset.manifest.features, read_as(dataset)
+    changed: Any = SimpleNamespace(url="bundle", features=features, read_as={**made, "raw": {"rows": "tables"}})
+    with pytest.raises(InputError, match=r"^bundle: read_as of its config\.json: "):
+        raw.reading_raw(changed, ["f"])
+    no_items = {**made, "source": {"kind": "letor"}}
+    changed = SimpleNamespace(url="bundle", features=features, read_as=no_items)
+    assert raw.reading_raw(changed, ["f"]) is None
+
+
 def test_the_file_needs_python_3_9_alone() -> None:
     code = inspect.getsource(raw_rows)
     tree = ast.parse(code, feature_version=(3, 9))

@@ -1,5 +1,6 @@
 """Laws of checkpoints: a resumed run continues as if never stopped, and a failed save does not stop training."""
 
+import hashlib
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -142,14 +143,20 @@ def test_two_are_kept_and_unusable_ones_are_skipped(
                 break
     assert saved_steps(tmp_path) == [2, 3]
     torn.mkdir()
-    (torn / "weights-12345678.safetensors").write_text("cut short")
+    left = torn / f"weights-{hashlib.sha256(b'of a write').hexdigest()[:8]}-0a1b2c3d.safetensors"
+    left.write_text("of a write")
+    others = [folder / name / "weights-20261127.safetensors" for name in (".", "step-00000009", "step-00000008")]
+    for path in others:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("of somebody else")
     for changes in ({"origin": {"run": "b"}}, {"data": "other"}):
         caplog.clear()
         with checkpoints_in(tmp_path, **changes) as saver:
             assert saver.newest() is None
         (warning,) = caplog.messages
         assert "checkpoints there, which belong to another config or other data; they are deleted" in warning
-    assert not torn.exists()
+    assert not left.exists()
+    assert all(path.exists() for path in others)
     (weights,) = (folder / "step-00000003").glob("weights-*")
     weights.write_bytes(weights.read_bytes()[:-8] + b"damaged!")
     caplog.clear()

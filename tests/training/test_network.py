@@ -79,7 +79,7 @@ def test_preparation_and_pretraining_name_what_identifies_a_document(
 def test_an_unmasked_id_solves_the_contrast_with_one_warning_and_a_masked_one_does_not(
     data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    solved = run(named_documents.config(epochs=40, identifying=0), data, tmp_path / "solved")
+    solved = run(named_documents.config(epochs=70, identifying=0), data, tmp_path / "solved")
     (warning,) = [m for m in caplog.messages if "the contrast is solved" in m]
     assert "jobs.contrast" in warning
     assert "stop a long one" in warning

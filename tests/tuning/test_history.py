@@ -1,11 +1,17 @@
 """The history of a search: records stay, and a different search cannot continue it."""
 
+import json
+import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ltrscale import storage
 from ltrscale.errors import InputError
+from ltrscale.stages.runs import RUN_FILES
 from ltrscale.tuning.history import Begun, History, Result, best
+from ltrscale.tuning.space import Dimension
 
 GOOD = Result(state="complete", value=0.5, curve=((1, 0.4), (2, 0.5)), seconds=1.5)
 
@@ -45,15 +51,63 @@ def test_two_searches_at_a_time_are_an_error(history: History) -> None:
 
 
 def test_another_search_is_recognised(history: History) -> None:
-    identity = {"job": {"gbdt": {"num_leaves": 31}}, "space": {"x": (1, 2)}}
+    x: dict[str, Any] = {"choices": (1, 2), "when": {"kind": "a"}}
+    identity = {"job": {"gbdt": {"num_leaves": 31}}, "space": {"x": x}}
     history.open(identity)
     history.open(identity)
     with pytest.raises(InputError, match=r"differs in job\.gbdt\.num_leaves; .*--fresh"):
         history.open({**identity, "job": {"gbdt": {"num_leaves": 63}}})
-    with pytest.raises(InputError, match=r"differs in space\.y"):
-        history.open({**identity, "space": {"x": (1, 2), "y": None}})
+    for space, differs in (
+        ({"x": x, "y": x}, "y"),
+        ({}, "x"),
+        ({"x": {**x, "when": {"kind": "b"}}}, "x.when.kind"),
+    ):
+        with pytest.raises(InputError, match=rf"differs in space\.{differs}; "):
+            history.open({**identity, "space": space})
     history.remove()
     history.open({"job": None})
+
+
+def test_a_search_whose_keys_get_other_values_goes_on_with_the_trials_that_lie_there(
+    history: History, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, x in enumerate((7, 1, 3, 2)):
+        history.begin(Begun(number=number, params={"x": x}))
+    wide, narrow = ({"x": Dimension(choices=choices)} for choices in ((1, 2, 3), (2, 3, 4)))
+    history.open({"space": {"x": wide["x"].model_dump()}})
+    changed = History(history.url, narrow)
+    with caplog.at_level(logging.INFO, "ltrscale"):
+        changed.open({"space": {"x": narrow["x"].model_dump()}})
+        changed.open({"space": {"x": narrow["x"].model_dump()}})
+    assert [record.getMessage() for record in caplog.records] == [
+        "tune: the space has changed: 3 of the 4 trials go on, 1 lie outside"
+    ]
+    assert [trial.number for trial in changed.trials()] == [0, 2, 3], "the first is the settings as given"
+    assert changed.next_number() == 4
+    assert changed.identity() == {"space": {"x": json.loads(narrow["x"].model_dump_json())}}
+    assert len(history.trials()) == 4
+
+
+def test_its_removal_leaves_the_files_of_others(history: History) -> None:
+    own = ["search.json", *(f"trials/00003/{name}" for name in ("trial.json", "result.json", "model/run/log.txt"))]
+    others = ["trials/mine/manifest.json", "trials/mine/a", "trials/mine/trial.json.old", "trials/00003/my/result.json"]
+    others += ["trials/mine/run/log.txt", "trials/result.json", "trials/00004/result.json", "trials/00003/notes.txt"]
+    history.open({"job": None})
+    history.begin(Begun(number=3, params={}))
+    history.end(3, GOOD)
+    with storage.Commit(f"{history.folder(3)}/model") as commit:
+        with commit.file("tree") as path:
+            path.write_text("of the trial")
+        commit.finish({})
+    with storage.Commit(f"{history.url}/trials/mine") as commit:
+        with commit.file("a") as path:
+            path.write_text("of somebody else")
+        commit.finish({})
+    for name in (*own[3:], *others[2:]):
+        storage.write_bytes(f"{history.url}/{name}", b"")
+    assert {*own, *others} < {*storage.below(history.url)}
+    history.remove(RUN_FILES)
+    assert {*storage.below(history.url)} == {*others}
 
 
 def test_a_trial_that_left_nothing_but_its_directory_never_began(tmp_path: Path) -> None:
@@ -68,6 +122,10 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     (Path(history.folder(2)) / "result.json").write_text('{"state": "comp')
     with pytest.raises(InputError, match=r"00002/result\.json: not JSON"):
         history.trials()
+    for text in ("[]", '{"space": []}', '{"space": {"x": 1}}'):
+        (tmp_path / "search.json").write_text(text)
+        with pytest.raises(InputError, match=r"search\.json: does not say what was searched; .*--fresh"):
+            history.open({"space": {}})
 
 
 def test_the_best_trial_is_complete_and_the_first_of_equals(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from ltrscale.draws import mix
 from ltrscale.errors import InputError, Stopped
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.tuning.history import Begun, History, Result, TrialRecord
-from ltrscale.tuning.space import AshaConfig, Params, SearchConfig
+from ltrscale.tuning.space import AshaConfig, Params, SearchConfig, is_in
 from ltrscale.tuning.tune import TrialFunction, _Curve, attempt, check_any_complete, run_search
 from ltrscale.tuning.under_tune import Asha, Proposals
 
@@ -108,6 +109,51 @@ def test_nothing_is_tried_twice_and_all_of_a_small_space_is(kind: str, tmp_path:
     by_proposals(config, history, tuning_trials.parabola)
     tried = [trial.begun.params["x"] for trial in history.trials()[1:]]
     assert sorted(tried) == [0, 1, 2, 3, 4, 5]
+
+
+SPACES = st.fixed_dictionaries(
+    {
+        "x": st.tuples(st.integers(0, 9), st.integers(1, 9)).map(lambda ends: {"low": ends[0], "high": sum(ends)}),
+        "c": st.sets(st.sampled_from("abcd"), min_size=1).map(lambda choices: {"choices": sorted(choices)}),
+    }
+)
+
+
+@hypothesis.settings(max_examples=15)
+@hypothesis.given(spaces=st.lists(SPACES, min_size=2, max_size=3), kind=st.sampled_from(["tpe", "random"]))
+def test_a_search_whose_space_changes_repeats_no_trial_that_lies_there(spaces: list[Any], kind: str) -> None:
+    """It ends with as many trials of the new space, the earlier ones among them as they were; all others stay too."""
+    with TemporaryDirectory() as url:
+        for space in spaces:
+            config = search_of(space=space, trials=5, search={"kind": kind, "startup": 2})
+            before, history = records(url), History(url, config.space)
+            known = [trial for trial in history.trials() if trial.result is not None]
+            assert known == [
+                trial for trial in History(url).trials() if trial.number == 0 or is_in(config.space, trial.begun.params)
+            ]
+            by_proposals(config, history, tuning_trials.parabola)
+            after = records(url)
+            assert {name: after[name] for name in before} == before
+            assert len(after) - len(before) == 2 * max(0, 5 - len(known))
+            assert all(tuning_trials.attempts(history.folder(n)) == 1 for n in range(len(after) // 2))
+            proposed = [trial.begun.params for trial in history.trials()[1:]]
+            assert all(is_in(config.space, params) for params in proposed)
+            assert len({configs.digest(params) for params in proposed}) == len(proposed)
+
+
+def test_the_sampler_knows_the_trials_of_an_earlier_space(tmp_path: Path) -> None:
+    """Optuna's own study refuses a choice that is new; here it proposes near the best of both spaces."""
+    narrow, wide = ({"x": SPACE["x"], "c": {"choices": list(choices)}} for choices in ("ab", "abc"))
+    history = History(str(tmp_path))
+    config = search_of(space=narrow, trials=5)
+    by_proposals(config, history, tuning_trials.parabola)
+    config = search_of(space=wide, trials=9, search={"startup": 2, "seed": 5})
+    proposals = Proposals(config, history, history.trials(), given=None, same=configs.digest)
+    assert [trial.value for trial in proposals._study.trials] == [
+        trial.result.value for trial in history.trials() if trial.result
+    ]
+    sampled = {proposals.suggest(str(n))["params"]["c"] for n in range(30)}
+    assert sampled == {"a", "b", "c"}
 
 
 def test_a_failed_trial_is_not_repeated(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import logging
 import os
 import pickle
 import signal
@@ -28,6 +29,7 @@ from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.tuning.history import Begun, History, Result
 from ltrscale.tuning.searched import PretrainSearch, check_space, given_params, run_trial, with_params
+from ltrscale.tuning.space import Dimension
 from ltrscale.tuning.tune import TuneJob, history_of, write_found
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -254,6 +256,22 @@ def test_a_search_leaves_a_table_a_report_pictures_and_the_best_settings(ended: 
         assert name in report
     best = configs.load(GBDTJob, str(out / "best.yaml"))
     assert best.gbdt.model_dump()["num_leaves"] == 4
+
+
+def test_a_search_of_another_space_goes_on_with_the_ended_trials_that_lie_there(
+    ended: TuneJob, caplog: pytest.LogCaptureFixture
+) -> None:
+    History(ended.out).open(history_of(ended))
+    space = {**ended.space, "gbdt.num_leaves": validate(Dimension, {"choices": [4, 9, 30, 60]}, "test")}
+    with caplog.at_level(logging.INFO, "ltrscale"):
+        ended.replace(space=space, trials=4).run()  # four have ended, so that nothing is left to run
+    assert "the space has changed: 4 of the 5 trials go on, 1 lie outside" in caplog.text
+    report = (Path(ended.out) / "report.md").read_text()
+    assert "4 trials: 3 complete, 1 failed" in report
+    assert "1 more lie outside the space, which has changed." in report
+    assert "Trial 1: 0.5000" in report
+    with pytest.raises(InputError, match=r"differs in space\.gbdt\.num_trees"):
+        ended.replace(space={**space, "gbdt.num_trees": ended.space["gbdt.num_leaves"]}).run()
 
 
 @pytest.mark.filterwarnings("ignore")  # of the dashboard's libraries

@@ -77,15 +77,16 @@ def examine(
     Raises:
         InputError: storage cannot be reached or denies permission, which is no fault of a file.
     """
-    filesystem, root = storage.arrow_filesystem(dataset.url)
-    place = _Place(dataset.url, filesystem, root)
-    sizes = _list_sizes(place)
+    sizes = _list_sizes(_place(dataset.url))
     faults: dict[str, Fault] = {}
     columns: dict[str, ColumnTypes] = {}
     seen: dict[str, ColumnTypes] = {}  # the files of a data set share them
     with ThreadPoolExecutor(_THREADS) as pool:
         for start in range(0, len(files), _AT_ONCE):  # the pool keeps all that it is given
-            some = list(files[start : start + _AT_ONCE])
+            some, place = (
+                list(files[start : start + _AT_ONCE]),
+                _place(dataset.url),
+            )  # with keys of now: this may take hours
             results = pool.map(partial(_examine_file, place, sizes, level), some)
             for file, result in zip(some, results, strict=True):
                 if isinstance(result, Fault):
@@ -96,6 +97,10 @@ def examine(
     usual = _most_common(columns)
     faults |= {path: fault for path, of_file in columns.items() if (fault := _schema_fault(usual, of_file))}
     return {file.path: faults[file.path] for file in files if file.path in faults}, usual
+
+
+def _place(url: str) -> _Place:
+    return _Place(url, *storage.arrow_filesystem(url))
 
 
 def _list_sizes(place: _Place) -> dict[str, int]:

@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ltrscale import storage
 from ltrscale.config import Config, Json, digest, validate
-from ltrscale.data.dataset.files import FILE, Counts, DataFiles, ListedPath
+from ltrscale.data.dataset.files import ADDITION, FILE, Counts, DataFiles, ListedPath
 from ltrscale.data.dataset.tokens import TokenField, TokenSummary, Vocabulary
 from ltrscale.errors import InputError, nearest
 from ltrscale.progress import log
@@ -201,6 +201,12 @@ class Manifest(Config):
     """Stage, config and input fingerprints, and under `added` those of additions, but of those that the parts list; not
     part of the hash."""
 
+    @model_validator(mode="after")
+    def _has_vocabulary(self) -> Self:
+        if self.tokens and self.vocabulary is None:
+            raise ValueError("tokens without a vocabulary")
+        return self
+
     @property
     def hash(self) -> str:
         """Hash of the data set's content: its features, and its files in order, whatever their names."""
@@ -323,6 +329,13 @@ def _files_of(url: str, part: ManifestPart) -> DataFiles:
     rows = storage.read_part(url, vars(part))
     try:
         is_file = pc.equal(rows["kind"], FILE)
+        is_addition = pc.equal(rows["kind"], ADDITION)
+        listed = {"files": pc.sum(is_file).as_py() or 0, "additions": pc.sum(is_addition).as_py() or 0}
+        if listed != (stated := {"files": part.files, "additions": part.additions}):
+            raise InputError(
+                f"{storage.join(url, storage.MANIFEST)}: {part.path} has {listed} where this manifest says {stated}; "
+                "restore the manifest, or make the directory again"
+            )
         return DataFiles.from_table(rows if pc.all(is_file).as_py() else rows.filter(is_file))  # a filter copies
     except (ValueError, KeyError, pa.ArrowException) as error:
         place = storage.join(url, part.path)

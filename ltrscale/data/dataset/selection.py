@@ -133,6 +133,13 @@ class Selection:
         return self.row_groups.longest
 
     @property
+    def serves_longest(self) -> bool:
+        """Whether a group of that length is certainly served: all groups of the row groups are where it may lie."""
+        longest_R = self.row_groups.longest_F[self.row_groups.columns.file_R]
+        may_R = (longest_R == self.longest) & (self.row_groups.documents_R >= longest_R)
+        return bool(may_R.any() and (self.served_groups_R >= self.row_groups.groups_R)[may_R].all())
+
+    @property
     def n_documents(self) -> int:
         """Documents that are served; an estimate if only some groups of a row group are."""
         return int(self.served_documents_R.sum())

@@ -16,7 +16,7 @@ chooses its weights. Test judges once, and the ranker's members learn once more 
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal, Self
 
@@ -46,7 +46,7 @@ from ltrscale.experiments.auto.plan import (
     AutoSizes,
     Planned,
 )
-from ltrscale.experiments.auto.record import AutoRecord, Entry
+from ltrscale.experiments.auto.record import AutoRecord, Entry, RecordKeeper
 from ltrscale.experiments.first.pipeline import LogSize, divided
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.experiments.methods.choices import Method
@@ -59,7 +59,7 @@ from ltrscale.runtime import under_torchrun
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers
 from ltrscale.signals import ending_by
-from ltrscale.stages.runs import heard_by, recorded
+from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
 from ltrscale.training.blend import BlendConfig, BlendJob
 
@@ -67,7 +67,6 @@ BUDGETS = {"quick": 5.0, "good": 60.0, "best": 600.0}
 _HALF = "trees_half"
 """Trees that know half of the labels: what they lack shows what more labels would bring."""
 _RECORD, _BOARD, _EVALUATION = "auto.json", "leaderboard", "evaluation"
-_NOTE_S = 30.0
 _LATEST = 1.03
 """The share of the budget until which a refit may go on."""
 
@@ -114,10 +113,14 @@ class AutoConfig(Config):
         """Do all that `run` does, but print nothing; returns the ranker's bundle."""
         if under_torchrun.is_running():  # its processes end together, also where a model is late
             raise InputError("jobs.auto does not run under torchrun; start it alone, with workers for Ray")
-        with recorded(self.out, self, "auto"), cluster_for(self.workers), one_view():
-            splits = self.resolved()
-            check_disjoint(splits)
-            return _Auto.begun(self, splits).run()
+        with recorded(self.out, self, "auto"):
+            began = time.monotonic()
+            with cluster_for(self.workers), one_view():
+                splits = self.resolved()
+                check_disjoint(splits)
+                run = _Auto.begun(self, splits, began)
+                with run.kept.beating():
+                    return run.run()
 
     def evaluation(self) -> Evaluation | None:
         """What test has found; None without a test split."""
@@ -138,25 +141,23 @@ class AutoConfig(Config):
 
 @dataclass
 class _Auto:
-    """A run: the record so far, and the clock."""
+    """A run, with the record so far."""
 
     config: AutoConfig
     splits: Splits
-    record: AutoRecord
+    kept: RecordKeeper
     sizes: AutoSizes
-    before: float
-    """Minutes of earlier processes."""
-    began: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def begun(cls, config: AutoConfig, splits: Splits) -> Self:
+    def begun(cls, config: AutoConfig, splits: Splits, began: float) -> Self:
         """Read the record of an earlier process, or begin."""
         everything = select(splits.train, labelled=False)
         read = {name: select(split, labelled=True) for name, split in splits.by_name.items()}
         labelled, judged = (only_relevant(read[name]) for name in ("train", "validation"))
         data = [selection.hash for selection in (everything, labelled, judged)]
         of = ":".join([*data, str(config.seed), config.evaluate.primary])
-        record = AutoRecord.resumed(join(config.out, _RECORD), of, config.minutes)
+        url = join(config.out, _RECORD)
+        kept = RecordKeeper(url, AutoRecord.resumed(url, of, config.minutes), began)
         sizes = AutoSizes(
             log=LogSize(everything.n_documents, labelled.n_documents, len(everything.features)),
             lists=labelled.n_groups,
@@ -170,9 +171,10 @@ class _Auto:
         log.info(
             "auto: %s lists to learn from with %s documents, of %s in all; %g minutes, %.1f of them spent",
             *(f"{n:,}" for n in (sizes.lists, sizes.log.told_apart, sizes.log.documents)),
-            *(config.minutes, record.minutes),
+            *(config.minutes, kept.record.minutes),
         )
-        return cls(config, splits, record, sizes, before=record.minutes)
+        kept.keep()
+        return cls(config, splits, kept, sizes)
 
     def run(self) -> str:
         """Try the methods, then more models of each; blend, judge, refit, report; returns the ranker."""
@@ -192,30 +194,30 @@ class _Auto:
             if f"{name}_mean" not in rankers and name.removesuffix("_mean") not in said
         }
         rankers["blend"] = self.blend("blend", members, "greedy")
-        self.keep()
+        self.kept.keep()
         if self.splits.test is not None:
             self.judge(rankers, SplitsWithTest.of(self.splits))
-            self.keep()
+            self.kept.keep()
         refitted = None
         if self.refitting and self.record.refitted is not False:
             refitted = self.refit(rankers["blend"])
-            self.keep(refitted=refitted is not None)
+            self.kept.keep(refitted=refitted is not None)
         if refitted is None:  # that of a smaller budget would pass for the ranker
-            storage.remove(join(self.config.out, "final", storage.MANIFEST))
-        self.keep(ended=self.record.ended or self.spent)
+            storage.withdraw(join(self.config.out, "final"))
+        self.kept.keep(ended=self.record.ended or self.kept.spent)
         self.report(rankers, refitted)
         return refitted or rankers["blend"]
 
     @property
-    def spent(self) -> float:
-        """Minutes so far, over all processes."""
-        return self.before + (time.monotonic() - self.began) / 60
+    def record(self) -> AutoRecord:
+        """The record so far."""
+        return self.kept.record
 
     @property
     def forecast(self) -> Forecast:
         """What fits into the minutes that are left."""
         cutoff = self.config.evaluate.primary_cutoff
-        return Forecast(self.record, self.sizes, spent=self.spent, refits=self.refitting, cutoff=cutoff)
+        return Forecast(self.record, self.sizes, spent=self.kept.spent, refits=self.refitting, cutoff=cutoff)
 
     @cached_property
     def refitting(self) -> bool:
@@ -245,10 +247,10 @@ class _Auto:
         if plan.settings is None or late:
             why = f"takes {plan.minutes:.1f} minutes, which are not left" if late else plan.why
             log.info("auto: no %s: %s", name, why)
-            return self.note(Entry(method=name, says=why, state="left out"))
+            return self.kept.note(Entry(method=name, says=why, state="left out"))
         if name != _HALF:
-            self.record = self.record.replace(methods={**self.record.methods, name: dict(plan.settings)})
-        return self.note(Entry(method=name, says=plan.why, foretold=plan.minutes))
+            self.kept.keep(methods={**self.record.methods, name: dict(plan.settings)})
+        return self.kept.note(Entry(method=name, says=plan.why, foretold=plan.minutes))
 
     def next(self) -> Entry | None:
         """The next model: one that an earlier process began, or one more of the method that has the fewest."""
@@ -259,7 +261,7 @@ class _Auto:
             return student
         if (name := self.forecast.more()) is None:
             return None
-        return self.note(Entry(method=name, number=len(self.record.done(name)), says="another seed"))
+        return self.kept.note(Entry(method=name, number=len(self.record.done(name)), says="another seed"))
 
     def student(self) -> Entry | None:
         """The student of the better network, once there are enough of each; None before, and where it was decided."""
@@ -278,34 +280,24 @@ class _Auto:
         """Train a model that was begun, as long as there is time."""
         if entry.state != "begun":
             return
-        began = noted = time.monotonic()
-
-        def so_far() -> Entry:
-            return entry.replace(minutes=entry.minutes + (time.monotonic() - began) / 60)
-
-        def hear(_: Mapping[str, object]) -> None:
-            nonlocal noted
-            if time.monotonic() - noted >= _NOTE_S:  # a killed process loses no more
-                noted = time.monotonic()
-                self.note(so_far())
-
         try:
-            with heard_by(hear):
-                url = _in_time(began + max(0.0, self.forecast.left) * 60, lambda: self.model(entry))
+            with self.kept.training(entry) as so_far:
+                limit = time.monotonic() + max(0.0, self.forecast.left) * 60
+                url = _in_time(limit, lambda: self.model(entry))
         except InputError as error:
             if entry.method == TREES or isinstance(error, UnavailableError):
                 raise
             log.warning("auto: no %s: %s", entry.name, error)  # as where half of few labels have no relevant document
-            self.note(so_far().replace(state="left out", says=str(error)))
+            self.kept.note(so_far().replace(state="left out", says=str(error)))
             return
         except BaseException:
-            self.note(so_far())
+            self.kept.note(so_far())
             raise
         if url is None:
             log.info("auto: %s was not ready in time", entry.name)
-            self.note(so_far().replace(state="late", says="not ready in time"))
+            self.kept.note(so_far().replace(state="late", says="not ready in time"))
             return
-        self.note(ready := so_far().replace(state="done", url=url))
+        self.kept.note(ready := so_far().replace(state="done", url=url))
         metric = metric_label(self.config.evaluate.primary)
         log.info("auto: %s in %.1f minutes, validation %s %s", ready.name, ready.minutes, metric, self.validated(url))
 
@@ -323,17 +315,6 @@ class _Auto:
     def learnt(self) -> Splits:
         """Training and validation."""
         return Splits.model_validate(self.splits.model_dump(exclude={"test"}))
-
-    def note(self, entry: Entry) -> Entry:
-        """Keep what became of a model."""
-        self.record = self.record.noted(entry)
-        self.keep()
-        return entry
-
-    def keep(self, **decided: Any) -> None:
-        """Write the record with the time so far, and what was decided."""
-        self.record = self.record.replace(**decided, minutes=self.spent)
-        storage.write_bytes(join(self.config.out, _RECORD), (self.record.model_dump_json(indent=1) + "\n").encode())
 
     def means(self) -> dict[str, str]:
         """Of each method its first model, and the mean of all where there are several."""
@@ -366,7 +347,7 @@ class _Auto:
         if self.splits.test is not None:  # the bundle says what its members have seen
             joined = joined_splits(self.splits.train, self.splits.validation)
             learnt_all = Splits(train=joined, validation=self.splits.test)
-        limit = time.monotonic() + (_LATEST * self.config.minutes - self.spent) * 60
+        limit = time.monotonic() + (_LATEST * self.config.minutes - self.kept.spent) * 60
         members: dict[str, str] = {}
         for name in weights:
             again: dict[str, str] = {}
@@ -383,7 +364,7 @@ class _Auto:
                 if ready is None:
                     log.info("auto: no time to refit; a larger budget has it")
                     return None
-                self.keep()
+                self.kept.keep()
                 again[entry.name] = out
             mean = join("refit", "means", name)
             members[name] = again[name] if name in again else self.blend(mean, again, "equal", learnt_all)
@@ -402,14 +383,14 @@ class _Auto:
             final=final or rankers["blend"],
             refitted=final is not None,
             budget=self.config.minutes,
-            minutes=round(self.record.ended or self.spent, 2),
+            minutes=round(self.record.ended or self.kept.spent, 2),
         )
         write_board(board, self.config.evaluation(), join(self.config.out, _BOARD), made_by={"stage": "auto"})
 
     def row(self, name: str, url: str) -> BoardRow:
         """A method's row."""
         entries = self.record.done(name.removesuffix("_mean"))
-        minutes = sum(entry.minutes for entry in entries) if name != "blend" else self.record.ended or self.spent
+        minutes = sum(entry.minutes for entry in entries) if name != "blend" else self.record.ended or self.kept.spent
         says = f"{len(bundle.load(url).blended)} of these" if name == "blend" else f"{len(entries)} models"
         if name in ALL_METHODS:
             minutes, says = entries[0].minutes, entries[0].says

@@ -1,5 +1,10 @@
 """What a run of `jobs.auto` has decided by the clock, and what became of it."""
 
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from pydantic import Field
@@ -7,6 +12,9 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
+
+_BEAT_S = 5.0
+"""A killed process loses no more of its time."""
 
 
 class Entry(Config):
@@ -82,3 +90,82 @@ class AutoRecord(Config):
         entries = {(known.method, known.number): known for known in self.entries}
         entries[entry.method, entry.number] = entry
         return self.replace(entries=tuple(each.model_dump() for each in entries.values()))
+
+
+@dataclass
+class RecordKeeper:
+    """The record of a process in its file, with the time that passes.
+
+    A model may train for minutes without a word, and a process may be killed at any moment: so while `beating`, a
+    thread writes the time too.
+    """
+
+    url: str
+    record: AutoRecord
+    """With the minutes of earlier processes when the keeper is made."""
+    began: float = field(default_factory=time.monotonic)
+    """When this process began, by `time.monotonic()`."""
+    _training: Callable[[], Entry] | None = None
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        self._before = self.record.minutes
+
+    @property
+    def spent(self) -> float:
+        """Minutes so far, over all processes."""
+        return self._before + (time.monotonic() - self.began) / 60
+
+    def keep(self, **decided: Any) -> None:
+        """Write the record with the time so far, and what was decided."""
+        with self._lock:
+            storage.check_lease(self.url)
+            self.record = self.record.replace(**decided, minutes=self.spent)
+            storage.write_bytes(self.url, (self.record.model_dump_json(indent=1) + "\n").encode())
+
+    def note(self, entry: Entry) -> Entry:
+        """Keep what became of a model."""
+        with self._lock:
+            self.record = self.record.noted(entry)
+            self.keep()
+        return entry
+
+    def beat(self) -> None:
+        """Keep the time so far, and that of the model in training."""
+        with self._lock:
+            if self._training is not None:
+                self.record = self.record.noted(self._training())
+            self.keep()
+
+    @contextmanager
+    def training(self, entry: Entry) -> Iterator[Callable[[], Entry]]:
+        """Count the time of the block to a model; yields what gives its entry with the time so far."""
+        began = time.monotonic()
+
+        def so_far() -> Entry:
+            return entry.replace(minutes=entry.minutes + (time.monotonic() - began) / 60)
+
+        self._training = so_far
+        try:
+            yield so_far
+        finally:
+            with self._lock:
+                self._training = None
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Keep the time every few seconds while the block runs."""
+        over = threading.Event()
+
+        def beats() -> None:
+            while not over.wait(_BEAT_S):
+                with suppress(InputError):  # what the run itself keeps next meets the same error, and ends it
+                    self.beat()
+
+        thread = threading.Thread(target=beats, name="record", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()

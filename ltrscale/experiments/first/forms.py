@@ -1,10 +1,9 @@
 """The first prepare.yaml of inputs that are no table with one item a row: LETOR text, lists by row, tables of texts."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -17,13 +16,12 @@ from ltrscale.config import CHECK
 from ltrscale.data import columns as cols
 from ltrscale.data.times import ISO
 from ltrscale.errors import InputError
-from ltrscale.experiments.first.pipeline import plain_yaml
+from ltrscale.experiments.first.quoting import flow, plain_yaml
 from ltrscale.ingest import roles
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.lines import read_lines
-from ltrscale.ingest.profile import batches, columns_of, of_table
-from ltrscale.ingest.tables import read_schema
+from ltrscale.ingest.profile import batches, columns_of, named_schema, of_table
 
 _ROW = re.compile(rb"\s*[-+.\deE]+\s+(qid:\S+\s+)?\d+:\S+")
 _FEATURE_INDEX = re.compile(rb"\s(\d+):")
@@ -77,9 +75,9 @@ def _letor(urls: Sequence[str], beside: Sequence[str]) -> Iterator[str]:
     dense, highest = _width(urls)
     yield "  inputs: # each file is a period, by which splits divide the data"
     for url, name in zip(urls, names, strict=True):
-        entry = [f"path: {json.dumps(url)}", f"period: {json.dumps(name)}"]
+        entry = [f"path: {flow(url)}", f"period: {flow(name)}"]
         if b"qid:" not in _first_row(url):
-            entry.append(f"group_sizes: {json.dumps(_sizes_of(url, beside))}")
+            entry.append(f"group_sizes: {flow(_sizes_of(url, beside))}")
         yield f"    - {{{', '.join(entry)}}}"
     yield "  source:"
     yield "    kind: letor"
@@ -130,7 +128,7 @@ def _laid_out(url: str) -> _Laid | None:
 
     The lists of a query are of one length, that of the query, while those of an item (tags, an embedding) are of any.
     """
-    schema = read_schema(url, Dialect())
+    schema = named_schema(url, Dialect())
     lists = [each.name for each in schema if cols.is_list(each.type)]
     first = next(batches([url], schema.names, Dialect()), None) if len(lists) > 1 else None
     if first is None:
@@ -184,7 +182,7 @@ def _group_columns(guessed: Guess, lists: Mapping[str, str], wide: Mapping[str, 
     if guessed.time is not None:
         yield f"      time: {plain_yaml(guessed.time.name)} # {guessed.time.shown}"
         if guessed.time.formats[0] != ISO:
-            yield f"      time_format: {json.dumps(guessed.time.formats[0])}"
+            yield f"      time_format: {flow(guessed.time.formats[0])}"
     by_use = {
         "docs": guessed.item,
         "labels": guessed.label,
@@ -198,13 +196,13 @@ def _group_columns(guessed: Guess, lists: Mapping[str, str], wide: Mapping[str, 
             yield f"      {use}: {plain_yaml(lists[column.name])} {mark}{column.shown}"
     single = [each.name for each in (*guessed.meta, *guessed.categorical, *guessed.features) if each.name not in lists]
     if single:
-        yield f"      meta: {json.dumps(single, ensure_ascii=False)} # of the whole list"
+        yield f"      meta: {flow(single)} # of the whole list"
     for name in [*wide][:1]:
-        yield f"      features: {json.dumps([name])} # all features of all documents"
+        yield f"      features: {flow([name])} # all features of all documents"
         yield f"      n_features: {wide[name]}"
     for use, columns in () if wide else (("features", guessed.features), ("categorical", guessed.categorical)):
         if names := [lists[each.name] for each in columns if each.name in lists]:
-            yield f"      {use}: {json.dumps(names, ensure_ascii=False)}"
+            yield f"      {use}: {flow(names)}"
     unused = dict(guessed.others) | dict.fromkeys([*wide][1:], "further features")
     for name, reason in unused.items():
         yield f"      # not used: {lists.get(name, name)}, {reason}"
@@ -253,17 +251,17 @@ class _Texts:
         query, item = plain_yaml(self.found.query.name), plain_yaml(self.found.item.name if self.found.item else "")
         split = next((name for name in self.queries.names if name in ("split", "fold", "set")), None)
         columns = {"query": self.queries.texts[0]} | ({split: split} if split else {})
-        yield f"  inputs: {json.dumps(self.pairs)} # the candidates of each query"
+        yield f"  inputs: {flow(self.pairs)} # the candidates of each query"
         yield "  source:"
         yield "    kind: items"
         yield "    joins: # each takes columns of a table by a key"
-        yield f"      - {{path: {json.dumps(self.queries.url)}, key: {query}, columns: {json.dumps(columns)}}}"
+        yield f"      - {{path: {flow(self.queries.url)}, key: {query}, columns: {flow(columns)}}}"
         texts = {f"document_{name}": name for name in self.documents.texts}
-        yield f"      - {{path: {json.dumps(self.documents.url)}, key: {item}, columns: {json.dumps(texts)}}}"
+        yield f"      - {{path: {flow(self.documents.url)}, key: {item}, columns: {flow(texts)}}}"
         if self.judged is not None:
             label = plain_yaml(self.judged.label or "")
             options = f"columns: {label}, rows: all, fill: {{{label}: 0}}"
-            yield f"      - {{path: {json.dumps(self.judged.url)}, key: [{query}, {item}], {options}}}"
+            yield f"      - {{path: {flow(self.judged.url)}, key: [{query}, {item}], {options}}}"
         yield "    columns:"
         if ".tsv" in self.pairs:
             yield "      quotes: false # a quote is a part of the text"
@@ -275,7 +273,7 @@ class _Texts:
             yield f"      period_column: {plain_yaml(split)}"
         if self.found.positions is not None:
             yield f"      positions: {plain_yaml(self.found.positions.name)} # of the candidates' own order: no feature"
-        yield f"      features: {json.dumps([each.name for each in self.found.features])}"
+        yield f"      features: {flow([each.name for each in self.found.features])}"
         yield from self._tokens(split)
         for url in self.unused:
             yield f"# not used: {url} {CHECK}: rows to leave out? see joins, rows: unmatched, in docs/text.md"
@@ -288,9 +286,25 @@ class _Texts:
         yield "        query:"
         yield "          query: {column: query, max_tokens: 32, missing: empty}"
         yield "        document:"
-        for name in self.documents.texts:
+        for name, field in _fields(self.documents.texts).items():
             column = plain_yaml(f"document_{name}")
-            yield f"          {plain_yaml(name)}: {{column: {column}, max_tokens: 128, missing: empty}}"
+            yield f"          {plain_yaml(field)}: {{column: {column}, max_tokens: 128, missing: empty}}"
+
+
+def _fields(names: Sequence[str]) -> dict[str, str]:
+    """A name of letters, digits and underscores for each column of texts, as fields of tokens have.
+
+    Example:
+        >>> _fields(["title", "full text", "full-text", "1"])
+        {'title': 'title', 'full text': 'full_text', 'full-text': 'full_text_2', '1': 'text_1'}
+    """
+    fields: dict[str, str] = {}
+    for name in names:
+        plain = re.sub(r"[^A-Za-z0-9_]+", "_", name)[:50]
+        plain = plain if plain[:1].isalpha() else f"text_{plain}"
+        again = (f"{plain}_{n}" for n in count(2))
+        fields[name] = next(field for field in chain([plain], again) if field not in fields.values())
+    return fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,7 +322,7 @@ class _TextTable:
     def of(cls, url: str) -> "_TextTable":
         """Look at a table; tabs divide texts that may have quotes."""
         dialect = Dialect("\t", quotes=False) if ".tsv" in url else Dialect()
-        schema = read_schema(url, dialect)
+        schema = named_schema(url, dialect)
         rows = pa.Table.from_batches(islice(batches([url], schema.names, dialect), 1))
         columns = columns_of(rows, schema, dialect) if len(rows) else []
         words = [each for each in columns if not each.numeric and not each.formats]

@@ -1,6 +1,7 @@
 """The first configs of a log: looks at a table and writes configs that run, with what was seen as comments."""
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -13,12 +14,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.config import Config, validate
+from ltrscale.config import MOST_BYTES, Config, validate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.experiments.first.forms import other_form
 from ltrscale.experiments.first.pipeline import FirstPlan, LogSize, engine_score
 from ltrscale.experiments.first.prepare import FEWEST_LISTS, clicks_text, count_lists, prepare_lines, summary
+from ltrscale.experiments.first.quoting import escaped, yaml_text
 from ltrscale.experiments.first.study import first_runs, weekly_text
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import StudyConfig
@@ -27,10 +29,19 @@ from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, grades_of, guess
 from ltrscale.ingest.outcome import questions
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.ingest.profile import KeyLists, LogColumn, Structure, dialect_of, first_columns, read_structure
+from ltrscale.ingest.profile import (
+    SAMPLED,
+    KeyLists,
+    LogColumn,
+    Structure,
+    dialect_of,
+    first_columns,
+    read_structure,
+    rows_looked_at,
+)
 from ltrscale.ingest.roles import structured
-from ltrscale.progress import log
-from ltrscale.ranking.alone import alone
+from ltrscale.progress import log, progress
+from ltrscale.ranking.alone import Alone, alone
 
 
 class InitConfig(Config):
@@ -58,16 +69,17 @@ def init(config: InitConfig) -> None:
     Raises:
         InputError: the log cannot be read, no column looks like the query's, or configs are there already.
     """
-    out = config.out or re.sub(r"[^\w.-]", "-", PurePosixPath(config.file.rstrip("/")).name.partition(".")[0]) or "log"
+    stem = PurePosixPath(config.file.rstrip("/")).name.partition(".")[0]
+    out = config.out or re.sub(r"[^\w.-]", "-", stem).lstrip("-") or "log"  # a leading dash would be an option
     for path in (storage.join(out, f"{name}.yaml") for name in _WRITES):  # before anything is read
         if storage.exists(path):  # it may have been edited
             raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
     urls = storage.list_files(config.file)
     roles = {"query": config.query, "item": config.item, "label": config.label, "time": config.time}
     if lines := other_form(config.file, urls, out, roles):
-        _write(out, {"prepare": "\n".join([*lines, ""])})
+        _write(out, {"prepare": yaml_text(lines)})
         log.info("init: not a table with one item a row: see source.kind of prepare.yaml, and docs/guide.md for splits")
-        log.info("next: python -m jobs.prepare --config %s", storage.join(out, "prepare.yaml"))
+        _say_next("prepare", out)
         return
     dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0])
     columns = first_columns(urls, dialect, config.rows)
@@ -82,7 +94,7 @@ def init(config: InitConfig) -> None:
     counted = count_lists(guessed, complete)
     guessed = replace(guessed, asked=asked_of(guessed, complete, urls, dialect))
     notes: tuple[str, ...] = ()
-    texts = {"prepare": "\n".join([*prepare_lines(config.file, out, dialect, guessed, counted), ""])}
+    texts = {"prepare": yaml_text(prepare_lines(config.file, out, dialect, guessed, counted))}
     if guessed.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST_LISTS:
         size = LogSize(counted.rows, counted.told_apart, len([*guessed.features, *guessed.categorical, *guessed.dates]))
         score = engine_score([each.name for each in guessed.features])
@@ -93,11 +105,15 @@ def init(config: InitConfig) -> None:
         texts["clicks"] = clicks
     _write(out, texts)
     for line in summary(guessed):
-        log.info("init: %s", line)
+        log.info("init: %s", escaped(line))
     for reason in (*notes, *_why_less(guessed, counted.plan)):
         log.info("init: %s", reason)
     for name in (each for each in _WRITES if each in texts and each not in _LATER):
-        log.info("next: python -m jobs.%s --config %s", name, storage.join(out, f"{name}.yaml"))
+        _say_next(name, out)
+
+
+def _say_next(name: str, out: str) -> None:
+    log.info("next: python -m jobs.%s --config %s", name, shlex.quote(storage.join(out, f"{name}.yaml")))
 
 
 _LATER = ("study", "weekly")
@@ -127,6 +143,8 @@ def _refuse_without_values(columns: Sequence[LogColumn], roles: Mapping[str, str
 def _write(out: str, texts: Mapping[str, str]) -> None:
     for name, text in texts.items():
         path = storage.join(out, f"{name}.yaml")
+        if len(text.encode()) > MOST_BYTES:
+            raise InputError(f"{path}: the config of so many columns would be too large to read; leave some out")
         validate(_WRITES[name], yaml.safe_load(text), path)  # a config that is written can be read
         storage.write_bytes(path, text.encode())
 
@@ -159,24 +177,38 @@ def asked_of(guessed: Guess, log: Structure, urls: Sequence[str], dialect: Diale
     names = dict.fromkeys([*key, guessed.label.name, *(column.name for column in features)])
     lists_N = log.joined(key[0], key[1:])
     kept_N = np.zeros(len(lists_N), np.bool_)
-    kept_N[KeyLists.of(lists_N).rows_L] = True
+    kept_N[KeyLists.of(lists_N, rows_looked_at(len(names), SAMPLED)).rows_L] = True
     structure = read_structure(urls, [*names], dialect, kept_N=kept_N)
     query_N, labels_N = structure.joined(key[0], key[1:]), _labels(guessed, structure)
     rows_L = np.flatnonzero((query_N >= 0) & np.isfinite(labels_N) & (labels_N >= 0))
     rows_L = rows_L[np.argsort(query_N[rows_L], kind="stable")]
-    x_LF = [structure.numbers(column.name)[rows_L] for column in guessed.features]
-    codes_LF = (structure.codes[column.name][rows_L] for column in guessed.categorical)
-    x_LF += [np.where(codes_L < 0, np.nan, codes_L) for codes_L in codes_LF]
-    lengths_Q = np.unique(query_N[rows_L], return_counts=True)[1]
-    return questions(
-        alone(
-            torch.from_numpy(np.stack(x_LF, axis=1).astype(np.float32)),
-            torch.from_numpy(labels_N[rows_L].astype(np.float32)),
-            torch.from_numpy(np.append(0, np.cumsum(lengths_Q))),
-            names=[column.name for column in features],
-            categorical=[False] * len(guessed.features) + [True] * len(guessed.categorical),
-        )
-    )
+    labels_L = torch.from_numpy(labels_N[rows_L].astype(np.float32))
+    offsets_Q1 = np.append(0, np.cumsum(np.unique(query_N[rows_L], return_counts=True)[1]))
+    found: list[Alone] = []
+    with progress("features alone", len(features), "features") as advance:
+        for first in range(0, len(features), _AT_ONCE):
+            some = features[first : first + _AT_ONCE]
+            categorical = [first + i >= len(guessed.features) for i in range(len(some))]
+            of_each = zip(some, categorical, strict=True)
+            x_LF = np.stack([_values(structure, one.name, codes)[rows_L] for one, codes in of_each], axis=1)
+            names_F = [column.name for column in some]
+            found += alone(
+                torch.from_numpy(x_LF), labels_L, torch.from_numpy(offsets_Q1), names=names_F, categorical=categorical
+            )
+            advance(len(some))
+    return questions(found)
+
+
+_AT_ONCE = 64
+"""Features that are looked at side by side."""
+
+
+def _values(structure: Structure, name: str, codes: bool) -> NDArray[np.float32]:
+    """A column by row, as numbers or as codes of its values; NaN for none."""
+    if not codes:
+        return structure.numbers(name).astype(np.float32)
+    codes_N = structure.codes[name]
+    return np.where(codes_N < 0, np.nan, codes_N).astype(np.float32)
 
 
 def _labels(guessed: Guess, structure: Structure) -> NDArray[np.float64]:

@@ -4,7 +4,6 @@ Its settings end in time on a few cores: minutes follow from rates that were mea
 `BOOSTED`.
 """
 
-import json
 import math
 import re
 import textwrap
@@ -15,6 +14,7 @@ import yaml
 
 from ltrscale import storage
 from ltrscale.data.times import PeriodUnit
+from ltrscale.experiments.first.quoting import flow, plain_yaml
 
 FINETUNED = {256: 24_000, 1024: 47_000}
 """Documents per second of one core in finetuning the network of `first_pipeline`, by `docs_per_batch`; 4,096 is no
@@ -250,16 +250,10 @@ def _trees(sizes: FirstSizes, leaves: int) -> str:
     return f"num_trees: {sizes.trees}, learning_rate: {0.05 * STUDIED['trees'] / sizes.trees:g}, num_leaves: {leaves}"
 
 
-def plain_yaml(value: str) -> str:
-    """A name or path as YAML, quoted where it must be."""
-    unquoted = re.fullmatch(r"[A-Za-z_./][\w./-]*", value) and yaml.safe_load(value) == value
-    return value if unquoted else json.dumps(value, ensure_ascii=False)
-
-
 def period_range(names: Sequence[str]) -> str:
     """Periods as a range of `splits`, or the only one; quoted where YAML would read a date."""
     text = "..".join(dict.fromkeys([names[0], names[-1]]))
-    return text if yaml.safe_load(text) == text else json.dumps(text)
+    return text if yaml.safe_load(text) == text else flow(text)
 
 
 _ENGINE = """\

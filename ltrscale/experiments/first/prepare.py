@@ -1,9 +1,9 @@
 """The first prepare.yaml of a log: what was guessed of its columns, with the reasons and the rivals as comments."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 
 import numpy as np
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.config import CHECK
 from ltrscale.data.times import ISO, Clock, PeriodUnit, instants, periods
-from ltrscale.experiments.first.pipeline import FirstPlan, plain_yaml
+from ltrscale.experiments.first.pipeline import FirstPlan
+from ltrscale.experiments.first.quoting import flow, plain_yaml
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, grades_of
 from ltrscale.ingest.inputs import PrepareConfig
@@ -24,6 +25,8 @@ from ltrscale.ingest.roles import Choice, is_asked
 
 FEWEST_LISTS = 3
 """Periods that a comparison needs: to train, to validate and to test."""
+_DESCRIBED = 2000
+"""The most columns of one use that are described: a config has room for the names of more."""
 _PERIODS: tuple[PeriodUnit, ...] = ("week", "day", "hour")
 
 
@@ -164,11 +167,11 @@ def _column_lines(path: str, guessed: Guess, dialect: Dialect, plan: FirstPlan |
             yield from _role(role, column, guessed.choices.get(role))
         if role == "query" and guessed.within:
             days = ", ".join(column.name for column in guessed.within)
-            yield f"      within: {_flow([column.name for column in guessed.within])} # a list for each {days}"
+            yield f"      within: {flow([column.name for column in guessed.within])} # a list for each {days}"
     if guessed.label is not None:
         yield from _role("label", guessed.label, guessed.choices.get("label"))
         if grades := grades_of(guessed.label):
-            yield f"      grades: {_flow(grades)} {CHECK}: higher is better"
+            yield f"      grades: {flow(grades)} {CHECK}: higher is better"
     if guessed.gain is not None:
         gain = plain_yaml(guessed.gain.name)
         yield f"      gain: {gain} # what a document brings: evaluate.gains: column, no feature"
@@ -180,7 +183,7 @@ def _column_lines(path: str, guessed: Guess, dialect: Dialect, plan: FirstPlan |
     default = ColumnMapping(query="q", features=("*",), decimal=dialect.decimal).dialect(path)
     for name, value in (("delimiter", dialect.delimiter), ("decimal", dialect.decimal), ("encoding", dialect.encoding)):
         if value != {"delimiter": default.delimiter, "decimal": ".", "encoding": UTF8}[name]:
-            yield f"      {name}: {json.dumps(value)}"
+            yield f"      {name}: {flow(value)}"
     yield from _column_list("meta", guessed.meta, "of the user or session, kept beside the features")
     yield from _column_list("features", guessed.features, "numbers", guessed.asked)
     note = "categories, and ids that come often enough to learn from"
@@ -189,8 +192,10 @@ def _column_lines(path: str, guessed: Guess, dialect: Dialect, plan: FirstPlan |
         yield "      dates: # days up to the row's time"
         for column in guessed.dates:
             yield f"        {plain_yaml(column.name)}: [days_before] # {column.shown}"
-    for name, reason in guessed.others.items():
+    for name, reason in islice(guessed.others.items(), _DESCRIBED):
         yield f"      # not used: {name}, {reason}"
+    if len(guessed.others) > _DESCRIBED:
+        yield f"      # not used: {len(guessed.others) - _DESCRIBED:,} more"
 
 
 def _role(role: str, column: LogColumn, choice: Choice | None) -> Iterator[str]:
@@ -214,7 +219,7 @@ def _times(guessed: Guess, plan: FirstPlan | None) -> Iterator[str]:
     if list(formats) != [ISO]:
         others = guessed.time.formats[1:2]
         doubt = f" {CHECK}: {others[0]} fits all of them, too" if others else ""
-        yield f"      time_format: {_flow(sorted(formats, key=ISO.__eq__))}{doubt}"  # iso reads the most, so it is last
+        yield f"      time_format: {flow(sorted(formats, key=ISO.__eq__))}{doubt}"  # iso reads the most, so it is last
     yield "      time_zone: UTC # of times that do not state one, and of the midnight at which days begin"
     yield f"      period: {plan.unit} # {span}"
 
@@ -226,12 +231,8 @@ def _column_list(
         yield f"      {key}: # {note}"
         for column in columns:
             doubt = f"{CHECK}: {questions[column.name]} Leave it out if not; " if column.name in questions else "# "
-            yield f"        - {plain_yaml(column.name)} {doubt}{column.shown}"
-
-
-def _flow(value: Mapping[str, float] | Sequence[object]) -> str:
-    """A list or mapping as YAML in one line; keys are quoted, as words such as yes must be."""
-    return json.dumps(value, ensure_ascii=False)
+            facts = f" {doubt}{column.shown}" if len(columns) <= _DESCRIBED or column.name in questions else ""
+            yield f"        - {plain_yaml(column.name)}{facts}"
 
 
 def summary(guessed: Guess) -> list[str]:

@@ -5,6 +5,7 @@ from other logs only; the study's report has those of this one.
 """
 
 import math
+import shlex
 import textwrap
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -25,8 +26,8 @@ from ltrscale.experiments.first.pipeline import (
     methods_text,
     period_range,
     pipeline_text,
-    plain_yaml,
 )
+from ltrscale.experiments.first.quoting import escaped, plain_yaml
 
 _METHOD = "trees"
 
@@ -94,7 +95,8 @@ def first_runs(
             f"no study.yaml: {lists:,} queries whose labels differ are too few to draw",
         )
     text, sees = study_text(out, plan, size, study)
-    command = f"python -m jobs.study --config {storage.join(out, 'study.yaml')} --workers {_WORKERS}"
+    config = shlex.quote(storage.join(out, "study.yaml"))
+    command = f"python -m jobs.study --config {config} --workers {_WORKERS}"
     takes = f"{command} takes at most about {study.minutes:.0f} minutes on two cores"
     return {"pipeline": pipeline, "study": text}, (note, f"study.yaml: {sees} {takes}")
 
@@ -228,11 +230,11 @@ def weekly_text(out: str, unit: str) -> str:
     places = {
         "out": "weekly",
         "pipeline": "pipeline.yaml",
-        "config": "weekly.yaml",
         "production": f"models/seed-0/{_METHOD}/model",
     }
     paths = {key: plain_yaml(storage.join(out, place)) for key, place in places.items()}
-    return _WEEKLY.format(method=_METHOD, unit=unit, **paths)
+    config = escaped(shlex.quote(storage.join(out, "weekly.yaml")))
+    return _WEEKLY.format(method=_METHOD, unit=unit, config=config, **paths)
 
 
 _WEEKLY = """\

@@ -22,7 +22,7 @@ from ltrscale.experiments.report import groups, results
 from ltrscale.experiments.report.sources import SUMMARY, Sources
 from ltrscale.progress import log
 from ltrscale.reports.document import Block, Command, Document, LeftOut, Points, Section, Text
-from ltrscale.reports.findings import files, html, write_files
+from ltrscale.reports.findings import files, write_files
 from ltrscale.stages.stage import Origin, Stage, content_of
 from ltrscale.tuning.history import TABLE
 
@@ -90,7 +90,7 @@ class ReportJob(Stage):
         """Commit `report.html`, and `report.md` with its pictures; raises as `make_document`."""
         document = make_document(self)
         with storage.Commit(self.out) as commit:
-            write_files(commit, files(document) | {HTML: html(document).encode()})
+            write_files(commit, files(document, page=HTML))
             commit.finish({"made_by": origin})
 
 

@@ -127,6 +127,20 @@ def test_a_damaged_part_is_an_error_that_names_it(tmp_path: Path, damage: str) -
         open_dataset(url)
 
 
+@pytest.mark.parametrize(("count", "by"), [("files", 1), ("files", -1), ("additions", 1)])
+def test_a_count_of_a_part_that_is_wrong_is_an_error_that_names_the_manifest(
+    tmp_path: Path, count: str, by: int
+) -> None:
+    url = str(tmp_path / "data")
+    for number in range(6):
+        add(url, number, files=2)
+    manifest = storage.read_manifest(url) or {}
+    manifest["parts"][0][count] += by
+    (tmp_path / "data" / storage.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=rf"manifest\.json: parts/part-\S+ has .*'{count}'.*; restore the manifest"):
+        add(url, 6, files=2)
+
+
 @pytest.mark.parametrize("damage", ["missing", "changed"])
 def test_of_a_data_set_with_a_damaged_part_what_is_known_is_withdrawn(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture

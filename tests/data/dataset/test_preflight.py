@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from jobs.s3 import environment
 from ltrscale import storage
 from ltrscale.data.dataset import integrity
 from ltrscale.data.dataset.files import Counts
@@ -324,11 +325,10 @@ def test_storage_that_fails_is_no_fault_of_a_file(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.s3
-def test_a_store_that_refuses_half_of_the_requests_makes_no_file_bad(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_refuses_half_of_the_requests_makes_no_file_bad(s3: str) -> None:
     url = write(f"{s3}/refusing", periods=("p0", "p1", "p2"))
     gone = damage(url, "p1", lambda _: None)
-    with FaultyProxy(os.environ["AWS_ENDPOINT_URL"], 0.5) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+    with FaultyProxy(os.environ["AWS_ENDPOINT_URL"], 0.5) as proxy, environment(AWS_ENDPOINT_URL=proxy.url):
         result = preflight(whole(url), PreflightConfig(check="content", max_bad=1))
     assert proxy.failed > 0
     assert result.without == {gone}

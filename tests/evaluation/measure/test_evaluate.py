@@ -639,3 +639,39 @@ def test_scores_of_another_number_of_documents_are_an_error(scored: tuple[str, s
     values = {"scores": {"short": str(tmp_path / "scores")}, "splits": splits, "baseline": None}
     with pytest.raises(InputError, match="does not have a score for each document of the test groups"):
         evaluate(EvaluateConfig.model_validate(values), str(tmp_path / "out"), made_by={}, report=lambda _: None)
+
+
+@pytest.mark.slow
+def test_names_that_javascript_knows_and_control_characters_cost_no_result(
+    config: EvaluateConfig, tmp_path: Path
+) -> None:
+    first, second = config.models.values()
+    names = ("constructor", "a\x00\x1b")
+    slices = {"toString": "n_documents > 3", "hasOwnProperty\n": "n_documents > 5"}
+    hostile = config.replace(models=dict(zip(names, (first, second), strict=True)), slices=slices, baseline=names[0])
+    found = evaluate(hostile, str(tmp_path / "out"), made_by={"stage": "evaluate"}, report=lambda _: None)
+    assert tuple(method.name for method in found.methods) == names
+    assert storage.read_manifest(str(tmp_path / "out")) is not None
+    assert "![" in (tmp_path / "out" / "report.md").read_text()
+
+
+class TestWithoutCharts:
+    """Where nothing can be drawn."""
+
+    @pytest.fixture(autouse=True)
+    def no_chart_is_left_out(self) -> None:
+        """All are."""
+
+    @pytest.mark.slow
+    def test_the_figures_are_committed(
+        self, config: EvaluateConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr("ltrscale.reports.drawing._PROGRAM", "raise SystemExit(3)")
+        out = tmp_path / "out"
+        found = evaluate(config, str(out), made_by={"stage": "evaluate"}, report=lambda _: None)
+        assert Evaluation.read(str(out)) == found
+        assert sum("cannot be drawn" in message for message in caplog.messages) == 1
+        report = (out / "report.md").read_text()
+        assert report.count("*Left out: the chart of ") == 1
+        assert "![" not in report
+        assert [path.name for path in out.glob("*.png")] == []

@@ -8,18 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import wait_until
 from written_directories import written_directories
 
 from ltrscale import bundle, storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateSettings
+from ltrscale.experiments.auto import record
 from ltrscale.experiments.auto.auto import AutoConfig, _Auto
 from ltrscale.experiments.auto.page import Board, BoardRow, advised, document
-from ltrscale.experiments.auto.record import AutoRecord
+from ltrscale.experiments.auto.record import AutoRecord, Entry
 from ltrscale.reports.findings import markdown
 from ltrscale.runtime.workers import WorkersConfig
 
@@ -92,8 +94,10 @@ def test_the_same_again_trains_nothing_and_has_the_same_leaderboard(done: Path, 
 def test_without_a_refit_no_earlier_one_passes_for_the_ranker(done: Path, synthetic_dataset: str) -> None:
     shutil.copytree(done / "blend", done / "final", dirs_exist_ok=True)  # the first run may have had no time for it
     config, ranker = auto(synthetic_dataset, done), Board.read(str(done / "leaderboard")).final
+    listed = storage.listed_in(storage.read_manifest(str(done / "final")))
     assert config.replace(refit=False).train() == str(done / "blend")
-    assert storage.read_manifest(str(done / "final")) is None
+    left = storage.below(str(done / "final"))
+    assert not {storage.MANIFEST, *listed}.intersection(left), "no bundle, and no files of one"
     assert config.train() == ranker
 
 
@@ -117,6 +121,27 @@ def test_a_killed_run_goes_on_with_the_model_that_was_begun(done: Path, syntheti
     assert again.entries[1].minutes > 0.01, "its earlier time counts"
     assert "models/half/trees/model" in written
     assert "models/trees/model" not in written
+
+
+def test_time_counts_while_a_model_trains_without_a_word(
+    synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed has spent it all the same."""
+
+    def trains(run: _Auto, entry: Entry) -> str:
+        url, before = run.kept.url, AutoRecord.read(run.kept.url)
+
+        def counted() -> bool:
+            now = AutoRecord.read(url)
+            return now.minutes > before.minutes and now.entries[-1].minutes > entry.minutes
+
+        wait_until(counted)
+        raise Stopped("killed")
+
+    monkeypatch.setattr(record, "_BEAT_S", 0.02)
+    monkeypatch.setattr(_Auto, "model", trains)
+    with pytest.raises(Stopped, match="killed"):
+        auto(synthetic_dataset, tmp_path / "out").run()
 
 
 @pytest.mark.slow
@@ -169,9 +194,9 @@ def test_streams_have_room_for_the_longest_group_of_all_splits(
 
     groups = {"2026-W0" + str(week): [group(documents)] for week, documents in ((1, 3), (2, 4), (3, 5), (4, 9))}
     config = auto(write_dataset(groups, [Feature(name="f")]), tmp_path / "out")
-    assert _Auto.begun(config, config.resolved()).sizes.longest == 9
+    assert _Auto.begun(config, config.resolved(), 0.0).sizes.longest == 9
     untested = config.replace(splits={name: SPLITS[name] for name in ("train", "validation")})
-    assert _Auto.begun(untested.replace(out=str(tmp_path / "other")), untested.resolved()).sizes.longest == 5
+    assert _Auto.begun(untested.replace(out=str(tmp_path / "other")), untested.resolved(), 0.0).sizes.longest == 5
 
 
 def test_the_page_names_what_is_not_in_the_blend() -> None:

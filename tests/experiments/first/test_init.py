@@ -7,6 +7,8 @@ from typing import Any
 import lightgbm
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from command_lines import run_here
 from shopping_log import shopping_log
@@ -330,3 +332,37 @@ def test_the_file_stands_alone_on_the_command_line(tmp_path: Path) -> None:
     shopping_log(20).to_csv(tmp_path / "shop.csv", index=False)
     done = run_here("init", "shop.csv", "--print-config", cwd=tmp_path)
     assert "file: shop.csv" in done.stdout
+
+
+def wide_log(path: Path, features: int) -> Path:
+    """A log with many features, in six searches of six rows."""
+    rng = np.random.default_rng(0)
+    columns = {"search_id": np.arange(36) // 6, "label": rng.integers(0, 2, 36)}
+    columns |= {f"f_{i:05}": rng.integers(0, 9, 36) for i in range(features)}
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+@pytest.mark.slow
+def test_a_wide_log_is_told_how_far_it_is_and_has_the_names_of_all_features(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr("ltrscale.progress._EVERY_S", 0.0)
+    job = start(wide_log(tmp_path / "wide.parquet", 2100))
+    columns = job.prepare.source.columns
+    assert [*columns.features] == [f"f_{i:05}" for i in range(2100)]  # type: ignore[union-attr]
+    assert any(re.match(r"columns: .* columns \(50%\)", message) for message in caplog.messages)
+    assert any(re.match(r"features alone: .* features \(", message) for message in caplog.messages)
+    job.run()
+    assert open_dataset(job.out).manifest.accounting.rows_kept == 36
+
+
+@pytest.mark.slow
+def test_more_columns_than_a_config_can_name_are_one_line(tmp_path: Path) -> None:
+    log = wide_log(tmp_path / "wide.parquet", 40_000)
+    with pytest.raises(
+        InputError, match=r"wide.parquet: 40,002 columns are more than a config can name in its 524,288 b"
+    ):
+        start(log)
+    assert not (tmp_path / "out").exists()

@@ -106,7 +106,12 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     evaluate = {
         "models": dict(zip(METHODS, (trees, scratch, tuned), strict=True)),
         "splits": splits,
-        "slices": {MARKUP: "n_documents > 5", "[a](javascript:b)": "any(z is null)", "red": "any(colour == 'red')"},
+        "slices": {
+            MARKUP: "n_documents > 5",
+            "[a](javascript:b)": "any(z is null)",
+            "constructor": "n_documents > 3",
+            "red": "any(colour == 'red')",
+        },
         "slice_by": ["period"],
         "resamples": 200,
     }

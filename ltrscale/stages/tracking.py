@@ -1,0 +1,236 @@
+"""Runs in the trackers that a team uses, TensorBoard and MLflow, which cost a run telemetry and nothing else.
+
+Environment variables name them. They are read by every process that runs a job, and belong to no config: a model does
+not depend on who watches.
+
+    LTRSCALE_TENSORBOARD=DIR   event files of each run below DIR, in a folder named like the run's output
+    LTRSCALE_MLFLOW=URI        a run for each stage in MLflow's tracking store, such as sqlite:///mlflow.db or
+                               http://host:5000, in the experiment that MLFLOW_EXPERIMENT_NAME names (ltrscale)
+    LTRSCALE_TRACKING_REQUIRED=true   ends a job whose tracker does not answer at the start
+
+Each tracker has a thread that talks to it, so a server that is down, hangs or is slow delays no step, no checkpoint and
+no stop. What is reported waits in a queue of bounded length while the thread tries again; what finds the queue full is
+counted and lost. At the end of a run its tracker has some seconds for the rest. The threads are daemons, so one that
+hangs does not keep the process.
+"""
+
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+
+from ltrscale.errors import InputError, Stopped
+from ltrscale.progress import log
+from ltrscale.runtime.gauges import Gauges
+from ltrscale.stages.metrics import CurvePoint
+from ltrscale.stages.mlflow_runs import MLFLOW, MLflowRun
+from ltrscale.stages.trackers import TENSORBOARD, EventFiles, Figures, RefusedError, Tracked, Tracker, numbers, run_name
+
+REQUIRED = "LTRSCALE_TRACKING_REQUIRED"
+Track = Callable[[Mapping[str, object], CurvePoint], None]
+"""Passes a record on to the trackers of a run."""
+_MOST_WAITING = 10_000
+_AT_ONCE = 200
+_LONGEST_REASON = 120
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
+_OPEN_S, _END_S, _SILENT_S = 30.0, 30.0, 10.0
+_off: ContextVar[bool] = ContextVar("off", default=False)
+_silent: set[str] = set()
+"""Places that had not answered when a run ended; the next ones do not wait for them."""
+
+
+@contextmanager
+def untracked() -> Iterator[None]:
+    """Track nothing in the block: reading rows to score them is no run to look at."""
+    token = _off.set(True)
+    try:
+        yield
+    finally:
+        _off.reset(token)
+
+
+@contextmanager
+def tracked(run: Tracked) -> Iterator[Track]:
+    """Track the block in the trackers that the environment names; yields what passes records on to them.
+
+    The output and the stage name the run, whose config and the files in its folder are kept with it.
+
+    Raises:
+        InputError: a tracker is not installed, or what the environment names can be no store; or, where tracking is
+            required, its store did not answer at the start.
+    """
+    required = _is_required()
+    with _trackers_of(run) as trackers:
+        followers = [_Follower(tracker) for tracker in trackers]
+
+        def track(record: Mapping[str, object], point: CurvePoint) -> None:
+            gauges(record)
+            if followers and (values := numbers(record)):
+                for follower in followers:
+                    follower.report(Figures(point, values, time.time()))
+
+        status = "FAILED"
+        try:
+            if required:
+                for follower in followers:
+                    follower.require()
+            with Gauges(run_name(run.out), run.stage) as gauges:
+                yield track
+            status = "FINISHED"
+        except (Stopped, KeyboardInterrupt):
+            status = "KILLED"
+            raise
+        finally:
+            for follower in followers:
+                follower.end(run.folder, status)
+
+
+@contextmanager
+def _trackers_of(run: Tracked) -> Iterator[list[Tracker]]:
+    """The trackers that the environment names, none of which has done anything yet; MLflow's is a parent meanwhile."""
+    environment: Mapping[str, str] = {} if _off.get() else os.environ
+    trackers: list[Tracker] = []
+    with ExitStack() as block:
+        if folder := environment.get(TENSORBOARD):
+            trackers.append(EventFiles(folder, run))
+        if uri := environment.get(MLFLOW):
+            in_mlflow = MLflowRun(uri, run)
+            trackers.append(in_mlflow)
+            block.enter_context(in_mlflow.as_parent())
+        yield trackers
+
+
+def _is_required() -> bool:
+    """Whether a tracker that does not answer at the start ends the job."""
+    known = {"true": True, "1": True, "false": False, "0": False, "": False}
+    if (value := os.environ.get(REQUIRED, "").lower()) not in known:
+        raise InputError(f"{REQUIRED}: {value!r} is neither true nor false")
+    return known[value]
+
+
+class _Follower:
+    """Passes figures on to a tracker in a thread of its own."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._waiting: deque[Figures] = deque()
+        self._reported = self._arrived = 0
+        self._trouble, self._warned, self._quiet = "", False, False
+        self._saying = threading.Lock()
+        self._news, self._over = threading.Event(), threading.Event()
+        self._opened, self._done = threading.Event(), threading.Event()
+        self._until, self._answered = math.inf, 0.0
+        """When the thread gives up, and when the tracker last answered, by `time.monotonic()`."""
+        self._ending: tuple[Path, str]
+        self._ended = False
+        threading.Thread(target=self._work, name=f"tracking in {tracker.name}", daemon=True).start()
+
+    def report(self, figures: Figures) -> None:
+        """Take figures, unless too many wait already; never waits itself."""
+        self._reported += len(figures.values)
+        if len(self._waiting) < _MOST_WAITING:
+            self._waiting.append(figures)
+            self._news.set()
+
+    def require(self) -> None:
+        """Wait until the tracker has begun the run; an `InputError` if it does not."""
+        self._warned = True  # the error says it
+        if not self._opened.wait(_OPEN_S):
+            self._trouble, self._quiet = self._trouble or f"no answer within {_OPEN_S:.0f} s", True
+            raise InputError(f"{self._said()}; start it, or unset {REQUIRED}")
+        self._warned = False
+
+    def end(self, folder: Path, status: str) -> None:
+        """Give the tracker some seconds for what waits and for the end of the run, and say what did not arrive."""
+        self._ending = folder, status
+        self._answered = now = time.monotonic()
+        # one that fails now gets one more try, so that a server that is down delays no run
+        self._until = now if self._trouble else now + _END_S
+        with self._saying:
+            self._over.set()
+        self._news.set()
+        silent_s = 0.0 if self._tracker.place in _silent else _SILENT_S
+        while not self._done.is_set() and time.monotonic() < (last := min(now + _END_S, self._answered + silent_s)):
+            self._done.wait(last - time.monotonic())
+        if not self._done.is_set():
+            _silent.add(self._tracker.place)
+        lost = self._reported - self._arrived
+        what = [f"{lost:,} of {self._reported:,} figures"] if lost else []
+        what += [] if self._ended else ["the end"]
+        if what and not self._quiet:
+            self._trouble = self._trouble or "no answer"
+            log.warning("%s; %s of this run did not arrive", self._said(), " and ".join(what))
+
+    def _work(self) -> None:
+        if self._attempt(self._tracker.open):
+            self._opened.set()
+            if self._pass_on():
+                self._ended = self._attempt(self._end)
+        self._done.set()
+
+    def _end(self) -> None:
+        for _ in self._tracker.end(*self._ending):
+            self._answered = time.monotonic()
+
+    def _pass_on(self) -> bool:
+        """Send what is reported until the run is over; returns whether the tracker still answers."""
+        while not self._over.is_set() or self._waiting:
+            self._news.wait()
+            self._over.wait(self._tracker.every_s)
+            self._news.clear()
+            while self._waiting:
+                figures = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
+                try:
+                    if not self._attempt(partial(self._tracker.send, figures)):
+                        return False
+                    self._arrived += sum(len(each.values) for each in figures)
+                except RefusedError as error:
+                    self._fail(error, "such figures are refused")
+        return True
+
+    def _attempt(self, call: Callable[[], None]) -> bool:
+        """Call until it succeeds, each time after a longer wait; returns whether it did before time was up."""
+        wait_s = _FIRST_WAIT_S
+        while True:
+            last = time.monotonic() >= self._until
+            try:
+                call()
+            except RefusedError:
+                raise
+            except Exception as error:  # of any library, network or disk
+                self._fail(error)
+            else:
+                self._trouble, self._answered = "", time.monotonic()
+                _silent.discard(self._tracker.place)
+                return True
+            if last:
+                return False
+            if self._over.wait(wait_s) and time.monotonic() < self._until:
+                time.sleep(_FIRST_WAIT_S)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    def _fail(self, error: Exception, so: str = "its figures wait until that is over") -> None:
+        """Take note of a failure; only the first of a run is said, and those at its end with what did not arrive."""
+        with self._saying:
+            self._trouble = _reason(error)
+            if not self._warned and not self._over.is_set():
+                self._warned = True
+                log.warning("%s; the run goes on, and %s", self._said(), so)
+
+    def _said(self) -> str:
+        return f"{self._tracker.name} in {self._tracker.place}: {self._trouble}"
+
+
+def _reason(error: BaseException) -> str:
+    """An error in a few words; of the long ones of requests those of what lies below, such as a refused connection."""
+    text = str(error).strip().partition("\n")[0]
+    below = error.__cause__ or error.__context__
+    if text and (len(text) <= _LONGEST_REASON or below is None):
+        return text[:_LONGEST_REASON]
+    return type(error).__name__ if below is None else _reason(below)

@@ -1,0 +1,222 @@
+"""What a training takes of its device, found before it begins: the memory of a network, and a step of the longest list.
+
+What cannot fit is refused, what takes long is said.
+
+Shapes: N documents, S sizes of a list.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from ltrscale.batch import QueryGroups
+from ltrscale.data.stream.batches import iterate
+from ltrscale.devices import memory_of
+from ltrscale.errors import InputError
+from ltrscale.models.layers import ModuleT
+from ltrscale.models.tables import host_tables
+from ltrscale.pretext.objective import Pretrainer
+from ltrscale.progress import log
+from ltrscale.runtime.workers import rank_and_world
+from ltrscale.training.loop import Trainer
+from ltrscale.training.reduce import forget_moments
+from ltrscale.training.settings import OptimizerConfig
+
+_COPIES = {"adam": 4, "adamw": 4, "adagrad": 3, "sgd": 3}
+"""Numbers that a trained weight takes: itself, its gradient, and what the optimizer keeps."""
+_LONG = 5_000
+"""Documents of a list from which on a step is foreseen; the seconds of a shorter one are no surprise."""
+_SMALLEST, _LARGEST, _ENOUGH_S = 64, 4096, 0.25
+"""Documents of the lists that are measured, from the first to the last at most, and when it takes long enough."""
+_SLOW_S = 60.0
+_FLOPS = 32
+"""Of a matrix product that take as long as one number of other operations."""
+_ROUNDING = 0.002
+"""Share of the costs below which a part that grows with the square of the length is none."""
+_CPU = torch.device("cpu")
+_REMEDY = "prepare the data with a lower prepare.max_group"
+_OF_PAIRS = (
+    ", or take a loss and a context that do not compare all pairs, such as loss.kind=softmax or loss.truncation of "
+    "lambdarank"
+)
+
+
+def built(
+    make: Callable[[], ModuleT], optimizer: OptimizerConfig | None, *, device: torch.device, networks: int = 1
+) -> ModuleT:
+    """The network that `make` builds, if its device has room to train so many of them; without optimizer, to hold them.
+
+    Raises:
+        InputError: there is none.
+
+    Example:
+        >>> built(lambda: torch.nn.Linear(10**6, 10**6), OptimizerConfig(), device=torch.device("meta"))
+        Traceback (most recent call last):
+        ltrscale.errors.InputError: the network has 1,000,001,000,000 parameters, which take 16,000.0 GB here, and ...
+    """
+    with torch.device("meta"):  # takes no memory
+        outline = make()
+    on_host = {id(table.weight) for table in host_tables(outline)}
+    copies = networks * (1 if optimizer is None else _COPIES[optimizer.kind])
+    for place, on_place in ((device, False), (_CPU, True)):
+        parameters = sum(p.numel() for p in outline.parameters() if (id(p) in on_host) == on_place)
+        if (needed := 4 * copies * parameters) > (room := memory_of(place)):
+            raise InputError(
+                f"the network has {parameters:,} parameters, which take {_gb(needed)} here, and {place} has "
+                f"{_gb(room)}; lower the sizes or the number of its layers, embeddings or heads"
+            )
+    return make()
+
+
+class Taken(NamedTuple):
+    """What a step of one list takes."""
+
+    bytes: float
+    """Kept from the forward pass for the backward one."""
+    work: float
+    """Numbers that operations compute, a multiplication of matrices one for every few that it adds up."""
+    seconds: float
+
+
+class _Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the work of operations: unlike their time, it is the same each time and follows from the sizes alone."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.done = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.done += sum(value.numel() for value in tree_leaves(out) if isinstance(value, Tensor))
+        if (flops := flop_registry.get(func._overloadpacket)) is not None:
+            self.done += flops(*args, **(kwargs or {}), out_val=out) / _FLOPS
+        return out
+
+
+def foresee(trainer: Trainer, title: str) -> None:
+    """Say what a step of the longest group takes, if it is long; every worker finds it for its own device.
+
+    Memory and time of a list of n documents are about `a n + b n^2`, whatever network and loss: lists of some hundred
+    or thousand documents tell a and b.
+
+    Raises:
+        InputError: it does not fit into the memory of the device.
+    """
+    selection, device = trainer.stream.selection, trainer.device
+    longest, room = selection.longest, memory_of(device)
+    if longest <= _LONG:
+        return
+    measured = _measured(trainer)
+    costs, size = extrapolated(measured, longest), max(measured)
+    of_pairs = costs.work > 2 * measured[size].work * longest / size  # more than a list of its length should take
+    remedy = _REMEDY + _OF_PAIRS if of_pairs else _REMEDY
+    says = f"{title}: a step of the longest group, {longest:,} documents, takes about {_gb(costs.bytes)}"
+    if costs.bytes > room and selection.serves_longest:
+        raise InputError(f"{says}, and {device} has {_gb(room)}; {remedy}")
+    if rank_and_world()[0] == 0:
+        slow = costs.seconds > _SLOW_S or costs.bytes > room
+        change = f"; to change that, {remedy}" if slow else ""
+        say = log.warning if slow else log.info
+        say("%s of %s (%s) and %s%s", says, _gb(room), device, _spoken(costs.seconds), change)
+
+
+def extrapolated(measured: dict[int, Taken], longest: int) -> Taken:
+    """The costs of a list of so many documents, from those of the last three sizes measured: n, 2 n and 4 n.
+
+    Example:
+        >>> costs = {n: Taken(1000 + 40 * n + n * n, 5 * n, 0.001 * n) for n in (256, 512, 1024)}
+        >>> [round(cost) for cost in extrapolated(costs, 100_000)]
+        [10004001000, 500000, 100]
+    """
+    sizes_S, last = [*measured][-3:], [*measured.values()][-3:]
+    kept, work = (_at(longest, sizes_S, [costs[i] for costs in last]) for i in (0, 1))
+    return Taken(kept, work, last[-1].seconds * work / last[-1].work)
+
+
+def _at(longest: int, sizes_S: Sequence[int], costs_S: Sequence[float]) -> float:
+    """The polynomial through three costs at another size; what makes hardly a difference among them is rounding."""
+    quadratic, linear, constant = np.polyfit(sizes_S, costs_S, 2)
+    if quadratic * sizes_S[-1] ** 2 < _ROUNDING * costs_S[-1]:
+        return costs_S[-1] * longest / sizes_S[-1]
+    return float(quadratic * longest**2 + linear * longest + constant)
+
+
+def _measured(trainer: Trainer) -> dict[int, Taken]:
+    """The costs of lists of 64, 128, ... documents; the network, its statistics and its gradients stay as they were."""
+    some = next(iterate(trainer.stream.selection, docs_per_batch=_LARGEST))
+    measured: dict[int, Taken] = {}
+    for size in (_SMALLEST << k for k in count()):
+        measured[size] = _costs(trainer, _one_list(some, size).to(trainer.device))
+        if len(measured) >= 3 and (size >= _LARGEST or measured[size].seconds > _ENOUGH_S):
+            break
+    trainer.optimizer.zero_grad()
+    trainer.rows.collect(None)
+    forget_moments(trainer.model)
+    if isinstance(trainer.model, Pretrainer):
+        trainer.model.watch.take()
+    return measured
+
+
+def _costs(trainer: Trainer, groups: QueryGroups) -> Taken:
+    """The costs of a step of these groups, in time the quicker of two."""
+    known = {value.untyped_storage().data_ptr() for value in (*trainer.model.parameters(), *trainer.model.buffers())}
+    kept: dict[int, int] = {}
+
+    def keep(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return value
+
+    def step() -> float:
+        start = time.perf_counter()
+        trainer.add_gradient(trainer.objective, trainer.seed, 0, groups)
+        if groups.features_NF.is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    with _Work() as work, torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        step()
+    return Taken(sum(kept.values()), work.done, min(step(), step()))
+
+
+def _one_list(groups: QueryGroups, length: int) -> QueryGroups:
+    """So many of the documents of some groups, as often as it takes, as one list of the first query."""
+    rows = torch.arange(length) % groups.n_documents
+
+    def taken(values_N: Tensor | None) -> Tensor | None:
+        return None if values_N is None else values_N[rows]
+
+    return QueryGroups(
+        groups.features_NF[rows],
+        torch.tensor([0, length]),
+        taken(groups.labels_N),
+        weights_N=taken(groups.weights_N),
+        positions_N=taken(groups.positions_N),
+        gains_N=taken(groups.gains_N),
+        query_tokens={name: tokens.select(torch.tensor([0])) for name, tokens in groups.query_tokens.items()},
+        document_tokens={name: tokens.select(rows) for name, tokens in groups.document_tokens.items()},
+    )
+
+
+def _gb(bytes_: float) -> str:
+    return f"{bytes_ / 1e9:,.1f} GB"
+
+
+def _spoken(seconds: float) -> str:
+    """A time in its own unit.
+
+    Example:
+        >>> _spoken(2.04), _spoken(600), _spoken(7201)
+        ('2.0 s', '10.0 min', '2.0 h')
+    """
+    unit, name = next((unit for unit in ((3600, "h"), (60, "min")) if seconds >= 2 * unit[0]), (1, "s"))
+    return f"{seconds / unit:,.1f} {name}"
