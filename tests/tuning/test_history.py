@@ -1,5 +1,6 @@
 """The history of a search: records stay, and a different search cannot continue it."""
 
+import csv
 import json
 import logging
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from ltrscale import storage
 from ltrscale.errors import InputError
 from ltrscale.stages.runs import RUN_FILES
-from ltrscale.tuning.history import Begun, History, Result, best
+from ltrscale.tuning.history import TABLE, Begun, History, Result, SearchOutcome, best, write_results
 from ltrscale.tuning.space import Dimension
 
 GOOD = Result(state="complete", value=0.5, curve=((1, 0.4), (2, 0.5)), seconds=1.5)
@@ -144,3 +145,15 @@ def test_the_best_trial_is_complete_and_the_first_of_equals(tmp_path: Path) -> N
     assert found is not None
     assert found.number == 3
     assert best(history.trials()[:1]) is None
+
+
+def test_no_cell_of_the_table_is_a_formula(history: History) -> None:
+    reasons = ["=HYPERLINK(A1): no such column", "+1", "@SUM(A1)", "\tx", "-1+A1", "no value"]
+    for number, reason in enumerate(reasons):
+        history.begin(Begun(number=number, params={"x": "=1+1"}))
+        history.end(number, Result(state="failed", reason=reason))
+    outcome = SearchOutcome({"x": Dimension(choices=("=1+1",))}, history.trials(), "ndcg@5", lambda *_: True)
+    write_results(history.url, outcome, commands=[])
+    rows = [*csv.DictReader(storage.read_bytes(storage.join(history.url, TABLE)).decode().splitlines())]
+    assert [row["reason"] for row in rows] == [*(f"'{reason}" for reason in reasons[:-1]), "no value"]
+    assert {row["x"] for row in rows} == {"'=1+1"}
