@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.labelled import none_relevant
 from ltrscale.data.dataset.manifest import Accounting, Manifest
-from ltrscale.data.dataset.selection import Selection, only_relevant, select
+from ltrscale.data.dataset.selection import Selection, nothing_to_learn, only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import identifying
 from ltrscale.data.stream.batches import iterate
@@ -179,11 +178,10 @@ def report_counts(out: str, new: Manifest, report: Report, *, added: bool) -> No
 
 
 def warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
-    """Warn if no document of a labelled data set is relevant: training would refuse it."""
-    if not manifest.label_counts or any(map(float, manifest.label_counts)):
-        return
-    wrong = none_relevant(manifest.counts().labelled)
-    log.warning("prepare: %s: %s; check %s, which prepare takes as the label", out, wrong, source.label_place)
+    """Warn if no list of a labelled data set has two different labels: training would refuse it."""
+    if manifest.counts().labelled and (wrong := nothing_to_learn(select(Split(data=out), labelled=True))):
+        place = source.label_place
+        log.warning("prepare: %s: %s; check %s, which prepare takes as the label, and the query", out, wrong, place)
 
 
 def log_shortcuts(new: Manifest) -> None:

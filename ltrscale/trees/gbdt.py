@@ -20,7 +20,7 @@ from ltrscale.bundle.views import View
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import check_disjoint, joined_splits
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
+from ltrscale.data.dataset.selection import Selection, check_teaches, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.data.stream.scored import score_selection
@@ -170,10 +170,10 @@ def with_features_of(train: Selection, validation: Selection) -> Selection:
     """The validation groups, with the features of the training split.
 
     Raises:
-        InputError: the validation split lacks some of these features, or all labels of a split are 0.
+        InputError: the validation split lacks some of these features, or no list of a split has two different labels.
     """
-    check_relevant(train, "train")
-    check_relevant(validation, "validation")
+    check_teaches(train, "train")
+    check_teaches(validation, "validation")
     warn_of_weights(train)  # all trees multiply by the weights that the data have
     return validation.serving(train.features, whose="the training split", where="the validation split")
 

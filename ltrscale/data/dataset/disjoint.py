@@ -6,13 +6,24 @@ from collections.abc import Mapping, Sequence
 
 from ltrscale.data.dataset.labelled import labelled_queries
 from ltrscale.data.dataset.origin import origins
-from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.selection import check_teaches, select
 from ltrscale.data.dataset.split import Split, SplitPart, Splits, check_in_order, resolve_periods, with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 
 _DATE = re.compile(r"\d{4}-")
 """The beginning of a period's name that says when it was: 2026-W07, 2026-02-14, 2026-02-14T09."""
+
+
+def check_splits(splits: Splits) -> None:
+    """Check that splits are disjoint, and that each has a list with different labels, from which an order is learnt.
+
+    Raises:
+        InputError: as `check_disjoint`, `select` and `check_teaches`.
+    """
+    check_disjoint(splits)
+    for name, split in splits.by_name.items():
+        check_teaches(select(split, labelled=True), name)
 
 
 def check_disjoint(splits: Splits) -> None:
