@@ -41,7 +41,8 @@ class _Columns(Config):
     clicks: str | None = None
     """Column with clicks."""
     weights: str | None = None
-    """Column with weights of documents, by which trainers multiply; what a document is worth is its `gain`."""
+    """Column with weights of documents, 0 or more, by which trainers multiply, 1 where it is empty; what a document is
+    worth is its `gain`."""
     gain: str | None = None
     """Column with what a document is worth, such as its revenue, 0 or more: `evaluate.gains: column` measures by it,
     and nothing trains on it."""

@@ -17,7 +17,7 @@ from ltrscale.data.dataset.selection import Selection, check_teaches, only_relev
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.data.stream.decoder import Memory, memory_for
-from ltrscale.data.stream.weighing import warn_of_weights
+from ltrscale.data.stream.weighing import check_weights
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, side_by_side
 from ltrscale.models.layers import MicroBatchNorm, moments
@@ -220,7 +220,7 @@ class LabelledData:
         check_teaches(judges, "validation")
         data = cls(only_relevant(groups) if relevant else groups, judges, only_relevant(judges))
         if config is not None and isinstance(config.debias, WeightsConfig):
-            warn_of_weights(data.train)
+            check_weights(data.train)
         return data.serving(data.train.features, whose="the training split", where="the validation split")
 
     def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:

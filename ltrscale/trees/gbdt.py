@@ -24,7 +24,7 @@ from ltrscale.data.dataset.selection import Selection, check_teaches, only_relev
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.data.stream.scored import score_selection
-from ltrscale.data.stream.weighing import warn_of_weights
+from ltrscale.data.stream.weighing import check_weights
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import launch
@@ -174,7 +174,7 @@ def with_features_of(train: Selection, validation: Selection) -> Selection:
     """
     check_teaches(train, "train")
     check_teaches(validation, "validation")
-    warn_of_weights(train)  # all trees multiply by the weights that the data have
+    check_weights(train)  # all trees multiply by the weights that the data have
     return validation.serving(train.features, whose="the training split", where="the validation split")
 
 
