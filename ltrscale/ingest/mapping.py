@@ -15,7 +15,7 @@ from ltrscale.data.times import ISO, Clock, DatePart, PeriodUnit
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.lines import UTF8
 from ltrscale.ingest.texts import TokenColumns
-from ltrscale.ingest.validate import HIGHEST_LABEL
+from ltrscale.ranking.metrics import HIGHEST_LABEL
 
 _LARGEST = float(np.finfo(np.float32).max)
 Fill = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)] | Literal["median"]

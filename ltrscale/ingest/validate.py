@@ -31,9 +31,7 @@ from ltrscale.data.dataset.writer import BESIDE_LABELS, to_lists
 from ltrscale.data.ids import QueryIds, hash_ids
 from ltrscale.ingest.rows import Quarantine, Rejection, RowBlock, Rule, concat, cut, keep
 from ltrscale.ingest.texts import FULL
-
-HIGHEST_LABEL = 1000
-"""The gain 2^y - 1 of a larger label overflows float64."""
+from ltrscale.ranking.metrics import HIGHEST_LABEL
 
 _NOT_NEGATIVE: dict[Rule, str] = {"bad_gain": "gains", "bad_weight": "weights"}
 """Columns beside the labels whose values are 0 or more, by the rule that says so."""

@@ -37,6 +37,7 @@ from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import metric_label, metric_named
 from ltrscale.ranking.libraries import KINDS, POLICIES, PROGRAMS, Policy, under
 from ltrscale.ranking.metric import Metric, Rules
+from ltrscale.ranking.metrics import HIGHEST_LABEL
 from ltrscale.reports.document import Block, Document, Points, Section, Table, Text
 from ltrscale.reports.findings import Findings, print_report, write_report
 from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
@@ -261,6 +262,10 @@ class ReconcileJob(Stage):
         The directory holds `report.md`, `metrics.json` and `groups.parquet`, with every value of every group.
         """
         lists = self.source.lists()
+        highest, of_gains = lists.labels_N.amax().item(), [name for name in self.metrics if name.startswith("ndcg")]
+        if of_gains and highest > HIGHEST_LABEL:
+            beyond = f"label {highest:g} is above {HIGHEST_LABEL}, and its gain 2^y - 1 beyond float64"
+            raise InputError(f"{beyond}; give grades, or leave {of_gains[0]} out of metrics")
         columns: dict[str, Tensor] = {}
         metrics = []
         with progress("reconcile", len(self.metrics)) as advance:

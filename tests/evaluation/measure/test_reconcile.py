@@ -123,6 +123,14 @@ def test_parts_add_up_and_figures_are_those_of_the_rules(tmp_path: Path) -> None
     assert "- ties, " in print_at
 
 
+def test_a_label_whose_gain_is_beyond_float64_is_refused(tmp_path: Path) -> None:
+    rows = [("q", "a", 1024.0, 2.0), ("q", "b", 0.0, 1.0)]
+    with pytest.raises(InputError, match=r"label 1024 is above 1000, and its gain 2\^y - 1 beyond float64; give"):
+        run(tmp_path, rows, metrics=["ndcg@5"])
+    (of_map,) = run(tmp_path, rows, metrics=["map"], programs=["LightGBM"]).metrics
+    assert of_map.figure == 1.0
+
+
 @pytest.mark.parametrize("missing", [None, float("nan")])
 def test_a_row_without_a_score_was_not_retrieved(tmp_path: Path, missing: float | None) -> None:
     """By hand: two of three relevant documents were retrieved, at ranks 1 and 3 of 3; of the other query, none."""
