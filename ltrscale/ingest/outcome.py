@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.manifest import Accounting, Manifest
+from ltrscale.data.dataset.copies import copies
+from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest
 from ltrscale.data.dataset.selection import Selection, nothing_to_learn, only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import identifying
@@ -182,6 +183,16 @@ def warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
     if manifest.counts().labelled and (wrong := nothing_to_learn(select(Split(data=out), labelled=True))):
         place = source.label_place
         log.warning("prepare: %s: %s; check %s, which prepare takes as the label, and the query", out, wrong, place)
+
+
+def warn_of_copies(dataset: Dataset) -> None:
+    """Warn of periods with the same lists, as where one file was shipped under two names."""
+    for (_, one), (_, other) in copies([(dataset, dataset.manifest.periods)]):
+        log.warning(
+            "prepare: %s: periods %r and %r have the same lists, as those of one file under two names; look for the "
+            "right file, for a test on the groups that chose a model says nothing",
+            *(dataset.url, one, other),
+        )
 
 
 def log_shortcuts(new: Manifest) -> None:
