@@ -210,7 +210,11 @@ class TreeGrowing:
         view = seen_by(config, self.train.features)
         train, codes = read_labelled(deal(self.train, rank=rank, world=world), "train", view)
         check_complete(self.train, train)
-        validation = None if self.validation is None else read_judged(only_relevant(self.validation), view)
+        validation = (
+            None
+            if self.validation is None
+            else read_judged(only_relevant(self.validation), view, config.highest_judged)
+        )
         models: dict[str, bytes] = {}
         if self.start is not None:
             start = _started(config, self.start)
