@@ -23,6 +23,7 @@ from ltrscale.api.estimator import Ranker
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.experiments.auto.auto import AutoConfig
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob, prepare
@@ -176,6 +177,38 @@ def test_an_unknown_period_names_the_key_and_the_range(synthetic_dataset: str, t
 def test_an_unknown_key_is_shown_as_typed(overrides: list[str], said: str) -> None:
     splits = "splits={train: {data: d}, validation: {data: d}, test: {data: d}}"
     assert said in refused(configs.load, GBDTJob, (), ["out=x", splits, *overrides])
+
+
+OF_CHOICES: list[tuple[type[configs.Config], str, list[str]]] = [
+    (AutoConfig, "budget=-1", ["budget: Input should be 'quick', 'good' or 'best'", "budget: Input should be greater"]),
+    (GBDTJob, "gbdt.kind=lightgmb", ["gbdt: kind 'lightgmb' is unknown; did you mean 'lightgbm'?"]),
+    (
+        GBDTJob,
+        "gbdt.targets={grades: 3}",
+        ["gbdt.targets: has no kind; set gbdt.targets.kind to one of standardised, q"],
+    ),
+    (GBDTJob, "gbdt.targets=3", ["gbdt.targets: Input should be a mapping of keys to values (given 3)"]),
+    (
+        GBDTJob,
+        "gbdt.label_gain=[-1]",
+        ["gbdt.label_gain: Input should be 'expon", "gbdt.label_gain.0: Input should be g"],
+    ),
+    (PrepareJob, "prepare={source: {columns: {}}}", ["prepare.source: has no kind; set prepare.source.kind to one of"]),
+    (
+        PrepareJob,
+        "prepare={source: {kind: items, columns: {query: q, fill: {a: mean}}}}",
+        ["prepare.source.columns.fill.a: Input should be 'median'", "columns.fill.a: Input should be a valid number"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("cls", "override", "said"), OF_CHOICES, ids=[override for _, override, _ in OF_CHOICES])
+def test_a_wrong_choice_is_shown_without_the_words_of_the_library_that_checks(
+    cls: type[configs.Config], override: str, said: list[str]
+) -> None:
+    message = refused(configs.load, cls, (), ["out=x", override])
+    assert [text for text in said if text not in message] == []
+    assert not re.search(r"constrained|literal\[|tag|discriminator|extract|dict\[|tuple\[", message)
 
 
 def test_an_unknown_key_of_a_method_is_shown_as_typed() -> None:

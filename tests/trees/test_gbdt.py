@@ -267,7 +267,7 @@ def test_labels_of_linear_gain_go_beyond_those_of_exponential_gain_in_every_spli
     values = [r["validation_ndcg@5"] for r in records]
     assert bundle.metrics["validation_ndcg@5"] == max(values) == pytest.approx(score(bundle, url, "validation"))
     for other in (config, SMALL.replace(objective="regression")):
-        with pytest.raises(InputError, match="NDCG is of integers from 0 to 31 .* linear goes on to 1000"):
+        with pytest.raises(InputError, match=r"NDCG is of integers from 0 to 31 .* linear goes on to 1000"):
             train(url, tmp_path / "other", other)
 
 
