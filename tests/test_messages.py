@@ -20,13 +20,17 @@ from numpy.typing import NDArray
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.api.estimator import Ranker
+from ltrscale.bundle import load
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.experiments.auto.auto import AutoConfig
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob, prepare
+from ltrscale.training.combine import FeatureJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 
@@ -309,6 +313,20 @@ def test_labels_that_are_all_zero_end_a_job_before_training(
     job = GBDTJob.model_validate({"out": str(tmp_path / "out"), "splits": splits})
     assert refused(job.run).startswith(f"{zero}: all labels of its 20 labelled groups are 0")
     assert "tree" not in (tmp_path / "out" / "run" / "metrics.jsonl").read_text()
+
+
+def test_features_that_are_left_aside_on_purpose_are_no_message(
+    write_dataset: WriteDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ltrscale")
+    data, out = unlabelled_weeks(write_dataset), str(tmp_path / "order")
+    splits = {split: {"data": data, "periods": week} for split, week in WEEKS.items()}
+    FeatureJob.model_validate({"out": out, "splits": splits, "order": {"feature": "b"}}).run()
+    test = select(Split(data=(data,)), labelled=False)
+    load(out).scorer(features=test.features)
+    assert not [message for message in caplog.messages if "does not read" in message]
+    test.serving(test.features[1:], whose="the first data set")
+    assert "the first data set: does not read 1 features of the data: a" in caplog.messages
 
 
 def test_a_label_without_a_gain_names_keys_that_help(write_dataset: WriteDataset, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ jobs.prepare and the report ask it, and the gate refuses until `bounds.expected`
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
@@ -185,9 +185,11 @@ def warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
         log.warning("prepare: %s: %s; check %s, which prepare takes as the label, and the query", out, wrong, place)
 
 
-def warn_of_copies(dataset: Dataset) -> None:
-    """Warn of periods with the same lists, as where one file was shipped under two names."""
+def warn_of_copies(dataset: Dataset, new: Collection[str]) -> None:
+    """Warn of new periods with the lists of others, as where one file was shipped under two names."""
     for (_, one), (_, other) in copies([(dataset, dataset.manifest.periods)]):
+        if {one, other}.isdisjoint(new):
+            continue
         log.warning(
             "prepare: %s: periods %r and %r have the same lists, as those of one file under two names; look for the "
             "right file, for a test on the groups that chose a model says nothing",
@@ -195,9 +197,18 @@ def warn_of_copies(dataset: Dataset) -> None:
         )
 
 
-def log_shortcuts(new: Manifest) -> None:
-    """Log the features by which a document may be recognised, with what they harm and what to do about them."""
+def log_shortcuts(new: Manifest, before: Manifest | None = None) -> None:
+    """Log the features by which a document may be recognised, with what they harm and what to do about them.
+
+    Of an addition, only those that the data set did not have `before`: each week would say the same.
+    """
     ids, suspects = identifying(new.features, [summary.unique_in_group for summary in new.summaries])
+    if before is not None:
+        known = identifying(before.features, [summary.unique_in_group for summary in before.summaries])
+        ids, suspects = (
+            {name: share for name, share in now.items() if name not in then}
+            for now, then in zip((ids, suspects), known, strict=True)
+        )
     for features, remedy in (
         (
             ids,

@@ -177,8 +177,8 @@ def prepare(
     report_counts(out, new, report, added=existing_dataset is not None)
     if not for_scoring:
         warn_of_labels(out, manifest, config.source)
-        warn_of_copies(Dataset(out, manifest))
-        log_shortcuts(new)
+        warn_of_copies(Dataset(out, manifest), new.periods)
+        log_shortcuts(new, None if existing_dataset is None else existing_dataset.manifest)
         warn_of_places(out, totals.places.among(new.features))
     return Dataset(out, manifest)
 

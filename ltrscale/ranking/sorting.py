@@ -175,6 +175,11 @@ def pirank(
     The mode is "soft"; "hard", with exact sorts, whose gradient is 0; or "straight_through", with the value of the
     exact sorts and the gradient of the relaxed ones. A group without a relevant document has loss 0 and gradient 0.
 
+    The paper's public code differs in four ways. It divides the summed DCG of a batch by the summed ideal DCG; this is
+    a ratio for each list. Its ideal is that of the documents that survive the merges; this is that of the whole list.
+    Its straight-through sort is exact in the last merge alone; this is exact in all. Its defaults are a temperature of
+    5 and k = 15.
+
     Raises:
         ValueError: the temperature is not positive, or k or depth is below 1.
 

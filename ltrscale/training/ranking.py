@@ -223,9 +223,11 @@ class LabelledData:
             check_weights(data.train)
         return data.serving(data.train.features, whose="the training split", where="the validation split")
 
-    def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:
+    def serving(
+        self, features: Sequence[Feature], *, whose: str, where: str = "the data", on_purpose: bool = False
+    ) -> Self:
         """The same groups, served with these features; see `Selection.serving`."""
-        return self.each(lambda groups: groups.serving(features, whose=whose, where=where))
+        return self.each(lambda groups: groups.serving(features, whose=whose, where=where, on_purpose=on_purpose))
 
     def each(self, change: Callable[[Selection], Selection]) -> Self:
         """The same data with every selection changed in the same way."""

@@ -58,13 +58,15 @@ class Selection:
     vocabulary: Vocabulary | None = None
     """The vocabulary of the token fields."""
 
-    def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:
-        """The same groups with these features in this order, matched by name.
+    def serving(
+        self, features: Sequence[Feature], *, whose: str, where: str = "the data", on_purpose: bool = False
+    ) -> Self:
+        """The same groups with these features in this order, matched by name; `on_purpose` as in `places`.
 
         Raises:
             InputError: as `places`.
         """
-        places(features, self.features, whose=whose, where=where)
+        places(features, self.features, whose=whose, where=where, on_purpose=on_purpose)
         return replace(self, features=tuple(features))
 
     def reading(self, *, query: Sequence[str] = (), document: Sequence[str] = ()) -> Self:
