@@ -26,6 +26,7 @@ from ltrscale.api import frames
 from ltrscale.api.conventions import AUTO, Arguments, NotFitted, as_value_errors, inner_values, new_values
 from ltrscale.bundle import boosters
 from ltrscale.config import Config, validate
+from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
@@ -220,6 +221,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         splits = Splits(
             train=Split(data=(data,), periods=("train",)), validation=Split(data=(data,), periods=("validation",))
         )
+        check_splits(splits)
         if method is None:
             of = {"budget": arguments.minutes, "seed": arguments.seed, "workers": arguments.workers}
             # a run goes on with the same rows and seed; others begin another

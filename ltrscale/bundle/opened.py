@@ -222,7 +222,7 @@ class Bundle(ABC):
 
     def scorer_by(self, computing: Computing, features: Sequence[Feature] | None) -> Scorer:
         """See `scorer`, and `scorers_of` for one that shares with others."""
-        columns = None if features is None else places(self.features, features, whose=self.url)
+        columns = None if features is None else places(self.features, features, whose=self.url, on_purpose=True)
         shared = computing.shared
         score = shared.scorer(self.content_hash, lambda: self.scoring(computing)) if shared else self.scoring(computing)
         if columns is None:

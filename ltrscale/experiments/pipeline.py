@@ -17,9 +17,9 @@ from pydantic import Field, model_validator
 
 from ltrscale import bundle, storage
 from ltrscale.config import Config
-from ltrscale.data.dataset.disjoint import check_disjoint
+from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import one_view, open_dataset
-from ltrscale.data.dataset.selection import check_relevant, select
+from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest, with_relative_named
 from ltrscale.derive.match import MatchConfig, MatchJob
 from ltrscale.derive.relabel import RelabelConfig, RelabelJob
@@ -243,10 +243,8 @@ def evaluation_on(column: LabelColumn) -> str:
 
 
 def _check_splits(splits: Splits, tested_on: tuple[LabelColumn, ...]) -> None:
-    """Check that the splits are disjoint, that all have relevant documents, and the labels to test on."""
-    check_disjoint(splits)
-    for name, split in splits.by_name.items():
-        check_relevant(select(split, labelled=True), name)
+    """Check the splits, and the labels to test on."""
+    check_splits(splits)
     for url in splits.test.data if splits.test else ():
         if missing := set(tested_on) - set(column_names(open_dataset(url))):
             raise InputError(

@@ -6,13 +6,13 @@ jobs.prepare and the report ask it, and the gate refuses until `bounds.expected`
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.labelled import none_relevant
-from ltrscale.data.dataset.manifest import Accounting, Manifest
-from ltrscale.data.dataset.selection import Selection, only_relevant, select
+from ltrscale.data.dataset.copies import copies
+from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest
+from ltrscale.data.dataset.selection import Selection, nothing_to_learn, only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import identifying
 from ltrscale.data.stream.batches import iterate
@@ -179,16 +179,36 @@ def report_counts(out: str, new: Manifest, report: Report, *, added: bool) -> No
 
 
 def warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
-    """Warn if no document of a labelled data set is relevant: training would refuse it."""
-    if not manifest.label_counts or any(map(float, manifest.label_counts)):
-        return
-    wrong = none_relevant(manifest.counts().labelled)
-    log.warning("prepare: %s: %s; check %s, which prepare takes as the label", out, wrong, source.label_place)
+    """Warn if no list of a labelled data set has two different labels: training would refuse it."""
+    if manifest.counts().labelled and (wrong := nothing_to_learn(select(Split(data=out), labelled=True))):
+        place = source.label_place
+        log.warning("prepare: %s: %s; check %s, which prepare takes as the label, and the query", out, wrong, place)
 
 
-def log_shortcuts(new: Manifest) -> None:
-    """Log the features by which a document may be recognised, with what they harm and what to do about them."""
+def warn_of_copies(dataset: Dataset, new: Collection[str]) -> None:
+    """Warn of new periods with the lists of others, as where one file was shipped under two names."""
+    for (_, one), (_, other) in copies([(dataset, dataset.manifest.periods)]):
+        if {one, other}.isdisjoint(new):
+            continue
+        log.warning(
+            "prepare: %s: periods %r and %r have the same lists, as those of one file under two names; look for the "
+            "right file, for a test on the groups that chose a model says nothing",
+            *(dataset.url, one, other),
+        )
+
+
+def log_shortcuts(new: Manifest, before: Manifest | None = None) -> None:
+    """Log the features by which a document may be recognised, with what they harm and what to do about them.
+
+    Of an addition, only those that the data set did not have `before`: each week would say the same.
+    """
     ids, suspects = identifying(new.features, [summary.unique_in_group for summary in new.summaries])
+    if before is not None:
+        known = identifying(before.features, [summary.unique_in_group for summary in before.summaries])
+        ids, suspects = (
+            {name: share for name, share in now.items() if name not in then}
+            for now, then in zip((ids, suspects), known, strict=True)
+        )
     for features, remedy in (
         (
             ids,

@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Operational, recordable
-from ltrscale.data.dataset.disjoint import check_disjoint
+from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.preflight import contents_of_read, difference
 from ltrscale.errors import InputError, Stopped
@@ -86,9 +86,9 @@ class TuneJob(SearchConfig, Stage):
         return self
 
     def check(self) -> None:
-        """Refuse a space that does not fit the job, and splits that overlap."""
+        """Refuse a space that does not fit the job, and splits that overlap or teach nothing."""
         check_space(self.job, self.space)
-        check_disjoint(self.job.splits)
+        check_splits(self.job.splits)
 
     def identity(self) -> Settings:
         """Settings and space, with all periods named."""

@@ -172,7 +172,7 @@ def sampled(sources: Sources, documents: int, seed: int) -> Selection:
 
 def embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]:
     """The function from a batch to embeddings [N, D]: of a pretrained encoder, or of a ranker before its last layer."""
-    columns, embed = places(bundle.features, test.features, whose=bundle.url), bundle.embedder()
+    columns, embed = places(bundle.features, test.features, whose=bundle.url, on_purpose=True), bundle.embedder()
     if columns is None:
         return embed
     return lambda groups: embed(replace(groups, features_NF=groups.features_NF[:, columns]))
