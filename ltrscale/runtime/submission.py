@@ -20,7 +20,7 @@ from pydantic import Field
 
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.progress import log
+from ltrscale.progress import called, log
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.credentials import refuse_credentials, refuse_files
 from ltrscale.runtime.dashboard import address_of, attempt_details, connected, follow, state
@@ -272,7 +272,7 @@ def _check_places(job: Submission, sent: Collection[str], reason: str) -> None:
 def _stop(client: Any, attempts: Sequence[Any], name: str, seconds: int) -> int:
     """Stop the attempts that run, and wait for their ends."""
     if not attempts:
-        raise InputError(f"{name}: no such submission; `python -m jobs.submit --action status` lists all")
+        raise InputError(f"{name}: no such submission; `{called('submit')} --action status` lists all")
     running = [job.submission_id for job in attempts if not job.status.is_terminal()]
     if not running:
         log.info("%s: %s already", attempts[-1].submission_id, state(attempts[-1]))
