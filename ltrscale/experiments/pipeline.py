@@ -32,7 +32,7 @@ from ltrscale.experiments.methods.choices import Method, with_preset
 from ltrscale.experiments.refit import RefitJob, RefitSettings
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.progress import log
+from ltrscale.progress import called, log
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers
 from ltrscale.simulate.synthetic import SyntheticLogConfig
@@ -268,7 +268,7 @@ def command(job: str, **settings: str) -> str:
         >>> command("refit", out="runs/final", bundle="runs/the trees")
         "python -m jobs.refit --set out=runs/final --set 'bundle=runs/the trees'"
     """
-    return f"python -m jobs.{job}{_set(settings)}"
+    return f"{called(job)}{_set(settings)}"
 
 
 def predict_command(bundle: str, data: str, out: str) -> str:
@@ -282,7 +282,7 @@ def predict_command(bundle: str, data: str, out: str) -> str:
     allowed = latest.get("max_rejected", default := PrepareConfig.model_fields["max_rejected"].default)
     words = (("bundle", bundle), ("inputs", inputs[-1]["path"]), ("out", out))
     options = "".join(f" --{key} {shlex.quote(value)}" for key, value in words)
-    return f"python -m jobs.predict{options}{_set({} if allowed == default else {'max_rejected': f'{allowed:g}'})}"
+    return f"{called('predict')}{options}{_set({} if allowed == default else {'max_rejected': f'{allowed:g}'})}"
 
 
 def rank_command(bundle: str, data: str, out: str) -> str | None:
@@ -294,7 +294,7 @@ def rank_command(bundle: str, data: str, out: str) -> str | None:
 
 def weekly_command(config: str) -> str | None:
     """The command for the next period, by its config; None where that is not there."""
-    return f"python -m jobs.weekly --config {shlex.quote(config)} --inputs NEW_ROWS" if storage.exists(config) else None
+    return f"{called('weekly')} --config {shlex.quote(config)} --inputs NEW_ROWS" if storage.exists(config) else None
 
 
 def _set(settings: Mapping[str, str]) -> str:
