@@ -31,7 +31,7 @@ from ltrscale.signals import ending_on_signal
 
 Job = tuple[type[Any], Callable[[Any], object]]
 """The class of a job's config, and the function that is called with one."""
-_SWITCHES = ("fresh", "ray", "plan", "measure", "dry_run")
+_SWITCHES = ("fresh", "ray", "plan", "measure", "dry_run", "explain")
 """Keys that have an option without a value wherever a job has them."""
 
 
