@@ -36,14 +36,14 @@ VERBS = {
     "models": (
         "pretrain", "finetune", "train_gbdt", "tune", "stack", "distill", "refit", "contrast", "pretrain_in_context",
     ),
-    "is it better, and may it serve": ("evaluate", "report", "drift", "gate", "interleave", "reconcile"),
+    "is it better, and may it serve": ("evaluate", "report", "explain", "drift", "gate", "interleave", "reconcile"),
     "serving and operating": ("predict", "score", "export", "register", "submit", "doctor", "runs", "bench"),
 }  # fmt: skip
 """The jobs by what they are for; each is a module of that name."""
 _AS_MODULE = "python -m jobs."
 CONFIGS = Path(__file__).with_name("configs")
 """The configs that come with the jobs."""
-_SWITCHES = ("fresh", "ray", "plan", "measure", "dry_run")
+_SWITCHES = ("fresh", "ray", "plan", "measure", "dry_run", "explain")
 """Keys that have an option without a value wherever a job has them."""
 
 

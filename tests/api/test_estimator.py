@@ -216,6 +216,20 @@ def test_scores_follow_the_order_of_the_rows(fitted: Ranker) -> None:
     assert fitted.predict(NEW.head(0)).shape == (0,)
 
 
+def test_rows_are_explained_by_what_their_scores_differ_in(fitted: Ranker) -> None:
+    scores_N = fitted.predict(NEW)
+    explained = fitted.explain(NEW)
+    assert len(explained) == (NEW.groupby("search").size() > 1).sum()
+    rows = NEW.index[NEW["search"] == NEW["search"].iloc[0]][:2].tolist()
+    (one,), (other,) = fitted.explain(NEW, (rows[0], rows[1])), fitted.explain(NEW, (rows[1], rows[0]))
+    assert one.difference == pytest.approx(scores_N[rows[0]] - scores_N[rows[1]], rel=1e-5)
+    assert other.difference == pytest.approx(-one.difference)
+    assert {reason.feature for reason in one.reasons} <= {*FEATURES["features"], *FEATURES["categorical"]}
+    assert {r.value for each in explained for r in each.reasons if r.feature == "shop"} <= {*NEW["shop"].astype(str)}
+    with pytest.raises(InputError, match="no two rows of one query"):
+        fitted.explain(NEW, (0, len(NEW) - 1))
+
+
 def test_a_table_without_the_query_column_needs_groups(fitted: Ranker) -> None:
     lengths_Q = NEW.groupby("search", sort=False).size()
     without = NEW.drop(columns="search")

@@ -239,6 +239,11 @@ class Manifest(Config):
         return {"tokens": [f.model_dump() for f in self.tokens], "vocabulary": self.vocabulary.identity()}
 
     @property
+    def names_of_categories(self) -> dict[str, dict[int, str]]:
+        """The recorded texts of categorical features by their codes, by feature."""
+        return {name: {code: text for text, code in codes.items()} for name, codes in self.categories.items()}
+
+    @property
     def periods(self) -> list[str]:
         """The periods that have data, sorted."""
         return self.files.periods
