@@ -26,7 +26,7 @@ from ltrscale.draws import permutation
 from ltrscale.errors import InputError
 from ltrscale.ingest.assembly import completed
 from ltrscale.ingest.csvjson import Dialect
-from ltrscale.ingest.guess import doubtful
+from ltrscale.ingest.guess import doubtful, row_numbers
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import read_table as read_rows
 from ltrscale.ingest.mapping import ColumnMapping
@@ -181,8 +181,8 @@ def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]
     """A column mapping that names features; those that none is given for are all columns without another use.
 
     Numbers and booleans are numeric features; text and dictionaries, such as the categories of pandas, are categorical
-    ones. Columns of other types, such as time stamps, are none. Those that look like labels, ids or times are features
-    too, with a warning.
+    ones. Columns of other types, such as time stamps, are none, nor are row numbers, with a warning. Those that look
+    like labels, ids or times are features too, with a warning.
 
     Example:
         >>> table = pa.table({"q": ["a"], "price": [1.5], "shop": ["x"], "y": [1]})
@@ -198,12 +198,21 @@ def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]
         for field in table.schema
         if field.name not in used and not (prefixes and field.name.startswith(prefixes))
     }
+    first = table.slice(0, _FIRST_ROWS)
+    log_columns, seen = (columns_of(first, table.schema, Dialect()), of_table(first)) if len(table) else ([], None)
+    for name, why in row_numbers(log_columns, seen).items() if seen else ():
+        if name in free and not name.isdecimal():  # the names of an array's columns
+            log.warning("column %r is left out: %s; name the features if it is one", name, why)
+            free.pop(name)
     # by name, as a pattern in a config takes its columns: the order of a table's columns does not matter
     categorical = sorted(n for n, kind in free.items() if pa.types.is_dictionary(kind) or cols.is_text(kind))
     numeric = sorted(n for n, kind in free.items() if cols.is_number(kind) and not pa.types.is_null(kind))
     if not numeric and not categorical:
         raise InputError(f"X has no feature among its columns {', '.join(table.column_names)[:300]}; name some")
-    _warn_of_doubtful(table, columns, {*numeric, *categorical})
+    roles = {use: columns.get(use) for use in ("query", "item", "label", "time")}
+    roles = {use: name for use, name in roles.items() if name in table.column_names}
+    if seen and "query" in roles:
+        _warn_of_doubtful(doubtful(log_columns, seen, roles), {*numeric, *categorical})
     return {**columns, "features": numeric, "categorical": categorical}
 
 
@@ -220,17 +229,9 @@ def in_order_of(table: pa.Table, columns: Mapping[str, Any], features: Sequence[
     return sorted((each.name for each in features), key=lambda name: table.column_names.index(mapping.source_of(name)))
 
 
-def _warn_of_doubtful(table: pa.Table, columns: Mapping[str, Any], features: Collection[str]) -> None:
+def _warn_of_doubtful(reasons: Mapping[str, str], features: Collection[str]) -> None:
     """Warn of features that `jobs.init` would not take, such as a second label."""
-    roles = {use: columns.get(use) for use in ("query", "item", "label", "time")}
-    roles = {use: name for use, name in roles.items() if name in table.column_names}
-    if not len(table) or "query" not in roles:
-        return
-    first = table.slice(0, _FIRST_ROWS)
-    log_columns = columns_of(first, table.schema, Dialect())
-    if reasons := {
-        name: why for name, why in doubtful(log_columns, of_table(first), roles).items() if name in features
-    }:
+    if reasons := {name: why for name, why in reasons.items() if name in features}:
         log.warning(
             "taken as features: %s; leave out what is not known before the ranking: exclude=%s",
             *(", ".join(f"{name} ({why})" for name, why in reasons.items()), [*reasons]),

@@ -4,6 +4,7 @@ Shapes: N rows.
 """
 
 import math
+import re
 from typing import TypeVar
 
 import numpy as np
@@ -41,6 +42,23 @@ def is_list(kind: pa.DataType) -> bool:
 def value_type(kind: pa.DataType) -> pa.DataType:
     """The type of a column's values, whether dictionary-encoded or not."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+_NUMBER = re.compile(
+    r"\s*[-+]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf(inity)?|nan)\s*", re.IGNORECASE | re.ASCII
+)
+
+
+def is_number_text(text: str) -> bool:
+    """Whether a text is a number, by the one grammar of all readers, which is Arrow's.
+
+    Python's `float` would also read 1_000 and the digits of other scripts.
+
+    Example:
+        >>> [is_number_text(text) for text in ("1.5", " -2e3", ".5", "inf", "1_000", "１２", "0x10", "1,5", "")]
+        [True, True, True, True, False, False, False, False, False]
+    """
+    return _NUMBER.fullmatch(text) is not None
 
 
 def without_views(rows: Rows) -> Rows:

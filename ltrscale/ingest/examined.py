@@ -163,9 +163,20 @@ def _chosen(
             raise InputError(f"{file}: {use}: no column is named {pattern!r}; {_remedy(pattern, schema.names)}")
         if pattern == "*":
             types = {n: schema.field(schema.get_all_field_indices(n)[0]).type for n in matched}
-            # no columns that are all null, which a cast would take for numbers
-            matched = [n for n, kind in types.items() if cols.is_number(kind) and not pa.types.is_null(kind)]
+            # no columns that are all null, which a cast would take for numbers, and no index of a data frame
+            numbers = [n for n, kind in types.items() if cols.is_number(kind) and not pa.types.is_null(kind)]
+            matched = [name for name in numbers if not is_unnamed(name)]
         yield from (name for name in matched if name == pattern or name not in used)
+
+
+def is_unnamed(name: str) -> bool:
+    """Whether this is the name that data frames give a column without one, such as their index, in a file.
+
+    Example:
+        >>> [is_unnamed(name) for name in ("Unnamed: 0", "", "...1", "unnamed")]
+        [True, True, True, False]
+    """
+    return re.fullmatch(r"\s*|Unnamed: ?\d+(\.\d+)?|\.\.\.\d+", name) is not None
 
 
 def _is_single(kind: pa.DataType) -> bool:

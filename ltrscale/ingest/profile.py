@@ -90,18 +90,18 @@ class LogColumn:
         return " ".join(f"{self.distinct:,} values, such as {examples}{missing}".split())
 
 
-def dialect_of(url: str) -> Dialect:
-    """The form of a CSV file, from its beginning."""
+def dialect_of(url: str, header: tuple[str, ...] = ()) -> Dialect:
+    """The form of a CSV file, from its beginning; `header` has the names where its first line is a row."""
     piece = next(read_lines(url, size=1 << 20), None)
     if piece is None:
         raise InputError(f"{url}: the file is empty; choose another one")
     encoding = _encoding(piece.text)
-    header = piece.text.partition(b"\n")[0].decode(encoding, errors="replace")
+    line = piece.text.partition(b"\n")[0].decode(encoding, errors="replace")
     usual = "\t" if ".tsv" in url else ","
-    delimiter = max((usual, ",", ";", "\t", "|"), key=header.count)
+    delimiter = max((usual, ",", ";", "\t", "|"), key=line.count)
     if delimiter == ",":
-        return Dialect(delimiter, ".", encoding)
-    marks = [Dialect(delimiter, mark, encoding) for mark in ".,"]
+        return Dialect(delimiter, ".", encoding, header=header)
+    marks = [Dialect(delimiter, mark, encoding, header=header) for mark in ".,"]
     return max(marks, key=lambda form: sum(map(pa.types.is_floating, read_schema(url, form).types)))
 
 

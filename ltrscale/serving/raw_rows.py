@@ -119,7 +119,7 @@ class RawRows:
                 yield from ((number, _object(line)) for number, line in lines)
                 return
             delimiter = form["delimiter"] or ("\t" if ".tsv" in name else ";" if form["decimal"] == "," else ",")
-            names = self._fields(next(lines)[1], delimiter)
+            names = form.get("header") or self._fields(next(lines)[1], delimiter)
             yield from ((number, self._row(line, names, delimiter)) for number, line in lines)
 
     def _row(self, line: str, names: list[str], delimiter: str) -> Row:

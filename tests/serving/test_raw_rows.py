@@ -203,6 +203,17 @@ def test_rows_of_csv_with_a_decimal_comma_other_formats_and_fills(tmp_path: Path
     )
 
 
+def test_rows_of_csv_without_a_header(tmp_path: Path) -> None:
+    rows = one_changed({**USUAL, "stock": "true"}, {"price": NUMBERS})
+    write_csv(tmp_path / "log.csv", rows)
+    text = (tmp_path / "log.csv").read_text().partition("\n")[2]
+    (tmp_path / "log.csv").write_text(text)
+    data = prepared(tmp_path, tmp_path / "log.csv", {**COLUMNS, "header": list(rows[0])})
+    read = list(transformer(data, tmp_path).read(tmp_path / "log.csv"))
+    assert read == rows
+    assert check(read, data, tmp_path, [row["q"] for row in rows]) > 5
+
+
 def test_many_numbers_of_csv_are_rounded_once(tmp_path: Path) -> None:
     """Digits around the middle between two numbers in single precision, where two roundings differ from one."""
     rng = np.random.default_rng(0)

@@ -59,6 +59,8 @@ class InitConfig(Config):
     """Column with the label, instead of the guess."""
     time: str | None = None
     """Column with the time stamp, instead of the guess."""
+    header: tuple[str, ...] = ()
+    """Names of the columns of CSV files whose first line is a row."""
     rows: int = Field(default=100_000, ge=1)
     """First rows that decide on types; the first million decides on uses, and all rows are counted."""
 
@@ -76,12 +78,12 @@ def init(config: InitConfig) -> None:
             raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
     urls = storage.list_files(config.file)
     roles = {"query": config.query, "item": config.item, "label": config.label, "time": config.time}
-    if lines := other_form(config.file, urls, out, roles):
+    if not config.header and (lines := other_form(config.file, urls, out, roles)):
         _write(out, {"prepare": yaml_text(lines)})
         log.info("init: not a table with one item a row: see source.kind of prepare.yaml, and docs/guide.md for splits")
         _say_next("prepare", out)
         return
-    dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0])
+    dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0], config.header)
     columns = first_columns(urls, dialect, config.rows)
     _refuse_without_values(columns, roles, urls[0])
     names = {*structured(columns), *(name for name in roles.values() if name is not None)} or {columns[0].name}
