@@ -296,7 +296,7 @@ def json_schema(url: str) -> pa.Schema:
     kinds: dict[str, Counter[type]] = {}
     for i in range(min(len(lines), SNIFFED_LINES)):
         for name, value in _object(lines.text[lines.starts_M[i] : lines.ends_M[i]]).items():
-            kinds.setdefault(name, Counter())[type(value)] += value is not None
+            kinds.setdefault(name, Counter())[type(value)] += value is not None and value == value
     if not kinds:
         raise InputError(f"{url}: no line is a JSON object; one object per line is read, not an array of them")
     return pa.schema([(name, _json_type(counts)) for name, counts in kinds.items()])
@@ -310,6 +310,9 @@ _TYPES: dict[type, pa.DataType] = {
     list: pa.list_(pa.null()),
     dict: pa.struct([]),
 }
+
+
+_STRING_OR_NAN = re.compile(rb'"(?:[^"\\\n]|\\[^\n])*"|NaN\b')
 
 
 def _json_type(counts: Counter[type]) -> pa.DataType:
@@ -332,7 +335,7 @@ def _object(line: bytes) -> dict[str, object]:
 class JsonReader(TextReader):
     """Reads JSON lines (see `TextReader`); numbers are float64, and other columns keep their types.
 
-    A key that a line lacks is null, and other keys are ignored.
+    A key that a line lacks is null, as NaN is, which Python writes; other keys are ignored.
     """
 
     def _types(self) -> pa.Schema:
@@ -347,6 +350,8 @@ class JsonReader(TextReader):
         return pa.string() if pa.types.is_null(kind) else kind
 
     def _convert(self, text: pa.Buffer) -> pa.Table:
+        if b"NaN" in (lines := text.to_pybytes()):
+            text = pa.py_buffer(_STRING_OR_NAN.sub(lambda found: b"null" if found[0] == b"NaN" else found[0], lines))
         parsed = arrow_json.read_json(
             pa.BufferReader(text),
             # one block: pyarrow must not cut the text at another place

@@ -179,16 +179,12 @@ def is_unnamed(name: str) -> bool:
     return re.fullmatch(r"\s*|Unnamed: ?\d+(\.\d+)?|\.\.\.\d+", name) is not None
 
 
-def _is_single(kind: pa.DataType) -> bool:
-    return not pa.types.is_nested(kind)
-
-
 def _list_of(test: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
     return lambda kind: cols.is_list(kind) and test(cols.value_type(kind.value_type))
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return _is_single(kind) or _NUMBERS[0](kind)
+    return cols.is_single(kind) or _NUMBERS[0](kind)
 
 
 _Fit = tuple[Callable[[pa.DataType], bool], str]
@@ -199,8 +195,8 @@ _FITS: dict[str, _Fit] = {
     **dict.fromkeys(("query", "item", "period_column"), _ID),
     "graded label": (cols.is_id, "text or numbers"),
     **dict.fromkeys(("time", "dates"), _TIMES),
-    "categorical": (_is_single, "single values"),
-    "meta": (lambda _: True, "anything"),
+    "categorical": (cols.is_single, "single values"),
+    "meta": (cols.is_kept, "single values, or lists or structs of them"),
     "features": (
         lambda kind: _NUMBERS[0](kind) or _list_of(_NUMBERS[0])(kind),
         "lists of numbers, or lists of such lists",
@@ -211,7 +207,7 @@ _FITS: dict[str, _Fit] = {
     "text": (_is_text, "text or lists of token ids"),
     "texts of documents": (_list_of(_is_text), "lists of these"),
     "token ids": (_NUMBERS[0], "lists of token ids"),
-    "list of categorical features": (_list_of(_is_single), "lists of single values"),
+    "list of categorical features": (_list_of(cols.is_single), "lists of single values"),
 }
 
 

@@ -21,7 +21,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.data import columns as cols
-from ltrscale.data.columns import without_views
 from ltrscale.data.ids import hash_ids
 from ltrscale.errors import InputError, suggestion
 from ltrscale.ingest.csvjson import CsvReader, Dialect, JsonReader, csv_schema, json_schema
@@ -32,9 +31,9 @@ _READ_AHEAD = 1 << 18
 
 
 def parquet_schema(url: str) -> pa.Schema:
-    """The columns of a Parquet file."""
+    """The columns of a Parquet file, as they are read."""
     with _open(url) as file:
-        return file.schema_arrow
+        return cols.plain_schema(file.schema_arrow)
 
 
 class Raw(NamedTuple):
@@ -68,7 +67,7 @@ def read_parquet(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[
                     break
                 lines_N = np.arange(row, row + len(batch))
                 row += len(batch)
-                rows, share = without_views(batch), (row - 1) / max(row - 1, file.metadata.num_rows)
+                rows, share = cols.plain(batch), (row - 1) / max(row - 1, file.metadata.num_rows)
                 yield Raw(rows, lines_N, RowTexts(rows, lines_N), [], share)
         if row - 1 != file.metadata.num_rows:
             raise InputError(
@@ -89,7 +88,7 @@ def _open(url: str) -> Iterator[pq.ParquetFile]:
                 pre_buffer=False,
                 buffer_size=_READ_AHEAD,
                 page_checksum_verification=True,
-                arrow_extensions_enabled=False,
+                arrow_extensions_enabled=True,  # UUIDs, which are text here
             )
             assert file.schema_arrow is not None
         yield file

@@ -24,6 +24,7 @@ from ltrscale.ingest.categories import encode
 from ltrscale.ingest.csvjson import Dialect, csv_schema, json_schema
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.ingest.profile import first_columns
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
 from ltrscale.ingest.tables import Join
 
@@ -366,3 +367,21 @@ def test_the_index_of_a_data_frame_is_no_numeric_column_of_a_star(tmp_path: Path
     assert csv_schema(str(tmp_path / "log.csv"), Dialect()).names[:3] == ["", "Unnamed: 0.1", "Unnamed: 0"]
     features = Items(columns=ColumnMapping(query="q", features=("*",))).features_of(str(tmp_path / "log.csv"))
     assert [feature.name for feature in features] == ["delta", "price"]
+
+
+def test_nan_of_json_is_a_missing_value_of_any_type(tmp_path: Path) -> None:
+    """Python writes it for whatever a data frame lacks."""
+    rows = [
+        {"q": f"s{i // 5}", "c": "a NaN, b" if i % 2 else np.nan, "f": i / 7 if i % 3 else np.nan} for i in range(50)
+    ]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"q": "z", "c": "\n{"q": "z", "f": NaN}\n')
+    block, [rejection] = read_json(path, ColumnMapping(query="q", features=("f",), categorical=("c",), meta=("c",)))
+    assert rejection.line == 51
+    assert block.columns["meta_c"].to_pylist() == ["a NaN, b" if i % 2 else None for i in range(50)] + [None]
+    assert np.isnan(block.features_NF).mean(axis=0).tolist() == pytest.approx([18 / 51, 26 / 51])
+    looked_at = {column.name: column for column in first_columns([str(path)], Dialect(), 1000)}
+    assert [(looked_at[name].missing, looked_at[name].bad) for name in "fc"] == [(18 / 51, 0), (26 / 51, 0)]
+    pq.write_table(pa.table({"q": ["a"] * 3, "f": [1.0, np.nan, None]}), tmp_path / "log.parquet")
+    [_, column] = first_columns([str(tmp_path / "log.parquet")], Dialect(), 1000)
+    assert (column.missing, column.bad) == (2 / 3, 0)

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import MOST_BYTES, Config, validate
+from ltrscale.data import columns as cols
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.experiments.first.forms import other_form
@@ -134,8 +135,9 @@ def _refuse_without_values(columns: Sequence[LogColumn], roles: Mapping[str, str
     """Refuse columns that are named for a role and cannot have it."""
     for use, name in roles.items():
         for column in (column for column in columns if column.name == name):
-            if pa.types.is_nested(column.type):
-                raise InputError(f"{where}: {use}: {name!r} has lists; name a column with a single value in each row")
+            if not cols.is_single(column.type):
+                held = "lists" if pa.types.is_nested(column.type) else str(column.type)
+                raise InputError(f"{where}: {use}: {name!r} has {held}; name a column with a single value in each row")
             if use == "query" and not column.distinct:
                 raise InputError(
                     f"{where}: {use}: {name!r} has no value in the first {column.rows:,} rows; name another"
