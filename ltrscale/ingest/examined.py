@@ -225,6 +225,8 @@ def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
     fits, expected = _FITS.get(use, (cols.is_number, "numbers"))
     if not fits(kind):
         remedy = "list it under categorical or exclude" if use == "numeric" else "convert it or name another column"
+        if use == "label" and cols.is_text(kind):
+            remedy = "give each of its values a grade, as grades: {good: 1, bad: 0}, or name another column"
         raise InputError(f"{file}: column {name!r} ({use}) should hold {expected} and is {kind}; {remedy}")
     return kind
 
