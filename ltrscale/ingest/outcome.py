@@ -17,9 +17,9 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import identifying
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
-from ltrscale.data.times import DAY_NUMBER, is_day_number
+from ltrscale.data.times import DAY_NUMBER, format_of
 from ltrscale.errors import InputError
-from ltrscale.ingest.inputs import Expected, UnitSettings
+from ltrscale.ingest.inputs import Expected, PrepareConfig, UnitSettings
 from ltrscale.ingest.rows import QUARANTINE, Rejection
 from ltrscale.ingest.source import Source
 from ltrscale.progress import Report, log
@@ -107,31 +107,43 @@ def check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], wo
         raise InputError(f"{', '.join(entry.path for entry in config.inputs)}: no rows; check the paths and the format")
     if rejected > config.max_rejected * rows or not accounting.rows_kept:
         first = "; ".join(f"{r.file}:{r.line} {r.rule} ({r.found or repr(r.text[:40])})" for r in first_rejections)
-        # query ids return in a log that is sorted by time and not by query
-        returning = accounting.rules.get("returning_query")
-        scattered = returning and not config.sort
-        sort = f"set {key}sort=true if the rows of a query do not lie together, " if scattered else ""
-        again = (
-            "queries that the data set has are not replaced: leave their rows out, " if returning and config.add else ""
-        )
-        days = any(_is_unread_day(rejection.found) for rejection in first_rejections)
-        time_format = f'add "{DAY_NUMBER}" to {key}source.columns.time_format for days as numbers, ' if days else ""
+        remedies = "".join(f"{remedy}, " for remedy in _remedies(accounting.rules, first_rejections, config, key))
         raise InputError(
             f"{rejected:,} of {rows:,} rows rejected ({rejected / rows:.2%}), max_rejected is "
             f"{config.max_rejected:.2%}: {_by_rule(accounting)}; the first: {first}; all are in "
-            f"{storage.join(work.out, QUARANTINE)}; {again}{sort}{time_format}mend the input or raise {key}max_rejected"
+            f"{storage.join(work.out, QUARANTINE)}; {remedies}mend the input "
+            f"or raise {key}max_rejected"
         )
 
 
-def _is_unread_day(found: str) -> bool:
-    """Whether what was found is a day as a number, which no format reads.
+def _remedies(
+    rules: Mapping[str, int], first_rejections: Sequence[Rejection], config: PrepareConfig, key: str
+) -> Iterator[str]:
+    """What to do where rows were rejected for a reason that has a remedy; `key` is empty where rows are to be scored."""
+    # query ids return in a log that is sorted by time and not by query
+    if rules.get("returning_query") and config.add:
+        yield "queries that the data set has are not replaced: leave their rows out"
+    if rules.get("returning_query") and not config.sort:
+        yield f"set {key}sort=true if the rows of a query do not lie together"
+    for form in dict.fromkeys(filter(None, (_unread_format(rejection.found) for rejection in first_rejections))):
+        yield f'add "{form}" to {key}source.columns.time_format{" for days as numbers" if form == DAY_NUMBER else ""}'
+    if key and any(each.found.endswith(" is not text in UTF-8") for each in first_rejections):
+        yield f"set {key}source.columns.encoding if these are files of CSV in another one, such as cp1252"
+    if key and rules.get("infinite"):
+        yield f"set {key}infinite=missing if infinite numbers mean no value"
+
+
+def _unread_format(found: str) -> str | None:
+    """The format of what was found to be no time, where it is one in a usual format.
 
     Example:
-        >>> _is_unread_day("column 'at' is not a time stamp (20260214)"), _is_unread_day("document 20260214")
-        (True, False)
+        >>> _unread_format("column 'at' is not a time stamp (20260214)"), _unread_format("document 20260214")
+        ('%Y%m%d', None)
+        >>> _unread_format("column 'at' is not a time or date ('Mon, 05 Jan 2026 10:00:00 GMT')")
+        '%a, %d %b %Y %H:%M:%S %Z'
     """
-    shown = re.search(r" is not a time .*\('?(\d{8})(\.0)?'?\)$", found)
-    return shown is not None and is_day_number(int(shown[1]))
+    shown = re.search(r" is not a time .*?\('?(.*?)(?:\.0)?'?\)$", found)
+    return None if shown is None else format_of(shown[1])
 
 
 def _by_rule(accounting: Accounting) -> str:

@@ -270,6 +270,18 @@ CHANGED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
 }
 
 
+def test_an_infinite_number_is_told_how_to_be_missing(fitted: Ranker) -> None:
+    rows = searches(3, 9)
+    rows.loc[2, "price"] = np.inf
+    with pytest.raises(InputError, match=r"X:3 infinite .*; prepare=\{\"infinite\": \"missing\"\} has Ranker read"):
+        fitted.predict(rows)
+    reader = copy.deepcopy(fitted).set_params(prepare={"infinite": "missing"})
+    rows.loc[2, "price"] = np.nan
+    expected = fitted.predict(rows)
+    rows.loc[2, "price"] = np.inf
+    np.testing.assert_array_equal(reader.predict(rows), expected)
+
+
 @pytest.mark.parametrize("change", CHANGED)
 def test_a_small_table_is_scored_in_memory_as_by_prepare(
     change: str, dated: Ranker, monkeypatch: pytest.MonkeyPatch
