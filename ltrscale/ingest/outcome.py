@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.copies import copies
+from ltrscale.data.dataset.copies import equal_periods
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest
 from ltrscale.data.dataset.selection import Selection, nothing_to_learn, only_relevant, select
 from ltrscale.data.dataset.split import Split
@@ -199,7 +199,7 @@ def warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
 
 def warn_of_copies(dataset: Dataset, new: Collection[str]) -> None:
     """Warn of new periods with the lists of others, as where one file was shipped under two names."""
-    for (_, one), (_, other) in copies([(dataset, dataset.manifest.periods)]):
+    for (_, one), (_, other) in equal_periods([(dataset, dataset.manifest.periods)]):
         if {one, other}.isdisjoint(new):
             continue
         log.warning(

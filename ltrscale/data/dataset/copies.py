@@ -24,7 +24,7 @@ _FIRST, _FEWEST = 50, 10
 _KNOWN = 4096
 
 
-def copies(periods_of: Iterable[tuple[Dataset, Collection[str]]]) -> Iterator[tuple[Place, Place]]:
+def equal_periods(periods_of: Iterable[tuple[Dataset, Collection[str]]]) -> Iterator[tuple[Place, Place]]:
     """Pairs of some periods of data sets that have the same lists: the first of those that are equal, with each other.
 
     Only the first lists of periods with equal counts are read.

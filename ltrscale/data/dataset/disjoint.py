@@ -4,7 +4,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 
-from ltrscale.data.dataset.copies import copies
+from ltrscale.data.dataset.copies import equal_periods
 from ltrscale.data.dataset.labelled import labelled_queries
 from ltrscale.data.dataset.origin import origins
 from ltrscale.data.dataset.selection import check_teaches, select
@@ -98,7 +98,7 @@ def _warn_of_copies(parts: Mapping[str, list[SplitPart]]) -> None:
     """Warn if two splits take periods with the same lists, as where one file was shipped under two names."""
     of_splits = {(part.dataset.url, p): name for name, some in parts.items() for part in some for p in part.periods}
     try:
-        found = list(copies((part.dataset, part.periods) for some in parts.values() for part in some))
+        found = list(equal_periods((part.dataset, part.periods) for some in parts.values() for part in some))
     except InputError:  # the pre-flight names files that are missing or damaged
         return
     for one, other in found:
