@@ -25,7 +25,8 @@ BESIDE = "text, position and order"
 """Stands for what two documents have beside their features."""
 _NEGLIGIBLE = 1e-3
 """Of the largest part: what is below is the noise of single precision."""
-_SAID = 3
+_SAID, _WORTH_SAYING = 3, 0.05
+"""Reasons in a sentence, and the share of the largest from which on they are in one."""
 _IN_TABLE = 10
 _COLUMNS = ("query_id", "item_id", "against_id", "others", "difference", "feature", "value", "against", "adds")
 
@@ -37,7 +38,7 @@ class FeaturePart(Config):
     value: str
     """Of the document, as it stands in the data; `none` if it is missing."""
     against: str
-    """Of the other one; of several the median, or the most frequent category."""
+    """Of the other one; of several the median, or the most frequent of the other categories with its count."""
     adds: float
 
 
@@ -64,12 +65,13 @@ class Explanation(Config):
             >>> Explanation(query="q", item="A", against="B", others=1, difference=0.55, reasons=reasons).sentence()
             'A stands above B because price 9.99 (against 24) adds 0.8; rating 3.9 (against 4.6) takes 0.25 away.'
         """
-        others = self.against or f"the other {self.others}"
+        others = self.against or f"the next {self.others}"
         sign = -1 if self.difference < 0 else 1
-        why = [reason for reason in self.reasons if sign * reason.adds > 0][:most]
+        least = _WORTH_SAYING * max((abs(reason.adds) for reason in self.reasons), default=0.0)
+        why = [reason for reason in self.reasons if sign * reason.adds > least][:most]
         if not why:
             return f"{self.item} stands level with {others}: no feature tells them apart."
-        but = [reason for reason in self.reasons if sign * reason.adds < 0][: most - 1]
+        but = [reason for reason in self.reasons if sign * reason.adds < -least][: most - 1]
         place = "above" if sign > 0 else "below"
         text = f"{self.item} stands {place} {others} because {_listed(why)}"
         return f"{text}; {_listed(but)}." if but else f"{text}."
@@ -208,7 +210,7 @@ class Reasoner:
             FeaturePart(
                 feature=self.features[column].name,
                 value=self._shown(column, values_NF[[row], column]),
-                against=self._shown(column, values_NF[list(others), column]),
+                against=self._shown(column, values_NF[list(others), column], than=float(values_NF[row, column])),
                 adds=float(adds_F[column]),
             )
             for column in np.argsort(-np.abs(adds_F), kind="stable").tolist()
@@ -230,15 +232,17 @@ class Reasoner:
             reasons=tuple(reasons),
         )
 
-    def _shown(self, column: int, values_M: Tensor) -> str:
-        """The value of a feature, or what several have most often or in the middle."""
+    def _shown(self, column: int, values_M: Tensor, than: float | None = None) -> str:
+        """The value of a feature; of several the median, or the most frequent category other than one."""
         feature, present = self.features[column], values_M[~values_M.isnan()].numpy()
         if 2 * len(present) < len(values_M) or not len(present):
             return "none"
         if feature.kind == "numeric":
             return _number(present)
-        code = int(Counter(present.tolist()).most_common(1)[0][0])
-        return self.names.get(feature.name, {}).get(code, str(code))
+        counts = Counter(present.tolist())
+        code, count = max(counts.items(), key=lambda pair: (pair[0] != than, pair[1]))
+        name = self.names.get(feature.name, {}).get(int(code), str(int(code)))
+        return name if len(values_M) == 1 else f"{name} in {count} of {len(values_M)}"
 
 
 def _number(values_M: NDArray[np.float32]) -> str:

@@ -187,8 +187,8 @@ def document(found: Explained) -> Document:
 
 _HOW_TO_READ = (
     "A score has no unit of its own: figures are parts of the difference of two scores, and add up to it.",
-    "Of several other items, `against` is the median of their values, or their most frequent category, and figures are "
-    "means over them.",
+    "Of several other items, the column against has the median of their values, or the most frequent of the other "
+    "categories; figures are means over them.",
     "A part says what the model does with a feature, not what the feature does to shoppers: of two features that say "
     "the same, a model may use either.",
     "docs/methods.md defines the parts of trees, networks and blends.",

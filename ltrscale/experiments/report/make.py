@@ -18,7 +18,7 @@ from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.weeks.decay import Decay, drifted
 from ltrscale.evaluation.weeks.verdict import Verdict
-from ltrscale.experiments.report import groups, results
+from ltrscale.experiments.report import drivers, groups, results
 from ltrscale.experiments.report.sources import SUMMARY, Sources
 from ltrscale.progress import called, log
 from ltrscale.reports.document import Block, Command, Document, LeftOut, Points, Section, Text
@@ -62,6 +62,8 @@ class ReportJob(Stage):
     """Documents of the embedding pictures: about 1,000 in HOU24, figures 4, 6 and 7."""
     agreement_groups: int = Field(500, ge=1, le=100_000)
     """Test groups on which methods are compared in order."""
+    explained_groups: int = Field(40, ge=1, le=100_000)
+    """Test groups whose first document is explained."""
     histogram_documents: int = Field(200_000, ge=1)
     """Documents of the validation split, in whole row groups at equal distances, that the histograms count."""
     seed: int = 0
@@ -150,6 +152,7 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
         section("Study", needed, results.study(job.study)),
         section("Search", "What has the search for settings found?", results.search(job.search)),
         section("Features", "Which features matter to trees, and which are missing?", results.feature_blocks(sources)),
+        section("Rank 1", "What drives rank 1?", drivers.rank_one(sources, job.explained_groups, seed=job.seed)),
         section("Outliers", "Which values count as outliers?", groups.outliers(sources, job.histogram_documents)),
         section("Embeddings", "Do networks place documents of equal relevance together?", pictured),
         section("Agreement", "Do the methods rank alike?", agreement),

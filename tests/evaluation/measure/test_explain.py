@@ -83,7 +83,7 @@ def test_a_query_has_its_first_item_explained_and_a_slice_its_means(shop: dict[s
     (first,) = one.explanations
     assert first.against is None
     assert first.others >= 2
-    assert first.sentence().startswith(f"{first.item} stands above the other {first.others} because ")
+    assert first.sentence().startswith(f"{first.item} stands above the next {first.others} because ")
     some = explained(shop, tmp_path / "some", where="n_documents > 5", queries=40, depth=3)
     assert some.queries == 40
     assert {each.others for each in some.explanations} == {2}
@@ -92,7 +92,10 @@ def test_a_query_has_its_first_item_explained_and_a_slice_its_means(shop: dict[s
     assert sum(driver.first for driver in some.drivers) == pytest.approx(1)
     table = pq.read_table(tmp_path / "some" / TABLE)
     assert len(set(table["query_id"].to_pylist())) == 40
-    assert set(table["value"].to_pylist()) & {*BRANDS}
+    brands = [row for row in table.to_pylist() if row["feature"] == "brand"]
+    assert {row["value"] for row in brands} == {*BRANDS}
+    assert {row["against"] for row in brands} <= {f"{name} in {n} of 2" for name in BRANDS for n in (1, 2)}
+    assert all(row["against"] != f"{row['value']} in 1 of 2" for row in brands)  # the other one says more
     page = (tmp_path / "some" / "report.md").read_text()
     assert "of the lead" in page
     assert "drivers.png" in page

@@ -316,6 +316,7 @@ def test_what_cannot_be_reached_is_left_out_with_a_line(places: Mapping[str, str
     assert set(found) >= {
         "Learning curves",
         "Features",
+        "Rank 1",
         "Outliers",
         "Embeddings",
         "Agreement",
@@ -326,6 +327,21 @@ def test_what_cannot_be_reached_is_left_out_with_a_line(places: Mapping[str, str
     assert found["Learning curves"][0].startswith("gbdt: ")
     assert "metrics.jsonl" in found["Learning curves"][0]
     assert "jobs.gate" in found["Gate"][0]
+
+
+def test_the_feature_that_makes_the_labels_drives_rank_1(places: Mapping[str, str]) -> None:
+    (section,) = [s for s in document(places, explained_groups=30).sections if s.name == "Rank 1"]
+    (chart,) = [block for block in section.blocks if isinstance(block, Chart)]
+    rows = chart.spec["data"]["values"]
+    methods = list(dict.fromkeys(row["series"] for row in rows))
+    assert len(methods) == 2
+    assert {*methods} <= {*METHODS}
+    for method in methods:
+        shares = {row["name"]: row["value"] for row in rows if row["series"] == method}
+        assert max(shares, key=lambda name: shares[name]) == FEATURES[0]
+        assert sum(shares.values()) == pytest.approx(1, abs=0.02)
+    sentences = next(block.texts for block in section.blocks if isinstance(block, Points))
+    assert all(" stands above the next " in sentence and SCRIPT in sentence for sentence in sentences)
 
 
 def test_embeddings_are_of_the_groups_stated_and_the_same_again(places: Mapping[str, str]) -> None:
