@@ -22,6 +22,7 @@ from ltrscale.config import validate
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Split
+from ltrscale.data.vectors import vector_size
 from ltrscale.draws import permutation
 from ltrscale.errors import InputError
 from ltrscale.ingest.assembly import completed
@@ -180,9 +181,9 @@ def rows_as_table(
 def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]:
     """A column mapping that names features; those that none is given for are all columns without another use.
 
-    Numbers and booleans are numeric features; text and dictionaries, such as the categories of pandas, are categorical
-    ones. Columns of other types, such as time stamps, are none. Those that look like labels, ids or times are features
-    too, with a warning.
+    Numbers and booleans are numeric features, and so are those of lists of one length (`vectors`), unless they could be
+    the ids of tokens; text and dictionaries, such as the categories of pandas, are categorical ones. Columns of other
+    types, such as time stamps, are none. Those that look like labels, ids or times are features too, with a warning.
 
     Example:
         >>> table = pa.table({"q": ["a"], "price": [1.5], "shop": ["x"], "y": [1]})
@@ -201,10 +202,13 @@ def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]
     # by name, as a pattern in a config takes its columns: the order of a table's columns does not matter
     categorical = sorted(n for n, kind in free.items() if pa.types.is_dictionary(kind) or cols.is_text(kind))
     numeric = sorted(n for n, kind in free.items() if cols.is_number(kind) and not pa.types.is_null(kind))
-    if not numeric and not categorical:
+    lists = [n for n, kind in free.items() if cols.is_list(kind)] if not columns.get("vectors") else []
+    sizes = {n: vector_size(table[n].combine_chunks()) for n in sorted(lists)}
+    vectors = {n: size for n, size in sizes.items() if size} or columns.get("vectors") or {}
+    if not numeric and not categorical and not vectors:
         raise InputError(f"X has no feature among its columns {', '.join(table.column_names)[:300]}; name some")
     _warn_of_doubtful(table, columns, {*numeric, *categorical})
-    return {**columns, "features": numeric, "categorical": categorical}
+    return {**columns, "features": numeric, "categorical": categorical, **({"vectors": vectors} if vectors else {})}
 
 
 def in_order_of(table: pa.Table, columns: Mapping[str, Any], features: Sequence[Feature]) -> list[str]:
@@ -216,8 +220,9 @@ def in_order_of(table: pa.Table, columns: Mapping[str, Any], features: Sequence[
         >>> in_order_of(table, columns, [Feature(name=name) for name in ("b", "z", "listed.hour")])
         ['z', 'listed.hour', 'b']
     """
-    mapping = validate(ColumnMapping, columns, "Ranker")
-    return sorted((each.name for each in features), key=lambda name: table.column_names.index(mapping.source_of(name)))
+    made = validate(ColumnMapping, columns, "Ranker").sources()
+    places = {name: place for place, name in enumerate(table.column_names)}
+    return sorted((each.name for each in features), key=lambda name: places[made.get(name, (name,))[0]])
 
 
 def _warn_of_doubtful(table: pa.Table, columns: Mapping[str, Any], features: Collection[str]) -> None:
