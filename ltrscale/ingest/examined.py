@@ -173,13 +173,20 @@ def _chosen(
             raise InputError(f"{file}: {use}: no column is named {pattern!r}; {_remedy(pattern, schema.names)}")
         if pattern == "*":
             types = {n: schema.field(schema.get_all_field_indices(n)[0]).type for n in matched}
-            # no columns that are all null, which a cast would take for numbers
-            matched = [n for n, kind in types.items() if cols.is_number(kind) and not pa.types.is_null(kind)]
+            # no columns that are all null, which a cast would take for numbers, and no index of a data frame
+            numbers = [n for n, kind in types.items() if cols.is_number(kind) and not pa.types.is_null(kind)]
+            matched = [name for name in numbers if not is_unnamed(name)]
         yield from (name for name in matched if name == pattern or name not in used)
 
 
-def _is_single(kind: pa.DataType) -> bool:
-    return not pa.types.is_nested(kind)
+def is_unnamed(name: str) -> bool:
+    """Whether this is the name that data frames give a column without one, such as their index, in a file.
+
+    Example:
+        >>> [is_unnamed(name) for name in ("Unnamed: 0", "", "...1", "unnamed")]
+        [True, True, True, False]
+    """
+    return re.fullmatch(r"\s*|Unnamed: ?\d+(\.\d+)?|\.\.\.\d+", name) is not None
 
 
 def _list_of(test: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
@@ -187,7 +194,7 @@ def _list_of(test: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], boo
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return _is_single(kind) or _NUMBERS[0](kind)
+    return cols.is_single(kind) or _NUMBERS[0](kind)
 
 
 _Fit = tuple[Callable[[pa.DataType], bool], str]
@@ -199,8 +206,8 @@ _FITS: dict[str, _Fit] = {
     "graded label": (cols.is_id, "text or numbers"),
     **dict.fromkeys(("time", "dates"), _TIMES),
     "vectors": (is_vector, _NUMBERS[1]),
-    "categorical": (_is_single, "single values"),
-    "meta": (lambda _: True, "anything"),
+    "categorical": (cols.is_single, "single values"),
+    "meta": (cols.is_kept, "single values, or lists or structs of them"),
     "features": (
         lambda kind: _NUMBERS[0](kind) or _list_of(_NUMBERS[0])(kind),
         "lists of numbers, or lists of such lists",
@@ -211,7 +218,7 @@ _FITS: dict[str, _Fit] = {
     "text": (_is_text, "text or lists of token ids"),
     "texts of documents": (_list_of(_is_text), "lists of these"),
     "token ids": (_NUMBERS[0], "lists of token ids"),
-    "list of categorical features": (_list_of(_is_single), "lists of single values"),
+    "list of categorical features": (_list_of(cols.is_single), "lists of single values"),
 }
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ltrscale.data.times import ISO, Clock, instants
 from ltrscale.errors import InputError, suggestion
 from ltrscale.ingest import roles
+from ltrscale.ingest.examined import is_unnamed
 from ltrscale.ingest.profile import LogColumn, Structure
 from ltrscale.ingest.roles import FEW_LISTS, Candidate, Choice, choose_role
 
@@ -25,6 +26,9 @@ _WORDS = (
     r"cart|basket|wish|fav|save|like",
     r"purchas|buy|bought|order|sale|book|convert|conversion",
 )
+_INDEX = r"x|index|level_\d+|__index_level_\d+__|row_?(names?|num(ber)?|id|ix|idx|index|nr|no)?|nr|no|idx"
+_MANY_ROWS = 1000
+"""Rows that no feature counts by chance."""
 _LONG = 60
 _SEEN_OFTEN = 5
 """Rows of an identifier's value, in the mean, from which on a model can learn something of it."""
@@ -77,7 +81,8 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
     Raises:
         InputError: a column does not exist, or none looks like the query's.
     """
-    remaining = {column.name: column for column in columns}
+    numbers = {name: why for name, why in row_numbers(columns, seen).items() if name not in given.values()}
+    remaining = {column.name: column for column in columns if column.name not in numbers}
     named = {use: _take(remaining, name, use, where) for use, name in given.items() if name is not None}
     choices: dict[str, Choice] = {}
 
@@ -113,7 +118,33 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
     counts = [each for each in [label, *remaining.values()] if each and each.numeric and each.least >= 0]
     clicks = next((each for each in counts if roles.has_pattern(each, _CLICKED)), None)
     best_guess = Guess(query, within, item, label, gain, clicks, time, positions, choices=choices)
-    return _with_rest(best_guess, [column for column in remaining.values() if column is not gain], outcomes, key, seen)
+    rest = [column for column in remaining.values() if column is not gain]
+    return _with_rest(best_guess, rest, {**numbers, **outcomes}, key, seen)
+
+
+def row_numbers(columns: Sequence[LogColumn], seen: Structure) -> dict[str, str]:
+    """The columns that count the rows, as the index of a data frame does in a file, with the reason to leave them out.
+
+    One without a name is the index, whatever became of its rows. Any other begins with 0 or 1 and rises by one from row
+    to row, in each file or over all of them, and has the name of an index or many rows.
+    """
+    reasons = {}
+    for column in columns:
+        if is_unnamed(column.name):
+            reasons[column.name] = "a column without a name, as the index of a data frame has none"
+        elif column.name in seen and column.numeric and column.whole and column.least in (0, 1):
+            many = len(seen.codes[column.name]) >= _MANY_ROWS or re.fullmatch(_INDEX, column.name.lower())
+            if many and _counts_rows(seen.numbers(column.name), seen.files):
+                reasons[column.name] = "the number of the row"
+    return reasons
+
+
+def _counts_rows(numbers_N: NDArray[np.float64], files: Sequence[int]) -> bool:
+    """Whether numbers rise by one from row to row; each file may begin again."""
+    again_N = np.zeros(len(numbers_N), np.bool_)
+    again_N[[row for row in files if row < len(numbers_N)]] = True
+    rises_N = np.diff(numbers_N, prepend=numbers_N[:1] - 1) == 1
+    return bool((rises_N | (again_N & (numbers_N == numbers_N[0]))).all())
 
 
 def _combined(query: LogColumn, within: Sequence[LogColumn], seen: Structure) -> tuple[LogColumn, Structure]:

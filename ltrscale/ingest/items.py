@@ -89,7 +89,7 @@ def read_table(table: pa.Table, mapping: ColumnMapping, features: Sequence[Featu
     build = ItemBlocks(name, mapping, features, {})
     needed = {*mapping.named().values(), *mapping.sources_of(each.name for each in features)}
     rows = table.select([column for column in table.column_names if column in needed]).combine_chunks()
-    batch = cols.without_views(rows.to_batches()[0])
+    batch = cols.plain(rows.to_batches()[0])
     lines_N = np.arange(1, len(batch) + 1)
     return build(Raw(batch, lines_N, RowTexts(batch, lines_N), [], 1.0))
 

@@ -108,10 +108,10 @@ class _Columns(Config):
 class ColumnMapping(_Columns):
     """The uses of the columns of a log with one item per row.
 
-    Features are named exactly or by a prefix and `*`; `*` alone means every numeric column. A pattern takes no column
-    with another use, such as a meta column or a key by which tables join. Their order is that of this config, numeric
-    ones first: a pattern stands for its matches in the order of their names, except columns that are named exactly,
-    which keep their own place. The order of columns in a file does not matter.
+    Features are named exactly or by a prefix and `*`; `*` alone means every numeric column that has a name. A pattern
+    takes no column with another use, such as a meta column or a key by which tables join. Their order is that of this
+    config, numeric ones first: a pattern stands for its matches in the order of their names, except columns that are
+    named exactly, which keep their own place. The order of columns in a file does not matter.
     """
 
     query: str
@@ -157,6 +157,8 @@ class ColumnMapping(_Columns):
     """Decimal mark of numbers in CSV files; no mark separates thousands."""
     encoding: str = UTF8
     """Encoding of CSV files, such as cp1252 (Excel in Western Europe), latin-1 or utf-16."""
+    header: tuple[str, ...] = ()
+    """Names of the columns of CSV files whose first line is a row; by default the first line has the names."""
 
     @field_validator("fill_periods")
     @classmethod
@@ -198,7 +200,7 @@ class ColumnMapping(_Columns):
     def dialect(self, url: str) -> Dialect:
         """The form of a CSV file."""
         usual = "\t" if ".tsv" in url.rpartition("/")[2] else ";" if self.decimal == "," else ","
-        return Dialect(self.delimiter or usual, self.decimal, self.encoding, self.quotes)
+        return Dialect(self.delimiter or usual, self.decimal, self.encoding, self.quotes, self.header)
 
     @field_validator("grades", mode="before")
     @classmethod

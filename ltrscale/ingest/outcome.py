@@ -17,7 +17,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import identifying
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
-from ltrscale.data.times import DAY_NUMBER, is_day_number
+from ltrscale.data.times import DAY_NUMBER, format_of
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import Expected, UnitSettings
 from ltrscale.ingest.rows import QUARANTINE, Rejection
@@ -114,8 +114,11 @@ def check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], wo
         again = (
             "queries that the data set has are not replaced: leave their rows out, " if returning and config.add else ""
         )
-        days = any(_is_unread_day(rejection.found) for rejection in first_rejections)
-        time_format = f'add "{DAY_NUMBER}" to {key}source.columns.time_format for days as numbers, ' if days else ""
+        formats = dict.fromkeys(filter(None, (_unread_format(rejection.found) for rejection in first_rejections)))
+        time_format = "".join(
+            f'add "{form}" to {key}source.columns.time_format{" for days as numbers" if form == DAY_NUMBER else ""}, '
+            for form in formats
+        )
         raise InputError(
             f"{rejected:,} of {rows:,} rows rejected ({rejected / rows:.2%}), max_rejected is "
             f"{config.max_rejected:.2%}: {_by_rule(accounting)}; the first: {first}; all are in "
@@ -123,15 +126,17 @@ def check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], wo
         )
 
 
-def _is_unread_day(found: str) -> bool:
-    """Whether what was found is a day as a number, which no format reads.
+def _unread_format(found: str) -> str | None:
+    """The format of what was found to be no time, where it is one in a usual format.
 
     Example:
-        >>> _is_unread_day("column 'at' is not a time stamp (20260214)"), _is_unread_day("document 20260214")
-        (True, False)
+        >>> _unread_format("column 'at' is not a time stamp (20260214)"), _unread_format("document 20260214")
+        ('%Y%m%d', None)
+        >>> _unread_format("column 'at' is not a time or date ('Mon, 05 Jan 2026 10:00:00 GMT')")
+        '%a, %d %b %Y %H:%M:%S %Z'
     """
-    shown = re.search(r" is not a time .*\('?(\d{8})(\.0)?'?\)$", found)
-    return shown is not None and is_day_number(int(shown[1]))
+    shown = re.search(r" is not a time .*?\('?(.*?)(?:\.0)?'?\)$", found)
+    return None if shown is None else format_of(shown[1])
 
 
 def _by_rule(accounting: Accounting) -> str:

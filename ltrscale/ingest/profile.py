@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ltrscale.config import MOST_BYTES
 from ltrscale.data import columns as cols
-from ltrscale.data.times import DAY_NUMBER, ISO, Clock, instants
+from ltrscale.data.times import DAY_NUMBER, FORMATS, ISO, Clock, instants
 from ltrscale.data.vectors import Vectors, vector_size
 from ltrscale.errors import InputError
 from ltrscale.ingest.csvjson import Dialect
@@ -27,8 +27,6 @@ from ltrscale.progress import progress
 
 _BATCH = 1 << 16
 _TRIED = 200
-_DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", DAY_NUMBER, "%d %b %Y")
-_FORMATS = (ISO, *(day + clock for day in _DAYS for clock in ("", " %H:%M:%S", " %H:%M", " %I:%M %p")))
 _EPOCHS = 946_684_800, 2_208_988_800
 """The years 2000 to 2040, in seconds: numbers that may be times."""
 _NUMBER = r"^[-+]?\d*[.,]?\d+(e[-+]?\d+)?$"
@@ -95,18 +93,18 @@ class LogColumn:
         return " ".join(f"{self.distinct:,} values, such as {examples}{missing}".split())
 
 
-def dialect_of(url: str) -> Dialect:
-    """The form of a CSV file, from its beginning."""
+def dialect_of(url: str, header: tuple[str, ...] = ()) -> Dialect:
+    """The form of a CSV file, from its beginning; `header` has the names where its first line is a row."""
     piece = next(read_lines(url, size=1 << 20), None)
     if piece is None:
         raise InputError(f"{url}: the file is empty; choose another one")
     encoding = _encoding(piece.text)
-    header = piece.text.partition(b"\n")[0].decode(encoding, errors="replace")
+    line = piece.text.partition(b"\n")[0].decode(encoding, errors="replace")
     usual = "\t" if ".tsv" in url else ","
-    delimiter = max((usual, ",", ";", "\t", "|"), key=header.count)
+    delimiter = max((usual, ",", ";", "\t", "|"), key=line.count)
     if delimiter == ",":
-        return Dialect(delimiter, ".", encoding)
-    marks = [Dialect(delimiter, mark, encoding) for mark in ".,"]
+        return Dialect(delimiter, ".", encoding, header=header)
+    marks = [Dialect(delimiter, mark, encoding, header=header) for mark in ".,"]
     return max(marks, key=lambda form: sum(map(pa.types.is_floating, read_schema(url, form).types)))
 
 
@@ -205,8 +203,9 @@ def batches_of(url: str, names: Sequence[str], dialect: Dialect, *, first: str) 
 
 
 def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) -> LogColumn:
-    if pa.types.is_nested(kind):
+    if not cols.is_single(kind):
         return _list_column(name, kind, values)
+    values = _without_nan(values)
     counted = values.drop_null().value_counts()
     distinct_values, counts_V = counted.field("values"), counted.field("counts").to_numpy()
     if not cols.is_number(kind):
@@ -221,6 +220,8 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
         bad_V = ~np.isfinite(numbers_V)
     elif cols.is_text(kind):
         bad_V = cols.texts(distinct_values)[1]  # what is not UTF-8
+    if cols.is_text(kind) and counts_V[bad_V].sum() > counts_V.sum() / 2:  # bytes that are no text
+        return LogColumn(name, kind, len(values), 0.0, 0, False, 0.0, 0.0, 0.0, (), ())
     formats, seconds_V, bad_V = _times(distinct_values, kind, bad_V)
     numbers_V = numbers_V[np.isfinite(numbers_V)]
     if pa.types.is_boolean(kind):
@@ -265,7 +266,7 @@ def _times(
     """
     tried, formats = distinct_values.slice(0, _TRIED), []
     if len(tried) and (_readable(kind) or _is_stamp(kind)) and _may_be_times(tried, kind):
-        forms = (ISO,) if _is_stamp(kind) else (ISO, DAY_NUMBER) if cols.is_number(kind) else _FORMATS
+        forms = (ISO,) if _is_stamp(kind) else (ISO, DAY_NUMBER) if cols.is_number(kind) else FORMATS
         shares = {form: _share_of_times(tried, kind, form) for form in forms}
         formats = sorted((form for form, share in shares.items() if share >= 1 - _STRAY), key=lambda f: -shares[f])
     if not formats:
@@ -437,8 +438,8 @@ class Structure:
 
 
 def of_table(rows: pa.Table) -> Structure:
-    """The structure of at least one row in memory; columns of lists have none."""
-    plain = [each.name for each in rows.schema if not pa.types.is_nested(each.type)]
+    """The structure of at least one row in memory; columns without single values, such as lists, have none."""
+    plain = [each.name for each in rows.schema if cols.is_single(each.type)]
     return _built({name: [_dictionary(chunk) for chunk in rows[name].chunks] for name in plain}, [0], whole=True)
 
 
@@ -475,9 +476,14 @@ def _dictionary(column: pa.Array) -> pa.DictionaryArray:
         return pa.DictionaryArray.from_arrays(pa.nulls(len(column), pa.int32()), pa.nulls(0))
     if cols.is_text(column.type):
         column = cols.texts(column)[0]
-    if pa.types.is_floating(column.type):
-        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
-    return column.dictionary_encode()
+    return _without_nan(column).dictionary_encode()
+
+
+def _without_nan(column: pa.Array) -> pa.Array:
+    """The column with null for NaN, which is no value either."""
+    if not pa.types.is_floating(column.type):
+        return column
+    return pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
 
 
 def _built(parts: Mapping[str, Sequence[pa.DictionaryArray]], files: Sequence[int], *, whole: bool) -> Structure:

@@ -86,6 +86,7 @@ def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
             "decimal": columns.decimal,
             "encoding": columns.encoding,
             "quotes": columns.quotes,
+            "header": list(columns.header),
             "missing": list(NULLS),
             **dict(zip(("true", "false"), booleans(), strict=True)),
         },

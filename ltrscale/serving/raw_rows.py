@@ -41,6 +41,8 @@ _KINDS = {"number": "number", "integer": "number", "boolean": "boolean", "text":
 _CODES = 1 << 24
 _WHOLE_FLOAT = re.compile(r"-?(0|[1-9][0-9]{0,15})\.0")
 _EPOCH, _EPOCH_SECONDS, _DAY, _SLOT = datetime(1970, 1, 1, tzinfo=timezone.utc), 10**11, 86400, 900
+_ZONE = re.compile(r" ?(UTC|GMT|Z|[-+][0-9]{2}(?::?[0-9]{2})?)$")
+_FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
 _ISO = re.compile(
     r"(?P<date>\d{4}-\d\d-\d\d|\d{8}|\d{4}-?W\d\d(?:-?\d)?)"
     r"(?:.(?P<h>\d\d)(?::?(?P<m>\d\d)(?::?(?P<s>\d\d)(?:[.,](?P<f>\d+))?)?)?"
@@ -120,7 +122,7 @@ class RawRows:
                 yield from ((number, _object(line)) for number, line in lines)
                 return
             delimiter = form["delimiter"] or ("\t" if ".tsv" in name else ";" if form["decimal"] == "," else ",")
-            names = self._fields(next(lines)[1], delimiter)
+            names = form.get("header") or self._fields(next(lines)[1], delimiter)
             yield from ((number, self._row(line, names, delimiter)) for number, line in lines)
 
     def _row(self, line: str, names: list[str], delimiter: str) -> Row:
@@ -167,7 +169,8 @@ class RawRows:
         value = row.get(name)
         if reads == "numbers" and value is not None and hasattr(value, "tolist"):  # an array
             value = value.tolist()
-        if value is None or (value != value and not isinstance(value, float)):  # as pandas has a missing time
+        # as pandas has a missing time, and Python's JSON anything that is missing
+        if value is None or (value != value and (form == "json" or not isinstance(value, float))):
             return None
         if isinstance(value, str) and not value.isascii():
             try:
@@ -264,13 +267,17 @@ class RawRows:
         return next((at for at in (self._by_format(value.strip(), form) for form in formats) if at is not None), None)
 
     def _by_format(self, text: str, form: str) -> int | None:
+        if _FOREIGN_DIGIT.search(text):
+            return None
         try:
             if form != "iso":
-                return self._utc(datetime.strptime(text, form))
-            try:
+                at = datetime.strptime(text, form)
+                if at.tzinfo is None and text.endswith(("UTC", "GMT")):
+                    at = at.replace(tzinfo=timezone.utc)
+                return None if "%Z" in form and at.tzinfo is None else self._utc(at)
+            if _NUMBER.fullmatch(text) or _NO_NUMBER.fullmatch(text):
                 return _epoch(float(text))
-            except ValueError:
-                return self._utc(_from_iso(text))
+            return self._utc(_from_iso(_ZONE.sub(lambda zone: zone[1] if zone[1][0] in "+-" else "Z", text)))
         except (ValueError, OverflowError):
             return None
 

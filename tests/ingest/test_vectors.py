@@ -75,12 +75,19 @@ ARROW = {
     "large list": pa.large_list(pa.float32()),
     "fixed-size list": pa.list_(pa.float32(), D),
     "list of doubles": pa.list_(pa.float64()),
+    "tensor": pa.fixed_shape_tensor(pa.float32(), [D]),
 }
+
+
+def _array(kind: pa.DataType) -> pa.Array:
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return pa.ExtensionArray.from_storage(kind, pa.array(VECTORS, kind.storage_type))
+    return pa.array(VECTORS, kind)
 
 
 @pytest.mark.parametrize("form", [*ARROW, "json"])
 def test_a_column_of_64_is_64_columns_byte_for_byte(form: str, flat: Manifest, tmp_path: Path) -> None:
-    emb = VECTORS if form == "json" else pa.array(VECTORS, ARROW[form])
+    emb = VECTORS if form == "json" else _array(ARROW[form])
     log = write(tmp_path, {"emb": emb, **LOG}, "log.jsonl" if form == "json" else "log.parquet")
     one = prepared(tmp_path, log, vectors={"emb": D})
     assert one.features == flat.features == tuple(Feature(name=name) for name in ("price", *NAMES))
@@ -97,6 +104,7 @@ FRAMES = {
     "pandas, arrays": lambda: _pandas(np.float32),
     "pandas, lists": lambda: pd.DataFrame(LOG).assign(emb=pd.Series(VECTORS, dtype=object)),
     "polars, List": lambda: pl.DataFrame({**LOG, "emb": pl.Series(VECTORS, dtype=pl.List(pl.Float32))}),
+    "a tensor": lambda: pa.table({**LOG, "emb": _array(ARROW["tensor"])}),
     "polars, Array": lambda: pl.DataFrame({**LOG, "emb": pl.Series(VECTORS, dtype=pl.Array(pl.Float32, D))}),
 }
 

@@ -134,7 +134,8 @@ TIMES = [
     *("2026-01-06 10:15:11+01", "2026-01-06 10:15:11-0130", "20260106", "2026-W02", "1767657600", "1767657600123"),
     *("1767657600123456789", "9999-12-31", "0000-00-00", "0000-01-01", "soon", "", "NULL", "-3600", "1e30", "nan"),
     *("2026-03-29 02:30", "2026-10-25 02:30", "2026-10-25 03:30", "1969-12-31 23:59:59.5", " 2026-01-06 ", "inf"),
-    *("20260230", "20260106.0"),
+    *("20260230", "20260106.0", "2026-01-05 00:00:00 UTC", "2026-01-05T10:00:00.5 GMT", "2026-01-05 10:00:00 -0130"),
+    *("1_767657600", "\uff11767657600", "2026-01-0\u0665", "Mon, 05 Jan 2026 10:00:00 GMT", "2026-01-05 UTC"),
 ]
 COLUMNS = {
     "time": "at",
@@ -190,10 +191,11 @@ def test_rows_of_csv(zone: str, infinite: str, tmp_path: Path) -> None:
 def test_rows_of_csv_with_a_decimal_comma_other_formats_and_fills(tmp_path: Path) -> None:
     usual = {**USUAL, "at": "07.01.2026 12:00", "listed": "1.12.2025", "price": "12,5", "size": "3,25"}
     times = ["06.01.2026", "29.03.2026 02:30", "2026-01-06", "6/1/2026", "", "1767657600", "31.02.2026", " 1.1.2026 "]
+    times += ["0\uff16.01.2026", "Mon, 05 Jan 2026 10:00:00 GMT", "Mon, 05 Jan 2026 10:00:00 UTC"]
     rows = one_changed(usual, {**TRIED, "listed": times, "at": times, "size": ["", "1,5", "1.5"]})
     rows[1]["stock"] = "no"
     write_csv(tmp_path / "log.csv", rows, ";")
-    formats = ["%d.%m.%Y %H:%M", "%d.%m.%Y", "iso"]
+    formats = ["%d.%m.%Y %H:%M", "%d.%m.%Y", "%a, %d %b %Y %H:%M:%S %Z", "iso"]
     fill = {"price": "median", "numeric": -1.1}
     columns = {**COLUMNS, "decimal": ",", "time_format": formats, "time_zone": "Europe/Berlin", "fill": fill}
     data = prepared(tmp_path, tmp_path / "log.csv", columns)
@@ -201,6 +203,17 @@ def test_rows_of_csv_with_a_decimal_comma_other_formats_and_fills(tmp_path: Path
     assert (
         check(list(transformer(data, tmp_path).read(tmp_path / "log.csv")), data, tmp_path, [r["q"] for r in rows]) > 30
     )
+
+
+def test_rows_of_csv_without_a_header(tmp_path: Path) -> None:
+    rows = one_changed({**USUAL, "stock": "true"}, {"price": NUMBERS})
+    write_csv(tmp_path / "log.csv", rows)
+    text = (tmp_path / "log.csv").read_text().partition("\n")[2]
+    (tmp_path / "log.csv").write_text(text)
+    data = prepared(tmp_path, tmp_path / "log.csv", {**COLUMNS, "header": list(rows[0])})
+    read = list(transformer(data, tmp_path).read(tmp_path / "log.csv"))
+    assert read == rows
+    assert check(read, data, tmp_path, [row["q"] for row in rows]) > 5
 
 
 def test_many_numbers_of_csv_are_rounded_once(tmp_path: Path) -> None:

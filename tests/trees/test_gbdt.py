@@ -22,7 +22,7 @@ from linear_teacher import linear_teacher
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from ltrscale.batch import QueryGroups
+from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.bundle import Bundle
 from ltrscale.bundle.views import raw
 from ltrscale.data.dataset.manifest import Feature
@@ -35,7 +35,7 @@ from ltrscale.ranking.metrics import ndcg
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.trees import data as tree_data
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
-from ltrscale.trees.data import Labelled, read_labelled
+from ltrscale.trees.data import Labelled, _document_numbers, read_labelled
 from ltrscale.trees.gbdt import TreesStudent, train_gbdt
 from ltrscale.trees.library import QuantisedConfig, StandardisedConfig, make_targets, quantised, standardised
 
@@ -497,7 +497,7 @@ def test_labelled_fraction_is_used(write_dataset: WriteDataset, tmp_path: Path) 
     assert (made.metrics["labelled_groups"], made.metrics["validation_groups"]) == (15, 60)
 
 
-def test_bad_data_is_named(write_dataset: WriteDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_data_is_named(write_dataset: WriteDataset, tmp_path: Path) -> None:
     rng = np.random.default_rng(9)
 
     def error_of(change: Callable[[dict[str, Groups]], None]) -> str:
@@ -521,11 +521,36 @@ def test_bad_data_is_named(write_dataset: WriteDataset, tmp_path: Path, monkeypa
     assert "all labels of its 60 labelled groups are 0" in error_of(lambda data: data.update(validation=irrelevant))
     unlabelled: Groups = [(x, None) for x, _ in irrelevant]
     assert "no group has labels" in error_of(lambda data: data.update(train=unlabelled))
-    monkeypatch.setattr(tree_data, "LONGEST", 11)
-    assert "train: group 3 has 12 documents" in error_of(
-        lambda data: data["train"].__setitem__(3, (np.zeros((12, 3), np.float32), np.ones(12, np.float32)))
-    )
     assert not (tmp_path / "out").exists()
+
+
+@every_library
+def test_a_long_group_trains_the_libraries_without_a_limit(
+    write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig
+) -> None:
+    rng = np.random.default_rng(9)
+    data = {name: groups[:20] for name, groups in three(rng, grades).items()}
+    long_LF = rng.normal(size=(10_001, 3)).astype(np.float32)
+    for name in ("train", "validation"):
+        usual = data[name][3]
+        data[name][3] = (long_LF, grades(long_LF).astype(np.float32))
+        url = write_dataset(data, NUMERIC)
+        if config.kind == "lightgbm":
+            message = rf"{name}: group \d+ has 10,001 documents, LightGBM takes 10,000; .* choose another kind$"
+            with pytest.raises(InputError, match=message):
+                train(url, tmp_path / name, config.replace(num_trees=2))
+        else:
+            bundle, _ = train(url, tmp_path / name, config.replace(num_trees=2))
+            assert bundle.metrics["labelled_groups"] == 20
+        data[name][3] = usual
+
+
+def test_each_document_has_a_number_of_its_own_however_long_its_group_is() -> None:
+    lengths_Q = torch.tensor([25_000, 1, 10_000, 30_000])
+    groups = QueryGroups(torch.zeros(int(lengths_Q.sum()), 1), to_offsets(lengths_Q), ids_Q=torch.tensor([0, 1, 2, 3]))
+    numbers_N = _document_numbers(groups)
+    assert len(np.unique(numbers_N)) == groups.n_documents
+    assert numbers_N[25_000] == 10_000  # those of shorter groups are the same beside a long one
 
 
 def documents(url: str, features: list[Feature]) -> QueryGroups:

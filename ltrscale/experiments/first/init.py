@@ -15,6 +15,7 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import MOST_BYTES, Config, validate
+from ltrscale.data import columns as cols
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.experiments.first.forms import other_form
@@ -59,6 +60,8 @@ class InitConfig(Config):
     """Column with the label, instead of the guess."""
     time: str | None = None
     """Column with the time stamp, instead of the guess."""
+    header: tuple[str, ...] = ()
+    """Names of the columns of CSV files whose first line is a row."""
     rows: int = Field(default=100_000, ge=1)
     """First rows that decide on types; the first million decides on uses, and all rows are counted."""
 
@@ -76,12 +79,12 @@ def init(config: InitConfig) -> None:
             raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
     urls = storage.list_files(config.file)
     roles = {"query": config.query, "item": config.item, "label": config.label, "time": config.time}
-    if lines := other_form(config.file, urls, out, roles):
+    if not config.header and (lines := other_form(config.file, urls, out, roles)):
         _write(out, {"prepare": yaml_text(lines)})
         log.info("init: not a table with one item a row: see source.kind of prepare.yaml, and docs/guide.md for splits")
         _say_next("prepare", out)
         return
-    dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0])
+    dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0], config.header)
     columns = first_columns(urls, dialect, config.rows)
     _refuse_without_values(columns, roles, urls[0])
     names = {*structured(columns), *(name for name in roles.values() if name is not None)} or {columns[0].name}
@@ -134,8 +137,9 @@ def _refuse_without_values(columns: Sequence[LogColumn], roles: Mapping[str, str
     """Refuse columns that are named for a role and cannot have it."""
     for use, name in roles.items():
         for column in (column for column in columns if column.name == name):
-            if pa.types.is_nested(column.type):
-                raise InputError(f"{where}: {use}: {name!r} has lists; name a column with a single value in each row")
+            if not cols.is_single(column.type):
+                held = "lists" if pa.types.is_nested(column.type) else str(column.type)
+                raise InputError(f"{where}: {use}: {name!r} has {held}; name a column with a single value in each row")
             if use == "query" and not column.distinct:
                 raise InputError(
                     f"{where}: {use}: {name!r} has no value in the first {column.rows:,} rows; name another"

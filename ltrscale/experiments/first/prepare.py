@@ -184,6 +184,8 @@ def _column_lines(path: str, guessed: Guess, dialect: Dialect, plan: FirstPlan |
     for name, value in (("delimiter", dialect.delimiter), ("decimal", dialect.decimal), ("encoding", dialect.encoding)):
         if value != {"delimiter": default.delimiter, "decimal": ".", "encoding": UTF8}[name]:
             yield f"      {name}: {flow(value)}"
+    if dialect.header:
+        yield f"      header: {flow(list(dialect.header))} # the first line is a row"
     yield from _column_list("meta", guessed.meta, "of the user or session, kept beside the features")
     yield from _column_list("features", guessed.features, "numbers", guessed.asked)
     note = "categories, and ids that come often enough to learn from"
@@ -200,7 +202,7 @@ def _column_lines(path: str, guessed: Guess, dialect: Dialect, plan: FirstPlan |
         words = f"{CHECK}: do both come from one model? Leave it out if not"
         yield f"      similarities: {flow({'cosine': guessed.alike})} {words}"
     for name, reason in islice(guessed.others.items(), _DESCRIBED):
-        yield f"      # not used: {name}, {reason}"
+        yield f"      # not used: {name or '(no name)'}, {reason}"
     if len(guessed.others) > _DESCRIBED:
         yield f"      # not used: {len(guessed.others) - _DESCRIBED:,} more"
 
