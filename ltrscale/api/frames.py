@@ -358,6 +358,8 @@ def prepare_tables(
             message = str(error)
             for period, path in paths.items():  # these files are no files of the user
                 message = message.replace(path, "validation" if period == "validation" else "X")
+            if " infinite (" in message:
+                message += '; prepare={"infinite": "missing"} has Ranker read infinite numbers as missing'
             raise type(error)(message) from error
 
 

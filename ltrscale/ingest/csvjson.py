@@ -83,7 +83,10 @@ def csv_schema(url: str, dialect: Dialect) -> pa.Schema:
     first = _fields(lines.bytes_of(0), dialect)
     names = list(dialect.header) or first
     if not names or not all(name.isprintable() for name in names):
-        raise InputError(f"{url}: line 1 is no line of column names in UTF-8; is this a CSV file with a header?")
+        raise InputError(
+            f"{url}: line 1 is no line of column names in UTF-8; is this a CSV file with a header? One in another "
+            "encoding needs encoding: cp1252 (of Excel in Western Europe), utf-16 or the like in source.columns"
+        )
     values: list[Counter[str]] = [Counter() for _ in names]
     for index in range(0 if dialect.header else 1, min(len(lines), SNIFFED_LINES)):
         row = _fields(lines.bytes_of(index), dialect)

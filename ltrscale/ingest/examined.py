@@ -239,6 +239,8 @@ def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
         if use in ("numeric", "categorical") and is_vector(kind):
             size = kind.list_size if pa.types.is_fixed_size_list(kind) else "LENGTH"
             remedy = f"its numbers are features as vectors: {{{name}: {size}}}"
+        if use == "label" and cols.is_text(kind):
+            remedy = "give each of its values a grade, as grades: {good: 1, bad: 0}, or name another column"
         raise InputError(f"{file}: column {name!r} ({use}) should hold {expected} and is {kind}; {remedy}")
     return kind
 

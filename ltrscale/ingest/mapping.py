@@ -16,7 +16,7 @@ from ltrscale.data.vectors import Similarity
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.lines import UTF8
 from ltrscale.ingest.texts import TokenColumns
-from ltrscale.ingest.validate import HIGHEST_LABEL
+from ltrscale.ranking.metrics import HIGHEST_LABEL
 
 _LARGEST = float(np.finfo(np.float32).max)
 Fill = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)] | Literal["median"]
@@ -42,7 +42,8 @@ class _Columns(Config):
     clicks: str | None = None
     """Column with clicks."""
     weights: str | None = None
-    """Column with weights of documents, by which trainers multiply; what a document is worth is its `gain`."""
+    """Column with weights of documents, 0 or more, by which trainers multiply, 1 where it is empty; what a document is
+    worth is its `gain`."""
     gain: str | None = None
     """Column with what a document is worth, such as its revenue, 0 or more: `evaluate.gains: column` measures by it,
     and nothing trains on it."""

@@ -72,7 +72,9 @@ class LogColumn:
     @property
     def digits(self) -> bool:
         """Whether it holds numbers, perhaps as text."""
-        return self.numeric or (bool(self.values) and all(value.isdecimal() for value in self.values))
+        return self.numeric or (
+            bool(self.values) and all(value.isascii() and value.isdecimal() for value in self.values)
+        )
 
     @property
     def clock(self) -> bool:

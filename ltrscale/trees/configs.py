@@ -18,9 +18,10 @@ from ltrscale.trees.data import SAMPLE, BinCodes, Labelled
 from ltrscale.trees.library import CPU, Direction, StoppingWatch, TreesConfig, directions, own_device
 
 _LIGHTGBM = {
-    "num_leaves", "learning_rate", "min_data_in_leaf", "feature_fraction", "bagging_fraction", "bagging_by_query",
-    "extra_trees", "lambda_l1", "lambda_l2", "cat_smooth", "cat_l2", "min_data_per_group", "max_cat_to_onehot",
-    "max_bin", "cegb_tradeoff", "cegb_penalty_split", "seed", "deterministic", "num_threads",
+    "num_leaves", "learning_rate", "min_data_in_leaf", "min_sum_hessian_in_leaf", "feature_fraction",
+    "bagging_fraction", "bagging_by_query", "extra_trees", "lambda_l1", "lambda_l2", "cat_smooth", "cat_l2",
+    "min_data_per_group", "max_cat_to_onehot", "max_bin", "cegb_tradeoff", "cegb_penalty_split", "seed",
+    "deterministic", "num_threads",
 }  # fmt: skip
 """Settings that have the library's own names; so for XGBoost."""
 _XGBOOST = {
@@ -54,6 +55,9 @@ class LightGBMConfig(TreesConfig):
     """Maximum number of leaves of a tree."""
     min_data_in_leaf: int = Field(20, ge=1)
     """Minimum number of documents of a leaf."""
+    min_sum_hessian_in_leaf: float = Field(1e-3, ge=0)
+    """Minimum sum of second derivatives in a leaf. With LambdaRank documents without a pair have none, so that a higher
+    one keeps leaves from resting on few pairs."""
     feature_fraction: float = Field(1.0, gt=0, le=1)
     """Share of the features that each tree may use, drawn at random."""
     bagging_fraction: float = Field(1.0, gt=0, le=1)

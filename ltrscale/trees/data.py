@@ -34,7 +34,7 @@ from ltrscale.errors import InputError
 from ltrscale.layout import Chunk
 from ltrscale.models.fitting import Sample, ValueCounts, sampled_documents
 from ltrscale.progress import progress
-from ltrscale.ranking.metrics import ndcg
+from ltrscale.ranking.metrics import HIGHEST_LABEL, ndcg
 from ltrscale.ranking.ranked import SLOTS_PER_CHUNK
 from ltrscale.runtime.workers import Context, rank_and_world
 
@@ -261,17 +261,22 @@ def check_positions(groups: Labelled) -> None:
         )
 
 
-def read_judged(selection: Selection, view: View) -> Labelled:
+def read_judged(selection: Selection, view: View, highest: int) -> Labelled:
     """The validation groups with a relevant document, to which `only_relevant` has narrowed the selection.
+
+    Args:
+        selection: the groups.
+        view: the columns that trees see.
+        highest: the highest label by which trees may be judged; see `TreesConfig.highest_judged`.
 
     Raises:
         InputError: as `read_labelled`; no group has a relevant document, or a label is not a grade.
     """
     validation, _ = read_labelled(selection, "validation", view, keep=False)  # it lives until the last tree
-    if misfit := _first_misfit(validation, validation.labels_N, HIGHEST_EXPONENTIAL):
+    if misfit := _first_misfit(validation, validation.labels_N, highest):
         raise InputError(
-            f"{misfit}, and NDCG is of integers from 0 to {HIGHEST_EXPONENTIAL}; leave scores out of the validation "
-            "split, or map its labels to grades in prepare"
+            f"{misfit}, and NDCG is of integers from 0 to {highest} (gbdt.label_gain: linear goes on to "
+            f"{HIGHEST_LABEL}); leave scores out of the validation split, or map its labels to grades in prepare"
         )
     if not validation.labels_N.any():
         raise InputError(

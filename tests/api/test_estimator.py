@@ -216,6 +216,20 @@ def test_scores_follow_the_order_of_the_rows(fitted: Ranker) -> None:
     assert fitted.predict(NEW.head(0)).shape == (0,)
 
 
+def test_rows_are_explained_by_what_their_scores_differ_in(fitted: Ranker) -> None:
+    scores_N = fitted.predict(NEW)
+    explained = fitted.explain(NEW)
+    assert len(explained) == (NEW.groupby("search").size() > 1).sum()
+    rows = NEW.index[NEW["search"] == NEW["search"].iloc[0]][:2].tolist()
+    (one,), (other,) = fitted.explain(NEW, (rows[0], rows[1])), fitted.explain(NEW, (rows[1], rows[0]))
+    assert one.difference == pytest.approx(scores_N[rows[0]] - scores_N[rows[1]], rel=1e-5)
+    assert other.difference == pytest.approx(-one.difference)
+    assert {reason.feature for reason in one.reasons} <= {*FEATURES["features"], *FEATURES["categorical"]}
+    assert {r.value for each in explained for r in each.reasons if r.feature == "shop"} <= {*NEW["shop"].astype(str)}
+    with pytest.raises(InputError, match="no two rows of one query"):
+        fitted.explain(NEW, (0, len(NEW) - 1))
+
+
 def test_a_table_without_the_query_column_needs_groups(fitted: Ranker) -> None:
     lengths_Q = NEW.groupby("search", sort=False).size()
     without = NEW.drop(columns="search")
@@ -254,6 +268,18 @@ CHANGED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "an unseen category": lambda rows: rows.assign(shop="west"),
     "other types": lambda rows: rows.astype({"clicks": str, "price": "float32", "shop": "category"}),
 }
+
+
+def test_an_infinite_number_is_told_how_to_be_missing(fitted: Ranker) -> None:
+    rows = searches(3, 9)
+    rows.loc[2, "price"] = np.inf
+    with pytest.raises(InputError, match=r"X:3 infinite .*; prepare=\{\"infinite\": \"missing\"\} has Ranker read"):
+        fitted.predict(rows)
+    reader = copy.deepcopy(fitted).set_params(prepare={"infinite": "missing"})
+    rows.loc[2, "price"] = np.nan
+    expected = fitted.predict(rows)
+    rows.loc[2, "price"] = np.inf
+    np.testing.assert_array_equal(reader.predict(rows), expected)
 
 
 @pytest.mark.parametrize("change", CHANGED)

@@ -22,8 +22,10 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import encode
 from ltrscale.ingest.csvjson import Dialect, csv_schema, json_schema
+from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.ingest.prepare import prepare
 from ltrscale.ingest.profile import first_columns
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
 from ltrscale.ingest.tables import Join
@@ -385,3 +387,51 @@ def test_nan_of_json_is_a_missing_value_of_any_type(tmp_path: Path) -> None:
     pq.write_table(pa.table({"q": ["a"] * 3, "f": [1.0, np.nan, None]}), tmp_path / "log.parquet")
     [_, column] = first_columns([str(tmp_path / "log.parquet")], Dialect(), 1000)
     assert (column.missing, column.bad) == (2 / 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (
+            "q,f\nmünchen,1\n",
+            r"is not text in UTF-8\).*; set prepare\.source\.columns\.encoding if .* such as cp1252, mend",
+        ),
+        ("größe,q,f\n1,a,1\n", r"line 1 is no line of column names in UTF-8; .* needs encoding: cp1252"),
+    ],
+)
+def test_a_file_in_another_encoding_is_told_the_key(tmp_path: Path, head: str, message: str) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(head.encode("cp1252"))
+    source = {"kind": "items", "columns": {"query": "q", "features": ["f"]}}
+    with pytest.raises(InputError, match=message):
+        prepare(validate(PrepareConfig, {"inputs": str(path), "source": source}, "prepare"), str(tmp_path / "out"))
+    source["columns"]["encoding"] = "cp1252"
+    made = prepare(validate(PrepareConfig, {"inputs": str(path), "source": source}, "prepare"), str(tmp_path / "out"))
+    assert made.manifest.counts().documents == 1
+
+
+def test_a_label_of_words_is_told_of_grades(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("q,f,event\na,1,view\na,2,cart\n")
+    with pytest.raises(
+        InputError, match=r"column 'event' \(label\) should hold numbers and is string; .* as grades: \{"
+    ):
+        read(path, label="event")
+
+
+NUMBER_TEXTS = st.one_of(
+    st.text("0123456789.+-eE_ \uff11\u0663xinfatyINF,", max_size=8),
+    st.floats().map(str),
+    st.sampled_from(["1_7555", "\uff11\uff12", "infinity", "-inf", "1e400", "0x10", " 1", "1e", "1.5.2", "1d"]),
+)
+
+
+@given(text=NUMBER_TEXTS)
+@settings(max_examples=300, deadline=None)
+def test_what_looks_like_a_number_is_what_is_read_as_one(text: str) -> None:
+    try:
+        pa.array([text.strip()]).cast(pa.float32())
+        read_as_one = True
+    except pa.ArrowInvalid:
+        read_as_one = False
+    assert Dialect().number(text) == read_as_one

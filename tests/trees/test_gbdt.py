@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import lightgbm as lgb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -248,6 +249,37 @@ def test_learns_and_reports_our_metric(write_dataset: WriteDataset, tmp_path: Pa
     assert bundle.metrics["trees"] == 1 + values.index(max(values))
     assert [r["tree"] for r in records] == list(range(1, len(records) + 1))
     assert all(0 < r[f"validation_ndcg@5_{config.kind}"] <= 1 for r in records)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("config", [SMALL, XGBOOST], ids=lambda config: config.kind)
+@pytest.mark.parametrize("highest", [90, 1000])
+def test_labels_of_linear_gain_go_beyond_those_of_exponential_gain_in_every_split(
+    write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig, highest: int
+) -> None:
+    """Early stopping judges by NDCG with gains 2^y - 1 all the same, the metric of all methods."""
+    revenue = three(
+        np.random.default_rng(4), lambda x_LF: np.clip(np.round(highest * (x_LF[:, 0] + 2) / 4), 0, highest)
+    )
+    url = write_dataset(revenue, NUMERIC)
+    linear = config.replace(label_gain="linear")
+    bundle, records = train(url, tmp_path / "out", linear)
+    assert score(bundle, url, "test") > 0.9
+    values = [r["validation_ndcg@5"] for r in records]
+    assert bundle.metrics["validation_ndcg@5"] == max(values) == pytest.approx(score(bundle, url, "validation"))
+    for other in (config, SMALL.replace(objective="regression")):
+        with pytest.raises(InputError, match=r"NDCG is of integers from 0 to 31 .* linear goes on to 1000"):
+            train(url, tmp_path / "other", other)
+
+
+def test_a_leaf_has_the_second_derivatives_that_are_asked_for(write_dataset: WriteDataset, tmp_path: Path) -> None:
+    url = write_dataset(three(np.random.default_rng(5), grades), NUMERIC)
+    found = []
+    for number, least in enumerate((1e-3, 20.0, 1e6)):
+        config = SMALL.replace(min_sum_hessian_in_leaf=least, num_trees=1, early_stopping_rounds=None)
+        text = train(url, tmp_path / str(number), config)[0].content.decode()
+        (tree,) = lgb.Booster(model_str=text).dump_model()["tree_info"]
+        found.append(tree["num_leaves"])
+    assert found[0] > found[1] > found[2] == 1
 
 
 @every_library

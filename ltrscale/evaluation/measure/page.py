@@ -27,6 +27,7 @@ from ltrscale.evaluation.pages import (
     with_error,
 )
 from ltrscale.evaluation.statistics.summarise import Summary
+from ltrscale.progress import called
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Command, Document, Points, Section, Table, Text
@@ -302,7 +303,7 @@ def _methods(methods: Sequence[MethodResult], out: str) -> Iterator[Block]:
         "the directory in which it was made, as the configuration may name others relative to that one:"
     )
     config = shlex.quote(join(absolute(out), "run", "config.yaml"))
-    yield Command(f"cd {shlex.quote(str(Path.cwd()))}\npython -m jobs.evaluate --config {config} --set out=DIRECTORY")
+    yield Command(f"cd {shlex.quote(str(Path.cwd()))}\n{called('evaluate')} --config {config} --set out=DIRECTORY")
 
 
 def _mean(summary: Summary) -> str:

@@ -41,7 +41,7 @@ from ltrscale.ingest.profile import (
     rows_looked_at,
 )
 from ltrscale.ingest.roles import structured
-from ltrscale.progress import log, progress
+from ltrscale.progress import called, log, progress
 from ltrscale.ranking.alone import Alone, alone
 
 
@@ -118,7 +118,7 @@ def init(config: InitConfig) -> None:
 
 
 def _say_next(name: str, out: str) -> None:
-    log.info("next: python -m jobs.%s --config %s", name, shlex.quote(storage.join(out, f"{name}.yaml")))
+    log.info("next: %s --config %s", called(name), shlex.quote(storage.join(out, f"{name}.yaml")))
 
 
 _LATER = ("study", "weekly")

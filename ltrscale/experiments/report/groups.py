@@ -22,10 +22,9 @@ from ltrscale.data.dataset.manifest import Feature, open_dataset, places
 from ltrscale.data.dataset.selection import Selection, scored_row_groups, select
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.decoder import Decoder
+from ltrscale.data.stream.named import read_named
 from ltrscale.data.stream.parts import spread
 from ltrscale.data.stream.readers import read_direct
-from ltrscale.data.stream.windows import Cut, assemble
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
 from ltrscale.evaluation.measure.outliers import OUTLIER_BINS, histograms
@@ -42,8 +41,6 @@ from ltrscale.reports.document import Block, Chart, Charts, LeftOut, Table, Text
 _HISTOGRAMS = 12
 
 _COUNTED_AT_ONCE = 65_536
-
-_IDS = ("query_id", "doc_ids")
 
 _OVERLAP_AT = 5
 
@@ -80,18 +77,12 @@ def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence
     bundles = {name: sources.opened(url) for name, url in sources.bundles() if name in methods}
     selection = with_tokens_of(selection, bundles.values())
     scorers = scorers_of(bundles, features=selection.features)
-    decoder = Decoder(selection)
-    for i, row_group in enumerate(selection.row_groups):
-        (table,) = read_direct([row_group], list(dict.fromkeys([*decoder.columns, *_IDS])))
-        rows_M = decoder.served_rows([row_group], [table])
-        window = decoder.decode([row_group], [table], rows_M)
-        groups = assemble([Cut(window, 0, len(rows_M))], len(selection.features))
+    for i, (_, groups, ids) in enumerate(read_named(selection)):
         scores = {name: scorer(groups).double() for name, scorer in scorers.items()}
         scores |= {AS_SHOWN: order_shown(groups)} if AS_SHOWN in methods else {}
         for name, of_scores in committed.items():
             (of_groups,) = read_direct([of_scores[i]], scored.COLUMNS)
             scores[name] = look_up(evaluated.scores[name], scored.of_tables([of_groups]))(groups).double()
-        ids = table.select([name for name in _IDS if name in table.column_names]).take(pa.array(rows_M))
         yield Read(groups, ids, {name: scores[name] for name in methods})
 
 
@@ -172,7 +163,7 @@ def sampled(sources: Sources, documents: int, seed: int) -> Selection:
 
 def embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]:
     """The function from a batch to embeddings [N, D]: of a pretrained encoder, or of a ranker before its last layer."""
-    columns, embed = places(bundle.features, test.features, whose=bundle.url), bundle.embedder()
+    columns, embed = places(bundle.features, test.features, whose=bundle.url, on_purpose=True), bundle.embedder()
     if columns is None:
         return embed
     return lambda groups: embed(replace(groups, features_NF=groups.features_NF[:, columns]))

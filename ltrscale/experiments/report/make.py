@@ -20,7 +20,7 @@ from ltrscale.evaluation.weeks.decay import Decay, drifted
 from ltrscale.evaluation.weeks.verdict import Verdict
 from ltrscale.experiments.report import groups, results
 from ltrscale.experiments.report.sources import SUMMARY, Sources
-from ltrscale.progress import log
+from ltrscale.progress import called, log
 from ltrscale.reports.document import Block, Command, Document, LeftOut, Points, Section, Text
 from ltrscale.reports.findings import files, write_files
 from ltrscale.stages.stage import Origin, Stage, content_of
@@ -213,7 +213,7 @@ def next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequenc
     if lead.p_holm is None:
         return (
             "Next: more draws of labels, with the config of the pipeline; models that are trained are kept:",
-            f"python -m jobs.pipeline --config pipeline.yaml --set 'seeds={list(range(FEWEST_DRAWS))}'",
+            f"{called('pipeline')} --config pipeline.yaml --set 'seeds={list(range(FEWEST_DRAWS))}'",
         )
     if not is_shown(lead):
         return f"Next: {_more(lead.difference, lead.detectable)} jobs.study says what more labels would bring.", ""
@@ -227,7 +227,7 @@ def _answer(features: Sequence[str]) -> tuple[str, str]:
         "refuses what leans on it. If no, train without it, with the config of the pipeline:"
     )
     left_out = shlex.quote(f"splits.train.leave_out={json.dumps([*features], ensure_ascii=False)}")
-    return text, f"python -m jobs.pipeline --config pipeline.yaml --set {left_out}"
+    return text, f"{called('pipeline')} --config pipeline.yaml --set {left_out}"
 
 
 def _gate(evaluation: Evaluation, *, production: str, candidate: str) -> tuple[str, str]:
@@ -238,7 +238,7 @@ def _gate(evaluation: Evaluation, *, production: str, candidate: str) -> tuple[s
     text = f"Next: the gate, before {candidate} goes into production, with your splits in place of the example's:"
     bundle_keys = {"production": production, "candidate": candidate}
     settings = " ".join(f"--set {key}={shlex.quote(bundles[name])}" for key, name in bundle_keys.items())
-    return text, f"python -m jobs.gate --config jobs/configs/start/gate.yaml --set out=gate {settings}"
+    return text, f"{called('gate')} --config jobs/configs/start/gate.yaml --set out=gate {settings}"
 
 
 def _more(difference: float, detectable: float | None) -> str:

@@ -118,8 +118,8 @@ class Sources:
         """The texts of categorical features by their codes, as far as the test data sets have recorded them."""
         texts: dict[str, dict[int, str]] = defaultdict(dict)
         for url in self.evaluation.test.data:
-            for name, codes in open_dataset(url).manifest.categories.items():
-                texts[name] |= {code: text for text, code in codes.items()}
+            for name, of_codes in open_dataset(url).manifest.names_of_categories.items():
+                texts[name] |= of_codes
         return texts
 
     @cached_property
