@@ -220,9 +220,10 @@ def _as_names(value: Any) -> Any:
 def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]:
     """A column mapping that names features; those that none is given for are all columns without another use.
 
-    Numbers and booleans are numeric features; text and dictionaries, such as the categories of pandas, are categorical
-    ones. Columns of other types, such as time stamps, are none, nor are row numbers, with a warning. Those that look
-    like labels, ids or times are features too, with a warning.
+    Numbers and booleans are numeric features, and so are those of lists of one length (`vectors`), unless they could be
+    the ids of tokens; text and dictionaries, such as the categories of pandas, are categorical ones. Columns of other
+    types, such as time stamps, are none, nor are row numbers, with a warning. Those that look like labels, ids or times
+    are features too, with a warning.
 
     Example:
         >>> table = pa.table({"q": ["a"], "price": [1.5], "shop": ["x"], "y": [1]})
@@ -241,7 +242,7 @@ def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]
     first = table.slice(0, _FIRST_ROWS)
     log_columns, seen = (columns_of(first, table.schema, Dialect()), of_table(first)) if len(table) else ([], None)
     for each in log_columns:
-        if not each.distinct and not each.missing:  # bytes that are no text
+        if not each.distinct and not each.missing and not each.size:  # bytes that are no text
             free.pop(each.name, None)
     for name, why in row_numbers(log_columns, seen).items() if seen else ():
         if name in free and not name.isdecimal():  # the names of an array's columns
@@ -252,13 +253,15 @@ def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]
         n for n, kind in free.items() if cols.is_single(kind) and (pa.types.is_dictionary(kind) or cols.is_text(kind))
     )
     numeric = sorted(n for n, kind in free.items() if cols.is_number(kind) and not pa.types.is_null(kind))
-    if not numeric and not categorical:
+    sizes = {each.name: each.size for each in log_columns if each.size and each.name in free}
+    vectors = columns.get("vectors") or dict(sorted(sizes.items()))
+    if not numeric and not categorical and not vectors:
         raise InputError(f"X has no feature among its columns {', '.join(table.column_names)[:300]}; name some")
     roles = {use: columns.get(use) for use in ("query", "item", "label", "time")}
     roles = {use: name for use, name in roles.items() if name in table.column_names}
     if seen and "query" in roles:
         _warn_of_doubtful(doubtful(log_columns, seen, roles), {*numeric, *categorical})
-    return {**columns, "features": numeric, "categorical": categorical}
+    return {**columns, "features": numeric, "categorical": categorical, **({"vectors": vectors} if vectors else {})}
 
 
 def in_order_of(table: pa.Table, columns: Mapping[str, Any], features: Sequence[Feature]) -> list[str]:
@@ -270,8 +273,9 @@ def in_order_of(table: pa.Table, columns: Mapping[str, Any], features: Sequence[
         >>> in_order_of(table, columns, [Feature(name=name) for name in ("b", "z", "listed.hour")])
         ['z', 'listed.hour', 'b']
     """
-    mapping = validate(ColumnMapping, columns, "Ranker")
-    return sorted((each.name for each in features), key=lambda name: table.column_names.index(mapping.source_of(name)))
+    made = validate(ColumnMapping, columns, "Ranker").sources()
+    places = {name: place for place, name in enumerate(table.column_names)}
+    return sorted((each.name for each in features), key=lambda name: places[made.get(name, (name,))[0]])
 
 
 def _warn_of_doubtful(reasons: Mapping[str, str], features: Collection[str]) -> None:

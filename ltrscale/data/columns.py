@@ -81,8 +81,8 @@ def is_kept(kind: pa.DataType) -> bool:
 def plain(rows: Rows) -> Rows:
     """The rows with columns of types that all readers know, where there is one for their values.
 
-    Text for UUIDs and string views, the values of runs, wider decimals, what is stored as JSON and as 8-bit booleans.
-    Columns of other types stay as they are.
+    Text for UUIDs and string views, the values of runs, wider decimals, what is stored as JSON, as 8-bit booleans and
+    as tensors of one dimension. Columns of other types stay as they are.
     """
     kinds = plain_schema(rows.schema)
     if kinds.types == rows.schema.types:
@@ -102,7 +102,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 def _plain_type(kind: pa.DataType) -> pa.DataType:
     if isinstance(kind, pa.UuidType):
         return pa.string()
-    if isinstance(kind, pa.JsonType):
+    if isinstance(kind, pa.JsonType) or (isinstance(kind, pa.FixedShapeTensorType) and len(kind.shape) == 1):
         return _plain_type(kind.storage_type)
     if isinstance(kind, pa.Bool8Type):
         return pa.bool_()

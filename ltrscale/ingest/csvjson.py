@@ -368,7 +368,9 @@ class JsonReader(TextReader):
 
     def _explain(self, message: str, line: bytes) -> tuple[str, str]:
         if match := re.search(r"Column\(/(.*)\) changed from (\w+) to (\w+)", message):
-            return f"column {match[1]!r} is {match[3]} here and {match[2]} elsewhere", repr(_object(line).get(match[1]))
+            name, kinds = match[1].removesuffix("/[]"), [match[3], match[2]]
+            here, there = kinds if name == match[1] else [f"a list of {kind}s" for kind in kinds]
+            return f"column {name!r} is {here} here and {there} elsewhere", repr(_object(line).get(name))
         return f"not a JSON object with values that fit: {' '.join(message.split())}", ""
 
     def _query_of(self, line: bytes) -> str:

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -54,11 +55,18 @@ class Guess:
     features: tuple[LogColumn, ...] = ()
     categorical: tuple[LogColumn, ...] = ()
     dates: tuple[LogColumn, ...] = ()
+    vectors: tuple[LogColumn, ...] = ()
     others: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, Choice] = field(default_factory=dict)
     """For each role that was guessed: the reasons, and the rivals."""
     asked: Mapping[str, str] = field(default_factory=dict)
     """A question on each feature that may be known only after users have acted."""
+
+    @property
+    def alike(self) -> list[list[str]]:
+        """Pairs of vectors to compare: that of what was asked, by its name, else the first, with those as long."""
+        first, *others = sorted(self.vectors, key=lambda each: not roles.is_asked(each)) or (None,)
+        return [[first.name, each.name] for each in others if first is not None and each.size == first.size]
 
 
 def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str | None], where: str) -> Guess:
@@ -187,7 +195,7 @@ def _with_rest(
     best_guess: Guess, remaining: Sequence[LogColumn], outcomes: Mapping[str, str], key: LogColumn, seen: Structure
 ) -> Guess:
     """The guess with the uses of all other columns."""
-    uses: dict[str, list[LogColumn]] = {"meta": [], "features": [], "categorical": [], "dates": []}
+    uses: dict[str, list[LogColumn]] = {"meta": [], "features": [], "categorical": [], "dates": [], "vectors": []}
     unused = dict(outcomes)
     for column in (best_guess.gain, best_guess.clicks if best_guess.positions is not None else None):
         if column is not None:
@@ -206,8 +214,8 @@ def _with_rest(
             uses[use].append(column)
         else:
             unused[column.name] = use
-    meta, features, categorical, dates = (tuple(columns) for columns in uses.values())
-    return replace(best_guess, meta=meta, features=features, categorical=categorical, dates=dates, others=unused)
+    found: dict[str, Any] = {use: tuple(columns) for use, columns in uses.items()}
+    return replace(best_guess, **found, others=unused)
 
 
 def _misread(column: LogColumn, others: Mapping[str, LogColumn]) -> str | None:
@@ -222,6 +230,8 @@ def _misread(column: LogColumn, others: Mapping[str, LogColumn]) -> str | None:
 
 def _use(column: LogColumn, best_guess: Guess, key: LogColumn, seen: Structure) -> str:
     """The use of a column without a role, or the reason why it has none."""
+    if column.size:
+        return "vectors"
     if column.distinct <= 1:
         return "the same value in every row" if column.distinct else "no single value that can be read"
     if roles.looks_like_time(column):

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ltrscale.config import MOST_BYTES
 from ltrscale.data import columns as cols
 from ltrscale.data.times import DAY_NUMBER, FORMATS, ISO, Clock, instants
+from ltrscale.data.vectors import Vectors, vector_size
 from ltrscale.errors import InputError
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.lines import UTF8, read_lines
@@ -60,6 +61,8 @@ class LogColumn:
     values: tuple[str, ...]
     bad: float = 0.0
     days: float = 0.0
+    size: int = 0
+    """Numbers of each of its lists, where it holds vectors."""
 
     @property
     def numeric(self) -> bool:
@@ -84,6 +87,8 @@ class LogColumn:
     def shown(self) -> str:
         """The facts in a few words."""
         missing = f", {self.missing:.0%} missing" if self.missing else ""
+        if self.size:
+            return f"lists of {self.size:,} numbers{missing}"
         if self.numeric:
             return f"{self.least:g} to {self.most:g}{missing}"
         examples = ", ".join(value[:20] for value in self.values[:3])
@@ -146,7 +151,7 @@ def first_columns(urls: Sequence[str], dialect: Dialect, rows: int) -> list[LogC
     rows = rows_looked_at(len(schema), rows)
     for batch in batches(urls, schema.names, dialect):
         first.append(pa.table({name: cols.without_dictionary(batch.column(name)) for name in schema.names}))
-        if sum(map(len, first)) >= rows:
+        if sum(map(len, first)) >= rows or sum(table.nbytes for table in first) >= 8 * _VALUES:  # of long lists
             break
     if not sum(map(len, first)):
         raise InputError(f"{urls[0]}: no rows; choose another file")
@@ -201,7 +206,7 @@ def batches_of(url: str, names: Sequence[str], dialect: Dialect, *, first: str) 
 
 def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) -> LogColumn:
     if not cols.is_single(kind):
-        return LogColumn(name, kind, len(values), 0.0, 0, False, 0.0, 0.0, 0.0, (), ())
+        return _list_column(name, kind, values)
     values = _without_nan(values)
     counted = values.drop_null().value_counts()
     distinct_values, counts_V = counted.field("values"), counted.field("counts").to_numpy()
@@ -239,6 +244,15 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
         bad=float(counts_V[bad_V].sum() / len(values)),
         days=float(np.ptp(np.quantile(seconds_V, [0.01, 0.99]))) / 86400 if len(seconds_V) else 0.0,
     )
+
+
+def _list_column(name: str, kind: pa.DataType, values: pa.Array) -> LogColumn:
+    column = LogColumn(name, kind, len(values), values.null_count / len(values), 0, False, 0.0, 0.0, 0.0, (), ())
+    if not (size := vector_size(values)):
+        return column
+    found = Vectors(values)
+    bad_N = found.broken_N | ((found.lengths_N >= 0) & (found.lengths_N != size))
+    return replace(column, size=size, bad=float(bad_N.mean()))
 
 
 def _readable(kind: pa.DataType) -> bool:

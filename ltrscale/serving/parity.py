@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
@@ -33,8 +34,9 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.ingest.assembly import completed
 from ltrscale.ingest.inputs import InputFiles, PrepareConfig, list_inputs
+from ltrscale.ingest.items import ItemRows
 from ltrscale.ingest.rows import RowBlock, concat, cut, keep
-from ltrscale.ingest.source import File
+from ltrscale.ingest.source import File, Source
 from ltrscale.progress import log
 from ltrscale.serving import raw
 from ltrscale.serving.format import (
@@ -314,8 +316,21 @@ def sample_raw(bundle: Bundle, module: ModuleType, files: Sequence[str], rows: i
         columns = [names.index(feature.name) for feature in bundle.features]
         features_NF = torch.from_numpy(rows_read.features_NF[order_N][:, columns])
         groups = QueryGroups(features_NF, torch.from_numpy(offsets_Q1))
-        return RawSample(url, rows_read.lines_N[order_N], [kept[i] for i in order_N.tolist()], groups)
+        found = [kept[i] for i in order_N.tolist()]
+        if any(join["table"] is None for join in module.beside(str(Path(str(module.__file__)).parent)).recipe["joins"]):
+            found = _with_tables(found, reading[0].source, reading[1])
+        return RawSample(url, rows_read.lines_N[order_N], found, groups)
     return None
+
+
+def _with_tables(rows: list[Any], source: Source, features: Sequence[Feature]) -> list[Any]:
+    """The rows with the columns of tables that join, as a service has them where a table is too large to lie beside."""
+    assert isinstance(source, ItemRows)  # only these have tables
+    for table in source.tables(features):
+        keys = pa.RecordBatch.from_pydict({name: [row.get(name) for row in rows] for name in table.join.key})
+        joined = table(keys)[0].select([*table.join.columns]).to_pylist()
+        rows = [{**row, **more} for row, more in zip(rows, joined, strict=True)]
+    return rows
 
 
 def raw_files_of(raw_rows: str | None, data: str) -> list[str]:

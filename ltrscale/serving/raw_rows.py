@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _NO_NUMBER = re.compile(r"([+-]?)(inf|infinity|nan(?:\([a-z0-9_]*\))?)", re.IGNORECASE)
 _WELL_QUOTED = r'(?:"(?:[^"]|"")*"|[^"{delimiter}]*)(?:{delimiter}(?:"(?:[^"]|"")*"|[^"{delimiter}]*))*'
 _JSON = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
-_KINDS = {"number": "number", "integer": "number", "boolean": "boolean", "text": "string"}
+_KINDS = {"number": "number", "integer": "number", "boolean": "boolean", "text": "string", "numbers": "array"}
 _CODES = 1 << 24
 _WHOLE_FLOAT = re.compile(r"-?(0|[1-9][0-9]{0,15})\.0")
 _EPOCH, _EPOCH_SECONDS, _DAY, _SLOT = datetime(1970, 1, 1, tzinfo=timezone.utc), 10**11, 86400, 900
@@ -94,6 +94,7 @@ class RawRows:
         values = {name: self._read(name, row) for name, about in self.recipe["columns"].items() if "table" not in about}
         for join, table in zip(self.recipe["joins"], self._tables):
             values.update(self._joined(join, table, values, row))
+        values.update({name: self._vector(name, values[name], n) for name, n in self.recipe["vectors"].items()})
         seconds = {name: self._seconds(name, values[name]) for name in self.recipe["times"]["columns"]}
         if (time := self.recipe["times"]["row"]) is not None and seconds[time] is None:
             raise RowError(f"column {time!r} is not a time stamp (None)")
@@ -166,6 +167,8 @@ class RawRows:
         if name not in row and form != "json":
             raise RowError(f"no column {name!r}; give None where it has no value")
         value = row.get(name)
+        if reads == "numbers" and value is not None and hasattr(value, "tolist"):  # an array
+            value = value.tolist()
         # as pandas has a missing time, and Python's JSON anything that is missing
         if value is None or (value != value and (form == "json" or not isinstance(value, float))):
             return None
@@ -225,6 +228,24 @@ class RawRows:
             raise RowError(f"{', '.join(join['key'])} {shown} is not in {join['path']}", "not_joined")
         return {name: join["fill"].get(name) for name in join["columns"]}
 
+    def _vector(self, name: str, value: Any, size: int | None) -> list[float] | None:
+        """A list of numbers in single precision; None where there is none."""
+        if value is None:
+            return None
+        if not isinstance(value, (list, tuple)):
+            raise RowError(f"column {name!r} is not a list of numbers ({value!r})")
+        form = self.recipe["rows"] if "table" not in self.recipe["columns"][name] else "parquet"
+        for each in value if form == "json" else ():
+            here = _JSON.get(type(each), type(each).__name__)
+            if each is not None and here != "number":
+                raise RowError(f"column {name!r} is a list of {here}s here and a list of numbers elsewhere ({value!r})")
+        found = [_plain(name, float(each) if form == "json" and each is not None else each) for each in value]
+        if size is not None and len(found) != size:
+            raise RowError(f"column {name!r} has {len(found)} numbers, not {size}")
+        if any(math.isnan(each) for each in found):
+            raise RowError(f"column {name!r} lacks a number in its list")
+        return found
+
     def _seconds(self, name: str, value: Any) -> int | None:
         """The seconds since 1970 of a time; None where it is missing."""
         if value is None:
@@ -265,6 +286,10 @@ class RawRows:
 
     def _feature(self, feature: Mapping[str, Any], values: Mapping[str, Any], seconds: Mapping[str, Any]) -> float:
         column, part = feature["column"], feature.get("part")
+        if "place" in feature:
+            return math.nan if values[column] is None else values[column][feature["place"]]
+        if "similarity" in feature:
+            return _similarity(feature["similarity"], column, feature["other"], values)
         if part is None:
             value = values[column]
             return self._category(column, value) if feature["kind"] == "categorical" else _plain(column, value)
@@ -335,6 +360,29 @@ def _plain(name: str, value: Any) -> float:
     if isinstance(value, str) or not hasattr(value, "__float__"):
         raise RowError(f"column {name!r} is not a number ({value!r})")
     return _nearest(float(value), value)
+
+
+def _similarity(kind: str, one: str, other: str, values: Mapping[str, Any]) -> float:
+    """How alike two vectors are, in single precision; NaN where one is missing."""
+    x, y = values[one], values[other]
+    if x is None or y is None:
+        return math.nan
+    if len(x) != len(y):
+        raise RowError(f"columns {one!r} and {other!r} have {len(x)} and {len(y)} numbers")
+    dot = _dot(x, y)
+    if not math.isfinite(dot):
+        return math.inf
+    if kind == "dot":
+        return _single(dot) if x else math.nan
+    norms = math.sqrt(_dot(x, x)) * math.sqrt(_dot(y, y))
+    return _single(dot / norms) if norms else math.nan
+
+
+def _dot(x: list[float], y: list[float]) -> float:
+    total = 0.0
+    for a, b in zip(x, y):  # one after the other, as the training data were made; sum() rounds otherwise
+        total += a * b
+    return total
 
 
 def _single(value: float) -> float:

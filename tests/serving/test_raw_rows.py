@@ -335,6 +335,69 @@ def test_joined_tables(form: str, rows_kept: str, tmp_path: Path) -> None:
     assert (tmp_path / "export" / "raw_rows_1.jsonl").exists()
 
 
+def _vector_rows(*, nan: bool) -> list[dict[str, Any]]:
+    """Vectors that can be read, some of them missing, and some of another length, of no numbers or with a gap."""
+    rng = np.random.default_rng(0)
+    lists: list[Any] = [row.tolist() for row in rng.normal(size=(60, 7))]
+    lists[:5] = [None, [0.0] * 7, [-0.0] * 7, [16777217.0, 2.0**53, 3, 4, 5, 6, 7], [1e-46, 7e-46, 0.1, 1e30, 3, 0, 1]]
+    lists[5:9] = [[0.5] * 6, [], [0.5, None, 3, 4, 5, 6, 7], [float("nan") if nan else 1] * 7]
+    others = [lists[-i] for i in range(len(lists))]
+    return [
+        {"q": f"q{i}", "emb": one, "asked": other} for i, (one, other) in enumerate(zip(lists, others, strict=True))
+    ]
+
+
+VECTORS = {
+    "vectors": {"emb": 7},
+    "similarities": {"cosine": [["asked", "emb"]], "dot": [["asked", "emb"]]},
+    "fill": {"emb.*": 0.5},
+}
+
+
+@pytest.mark.parametrize("form", ["double", "float", "fixed", "json"])
+def test_vectors_and_how_alike_two_are(form: str, tmp_path: Path) -> None:
+    rows = _vector_rows(nan=form != "json")
+    if form == "json":
+        rows += [{"q": "t", "emb": "x"}, {"q": "u", "emb": [0.5] * 6 + ["x"]}, {"q": "v", "emb": [0.5] * 6 + [True]}]
+        rows = [
+            {"q": f"usual{i}", "emb": [0.5] * 7, "asked": None} for i in range(1000)
+        ] + rows  # the lines that decide on the types
+        log = tmp_path / "log.jsonl"
+        log.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    else:
+        size = 7 if form == "fixed" else -1
+        kind = pa.list_(pa.float32() if form == "float" else pa.float64(), size)
+        rows = [row for row in rows if size < 0 or all(row[n] is None or len(row[n]) == size for n in ("emb", "asked"))]
+        log = tmp_path / "log.parquet"
+        columns = {name: pa.array([row[name] for row in rows], kind) for name in ("emb", "asked")}
+        pq.write_table(pa.table({"q": [row["q"] for row in rows], **columns}), log)
+        rows = pq.read_table(log).to_pylist()
+    data = prepared(tmp_path, log, VECTORS)
+    assert check(rows, data, tmp_path, [row["q"] for row in rows]) >= 3
+    make = transformer(data, tmp_path)
+    usual = [row for row in rows if row["q"] in ("q20", "q21", "q22")]
+    arrays = [{name: value if name == "q" else np.array(value) for name, value in row.items()} for row in usual]
+    assert [*map(make.features, arrays)] == [*map(make.features, usual)]
+
+
+def test_a_table_that_joins_may_have_vectors_unless_they_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"item": ["a", "b"], "emb": [[0.5, 0.1], None]}), tmp_path / "items.parquet")
+    rows = [{"q": f"q{i}", "item": item} for i, item in enumerate("abac")]
+    write_csv(tmp_path / "log.csv", rows)
+    joins = [{"path": str(tmp_path / "items.parquet"), "key": "item", "columns": "emb"}]
+    data = prepared(tmp_path, tmp_path / "log.csv", {"vectors": {"emb": 2}}, joins=joins)
+    (tmp_path / "export").mkdir()
+    assert check(rows, data, tmp_path / "export", [row["q"] for row in rows]) == 1
+    monkeypatch.setattr(raw, "_MOST_NUMBERS", 1)
+    make = transformer(data, tmp_path)
+    assert make.recipe["joins"][0]["table"] is None
+    assert make.features({"item": "a", "emb": [0.5, 0.25]}) == [0.5, 0.25]
+    with pytest.raises(raw_rows.RowError, match=r"column 'emb' is not a list of numbers \('0\.5'\)"):
+        make.features({"item": "a", "emb": "0.5"})
+
+
 def test_a_table_with_too_many_rows_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(raw, "_MOST_ROWS", 2)
     pq.write_table(pa.table(TABLE), tmp_path / "items.parquet")

@@ -130,8 +130,9 @@ class RawColumns(Config):
 
     rows: Literal["csv", "json", "parquet"]
     """The form of the file: text, JSON lines, or typed values."""
-    reads: dict[str, Literal["number", "boolean", "integer", "text", "value"]]
-    """What each column holds, also those of tables that join; `value` is a time, date or another type of Parquet."""
+    reads: dict[str, Literal["number", "boolean", "integer", "text", "numbers", "value"]]
+    """What each column holds, also those of tables that join; `numbers` is a list of them, and
+    `value` a time, date or another type of Parquet."""
 
 
 class FeatureSummary(Config):

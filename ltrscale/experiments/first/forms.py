@@ -145,7 +145,7 @@ def _laid_out(url: str) -> _Laid | None:
     wide = {name: n for name, n in wide.items() if name not in nested and (lengths[name] == n * n_Q).all()}
     inner = {name: len(rows[name].combine_chunks().flatten().flatten()) for name in nested}
     wide |= {name: inner[name] // max(n_Q.sum(), 1) for name in nested if (lengths[name] == n_Q).all()}
-    if len(names) + len(wide) < 2 or len({*n_Q.tolist()}) < 2:
+    if len(names) + len(wide) < 2 or len({*n_Q[n_Q > 0].tolist()}) < 2:  # a vector may be missing
         return None
     parent_N = pa.array(np.repeat(np.arange(len(rows)), n_Q))
     flat = {

@@ -99,7 +99,9 @@ def init(config: InitConfig) -> None:
     notes: tuple[str, ...] = ()
     texts = {"prepare": yaml_text(prepare_lines(config.file, out, dialect, guessed, counted))}
     if guessed.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST_LISTS:
-        size = LogSize(counted.rows, counted.told_apart, len([*guessed.features, *guessed.categorical, *guessed.dates]))
+        width = len([*guessed.features, *guessed.categorical, *guessed.dates, *guessed.alike])
+        width += sum(column.size for column in guessed.vectors)
+        size = LogSize(counted.rows, counted.told_apart, width)
         score = engine_score([each.name for each in guessed.features])
         runs, notes = first_runs(out, counted.plan, score, size, counted.queries_told_apart)
         texts |= runs

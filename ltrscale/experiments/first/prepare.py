@@ -147,7 +147,7 @@ def prepare_lines(file: str, out: str, dialect: Dialect, guessed: Guess, counted
 def _rejected(guessed: Guess) -> Iterator[str]:
     """The share of rows that prepare will reject, where it is above its limit."""
     one_each = [guessed.time, guessed.label, guessed.positions, guessed.gain, guessed.clicks]
-    one_each += [*guessed.features, *guessed.dates, *guessed.categorical, *guessed.meta]
+    one_each += [*guessed.features, *guessed.dates, *guessed.vectors, *guessed.categorical, *guessed.meta]
     shares = {f"{column.name} cannot be read": column.bad for column in one_each if column is not None}
     needed = [guessed.query, *guessed.within, *([guessed.time] if guessed.time else [])]
     shares |= {f"{column.name} is missing": column.missing for column in needed}
@@ -194,6 +194,13 @@ def _column_lines(path: str, guessed: Guess, dialect: Dialect, plan: FirstPlan |
         yield "      dates: # days up to the row's time"
         for column in guessed.dates:
             yield f"        {plain_yaml(column.name)}: [days_before] # {column.shown}"
+    if guessed.vectors:
+        yield "      vectors: # lists of numbers, such as embeddings, with their length"
+        for column in guessed.vectors:
+            yield f"        {plain_yaml(column.name)}: {column.size} # {column.shown}"
+    if guessed.alike:
+        words = f"{CHECK}: do both come from one model? Leave it out if not"
+        yield f"      similarities: {flow({'cosine': guessed.alike})} {words}"
     for name, reason in islice(guessed.others.items(), _DESCRIBED):
         yield f"      # not used: {name or '(no name)'}, {reason}"
     if len(guessed.others) > _DESCRIBED:
@@ -250,7 +257,7 @@ def summary(guessed: Guess) -> list[str]:
         mark = f"CHECK: {choice.doubt}; " if choice and choice.doubt else ""
         if column is not None:
             lines.append(f"{role:<9}  {column.name:<{width}}  {mark}{'; '.join(words)}".rstrip())
-    counts = {use: len(getattr(guessed, use)) for use in ("features", "categorical", "dates", "meta")}
+    counts = {use: len(getattr(guessed, use)) for use in ("features", "categorical", "dates", "vectors", "meta")}
     lines.append(", ".join(f"{use}: {n}" for use, n in (counts | {"not used": len(guessed.others)}).items() if n))
     return [*lines, *(f"CHECK: {question} Leave it out if not" for question in guessed.asked.values())]
 
