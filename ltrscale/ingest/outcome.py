@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.copies import equal_periods
-from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest
+from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest, open_dataset
 from ltrscale.data.dataset.selection import Selection, nothing_to_learn, only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import identifying
@@ -22,11 +22,13 @@ from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import Expected, PrepareConfig, UnitSettings
 from ltrscale.ingest.rows import QUARANTINE, Rejection
 from ltrscale.ingest.source import Source
+from ltrscale.markdown import one_line
 from ltrscale.progress import Report, log
 from ltrscale.ranking.alone import Alone, alone
 
 _DOCUMENTS = 100_000
 """Documents that are looked at, of lists with a relevant document; ten times as many labels are read to find these."""
+_LONGEST_NAME = 64
 ASK = "is it known when the list is shown?"
 
 
@@ -53,7 +55,25 @@ def look_alone(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[
         k=k,
         relevant_from=relevant_from,
     )
-    return sorted(features, key=lambda feature: -feature.lift)
+    names = category_names(split.data)
+    return sorted((_named(feature, names) for feature in features), key=lambda feature: -feature.lift)
+
+
+def category_names(urls: Sequence[str]) -> dict[str, dict[int, str]]:
+    """The texts of categorical features by their codes, as far as these data sets have recorded them."""
+    texts: dict[str, dict[int, str]] = {}
+    for url in urls:
+        for name, of_codes in open_dataset(url).manifest.names_of_categories.items():
+            texts.setdefault(name, {}).update(of_codes)
+    return texts
+
+
+def _named(feature: Alone, names: Mapping[str, Mapping[int, str]]) -> Alone:
+    """The feature with the name of its most common code, where that is known."""
+    there = feature.there
+    if there is None or there.usual is None or (text := names.get(feature.name, {}).get(int(there.usual))) is None:
+        return feature
+    return feature.replace(there=there.replace(usual_name=one_line(text)[:_LONGEST_NAME]))
 
 
 def _read(selection: Selection) -> QueryGroups:

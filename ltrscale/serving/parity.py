@@ -25,15 +25,14 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
-from ltrscale.config import Config, validate
+from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
-from ltrscale.data.dataset.origin import inputs_of
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.errors import InputError, UnavailableError
+from ltrscale.errors import InputError
 from ltrscale.ingest.assembly import completed
-from ltrscale.ingest.inputs import InputFiles, PrepareConfig, list_inputs
+from ltrscale.ingest.inputs import PrepareConfig, raw_files
 from ltrscale.ingest.items import ItemRows
 from ltrscale.ingest.rows import RowBlock, concat, cut, keep
 from ltrscale.ingest.source import File, Source
@@ -341,15 +340,7 @@ def raw_files_of(raw_rows: str | None, data: str) -> list[str]:
     """
     if raw_rows is not None:
         return storage.list_files(raw_rows)
-    urls = []
-    for entry in inputs_of(open_dataset(data)):
-        try:
-            urls += [file.url for file in list_inputs([validate(InputFiles, entry, data)])]
-        except UnavailableError:
-            raise
-        except InputError:
-            continue
-    if not urls:
+    if not (urls := raw_files(open_dataset(data))):
         log.warning(
             "export: the raw rows of %s are not there any more; name some as raw, to check the transformer", data
         )

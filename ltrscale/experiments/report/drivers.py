@@ -20,7 +20,7 @@ _METHODS, _DEPTH, _SENTENCES = 2, 5, 3
 def rank_one(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
     """What drives rank 1 by the best two methods that have bundles, on at most so many test groups."""
     bundles = dict(sources.bundles())
-    names = [method.name for method in sources.best_first() if method.name in bundles][:_METHODS]
+    names = [method.name for method in sources.evaluation.ranked if method.name in bundles][:_METHODS]
     groups = sources.test.n_groups
     selection = chosen_groups(sources.test, np.random.default_rng(seed).permutation(groups)[:most])
     by_method: dict[str, tuple[Driver, ...]] = {}
