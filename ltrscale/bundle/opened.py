@@ -243,7 +243,8 @@ class Bundle(ABC):
         Raises:
             InputError: as `scorer`.
         """
-        columns, explain = places(self.features, features, whose=self.url), self.explaining(computing)
+        columns = places(self.features, features, whose=self.url, on_purpose=True)
+        explain = self.explaining(computing)
         if columns is None:
             return explain
 

@@ -31,7 +31,7 @@ DAY_NUMBER = "%Y%m%d"
 
 _DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", DAY_NUMBER, "%d %b %Y")
 _HALF_DAYS = (" %I:%M %p", " %I:%M:%S %p")
-FORMATS = (
+USUAL_FORMATS = (
     ISO,
     *(day + clock for day in _DAYS for clock in ("", " %H:%M:%S", " %H:%M", *_HALF_DAYS)),
     *("%Y-%m-%d" + clock for clock in _HALF_DAYS),
@@ -232,13 +232,13 @@ def _by_format(text: str, clock: Clock) -> int | None:
 
 
 def format_of(text: str) -> str | None:
-    """The first of `FORMATS` that reads a time; None where none does.
+    """The first of `USUAL_FORMATS` that reads a time; None where none does.
 
     Example:
         >>> format_of("05/Jan/2026:10:00:00 +0000"), format_of("13/1/2026 9:30 PM"), format_of("soon")
         ('%d/%b/%Y:%H:%M:%S %z', '%d/%m/%Y %I:%M %p', None)
     """
-    return next((form for form in FORMATS if _by_format(text, Clock(formats=(form,))) is not None), None)
+    return next((form for form in USUAL_FORMATS if _by_format(text, Clock(formats=(form,))) is not None), None)
 
 
 def _stamp(text: str, form: str, clock: Clock) -> int | None:

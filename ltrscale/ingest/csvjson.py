@@ -32,6 +32,10 @@ _TRUE, _FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
 nothing but NO."""
 
 _MISPLACED = "a quote, carriage return or NUL out of place, or too long a line"
+_OPEN = (
+    "a quoted field that does not end in its line: line ends within quotes are not read; write them as blanks, or the "
+    "file as Parquet or JSON lines"
+)
 _NEWLINE, _RETURN, _QUOTE = b'\n\r"'
 
 
@@ -153,11 +157,12 @@ def _fields(line: bytes, dialect: Dialect) -> list[str] | None:
         return None
 
 
-def _broken_M(lines: Lines, dialect: Dialect) -> NDArray[np.bool_]:
-    """Lines with a NUL or a lone carriage return, or with a quote that does not open, close or escape."""
+def broken_lines(lines: Lines, dialect: Dialect) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Lines with a NUL, a lone carriage return or a quote out of place, and those with a quote that never closes."""
     returns = np.flatnonzero(lines.text_U8 == _RETURN)
     broken = [returns[lines.text_U8[returns + 1] != _NEWLINE], np.flatnonzero(lines.text_U8 == 0)]
     quotes = np.flatnonzero(lines.text_U8 == _QUOTE)
+    open_M = np.zeros(len(lines), dtype=bool)
     if len(quotes) and dialect.quotes:
         # quotes alternate, from 0 in each line: even ones open or end an escape (""), odd ones close or begin one
         firsts_M, quotes_M = _runs_M(quotes, lines)
@@ -172,10 +177,10 @@ def _broken_M(lines: Lines, dialect: Dialect) -> NDArray[np.bool_]:
         closes = closing[after]
         broken.append(quotes[np.where(ordinal % 2 == 0, ~opens, ~closes)])
         last = np.append(line[1:] != line[:-1], True)
-        broken.append(quotes[last & (ordinal % 2 == 0)])  # a quote that never closes
+        open_M[line[last & (ordinal % 2 == 0)]] = True
     broken_M = np.zeros(len(lines), dtype=bool)
     broken_M[np.searchsorted(lines.ends_M, np.concatenate(broken))] = True
-    return broken_M
+    return broken_M, open_M & ~broken_M
 
 
 def _fields_M(lines: Lines, dialect: Dialect) -> NDArray[np.int64]:
@@ -217,10 +222,11 @@ class CsvReader(TextReader):
 
     def _faults(self, lines: Lines, row_M: NDArray[np.bool_]) -> dict[int, str]:
         """Lines with a quote out of place, or with another number of fields than the header."""
-        broken_M = row_M & _broken_M(lines, self.dialect)
+        broken_M, open_M = (row_M & each_M for each_M in broken_lines(lines, self.dialect))
         fields_M = _fields_M(lines, self.dialect)
-        odd = np.flatnonzero(row_M & ~broken_M & (fields_M != len(self._names)))
+        odd = np.flatnonzero(row_M & ~broken_M & ~open_M & (fields_M != len(self._names)))
         faults = {i: f"{fields_M[i]} columns where the header has {len(self._names)}" for i in odd.tolist()}
+        faults |= dict.fromkeys(np.flatnonzero(open_M).tolist(), _OPEN)
         return faults | dict.fromkeys(np.flatnonzero(broken_M).tolist(), _MISPLACED)
 
     def _convert(self, text: pa.Buffer) -> pa.Table:

@@ -139,7 +139,7 @@ def check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], wo
 def _remedies(
     rules: Mapping[str, int], first_rejections: Sequence[Rejection], config: PrepareConfig, key: str
 ) -> Iterator[str]:
-    """What to do where rows were rejected for a reason with a remedy; `key` is empty where rows are to be scored."""
+    """What to do about rows that were rejected for some reasons; `key` is empty where rows are to be scored."""
     # query ids return in a log that is sorted by time and not by query
     if rules.get("returning_query") and config.add:
         yield "queries that the data set has are not replaced: leave their rows out"

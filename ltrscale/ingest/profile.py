@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from ltrscale.config import MOST_BYTES
 from ltrscale.data import columns as cols
-from ltrscale.data.times import DAY_NUMBER, FORMATS, ISO, Clock, instants
+from ltrscale.data.times import DAY_NUMBER, ISO, USUAL_FORMATS, Clock, instants
 from ltrscale.data.vectors import Vectors, vector_size
 from ltrscale.errors import InputError
-from ltrscale.ingest.csvjson import Dialect
-from ltrscale.ingest.lines import UTF8, read_lines
+from ltrscale.ingest.csvjson import Dialect, broken_lines
+from ltrscale.ingest.lines import UTF8, Lines, read_lines
 from ltrscale.ingest.tables import read_rows, read_schema
-from ltrscale.progress import progress
+from ltrscale.progress import log, progress
 
 _BATCH = 1 << 16
 _TRIED = 200
@@ -104,10 +104,16 @@ def dialect_of(url: str, header: tuple[str, ...] = ()) -> Dialect:
     line = piece.text.partition(b"\n")[0].decode(encoding, errors="replace")
     usual = "\t" if ".tsv" in url else ","
     delimiter = max((usual, ",", ";", "\t", "|"), key=line.count)
-    if delimiter == ",":
-        return Dialect(delimiter, ".", encoding, header=header)
-    marks = [Dialect(delimiter, mark, encoding, header=header) for mark in ".,"]
-    return max(marks, key=lambda form: sum(map(pa.types.is_floating, read_schema(url, form).types)))
+    marks = "." if delimiter == "," else ".,"
+    forms = [Dialect(delimiter, mark, encoding, header=header) for mark in marks]
+    dialect = max(forms, key=lambda form: sum(map(pa.types.is_floating, read_schema(url, form).types)))
+    if n := int(broken_lines(Lines(piece.text, 1, piece.share), dialect)[1].sum()):
+        log.warning(
+            "%s: %s of its first lines end within quotes and are rejected with those that follow: write line ends in "
+            "fields as blanks, or the file as Parquet or JSON lines",
+            *(url, f"{n:,}"),
+        )
+    return dialect
 
 
 def _encoding(text: bytes) -> str:
@@ -268,7 +274,7 @@ def _times(
     """
     tried, formats = distinct_values.slice(0, _TRIED), []
     if len(tried) and (_readable(kind) or _is_stamp(kind)) and _may_be_times(tried, kind):
-        forms = (ISO,) if _is_stamp(kind) else (ISO, DAY_NUMBER) if cols.is_number(kind) else FORMATS
+        forms = (ISO,) if _is_stamp(kind) else (ISO, DAY_NUMBER) if cols.is_number(kind) else USUAL_FORMATS
         shares = {form: _share_of_times(tried, kind, form) for form in forms}
         formats = sorted((form for form, share in shares.items() if share >= 1 - _STRAY), key=lambda f: -shares[f])
     if not formats:

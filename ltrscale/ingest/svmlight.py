@@ -122,7 +122,9 @@ def parse_lines(text: bytes, file: str, first_line: int, row_format: RowFormat) 
                 slow.append((index, row))
             else:
                 query_id, shown = _query_id(words) if row_format.qid else "", shown_line(lines[index])
-                rejected.append(Rejection(file, first_line + index, row.rule, shown, query_id, found=row.found))
+                rejected.append(
+                    Rejection(file, first_line + index, row.rule, shown, query_id, found=f"{row.found}: {shown[:40]!r}")
+                )
         rows = _merge(rows, _stack(slow, row_format))
     return RowBlock(
         file=file,

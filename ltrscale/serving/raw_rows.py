@@ -35,7 +35,13 @@ from zoneinfo import ZoneInfo
 RECIPE, MODEL = "raw_rows.json", "features.json"
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _NO_NUMBER = re.compile(r"([+-]?)(inf|infinity|nan(?:\([a-z0-9_]*\))?)", re.IGNORECASE)
-_WELL_QUOTED = r'(?:"(?:[^"]|"")*"|[^"{delimiter}]*)(?:{delimiter}(?:"(?:[^"]|"")*"|[^"{delimiter}]*))*'
+_FIELD = r'(?:"(?:[^"]|"")*"|[^"{delimiter}]*)'
+_WELL_QUOTED, _OPEN = _FIELD + "(?:{delimiter}" + _FIELD + ")*", "(?:" + _FIELD + r'{delimiter})*"(?:[^"]|"")*'
+_MISPLACED = "a quote, carriage return or NUL out of place, or too long a line"
+_NOT_CLOSED = (
+    "a quoted field that does not end in its line: line ends within quotes are not read; write them as blanks, or the "
+    "file as Parquet or JSON lines"
+)
 _JSON = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
 _KINDS = {"number": "number", "integer": "number", "boolean": "boolean", "text": "string", "numbers": "array"}
 _CODES = 1 << 24
@@ -156,9 +162,10 @@ class RawRows:
         """The fields of a line, which is a row: no field has a line end."""
         text, quotes = line.rstrip("\n"), self.recipe["csv"]["quotes"]
         text = text[:-1] if text.endswith("\r") else text
-        whole = _WELL_QUOTED.format(delimiter=re.escape(delimiter))
+        whole, unclosed = (form.format(delimiter=re.escape(delimiter)) for form in (_WELL_QUOTED, _OPEN))
         if "\r" in text or "\0" in text or (quotes and '"' in text and not re.fullmatch(whole, text)):
-            raise csv.Error("a quote, carriage return or NUL out of place, or too long a line")
+            clean = "\r" not in text and "\0" not in text
+            raise csv.Error(_NOT_CLOSED if clean and re.fullmatch(unclosed, text) else _MISPLACED)
         return next(csv.reader([text], delimiter=delimiter)) if quotes and '"' in text else text.split(delimiter)
 
     def _read(self, name: str, row: Mapping[str, Any]) -> Any:

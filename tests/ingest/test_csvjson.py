@@ -26,7 +26,7 @@ from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.prepare import prepare
-from ltrscale.ingest.profile import first_columns
+from ltrscale.ingest.profile import dialect_of, first_columns
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
 from ltrscale.ingest.tables import Join
 
@@ -435,3 +435,18 @@ def test_what_looks_like_a_number_is_what_is_read_as_one(text: str) -> None:
     except pa.ArrowInvalid:
         read_as_one = False
     assert Dialect().number(text) == read_as_one
+
+
+def test_a_line_end_within_quotes_is_said_where_it_is_met(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "log.csv"
+    log = table().assign(d=lambda frame: [f"two\nlines, {i}" if i % 50 == 0 else d for i, d in enumerate(frame["d"])])
+    log.to_csv(path, index=False)
+    rows, rejected = read(path, item="d")
+    assert len(rows) == 490
+    found = {one.line: one.found for one in rejected}
+    assert [line for line, why in found.items() if why.startswith("a quoted field that does not end in its line")] == [
+        2 + 51 * i for i in range(10)
+    ]
+    assert len(found) == 20
+    assert dialect_of(str(path)) == Dialect()
+    assert "10 of its first lines end within quotes" in caplog.text

@@ -573,4 +573,4 @@ def test_a_row_that_cannot_be_read_says_why(row: bytes, found: str, tmp_path: Pa
     (tmp_path / "rows.txt").write_bytes(b"1 qid:1 1:1 2:2 3:3\n" + row + b"\n")
     [block] = read_letor(str(tmp_path / "rows.txt"), n_features=3, dense=True)
     [rejection] = block.rejected
-    assert re.fullmatch(found, rejection.found)
+    assert re.fullmatch(f"{found}: {re.escape(repr(row.decode()))}", rejection.found)

@@ -216,6 +216,20 @@ def test_rows_of_csv_without_a_header(tmp_path: Path) -> None:
     assert check(read, data, tmp_path, [row["q"] for row in rows]) > 5
 
 
+BROKEN_LINES = ['q1,"two', 'lines",1', 'q3,a"b,1', 'q4,"a"b,1', 'q5,"a""', "q6,a\0,1", 'q7,"a\r,1', '"q8', 'q9,"a","b']
+
+
+def test_lines_of_csv_that_are_no_rows_have_the_reasons_of_prepare(tmp_path: Path) -> None:
+    text = "q,t,x\n" + "".join(f'g{i},"a ""{i}""",{i}\n' for i in range(20)) + "\n".join(BROKEN_LINES) + "\n"
+    (tmp_path / "log.csv").write_text(text, newline="")
+    data = prepared(tmp_path, tmp_path / "log.csv", {"features": ["x"], "categorical": ["t"]})
+    paths = [storage.join(data, path) for path in open_dataset(data).manifest.quarantine]
+    lost = {row["line"]: row["found"] for path in paths for row in pq.read_table(path).to_pylist()}
+    rows = transformer(data, tmp_path).numbered(tmp_path / "log.csv")
+    assert {number: str(row) for number, row in rows if isinstance(row, raw_rows.RowError)} == lost
+    assert len(lost) == len(BROKEN_LINES)
+
+
 def test_many_numbers_of_csv_are_rounded_once(tmp_path: Path) -> None:
     """Digits around the middle between two numbers in single precision, where two roundings differ from one."""
     rng = np.random.default_rng(0)
