@@ -26,8 +26,8 @@ def opening(evaluation: Evaluation) -> list[str]:
     best = best_of(evaluation)
     if best is None:
         return [f"No group defines {metric_label(evaluation.primary)}, so nothing can be said; evaluate other periods."]
-    after = [*_ahead(evaluation, best), *_shown(evaluation, best), *_corrected(evaluation), *_sure(evaluation)]
-    return [_on_the_best(evaluation, best), *_worth(evaluation), *after, *_behind(evaluation, best)]
+    of_best = [*_ahead(evaluation, best), *_corrected(evaluation), *_sure(evaluation), *_behind(evaluation, best)]
+    return [_on_the_best(evaluation, best), *of_best, *_shown(evaluation, best), *_worth(evaluation)]
 
 
 def headline(evaluation: Evaluation) -> str:
@@ -38,10 +38,7 @@ def headline(evaluation: Evaluation) -> str:
     if (found := standing(evaluation)) is None:
         return f"{best.name}, with nothing beside it: {metric} {estimated(overall(evaluation, best), '.4f')}"
     (serving,) = (method for method in evaluation.methods if method.name == found.serving)
-    (difference, base), name = (
-        (found.lead.difference, overall(evaluation, serving).mean),
-        _as_served(evaluation, serving),
-    )
+    difference, base, name = found.lead.difference, overall(evaluation, serving).mean, _as_served(evaluation, serving)
     percent = f" ({difference / base:+.1%})" if base else ""
     ends = "" if found.lead.low is None else f" [{found.lead.low:+.4f}, {found.lead.high:+.4f}]"
     figure = f"{metric} {difference:+.4f}{ends}{percent}"

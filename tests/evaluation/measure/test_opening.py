@@ -105,10 +105,10 @@ def test_the_best_is_put_beside_what_was_shown_and_trees_each_with_its_interval(
     assert opening(found) == [
         FIRST,
         "It is ahead by 0.0200 [0.0100, 0.0300] (+3.8%) over trees (gbdt).",
-        f"What was shown (as_shown) is 0.0500 [0.0400, 0.0600] behind net. {REFERENCE}",
         "More than chance is its lead over gbdt.",
         OF_BOTH,
         ON_NO_SLICE,
+        f"What was shown (as_shown) is 0.0500 [0.0400, 0.0600] behind net. {REFERENCE}",
     ]
     assert next_step(found, None)[1] == (
         "python -m jobs.gate --config jobs/configs/start/gate.yaml --set out=gate --set production=runs/gbdt "
@@ -119,7 +119,7 @@ def test_the_best_is_put_beside_what_was_shown_and_trees_each_with_its_interval(
 def test_what_is_not_shown_is_not_said() -> None:
     leads = {"gbdt": lead(-0.02, 0.2, detectable=0.04), "as_shown": lead(-0.05, 0.001)}
     found = evaluation(THREE, leads, baseline="gbdt")
-    assert opening(found)[3] == "It cannot be told from gbdt (p 0.2000): their order may be chance."
+    assert opening(found)[2] == "It cannot be told from gbdt (p 0.2000): their order may be chance."
     assert next_step(found, None)[0].startswith(
         "Next: a difference of this size takes about 4.0 times the query groups"
     )
@@ -276,7 +276,7 @@ def test_revenue_is_named_where_gains_are_set() -> None:
     worth, against = {"gbdt": 0.7, "net": 0.6}, {"gbdt": {GAIN: lead(0.1, 0.01)}}
     leads = {"gbdt": lead(-0.02, 0.01)}
     found = evaluation({"gbdt": 0.53, "net": 0.55}, leads, baseline="net", against=against, gains=worth)
-    assert opening(found)[1] == (
+    assert opening(found)[-1] == (
         "By what documents bring, their gains, gbdt ranks best: Gain-NDCG@5 0.7000 [0.6900, 0.7100], "
         "+0.1000 [+0.0900, +0.1100] over net."
     )
