@@ -22,7 +22,7 @@ from ltrscale.data.dataset.manifest import Feature, RawColumns, matching
 from ltrscale.data.times import part_of
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
-from ltrscale.ingest.examined import Examined, check_same_features, missing, path_value, resolve_features
+from ltrscale.ingest.examined import Examined, check_same_features, missing, path_value, resolve_features, with_optional
 from ltrscale.ingest.mapping import ColumnMapping, Fill
 from ltrscale.ingest.rows import RowBlock, RowTexts, keep
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
@@ -41,6 +41,7 @@ from ltrscale.ingest.tables import (
     with_joined,
 )
 from ltrscale.ingest.texts import Encoding, TokenColumns, TokenReader
+from ltrscale.ingest.validate import Unjudged
 
 
 def column_holds(
@@ -132,7 +133,13 @@ class ItemBlocks:
         return block
 
     def _joined(self, batch: pa.RecordBatch) -> Examined:
-        """The rows with the columns of tables; rows without a key that a table must have are rejected."""
+        """The rows with the columns of tables, and with optional ones that the file lacks.
+
+        Rows without a key that a table must have are rejected.
+        """
+        for name in self.mapping.of_optional(batch.schema):
+            field = with_optional(pa.schema([]), self.mapping).field(name)
+            batch = batch.append_column(name, pa.nulls(len(batch), field.type))
         faults: dict[int, str] = {}
         for table in self.joined:
             batch, bad_N, keys_N = table(batch)
@@ -287,7 +294,7 @@ class ItemRows(Source):
         """
         mapping, schema = self.columns, self.schema_of(url)
         joins = [table.join for table in joined]
-        whole, keys = with_joined(schema, joins, mapping.dialect, url), join_keys(joins)
+        whole, keys = with_optional(with_joined(schema, joins, mapping.dialect, url), mapping), join_keys(joins)
         file_features = resolve_features(whole, mapping, url, keys=keys)
         used = file_features if features is None else features
         check_same_features(whole, file_features, used, mapping, url, first)
@@ -334,8 +341,10 @@ class ItemRows(Source):
             uses.pop("time", None)
         named = needs.named(without=[*of_dates])
         fill = self._fill_for_scoring(needs)
-        idle = {"label": None, "grades": None, "exclude": (), "fill_periods": ()}
-        columns = self.columns.replace(dates=dates, fill=fill, **idle, **uses, **named)
+        idle = {"label": None, "grades": None, "unjudged": "reject", "exclude": (), "fill_periods": ()}
+        read = {*dates, *(name for names in named.values() for name in names)}
+        optional = tuple(name for name in self.columns.optional if name in read)
+        columns = self.columns.replace(dates=dates, fill=fill, optional=optional, **idle, **uses, **named)
         return self.replace(columns=columns, joins=_needed(self.joins, columns))
 
     def _fill_for_scoring(self, needs: Needs) -> dict[str, Fill]:
@@ -391,6 +400,11 @@ class ItemRows(Source):
         return self.columns.tokens
 
     @property
+    def unjudged(self) -> Unjudged:
+        """As the columns say."""
+        return self.columns.unjudged
+
+    @property
     def takes_any_order(self) -> bool:
         """Always: each feature has a column."""
         return True
@@ -411,8 +425,8 @@ class ItemRows(Source):
         return self.joins
 
     def _whole(self, url: str) -> pa.Schema:
-        """The columns of a file, with those that join its rows."""
-        return with_joined(self.schema_of(url), self.joins, self.columns.dialect, url)
+        """The columns of a file, with those that join its rows and those that it may lack."""
+        return with_optional(with_joined(self.schema_of(url), self.joins, self.columns.dialect, url), self.columns)
 
 
 class Items(ItemRows):

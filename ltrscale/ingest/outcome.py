@@ -116,10 +116,17 @@ def check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], wo
         )
         days = any(_is_unread_day(rejection.found) for rejection in first_rejections)
         time_format = f'add "{DAY_NUMBER}" to {key}source.columns.time_format for days as numbers, ' if days else ""
+        lacking = any(each.rule == "bad_label" and each.found == "no label" for each in first_rejections)
+        unjudged = (
+            f"set {key}source.columns.unjudged to 0, or to unlabelled, for rows without a label, "
+            if lacking and config.source.mapping is not None
+            else ""
+        )
         raise InputError(
             f"{rejected:,} of {rows:,} rows rejected ({rejected / rows:.2%}), max_rejected is "
             f"{config.max_rejected:.2%}: {_by_rule(accounting)}; the first: {first}; all are in "
-            f"{storage.join(work.out, QUARANTINE)}; {again}{sort}{time_format}mend the input or raise {key}max_rejected"
+            f"{storage.join(work.out, QUARANTINE)}; {again}{sort}{time_format}{unjudged}"
+            f"mend the input or raise {key}max_rejected"
         )
 
 
