@@ -10,6 +10,7 @@ import pyarrow as pa
 from ltrscale.data.times import ISO, Clock, instants
 from ltrscale.errors import InputError, suggestion
 from ltrscale.ingest import names, roles
+from ltrscale.ingest.grades import MOST_GRADES
 from ltrscale.ingest.labels import gain_of, is_flag, labels, outcomes
 from ltrscale.ingest.profile import LogColumn
 from ltrscale.ingest.roles import Candidate, Choice, choose_role
@@ -109,7 +110,8 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
     known = outcomes(remaining, label, seen, item)
     gain = gain_of(remaining, label, seen)
     counts = [each for each in [label, *remaining.values()] if each and each.numeric and each.least >= 0]
-    clicks = next((each for each in counts if roles.has_pattern(each, names.CLICKED) and not each.lacking), None)
+    counts = [each for each in counts if each.distinct <= MOST_GRADES and not each.lacking]
+    clicks = next((each for each in counts if roles.has_pattern(each, names.CLICKED)), None)
     best_guess = Guess(query, within, item, label, gain, clicks, time, positions, choices=choices)
     rest = [column for column in remaining.values() if column is not gain]
     whole = _with_rest(best_guess, rest, known, key, seen)
@@ -119,13 +121,17 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
 
 def _doubt_the_nameless(choices: dict[str, Choice]) -> None:
     """Mark roles that only structure speaks for, or a name that features have, too."""
-    for use, noun in {"label": "a label", "positions": "a place"}.items():
+    reasons = {
+        "label": "no column has the name of a label, see whether it is what users did",
+        "positions": "no column has the name of a place",
+    }
+    for use, reason in reasons.items():
         if use not in choices:
             continue
         column, doubt = choices[use].best.column, choices[use].doubt
         is_named = roles.is_label(column) if use == "label" else roles.has_pattern(column, names.POSITION)
         if not is_named:
-            choices[use] = replace(choices[use], doubt=doubt or f"no column has the name of {noun}")
+            choices[use] = replace(choices[use], doubt="; ".join(filter(None, (reason, doubt))))
 
 
 def _combined(query: LogColumn, within: Sequence[LogColumn], seen: Structure) -> tuple[LogColumn, Structure]:

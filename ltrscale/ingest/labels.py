@@ -159,7 +159,7 @@ def _structure(
     around = [name for name, other_N in others.items() if inside(above_N, other_N)]
     within = [name for name, other_N in others.items() if inside(other_N, above_N)]
     if around:
-        yield 2.5 + min(1.0, 0.5 * len(around)), f"above 0 only where {around[0]} is"
+        yield 2.5 + min(2.0, 0.5 * len(around)), f"above 0 only where {around[0]} is"
     elif within:
         yield 2.0, f"above 0 wherever {within[0]} is"
     if beside.positions is not None and (deviations := _height(above_N, beside, seen)) < _SURELY:
