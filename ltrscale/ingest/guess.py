@@ -101,7 +101,7 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
         )
     key, seen = _combined(query, within, seen)
     item = chosen("item", roles.items([*remaining.values()], key, seen))
-    if item is not None and "item" in choices and roles.comes_by_chance(item, key, seen):
+    if "item" in choices and roles.is_property(choices["item"].best, key, seen):
         choices["item"] = replace(choices["item"], doubt="it comes again within lists as often as by chance")
     time = chosen("time", roles.times([*remaining.values()], key, seen, item))
     positions = chosen("positions", roles.positions([*remaining.values()], key, seen))

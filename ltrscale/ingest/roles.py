@@ -250,7 +250,7 @@ def _once(column: LogColumn, query: LogColumn, seen: Structure, *, decides: bool
     lists, codes_N = seen.lists(query.name), seen.codes[column.name]
     repeats, (_, dealt) = lists.repeats(codes_N), lists.pairs(codes_N)
     if comes_by_chance(column, query, seen):
-        points = -1.5 if has_pattern(column, names.THING) else -5.0
+        points = -1.5 if decides or has_pattern(column, names.THING) else -5.0
         yield points, f"{repeats:.1%} of the rows repeat one in their list, as many as by chance"
     elif repeats:
         yield 1.0 - 8.0 * repeats, f"{repeats:.1%} of the rows repeat one in their list"
@@ -261,6 +261,12 @@ def _once(column: LogColumn, query: LogColumn, seen: Structure, *, decides: bool
     if column.numeric and not decides and not has_pattern(column, names.THING):
         counted = lists.counted(seen.numbers(column.name), codes_N)
         yield -4.0 * counted, f"counts the rows of {counted:.0%} of the lists"
+
+
+def is_property(candidate: Candidate, query: LogColumn, seen: Structure) -> bool:
+    """Whether what was taken for an item may be a property of items, such as their seller."""
+    told = has_pattern(candidate.column, names.THING) and any("decides" in reason for reason in candidate.reasons)
+    return not told and comes_by_chance(candidate.column, query, seen)
 
 
 def comes_by_chance(column: LogColumn, query: LogColumn, seen: Structure) -> bool:
