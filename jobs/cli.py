@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from rich.logging import RichHandler
+from rich.text import Text
 
 from jobs.help import Key, Table, committed, find, first_level, keys_of, show, table_of
 from ltrscale import config as configs
@@ -297,6 +297,14 @@ def _show_defect(_kind: type[BaseException], error: BaseException, _trace: Trace
     print(without_credentials("".join(traceback.format_exception(error))), end="", file=sys.stderr)
 
 
+class _AboveBars(logging.Handler):
+    """Prints lines above progress bars; the terminal folds long ones, so that a command in one is copied whole."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record."""
+        console.print(Text(self.format(record)), soft_wrap=True)
+
+
 @contextmanager
 def _shown_log(rank: int) -> Iterator[None]:
     """Show the log on standard error: rank 0 shows everything and progress bars, other ranks show warnings only.
@@ -307,7 +315,8 @@ def _shown_log(rank: int) -> Iterator[None]:
     level, quiet = log.level, console.quiet
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if rank == 0 and console.is_terminal:
-        handler = RichHandler(console=console, show_path=False, show_level=False)
+        handler = _AboveBars()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     else:  # a file, or the log of a job on a cluster, where Ray adds no times
         console.quiet = rank > 0
         whose = f"rank {rank}: " if rank > 0 else ""

@@ -2,7 +2,7 @@
 
 Uses of columns are guessed from names and values; name those that are guessed wrong:
 
-  python -m jobs.init logs/shop.csv --set out=shop --set label=purchased
+  python -m jobs.init logs/shop.csv --out shop --set label=purchased
 """
 
 from jobs.cli import Command, Job, main
@@ -14,7 +14,7 @@ def _job() -> Job:
     return InitConfig, init
 
 
-COMMAND = Command("init", _job, __doc__, argument="file")
+COMMAND = Command("init", _job, __doc__, flags="out", argument="file")
 
 if __name__ == "__main__":
     main(COMMAND)

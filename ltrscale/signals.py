@@ -73,7 +73,7 @@ def ending_on_signal() -> Iterator[None]:
         except (Exception, KeyboardInterrupt):  # libraries turn an interrupt into their own errors
             if not stop_request.come:
                 raise
-            message = "asked to stop; the same command resumes from the committed stages"
+            message = "asked to stop; the same command does what is left to do"
             raise Stopped(message, status=stop_request.status) from None
 
 

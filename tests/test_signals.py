@@ -3,11 +3,15 @@
 import signal
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from ltrscale.errors import Stopped
-from ltrscale.signals import ending_by, stop_on_signal
+from ltrscale.experiments.first.init import InitConfig, init
+from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.signals import ending_by, ending_on_signal, stop_on_signal
 
 
 def work(seconds: float) -> None:
@@ -41,6 +45,25 @@ def test_a_signal_is_no_end_of_the_time_though_that_is_up_too() -> None:
         interrupted()
     assert not stopped.value.is_late
     assert stopped.value.status == 128 + signal.SIGTERM
+
+
+def looked_at(folder: Path) -> None:
+    init(InitConfig(file="log.csv", out=str(folder / "out")))
+
+
+def prepared(folder: Path) -> None:
+    source = {"kind": "items", "columns": {"query": "q", "features": ["x"]}}
+    PrepareJob.model_validate({"out": str(folder / "out"), "prepare": {"inputs": "log.csv", "source": source}}).run()
+
+
+@pytest.mark.parametrize("job", [looked_at, prepared])
+def test_a_job_without_stages_promises_none_when_it_is_stopped(
+    job: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs of one stage do all of it again, and a pipeline what is left."""
+    monkeypatch.setattr("ltrscale.storage.list_files", lambda _: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(Stopped, match=r"^asked to stop; the same command does what is left to do$"), ending_on_signal():
+        job(tmp_path)
 
 
 def test_other_threads_have_their_own_time() -> None:

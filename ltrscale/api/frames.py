@@ -32,7 +32,8 @@ from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import read_table as read_rows
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.prepare import PrepareJob, RowsJob
-from ltrscale.ingest.profile import columns_of, of_table
+from ltrscale.ingest.profile import columns_of
+from ltrscale.ingest.structure import of_table
 from ltrscale.progress import log
 from ltrscale.stages.tracking import untracked
 

@@ -268,6 +268,7 @@ def _validator(work: UnitSettings, unit: Unit, ids: QueryIds, quarantine: Quaran
         max_group=config.max_group,
         missing_labels=config.source.missing_labels,
         duplicates=config.duplicates,
+        unjudged=config.source.unjudged,
         features=[feature.name for feature in work.features],
         scope=unit.period,
     )

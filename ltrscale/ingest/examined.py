@@ -57,6 +57,15 @@ def resolve_features(
     return features
 
 
+def with_optional(schema: pa.Schema, mapping: ColumnMapping) -> pa.Schema:
+    """The columns of a file with those that it may lack, and does."""
+    for name in mapping.of_optional(schema):
+        numeric = name in mapping.features and name not in mapping.categorical
+        kind = pa.list_(pa.float32()) if name in mapping.vector_columns else pa.float32() if numeric else pa.string()
+        schema = schema.append(pa.field(name, kind))
+    return schema
+
+
 def resolve_groups(schema: pa.Schema, mapping: ListColumns, file: str) -> list[Feature]:
     """The features of a file with one group per row.
 
@@ -139,6 +148,7 @@ def check_same_features(
         if feature not in known:
             raise InputError(
                 f"{file}: column {feature.name!r} ({feature.kind}) is not among the features of {first}; "
+                f"{'name it under features or categorical and under optional, ' if items else ''}"
                 "list it under exclude, or prepare the two apart"
             )
 
@@ -170,7 +180,10 @@ def _chosen(
     for pattern in patterns:
         matched = [pattern] if pattern in plain and pattern[-1:] != "*" else named_columns(names, [pattern])
         if not matched:
-            raise InputError(f"{file}: {use}: no column is named {pattern!r}; {_remedy(pattern, schema.names)}")
+            optional = "" if pattern.endswith("*") else "; list it under optional where files may lack it"
+            raise InputError(
+                f"{file}: {use}: no column is named {pattern!r}; {_remedy(pattern, schema.names)}{optional}"
+            )
         if pattern == "*":
             types = {n: schema.field(schema.get_all_field_indices(n)[0]).type for n in matched}
             # no columns that are all null, which a cast would take for numbers, and no index of a data frame

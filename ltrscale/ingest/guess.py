@@ -13,25 +13,26 @@ from numpy.typing import NDArray
 
 from ltrscale.data.times import ISO, Clock, instants
 from ltrscale.errors import InputError, suggestion
-from ltrscale.ingest import roles
+from ltrscale.ingest import names, roles
 from ltrscale.ingest.examined import is_unnamed
-from ltrscale.ingest.profile import LogColumn, Structure
-from ltrscale.ingest.roles import FEW_LISTS, Candidate, Choice, choose_role
+from ltrscale.ingest.grades import MOST_GRADES
+from ltrscale.ingest.labels import gain_of, is_flag, labels, outcomes
+from ltrscale.ingest.profile import LogColumn
+from ltrscale.ingest.roles import Candidate, Choice, choose_role
+from ltrscale.ingest.structure import Structure
 
 _CODE = r"^c_|_?id$|_id_|code$|type$|category|brand|country|region|^cat_"
-_CLICKED = r"^(is_)?click(ed)?s?$|click_bool"
-_WORDS = (
-    r"^(view|shown?|impressions?|none|no|skip|ignored?)$",
-    r"click|open|detail|visit",
-    r"cart|basket|wish|fav|save|like",
-    r"purchas|buy|bought|order|sale|book|convert|conversion",
-)
 _INDEX = r"x|index|level_\d+|__index_level_\d+__|row_?(names?|num(ber)?|id|ix|idx|index|nr|no)?|nr|no|idx"
 _MANY_ROWS = 1000
 """Rows that no feature counts by chance."""
 _LONG = 60
 _SEEN_OFTEN = 5
 """Rows of an identifier's value, in the mean, from which on a model can learn something of it."""
+_UNREAD = 0.2
+"""Share of values that cannot be read above which a column costs more rows than it is worth."""
+_ASKED_OF_FLAGS = (
+    "0 or 1, and no column looks like a label: is it known when the list is shown, or what users did then (the label)?"
+)
 _INSTANT = datetime(2026, 2, 3)
 """Day and month could be each other."""
 _LEAST = {"query": 2.0, "item": 2.0, "time": 1.5, "label": 2.0, "positions": 2.0}
@@ -68,6 +69,12 @@ class Guess:
         first, *others = sorted(self.vectors, key=lambda each: not roles.is_asked(each)) or (None,)
         return [[first.name, each.name] for each in others if first is not None and each.size == first.size]
 
+    @property
+    def optional(self) -> tuple[LogColumn, ...]:
+        """The features that some file lacks."""
+        kinds = (self.features, self.categorical, self.dates, self.vectors)
+        return tuple(column for columns in kinds for column in columns if column.lacking)
+
 
 def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str | None], where: str) -> Guess:
     """The likely uses of a log's columns.
@@ -75,7 +82,7 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
     Args:
         columns: the columns, from `profile.first_columns`.
         seen: the structure of those of `roles.structured`, at least.
-        given: the names of columns whose use is known: `query`, `item`, `label`, `time`.
+        given: the names of columns whose use is known: `query`, `item`, `label`, `time`, `positions`.
         where: the file, for errors.
 
     Raises:
@@ -89,7 +96,8 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
     def chosen(use: str, candidates: Sequence[Candidate]) -> LogColumn | None:
         if use in named:
             return named[use]
-        choice = choose_role(candidates, least=_LEAST[use], rivals=2 if use == "time" else 0)
+        whole = [each for each in candidates if not each.column.lacking]  # only features may be missing from a file
+        choice = choose_role(whole, least=_LEAST[use], rivals=2 if use == "time" else 0)
         if choice is None:
             return None
         choices[use] = choice
@@ -98,28 +106,34 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
     query = chosen("query", roles.queries([*remaining.values()], seen) if "query" not in named else ())
     if query is None:
         best = max(roles.queries(columns, seen), key=lambda each: each.score, default=None)
-        hint = f"; {best.name} is the nearest, but {best.reasons[-1]}" if best and best.reasons else ""
+        hint = f"; {best.name} is the nearest{f', but {best.against}' if best.against else ''}" if best else ""
         setting = shlex.quote(f"query={best.name if best else columns[0].name}")
         remedy = f"name it, as --set {setting}"
         raise InputError(f"{where}: no column looks like a query's id{hint}; {remedy}")
     within = () if "query" in named else roles.within(query, [*remaining.values()], seen)
     if within:
-        names = f"rows of {query.name} stand together by {', '.join(column.name for column in within)}"
-        choices["query"] = replace(choices["query"], doubt=f"no single column names a list, {names}")
+        days = ", ".join(column.name for column in within)
+        choices["query"] = replace(
+            choices["query"], doubt=f"no single column names a list, rows of {query.name} stand together by {days}"
+        )
     key, seen = _combined(query, within, seen)
     item = chosen("item", roles.items([*remaining.values()], key, seen))
+    if "item" in choices and roles.is_property(choices["item"].best, key, seen):
+        choices["item"] = replace(choices["item"], doubt="it comes again within lists as often as by chance")
     time = chosen("time", roles.times([*remaining.values()], key, seen, item))
-    label = chosen("label", roles.labels([*remaining.values()], key, seen, item))
-    if label is not None and "label" in choices and not roles.is_label(label):
-        choices["label"] = replace(choices["label"], doubt="no column has the name of a label")
     positions = chosen("positions", roles.positions([*remaining.values()], key, seen))
-    outcomes = _outcomes(remaining, label, seen)
-    gain = _gain(remaining, label, seen)
+    label = chosen("label", labels([*remaining.values()], key, seen, item, positions))
+    _doubt_the_nameless(choices)
+    known = outcomes(remaining, label, seen, item)
+    gain = gain_of(remaining, label, seen)
     counts = [each for each in [label, *remaining.values()] if each and each.numeric and each.least >= 0]
-    clicks = next((each for each in counts if roles.has_pattern(each, _CLICKED)), None)
+    counts = [each for each in counts if each.distinct <= MOST_GRADES and not each.lacking]
+    clicks = next((each for each in counts if roles.has_pattern(each, names.CLICKED)), None)
     best_guess = Guess(query, within, item, label, gain, clicks, time, positions, choices=choices)
     rest = [column for column in remaining.values() if column is not gain]
-    return _with_rest(best_guess, rest, {**numbers, **outcomes}, key, seen)
+    whole = _with_rest(best_guess, rest, {**numbers, **known}, key, seen)
+    flags = [each for each in (*whole.features, *whole.categorical) if label is None and is_flag(each, key, seen, item)]
+    return replace(whole, asked={each.name: _ASKED_OF_FLAGS for each in flags})
 
 
 def row_numbers(columns: Sequence[LogColumn], seen: Structure) -> dict[str, str]:
@@ -147,48 +161,28 @@ def _counts_rows(numbers_N: NDArray[np.float64], files: Sequence[int]) -> bool:
     return bool((rises_N | (again_N & (numbers_N == numbers_N[0]))).all())
 
 
+def _doubt_the_nameless(choices: dict[str, Choice]) -> None:
+    """Mark roles that only structure speaks for, or a name that features have, too."""
+    reasons = {
+        "label": "no column has the name of a label, see whether it is what users did",
+        "positions": "no column has the name of a place",
+    }
+    for use, reason in reasons.items():
+        if use not in choices:
+            continue
+        column, doubt = choices[use].best.column, choices[use].doubt
+        is_named = roles.is_label(column) if use == "label" else roles.has_pattern(column, names.POSITION)
+        if not is_named:
+            choices[use] = replace(choices[use], doubt="; ".join(filter(None, (reason, doubt))))
+
+
 def _combined(query: LogColumn, within: Sequence[LogColumn], seen: Structure) -> tuple[LogColumn, Structure]:
     """The query's column and the structure; a column for all that make its id, where these are several."""
     if query.name not in seen or not within:
         return query, seen
-    names = [column.name for column in within]
-    key = replace(query, name=" ".join([query.name, *names]))
-    return key, replace(seen, codes={**seen.codes, key.name: seen.joined(query.name, names)})
-
-
-def _outcomes(remaining: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure) -> dict[str, str]:
-    """The columns that say what came of a list, with the reason."""
-    outcomes = dict.fromkeys(
-        (name for name, each in remaining.items() if roles.is_label(each)),
-        "another label: it would give the answer away",
-    )
-    if label is None or not label.numeric or label.name not in seen:
-        return outcomes
-    label_N = seen.numbers(label.name)
-    rare = (label_N > 0).mean() < 0.5  # else a count of few zeros would do
-    for name, column in remaining.items() if rare else ():
-        quantity = column.numeric and name in seen and column.least >= 0 and not roles.names_one(column)
-        if quantity and _follows(seen.numbers(name), label_N):
-            outcomes.setdefault(name, f"0 wherever {label.name} is 0: it would give the answer away")
-    return outcomes
-
-
-def _follows(value_N: NDArray[np.float64], label_N: NDArray[np.float64]) -> bool:
-    """Whether a value is above 0 only where the label is."""
-    value_N, label_N = value_N[~np.isnan(label_N)], label_N[~np.isnan(label_N)]
-    both_N = (value_N > 0) & (label_N > 0)
-    return bool(both_N.any() and both_N.sum() >= 0.99 * (value_N > 0).sum())
-
-
-def _gain(remaining: Mapping[str, LogColumn], label: LogColumn | None, seen: Structure) -> LogColumn | None:
-    """What a document brought, by its name; it has brought nothing where the label is 0."""
-    if label is None:
-        return None
-    named = [each for each in remaining.values() if roles.has_pattern(each, roles.WORTH) and roles.is_label(each)]
-    named = [each for each in named if each.numeric and each.least >= 0 and each.name in seen]
-    if label.numeric:
-        named = [each for each in named if _follows(seen.numbers(each.name), seen.numbers(label.name))]
-    return named[0] if named else None
+    parts = [column.name for column in within]
+    key = replace(query, name=" ".join([query.name, *parts]))
+    return key, replace(seen, codes={**seen.codes, key.name: seen.joined(query.name, parts)})
 
 
 def _with_rest(
@@ -233,16 +227,21 @@ def _use(column: LogColumn, best_guess: Guess, key: LogColumn, seen: Structure) 
     if column.size:
         return "vectors"
     if column.distinct <= 1:
-        return "the same value in every row" if column.distinct else "no single value that can be read"
+        only = "one value, or none" if column.missing else "the same value in every row"
+        return only if column.distinct else "no single value that can be read"
+    if column.bad > _UNREAD:
+        return f"{column.bad:.0%} of its values cannot be read"
     if roles.looks_like_time(column):
         return "dates" if best_guess.time is not None else "a date, and no column with the time of the row"
+    if column.lacking and column.numeric and roles.has_pattern(column, names.POSITION):
+        return f"a place, which {column.lacking} lacks"
     lists = seen.lists(key.name)
     in_list = column.name in seen and lists.constant(seen.codes[column.name]) > 0.95
     is_query_like = not column.numeric and roles.is_asked(column)
     rare = column.distinct * _SEEN_OFTEN > lists.distinct
     if roles.is_person(column) or (in_list and (is_query_like or (roles.names_one(column) and rare))):
-        return "meta"
-    if column.numeric and not (column.whole and roles.has_pattern(column, _CODE)):
+        return "meta" if not column.lacking else f"of the whole list, and {column.lacking} lacks it"
+    if column.numeric and not (column.whole and (roles.has_pattern(column, _CODE) or roles.names_one(column))):
         return "features"
     if roles.names_one(column) and column.distinct * _SEEN_OFTEN > column.rows:
         return f"an id of {column.distinct:,} things, each in few rows"
@@ -284,24 +283,3 @@ def _take(remaining: dict[str, LogColumn], name: str, use: str, where: str) -> L
             f"{where}: {use}: no column {name!r} is left; {suggestion(name, remaining, 'the columns are')}"
         )
     return remaining.pop(name)
-
-
-def grades_of(label: LogColumn) -> dict[str, float] | tuple[float, ...] | None:
-    """Grades for a label of words, or of numbers too large to be grades; None for a label that has grades.
-
-    Example:
-        >>> import pyarrow as pa
-        >>> event = LogColumn("event", pa.string(), 9, 0, 3, False, 0, 0, 5, (), ("add_to_cart", "view", "purchase"))
-        >>> grades_of(event)
-        {'view': 0, 'add_to_cart': 1, 'purchase': 2}
-    """
-    if label.numeric and label.least >= 0 and label.most <= FEW_LISTS:
-        return None
-    if label.numeric:
-        top = max(label.most, 1.0)
-        return tuple(dict.fromkeys(float(f"{top * share:.2g}") for share in (0.001, 0.03, 0.3)))
-    place = {
-        value: next((i for i, word in enumerate(_WORDS) if re.search(word, value.lower())), 0) for value in label.values
-    }
-    ranks = sorted({*place.values()})
-    return {value: ranks.index(place[value]) for value in sorted(place, key=lambda value: (place[value], value))}

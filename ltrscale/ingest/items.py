@@ -21,7 +21,7 @@ from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature, RawColumns, matching
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
-from ltrscale.ingest.examined import Examined, check_same_features, missing, path_value, resolve_features
+from ltrscale.ingest.examined import Examined, check_same_features, missing, path_value, resolve_features, with_optional
 from ltrscale.ingest.made import made_features
 from ltrscale.ingest.mapping import ColumnMapping, Fill
 from ltrscale.ingest.rows import RowBlock, RowTexts, keep
@@ -41,6 +41,7 @@ from ltrscale.ingest.tables import (
     with_joined,
 )
 from ltrscale.ingest.texts import Encoding, TokenColumns, TokenReader
+from ltrscale.ingest.validate import Unjudged
 
 
 def column_holds(
@@ -132,7 +133,13 @@ class ItemBlocks:
         return block
 
     def _joined(self, batch: pa.RecordBatch) -> Examined:
-        """The rows with the columns of tables; rows without a key that a table must have are rejected."""
+        """The rows with the columns of tables, and with optional ones that the file lacks.
+
+        Rows without a key that a table must have are rejected.
+        """
+        for name in self.mapping.of_optional(batch.schema):
+            field = with_optional(pa.schema([]), self.mapping).field(name)
+            batch = batch.append_column(name, pa.nulls(len(batch), field.type))
         faults: dict[int, str] = {}
         for table in self.joined:
             batch, bad_N, keys_N = table(batch)
@@ -277,7 +284,7 @@ class ItemRows(Source):
         """
         mapping, schema = self.columns, self.schema_of(url)
         joins = [table.join for table in joined]
-        whole, keys = with_joined(schema, joins, mapping.dialect, url), join_keys(joins)
+        whole, keys = with_optional(with_joined(schema, joins, mapping.dialect, url), mapping), join_keys(joins)
         file_features = resolve_features(whole, mapping, url, keys=keys)
         used = file_features if features is None else features
         check_same_features(whole, file_features, used, mapping, url, first)
@@ -324,10 +331,12 @@ class ItemRows(Source):
             uses.pop("time", None)
         named = needs.named(without=self.columns.sources())
         fill = self._fill_for_scoring(needs)
-        idle = {"label": None, "grades": None, "fill_periods": ()}
+        idle = {"label": None, "grades": None, "unjudged": "reject", "fill_periods": ()}
         columns = self.columns.replace(
-            dates=dates, fill=fill, **self._vectors_for_scoring(read), **idle, **uses, **named
+            dates=dates, fill=fill, optional=(), **self._vectors_for_scoring(read), **idle, **uses, **named
         )
+        needed = {*columns.dates, *columns.vector_columns, *columns.features, *columns.categorical}
+        columns = columns.replace(optional=tuple(name for name in self.columns.optional if name in needed))
         return self.replace(columns=columns, joins=_needed(self.joins, columns))
 
     def _vectors_for_scoring(self, read: Collection[str]) -> dict[str, Any]:
@@ -394,6 +403,11 @@ class ItemRows(Source):
         return self.columns.tokens
 
     @property
+    def unjudged(self) -> Unjudged:
+        """As the columns say."""
+        return self.columns.unjudged
+
+    @property
     def takes_any_order(self) -> bool:
         """Always: each feature has a column."""
         return True
@@ -414,8 +428,8 @@ class ItemRows(Source):
         return self.joins
 
     def _whole(self, url: str) -> pa.Schema:
-        """The columns of a file, with those that join its rows."""
-        return with_joined(self.schema_of(url), self.joins, self.columns.dialect, url)
+        """The columns of a file, with those that join its rows and those that it may lack."""
+        return with_optional(with_joined(self.schema_of(url), self.joins, self.columns.dialect, url), self.columns)
 
 
 class Items(ItemRows):

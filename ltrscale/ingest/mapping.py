@@ -16,6 +16,7 @@ from ltrscale.data.vectors import Similarity
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.lines import UTF8
 from ltrscale.ingest.texts import TokenColumns
+from ltrscale.ingest.validate import Unjudged
 from ltrscale.ranking.metrics import HIGHEST_LABEL
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -124,9 +125,13 @@ class ColumnMapping(_Columns):
     """Column with the document id."""
     label: str | None = None
     """Column with the label; a row without one is unlabelled."""
-    grades: dict[str, float] | tuple[float, ...] | None = None
-    """Grades instead of the column's values: of each value, as {view: 0, cart: 1, purchase: 2} (quote yes and no), or
-    by rising cut points, as [1, 20, 100] for a revenue: the grade is the number of cut points that it reaches."""
+    grades: dict[str, float | None] | tuple[float, ...] | None = None
+    """Grades instead of the column's values: of each value, as {view: 0, cart: 1, purchase: 2} (quote yes and no; null
+    is no label), or by rising cut points, as [1, 20, 100] for a revenue: the grade is the number of cut points that it
+    reaches."""
+    unjudged: Unjudged = "reject"
+    """Rows without a label in a query where others have one: they count 0, make their whole query unlabelled, or are
+    rejected. A query without any label is unlabelled."""
     features: tuple[str, ...] = ()
     """Numeric features, such as price or f_*."""
     categorical: tuple[str, ...] = ()
@@ -147,6 +152,8 @@ class ColumnMapping(_Columns):
     fill_periods: Texts = ()
     """The periods, or ranges A..B, whose rows have these medians: those of training. By default all rows of the inputs
     that make the data set."""
+    optional: tuple[str, ...] = ()
+    """Columns of features that a file may lack, such as those that later files add: they are missing values there."""
     exclude: tuple[str, ...] = ()
     """Columns, or prefixes with *, that patterns do not match."""
     delimiter: Literal[",", ";", "\t", "|"] | None = None
@@ -185,6 +192,15 @@ class ColumnMapping(_Columns):
         self.check_side((*self.features, *self.categorical))
         if alike := [one for _, one, other in self.similarity_features().values() if one == other]:
             raise ValueError(f"similarities compares {alike[0]!r} with itself; name two columns")
+        made_of = {*self.features, *self.categorical, *self.dates, *self.vector_columns}
+        for name in self.optional:
+            if name.endswith("*") or name not in made_of:
+                raise ValueError(
+                    f"optional: {name!r} is not named under features, categorical, dates or vectors; name it there, "
+                    "not by a pattern, since a file may lack it"
+                )
+        if self.unjudged != "reject" and self.label is None:
+            raise ValueError("unjudged needs label, the column that some rows have no value of")
         if self.decimal == "," and self.delimiter == ",":
             raise ValueError("decimal and delimiter are both a comma; set the delimiter that the file has")
         return self
@@ -220,7 +236,7 @@ class ColumnMapping(_Columns):
             raise ValueError("grades needs label, the column whose values have grades")
         if isinstance(self.grades, dict):
             for value, grade in self.grades.items():
-                if not 0 <= grade <= HIGHEST_LABEL:
+                if grade is not None and not 0 <= grade <= HIGHEST_LABEL:
                     problem = f"{value}: {grade:g} is no grade"
                     raise ValueError(f"grades: {problem}; give each value one from 0 to {HIGHEST_LABEL}")
         elif list(self.grades) != sorted(set(self.grades)):
@@ -236,6 +252,10 @@ class ColumnMapping(_Columns):
         single["period_column"] = self.period_column
         parts = {f"within {name}": name for name in self.within}
         return {use: name for use, name in single.items() if name is not None} | parts | self.side()
+
+    def of_optional(self, schema: pa.Schema) -> list[str]:
+        """The optional columns that a file lacks."""
+        return [name for name in self.optional if name not in schema.names]
 
     def date_features(self) -> dict[str, tuple[str, DatePart]]:
         """The features of dates, by their names: column and part."""

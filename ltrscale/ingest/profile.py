@@ -1,20 +1,19 @@
-"""Looks at a raw log: its form, its columns, and how these divide its rows.
+"""Looks at the first rows of a raw log: its form, and what its columns hold.
 
-Rows come in runs of equal values and in lists, in which a column varies or repeats.
-
-Shapes: N rows, V different values, L rows of a sample of whole lists, Q lists in it.
+Shapes: N rows, V different values.
 """
 
 import codecs
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ltrscale import storage
 from ltrscale.config import MOST_BYTES
 from ltrscale.data import columns as cols
 from ltrscale.data.times import DAY_NUMBER, ISO, USUAL_FORMATS, Clock, instants
@@ -26,6 +25,8 @@ from ltrscale.ingest.tables import read_rows, read_schema
 from ltrscale.progress import log, progress
 
 _BATCH = 1 << 16
+_VALUES = 1 << 27
+"""Values in memory at once, of 8 bytes each: of a log with more than 128 columns fewer rows are looked at."""
 _TRIED = 200
 _EPOCHS = 946_684_800, 2_208_988_800
 """The years 2000 to 2040, in seconds: numbers that may be times."""
@@ -63,6 +64,8 @@ class LogColumn:
     days: float = 0.0
     size: int = 0
     """Numbers of each of its lists, where it holds vectors."""
+    lacking: str = ""
+    """A file that lacks the column, if there is one."""
 
     @property
     def numeric(self) -> bool:
@@ -144,30 +147,77 @@ def named_schema(url: str, dialect: Dialect) -> pa.Schema:
     return schema
 
 
-def first_columns(urls: Sequence[str], dialect: Dialect, rows: int) -> list[LogColumn]:
-    """The columns of the first file, in the first rows of all.
+def files_of(urls: Sequence[str], dialect: Dialect) -> dict[str, pa.Schema]:
+    """The columns of each file of a log, those with the most columns first: later files may add some.
 
     Raises:
-        InputError: a file cannot be read or is of another kind than the first, or there are no rows.
+        InputError: as `named_schema`; a file has two columns of one name, or is of another kind than the others.
     """
-    schema = named_schema(urls[0], dialect)
-    if len(set(schema.names)) < len(schema.names):
-        raise InputError(f"{urls[0]}: two columns have the same name; rename all but one")
-    first: list[pa.Table] = []
+    schemas = dict(zip(urls, storage.at_once(lambda url: named_schema(url, dialect), urls), strict=True))
+    ordered = dict(sorted(schemas.items(), key=lambda item: -len(item[1])))
+    first = next(iter(ordered))
+    for url, schema in ordered.items():
+        present = {*schema.names}
+        if len(present) < len(schema):
+            raise InputError(f"{url}: two columns have the same name; rename all but one")
+        missing = [name for name in ordered[first].names if name not in present]
+        if 2 * len(missing) > len(ordered[first]):
+            raise InputError(f"{url}: column {missing[0]!r} is missing, which {first} has; name files of one kind")
+    return ordered
+
+
+def first_columns(files: Mapping[str, pa.Schema], dialect: Dialect, rows: int) -> list[LogColumn]:
+    """The columns of all files, from `files_of`, in first rows of each; of many files in those of some.
+
+    Raises:
+        InputError: a file cannot be read, a column has another type in other files, or there are no rows.
+    """
+    schema, first = _united(files), next(iter(files))
     rows = rows_looked_at(len(schema), rows)
-    for batch in batches(urls, schema.names, dialect):
-        first.append(pa.table({name: cols.without_dictionary(batch.column(name)) for name in schema.names}))
-        if sum(map(len, first)) >= rows or sum(table.nbytes for table in first) >= 8 * _VALUES:  # of long lists
-            break
-    if not sum(map(len, first)):
-        raise InputError(f"{urls[0]}: no rows; choose another file")
+    looked_at, parts = _spread(files), list[pa.Table]()
+    for number, url in enumerate(looked_at):
+        quota = -(-(rows - sum(map(len, parts))) // (len(looked_at) - number))
+        for batch in batches_of(url, schema.names, dialect, first=first):
+            part = pa.table({name: cols.without_dictionary(batch.column(name)) for name in schema.names})
+            parts.append(part.slice(0, quota))
+            quota -= len(parts[-1])
+            if quota <= 0 or sum(table.nbytes for table in parts) >= 8 * _VALUES:  # of long lists
+                break
+    if not sum(map(len, parts)):
+        raise InputError(f"{first}: no rows; choose another file")
     try:  # one file may have integers, or nothing, where another has fractions
-        sample = pa.concat_tables(first, promote_options="permissive").slice(0, rows)
+        sample = pa.concat_tables(parts, promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
         raise InputError(
-            f"{urls[0]}: a column has another type in other files: {error}; name files of one kind"
+            f"{first}: a column has another type in other files: {error}; name files of one kind"
         ) from error
-    return columns_of(sample, sample.schema if urls[0].endswith(".parquet") else schema, dialect)
+    columns = columns_of(sample, sample.schema if first.endswith(".parquet") else schema, dialect)
+    lacking = {name: url for url, each in reversed([*files.items()]) for name in {*schema.names} - {*each.names}}
+    return [replace(column, lacking=lacking.get(column.name, "")) for column in columns]
+
+
+_FILES = 64
+"""Files whose rows are looked at."""
+
+
+def _spread(files: Mapping[str, pa.Schema]) -> list[str]:
+    """Some of the files at equal distances, and the first that has each column."""
+    urls = [*files]
+    firsts = {name: url for url, schema in reversed([*files.items()]) for name in schema.names}
+    chosen = {*firsts.values(), *urls[:: -(-len(urls) // _FILES)]}
+    return [url for url in urls if url in chosen]
+
+
+def _united(files: Mapping[str, pa.Schema]) -> pa.Schema:
+    """The columns of all files; one that is a number in one file and text in another is text."""
+    kinds: dict[str, pa.DataType] = {}
+    for schema in files.values():
+        for name, kind in zip(schema.names, map(cols.value_type, schema.types), strict=True):
+            try:
+                kinds[name] = cols.wider_type(name, kinds.get(name, kind), kind, "", "")
+            except InputError:
+                kinds[name] = pa.string()
+    return pa.schema(list(kinds.items()))
 
 
 def columns_of(rows: pa.Table, schema: pa.Schema, dialect: Dialect) -> list[LogColumn]:
@@ -185,19 +235,19 @@ def batches(urls: Sequence[str], names: Sequence[str], dialect: Dialect) -> Iter
     """Some columns of files; those of a text file as text, since float32 cannot tell long ids apart.
 
     Raises:
-        InputError: a file lacks a column that the first one has.
+        InputError: a file lacks all of them.
     """
     for url in urls:
         yield from batches_of(url, names, dialect, first=urls[0])
 
 
 def batches_of(url: str, names: Sequence[str], dialect: Dialect, *, first: str) -> Iterator[pa.RecordBatch]:
-    """As `batches`, of one file, which has the columns that the first one has."""
-    schema = read_schema(url, dialect)
-    wanted, present = {*names}, {*schema.names}
-    if missing := [name for name in names if name not in present]:
-        raise InputError(f"{url}: column {missing[0]!r} is missing, which {first} has; name files of one kind")
+    """As `batches`, of one file; columns that it lacks have no values."""
+    schema, wanted = read_schema(url, dialect), {*names}
     ordered = [name for name in schema.names if name in wanted]
+    if not ordered:
+        raise InputError(f"{url}: column {names[0]!r} is missing, which {first} has; name files of one kind")
+    lacking = [name for name in names if name not in {*ordered}]
     raw = read_rows(
         url,
         schema,
@@ -207,13 +257,17 @@ def batches_of(url: str, names: Sequence[str], dialect: Dialect, *, first: str) 
         dialect=dialect,
         batch_rows=rows_looked_at(len(ordered), _BATCH),
     )
-    yield from (each.rows for each in raw)
+    for each in raw:
+        batch = each.rows
+        for name in lacking:
+            batch = batch.append_column(name, pa.nulls(len(batch)))
+        yield batch
 
 
 def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) -> LogColumn:
     if not cols.is_single(kind):
         return _list_column(name, kind, values)
-    values = _without_nan(values)
+    values = cols.without_nan(values)
     counted = values.drop_null().value_counts()
     distinct_values, counts_V = counted.field("values"), counted.field("counts").to_numpy()
     if not cols.is_number(kind):
@@ -309,208 +363,6 @@ def _share_of_times(values: pa.Array, kind: pa.DataType, form: str) -> float:
     return float((~bad_N & (recent_N | ~digits_N)).mean())
 
 
-ValueCodes = NDArray[np.int64]
-
-_LOOKED_AT = 1 << 20
-SAMPLED = 200_000
-"""Rows of the lists of a key that are looked at, about."""
-_VALUES = 1 << 27
-"""Values in memory at once, of 8 bytes each: of a log with more than 128 columns fewer rows are looked at."""
-
-
 def rows_looked_at(columns: int, most: int) -> int:
     """The rows to look at of a number of columns: `most`, or as many as memory has room for."""
     return max(1, min(most, _VALUES // max(columns, 1)))
-
-
-@dataclass(frozen=True)
-class KeyLists:
-    """The rows of some values of a key, by these values."""
-
-    rows_L: ValueCodes
-    starts_Q: ValueCodes
-    distinct: int
-    """Values of the key, in all rows."""
-    paired: float
-    """Share of all rows whose value comes again."""
-    together: float
-    """Of the places where a row could stand beside one with its value, the share where it does."""
-    runs: int
-    """Runs of equal values, in all rows."""
-
-    @classmethod
-    def of(cls, codes_N: ValueCodes, sample: int = SAMPLED) -> "KeyLists":
-        """The lists of a key, a sample of about `sample` rows; -1 means none."""
-        valid_N = codes_N[codes_N >= 0]
-        n, lengths_V = len(valid_N), np.bincount(valid_N)
-        distinct = int(np.count_nonzero(lengths_V))
-        runs = 1 + int(np.count_nonzero(np.diff(valid_N))) if n else 0
-        together = (n - runs) / (n - distinct) if n > distinct else 0.0
-        # whole lists of a sample of the values, list by list
-        stride = -(-len(codes_N) // sample) or 1
-        rows = np.flatnonzero((codes_N >= 0) & (codes_N % stride == 0))
-        rows_L = rows[np.argsort(codes_N[rows], kind="stable")]
-        starts_Q = np.flatnonzero(np.diff(codes_N[rows_L], prepend=-1))
-        paired = float(lengths_V[lengths_V > 1].sum() / max(n, 1))
-        return cls(rows_L, starts_Q, distinct, paired, together, runs)
-
-    def constant(self, codes_N: ValueCodes) -> float:
-        """Share of the lists with several rows in which a column has a single value."""
-        least_Q, most_Q, several_Q = self._ends(codes_N)
-        return float((least_Q == most_Q)[several_Q].mean()) if several_Q.any() else 1.0
-
-    def spread(self, seconds_N: ValueCodes) -> float:
-        """Seconds from the first to the last time of a list, the median over lists with several rows."""
-        least_Q, most_Q, several_Q = self._ends(seconds_N)
-        return float(np.median((most_Q - least_Q)[several_Q])) if several_Q.any() else 0.0
-
-    def having(self, true_N: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """The number of rows of each list for which something holds."""
-        return np.asarray(np.add.reduceat(true_N[self.rows_L].astype(np.int64), self.starts_Q))
-
-    def repeats(self, codes_N: ValueCodes) -> float:
-        """Share of the rows with a value that another row of their list has had."""
-        codes_L = codes_N[self.rows_L]
-        list_L = np.repeat(np.arange(len(self.starts_Q)), self._lengths_Q)
-        valid_L = codes_L >= 0
-        if not valid_L.any():
-            return 0.0
-        pairs = np.sort(list_L[valid_L] * (int(codes_L.max()) + 1) + codes_L[valid_L])
-        return float(np.count_nonzero(pairs[1:] == pairs[:-1])) / len(pairs)
-
-    def _ends(self, values_N: ValueCodes) -> tuple[ValueCodes, ValueCodes, NDArray[np.bool_]]:
-        values_L = values_N[self.rows_L]
-        if not len(values_L):
-            return values_L, values_L, values_L > 0
-        ends = np.minimum.reduceat(values_L, self.starts_Q), np.maximum.reduceat(values_L, self.starts_Q)
-        return *ends, self._lengths_Q > 1
-
-    @property
-    def _lengths_Q(self) -> ValueCodes:
-        return np.diff([*self.starts_Q, len(self.rows_L)])
-
-
-@dataclass(frozen=True)
-class Structure:
-    """Columns of many rows as numbers: equal values have equal numbers from 0 on, and -1 means none."""
-
-    codes: Mapping[str, ValueCodes]
-    values: Mapping[str, pa.Array]
-    """The distinct values of each column, by number."""
-    files: tuple[int, ...] = (0,)
-    """The row with which each file begins."""
-    whole: bool = True
-    """Whether these are all rows."""
-    dialect: Dialect = field(default_factory=Dialect)
-    """The form in which a file of text has numbers."""
-    _lists: dict[str, KeyLists] = field(default_factory=dict)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.codes
-
-    def lists(self, name: str) -> KeyLists:
-        """The lists of a column."""
-        if name not in self._lists:
-            self._lists[name] = KeyLists.of(self.codes[name])
-        return self._lists[name]
-
-    def numbers(self, name: str) -> NDArray[np.float64]:
-        """A column as numbers, by row; NaN for what is none."""
-        values = self.values[name]
-        if cols.is_text(values.type):
-            numbers_V = np.array([self.dialect.value(text) for text in values.to_pylist()])
-        else:
-            numbers_V = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        return np.asarray(np.append(numbers_V, np.nan)[self.codes[name]], np.float64)
-
-    def seconds(self, column: LogColumn) -> ValueCodes:
-        """A column of times in seconds since 1970, by row, 0 for what is none."""
-        seconds_V, _ = instants(self.values[column.name], Clock(formats=column.formats[:1]))
-        return np.asarray(np.append(seconds_V, 0)[self.codes[column.name]])
-
-    def decides(self, name: str, other: str) -> bool:
-        """Whether each value of a column always has the same value of another; a few slips do not count."""
-        codes_N, other_N = self.codes[name], self.codes[other]
-        lists = self.lists(name)
-        return len(lists.rows_L) > len(lists.starts_Q) and lists.constant(other_N) > 0.97 and codes_N is not other_N
-
-    def joined(self, name: str, others: Sequence[str]) -> ValueCodes:
-        """The numbers of the combinations of several columns; -1 where one of them has none."""
-        codes_N = self.codes[name]
-        for other in others:
-            valid_N = (codes_N >= 0) & (self.codes[other] >= 0)
-            pairs = codes_N[valid_N] * (int(self.codes[other].max()) + 1) + self.codes[other][valid_N]
-            codes_N = np.full(len(codes_N), -1, np.int64)
-            codes_N[valid_N] = np.unique(pairs, return_inverse=True)[1]
-        return codes_N
-
-
-def of_table(rows: pa.Table) -> Structure:
-    """The structure of at least one row in memory; columns without single values, such as lists, have none."""
-    plain = [each.name for each in rows.schema if cols.is_single(each.type)]
-    return _built({name: [_dictionary(chunk) for chunk in rows[name].chunks] for name in plain}, [0], whole=True)
-
-
-def read_structure(
-    urls: Sequence[str],
-    names: Sequence[str],
-    dialect: Dialect,
-    rows: int | None = _LOOKED_AT,
-    kept_N: NDArray[np.bool_] | None = None,
-) -> Structure:
-    """The structure of some columns in the first rows of a log, in all of them, or in those that are kept of all.
-
-    Memory grows with the rows that are kept, 8 bytes for each value, and with the distinct values.
-    """
-    parts: dict[str, list[pa.DictionaryArray]] = {name: [] for name in names}
-    most = None if rows is None else rows_looked_at(len(names), rows)
-    n, last = 0, most if kept_N is None else int(np.flatnonzero(kept_N).max(initial=0)) + 1
-    files: list[int] = []
-    for url in urls:
-        files.append(n)
-        for batch in batches_of(url, names, dialect, first=urls[0]):
-            kept = batch if kept_N is None else batch.filter(pa.array(kept_N[n : n + len(batch)]))
-            for name, chunks in parts.items():
-                chunks.append(_dictionary(kept.column(name)))
-            n += len(batch)
-            if last is not None and n >= last:
-                return replace(_built(parts, files, whole=False), dialect=dialect)
-    return replace(_built(parts, files, whole=True), dialect=dialect)
-
-
-def _dictionary(column: pa.Array) -> pa.DictionaryArray:
-    column = cols.without_dictionary(column)
-    if pa.types.is_null(column.type):
-        return pa.DictionaryArray.from_arrays(pa.nulls(len(column), pa.int32()), pa.nulls(0))
-    if cols.is_text(column.type):
-        column = cols.texts(column)[0]
-    return _without_nan(column).dictionary_encode()
-
-
-def _without_nan(column: pa.Array) -> pa.Array:
-    """The column with null for NaN, which is no value either."""
-    if not pa.types.is_floating(column.type):
-        return column
-    return pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
-
-
-def _built(parts: Mapping[str, Sequence[pa.DictionaryArray]], files: Sequence[int], *, whole: bool) -> Structure:
-    codes, values = {}, {}
-    for name, chunks in parts.items():
-        one = pa.chunked_array(_alike(chunks)).unify_dictionaries().combine_chunks()
-        codes[name] = one.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
-        values[name] = one.dictionary
-    return Structure(codes, values, tuple(files), whole)
-
-
-def _alike(chunks: Sequence[pa.DictionaryArray]) -> Sequence[pa.DictionaryArray]:
-    """The chunks with values of one type: one file may have integers, or nothing, where another has fractions."""
-    kinds = {chunk.type.value_type for chunk in chunks}
-    if len(kinds) == 1:
-        return chunks
-    try:
-        schemas = [pa.schema([("values", kind)]) for kind in kinds]
-        kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
-    except pa.ArrowTypeError:
-        kind = pa.string()  # an id is a number in one file and text in another
-    return [pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(kind)) for chunk in chunks]

@@ -4,51 +4,19 @@ A candidate's score is a sum of points, each with its reason. Points are few and
 the columns of one log apart: a name is worth at most four, and structure outweighs it where it is clear.
 """
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ltrscale.ingest.profile import LogColumn, Structure
+from ltrscale.ingest import names
+from ltrscale.ingest.grades import MOST_GRADES
+from ltrscale.ingest.profile import LogColumn
+from ltrscale.ingest.structure import Structure
 from ltrscale.progress import progress
 
-_LIST = r"(query|search|impression|request|srch|qid|list|slate|serp|feed|ranking)"
-_VISIT = r"(session|visit|basket|order|invoice|transaction|trip|receipt|incident)"
-_PERSON = (
-    r"^(user|visitor|customer|cust|session|member|client|shopper|household|reader|owner|card)(s|_?(id|no|nr|key))?$"
-)
-_THING = r"(item|doc|document|product|article|prop|property|asin|sku|hotel|listing|content|offer|stock|movie|song|part)"
-_SORT = (
-    r"(category|cat|brand|seller|shop|store|country|region|location|destination|type|class|subclass|site|device|age)"
-)
-_ID = r"_?(id|key|no|nr|number|code|asin|sku|uuid|guid)$"
-_TIME = r"time|date|_dt$|_at$|^at$|^ts$|timestamp|_on$|^day$"
-_EVENT_TIME = (
-    r"^(event|search|query|request|impression|session|show|sent|click|log|visit|srch|order|invoice|transaction)\w*?_?"
-    r"(time|date|at|on|ts|day)"
-)
-_ITEM_TIME = r"list|publish|creat|updat|releas|launch|birth|expir|regist|signup|first|last|due|since|checkin|arriv"
-_POSITION = r"^(position|pos|rank|slot)$|_(position|pos|slot)$"
-WORTH = r"revenue|gross|sales$|turnover|gmv"
-"""Names of what a document brought."""
-LABELS = (
-    (WORTH, 2.2),
-    (r"^(label|labels|grade|relevance|rel|target|y)$", 5.0),
-    (r"^(event|event_type|event_name|action|interaction|outcome|feedback)$", 4.5),
-    (r"purchas|bought|order(ed)?$|booking|booked|converted|conversion", 4.0),
-    (r"cart|basket|saved|wishlist|favou?rite|engaged", 3.5),
-    (r"^(is_)?(fault|faulty|failed|failure|defect|defective|root_cause|culprit|cause|hit|won|hired|applied)$", 3.5),
-    (r"^(is_)?click(ed)?s?$|click_bool", 3.0),
-)
-"""Names of labels, the stronger ones first, with the points that the name is worth."""
-_BEFORE = (
-    r"^[fn]_|share|rate|ratio|mean|avg|median|total|count|ctr|past|last|prev|hist|prior|_\d+[hdwmy]|_(score|days?)$"
-)
-FEW_LISTS = 32
-"""The most different values of a label."""
 _CLOSE = 1.5
-_RARE = 0.02
 _LIKELIEST, _DECIDED = 64, 64
 """Columns that are looked at as items' ids with what they decide, and the columns that they may decide: a log with
 thousands of columns has that many pairs of any of them."""
@@ -56,6 +24,10 @@ _SHOWING = 16
 """Columns of times and of places that are looked at beside each column."""
 _PAIRED = 1.0
 """Points of an item's id for values that come again; alone they make none."""
+_PAIRS = 30
+"""Values that come again, or rows, that can tell what a column decides and how often it repeats by chance."""
+_MOST_PLACES, _COUNTERS = 1000, 8
+"""The longest lists whose rows a column may count, and the columns without the name of a place that are tried."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +37,8 @@ class Candidate:
     column: LogColumn
     score: float
     reasons: tuple[str, ...]
+    against: str = ""
+    """The reason that counts most against it."""
 
     @property
     def name(self) -> str:
@@ -89,10 +63,12 @@ Scores = Iterable[tuple[float, str]]
 def candidate(column: LogColumn, points: Scores) -> Candidate:
     """A candidate with the sum of its points."""
     points = [(score, reason) for score, reason in points if round(score, 1)]
-    return Candidate(column, sum(score for score, _ in points), tuple(reason for _, reason in points))
+    worst, against = min(points, default=(0.0, ""))
+    reasons = tuple(reason for _, reason in points)
+    return Candidate(column, sum(score for score, _ in points), reasons, against if worst < 0 else "")
 
 
-def _candidates(role: str, columns: Sequence[LogColumn], points: Callable[[LogColumn], Scores]) -> list[Candidate]:
+def candidates(role: str, columns: Sequence[LogColumn], points: Callable[[LogColumn], Scores]) -> list[Candidate]:
     """The columns as candidates for a role."""
     found = []
     with progress(f"columns for {role}", len(columns), "columns") as advance:
@@ -102,7 +78,7 @@ def _candidates(role: str, columns: Sequence[LogColumn], points: Callable[[LogCo
     return found
 
 
-def choose_role(candidates: Sequence[Candidate], *, least: float, rivals: int = 0) -> Choice | None:
+def choose_role(found: Sequence[Candidate], *, least: float, rivals: int = 0) -> Choice | None:
     """The best candidate, with those that come near as rivals; None where no one has `least` points.
 
     `rivals` are named however far they are behind.
@@ -114,7 +90,7 @@ def choose_role(candidates: Sequence[Candidate], *, least: float, rivals: int = 
         >>> found.best.name, [rival.name for rival in found.rivals], found.doubt
         ('a', ['b'], 'b is as likely')
     """
-    ranked = sorted(candidates, key=lambda each: -each.score)
+    ranked = sorted(found, key=lambda each: -each.score)
     if not ranked or ranked[0].score < least:
         return None
     best, runners_up = ranked[0], ranked[1:4]
@@ -126,12 +102,12 @@ def choose_role(candidates: Sequence[Candidate], *, least: float, rivals: int = 
 
 def looks_like_time(column: LogColumn) -> bool:
     """Whether a column holds times; digits also need the name of one, since ids are numbers of the same size."""
-    return bool(column.formats) and (not column.digits or has_pattern(column, _TIME))
+    return bool(column.formats) and (not column.digits or has_pattern(column, names.TIME))
 
 
 def has_pattern(column: LogColumn, *patterns: str) -> bool:
-    """Whether a column's name, in lower case, has one of the patterns."""
-    return any(re.search(pattern, column.name.lower()) for pattern in patterns)
+    """Whether a column's name, in its plain form, has one of the patterns."""
+    return names.has(column.name, *patterns)
 
 
 def _is_key(column: LogColumn) -> bool:
@@ -140,17 +116,17 @@ def _is_key(column: LogColumn) -> bool:
 
 def names_one(column: LogColumn) -> bool:
     """Whether a column is named as an identifier."""
-    return has_pattern(column, _ID, _PERSON)
+    return has_pattern(column, names.IDENTIFIER, names.PERSON)
 
 
 def is_asked(column: LogColumn) -> bool:
     """Whether a column is named as the text of a query."""
-    return has_pattern(column, r"query|search|keyword|term|phrase")
+    return has_pattern(column, names.ASKED)
 
 
 def is_person(column: LogColumn) -> bool:
     """Whether a column names a user or a session."""
-    return has_pattern(column, _PERSON)
+    return has_pattern(column, names.PERSON)
 
 
 # queries
@@ -160,21 +136,29 @@ def queries(columns: Sequence[LogColumn], seen: Structure) -> list[Candidate]:
     """The columns that may name the lists to rank."""
     keys = [column for column in columns if column.name in seen and _is_key(column)]
     clocks = [column for column in columns if column.name in seen and looks_like_time(column)]
-    clocks = [c for c in clocks if has_pattern(c, _EVENT_TIME) or not has_pattern(c, _ITEM_TIME)] or clocks
-    slots = [column for column in columns if column.name in seen and column.numeric and has_pattern(column, _POSITION)]
-    keys = [column for column in keys if not (column.numeric and has_pattern(column, _POSITION))]
+    clocks = [c for c in clocks if has_pattern(c, names.EVENT_TIME) or not has_pattern(c, names.ITEM_TIME)] or clocks
+    keys = [column for column in keys if not (column.numeric and has_pattern(column, names.POSITION))]
     keys = [column for column in keys if not is_label(column)]
     likely = sorted(_things(keys, seen), key=lambda each: -each.score)[:2]
     things = [each.column for each in likely if each.score > _PAIRED]  # a color comes again, too
-    shown = clocks[:_SHOWING], slots[:_SHOWING]
-    return _candidates("a query", keys, lambda column: _query_points(column, seen, *shown, things))
+    shown = clocks[:_SHOWING], _counters(columns, seen)
+    return candidates("a query", keys, lambda column: _query_points(column, seen, *shown, things))
+
+
+def _counters(columns: Sequence[LogColumn], seen: Structure) -> dict[str, NDArray[np.float64]]:
+    """The columns that may count the rows of lists, those with the name of a place first, and their numbers."""
+    whole = [each for each in columns if each.name in seen and each.numeric and each.whole and not is_label(each)]
+    named = [each for each in whole if has_pattern(each, names.POSITION)]
+    dense = [each for each in whole if each.least in (0, 1) and 3 <= each.most - each.least + 1 <= _MOST_PLACES]
+    dense = [each for each in dense if each.distinct >= 0.9 * (each.most - each.least + 1) and each not in named]
+    return {each.name: seen.numbers(each.name) for each in [*named[:_SHOWING], *dense[:_COUNTERS]]}
 
 
 def _query_points(
     column: LogColumn,
     seen: Structure,
     clocks: Sequence[LogColumn],
-    slots: Sequence[LogColumn],
+    slots: Mapping[str, NDArray[np.float64]],
     things: Sequence[LogColumn],
 ) -> Scores:
     yield _query_name(column)
@@ -189,33 +173,37 @@ def _query_points(
     if other_things := [thing for thing in things if thing is not column]:
         repeats = min(lists.repeats(seen.codes[thing.name]) for thing in other_things)
         yield -6.0 * repeats, f"{repeats:.1%} of the rows repeat an item"
-    for slot in slots:
-        repeats = lists.repeats(seen.codes[slot.name])
-        words = f"{slot.name} comes again in {repeats:.0%} of the rows"
-        yield 1.0 - 6.0 * repeats, words if repeats > 0.005 else f"each {slot.name} once"
+    for slot in (name for name in slots if names.has(name, names.POSITION) and name != column.name):
+        repeats = lists.repeats(seen.codes[slot])
+        words = f"{slot} comes again in {repeats:.0%} of the rows"
+        yield 1.0 - 6.0 * repeats, words if repeats > 0.005 else f"each {slot} once"
+    counters = [name for name in slots if not names.has(name, names.POSITION) and name != column.name]
+    counts = {name: lists.counted(slots[name], seen.codes[name]) for name in counters}
+    if counts:
+        slot = max(counts, key=lambda name: counts[name])
+        yield 3.0 * counts[slot], f"{slot} counts the rows of {counts[slot]:.0%} of its lists"
     if clocks:
         agreed = {clock.name: lists.constant(seen.codes[clock.name]) for clock in clocks}
         best = max(agreed, key=lambda name: agreed[name])
         yield 3.0 * agreed[best], f"{best} is the same in {agreed[best]:.0%} of its lists"
 
 
+_QUERY_NAMES = (
+    (names.QUERY, 4.0, "the name of a list"),
+    (names.POSITION, -5.0, "the name of a place"),
+    (names.THING, -4.0, "the name of an item"),
+    (names.PROPERTY, -4.0, "the name of a property"),
+    (names.LISTED, 3.0, "the name of a list"),
+    (names.VISITED, 2.0, "the name of a visit"),
+    (names.PERSON, -1.0, "the name of a person"),
+    (names.IDENTIFIER, 0.5, "the name of an id"),
+)
+
+
 def _query_name(column: LogColumn) -> tuple[float, str]:
-    name = column.name.lower()
-    if re.search(rf"^{_LIST}{_ID}|^(qid|query|search|impression|q|request)$", name):
-        return 4.0, "the name of a list"
-    if is_label(column) or re.search(_POSITION, name):
-        return -5.0, "the name of a label or a place"
-    if re.search(rf"(^|_){_THING}({_ID}|s?$)", name):
-        return -4.0, "the name of an item"
-    if re.search(rf"(^|_){_SORT}({_ID}|$)", name):
-        return -4.0, "the name of a property"
-    if re.search(rf"{_LIST}.*{_ID}", name):
-        return 3.0, "the name of a list"
-    if re.search(rf"(^|_){_VISIT}({_ID}|$)|^(group|case)({_ID}|$)", name):
-        return 2.0, "the name of a visit"
-    if re.search(_PERSON, name):
-        return -1.0, "the name of a person"
-    return (0.5, "the name of an id") if re.search(_ID, name) else (-1.0, "no name of an id")
+    if is_label(column) and not has_pattern(column, names.QUERY):
+        return -5.0, "the name of a label"
+    return names.first_of(column.name, _QUERY_NAMES) or (-1.0, "no name of an id")
 
 
 def within(column: LogColumn, columns: Sequence[LogColumn], seen: Structure) -> tuple[LogColumn, ...]:
@@ -243,19 +231,48 @@ def within(column: LogColumn, columns: Sequence[LogColumn], seen: Structure) -> 
 def items(columns: Sequence[LogColumn], query: LogColumn, seen: Structure) -> list[Candidate]:
     """The columns that may name the documents."""
     keys = [column for column in columns if column.name in seen and _is_key(column) and not is_label(column)]
-    keys = [column for column in keys if not has_pattern(column, _POSITION)]
+    keys = [column for column in keys if not has_pattern(column, names.POSITION)]
     lists = seen.lists(query.name)
     things = {each.name: each for each in _things(keys, seen)}
 
     def points(column: LogColumn) -> Scores:
         own = things[column.name]
         yield own.score, "; ".join(own.reasons)
-        repeats = lists.repeats(seen.codes[column.name])
-        yield 1.0 - 8.0 * repeats, f"{repeats:.1%} of the rows repeat one in their list" if repeats else "once a list"
+        yield from _once(column, query, seen, decides=any(each.startswith("decides") for each in own.reasons))
         if lists.constant(seen.codes[column.name]) > 0.9:
             yield -6.0, "the same in a whole list"
 
-    return _candidates("an item", [column for column in keys if column is not query], points)
+    return candidates("an item", [column for column in keys if column is not query], points)
+
+
+def _once(column: LogColumn, query: LogColumn, seen: Structure, *, decides: bool) -> Scores:
+    """An item comes hardly ever twice in a list, which a property of items does as often as chance has it."""
+    lists, codes_N = seen.lists(query.name), seen.codes[column.name]
+    repeats, (_, dealt) = lists.repeats(codes_N), lists.pairs(codes_N)
+    if comes_by_chance(column, query, seen):
+        points = -1.5 if decides or has_pattern(column, names.THING) else -5.0
+        yield points, f"{repeats:.1%} of the rows repeat one in their list, as many as by chance"
+    elif repeats:
+        yield 1.0 - 8.0 * repeats, f"{repeats:.1%} of the rows repeat one in their list"
+    elif dealt > _PAIRS:
+        yield 2.0, f"once a list, where chance would repeat it {dealt:,.0f} times"
+    else:
+        yield 1.0, "once a list"
+    if column.numeric and not decides and not has_pattern(column, names.THING):
+        counted = lists.counted(seen.numbers(column.name), codes_N)
+        yield -4.0 * counted, f"counts the rows of {counted:.0%} of the lists"
+
+
+def is_property(candidate: Candidate, query: LogColumn, seen: Structure) -> bool:
+    """Whether what was taken for an item may be a property of items, such as their seller."""
+    told = has_pattern(candidate.column, names.THING) and any("decides" in reason for reason in candidate.reasons)
+    return not told and comes_by_chance(candidate.column, query, seen)
+
+
+def comes_by_chance(column: LogColumn, query: LogColumn, seen: Structure) -> bool:
+    """Whether values come again within lists as often as if they were dealt at random."""
+    pairs, dealt = seen.lists(query.name).pairs(seen.codes[column.name])
+    return pairs >= 5 and pairs > 0.3 * dealt and (dealt < 1 or pairs < 3 * dealt)
 
 
 def _things(keys: Sequence[LogColumn], seen: Structure) -> list[Candidate]:
@@ -267,27 +284,31 @@ def _things(keys: Sequence[LogColumn], seen: Structure) -> list[Candidate]:
     return [_thing(each.column, seen, others) if each.name in likeliest else each for each in alone]
 
 
+_THING_NAMES = (
+    (names.LIST_OR_VISIT, -4.0, "the name of a list"),
+    (names.PERSON, -4.0, "the name of a person"),
+    (names.PROPERTY, -3.0, "the name of a property"),
+    (names.TEXT, -1.0, "a text"),
+    (names.IDENTIFIER, 1.0, "the name of an id"),
+)
+
+
 def _thing(column: LogColumn, seen: Structure, columns: Sequence[LogColumn]) -> Candidate:
     """A column as an item's id, whatever the query is, with what it decides of some columns."""
-    lists, name = seen.lists(column.name), column.name.lower()
+    lists = seen.lists(column.name)
 
     def points() -> Scores:
-        if re.search(rf"(^|_){_THING}({_ID}|s?$)", name):
-            yield (4.0, "the name of an item's id") if re.search(_ID, name) else (3.0, "the name of an item")
-        elif re.search(rf"{_LIST}|{_VISIT}.*{_ID}", name) or is_person(column):
-            yield -4.0, "the name of a list or a person"
-        elif re.search(rf"(^|_){_SORT}({_ID}|$)", name):
-            yield -3.0, "the name of a property"
-        elif re.search(r"name|title|text|desc|url", name):
-            yield -1.0, "a text"
-        elif re.search(_ID, name):
-            yield 1.0, "the name of an id"
+        if has_pattern(column, names.THING):
+            yield (4.0, "the name of an item's id") if names_one(column) else (3.0, "the name of an item")
+        elif named := names.first_of(column.name, _THING_NAMES):
+            yield named
         elif column.numeric and not column.least > 100:
             yield -1.0, "a small number"
         if lists.paired > 0.5:
             yield _PAIRED, f"{lists.distinct:,} values, which come again"
+        again = lists.paired * len(seen.codes[column.name]) / 2  # values that come again, at most
         others = [other for other in columns if other is not column and seen.lists(other.name).distinct > 1]
-        fixed = [other.name for other in others if seen.decides(column.name, other.name)] if lists.paired > 0.5 else []
+        fixed = [other.name for other in others if seen.decides(column.name, other.name)] if again >= _PAIRS else []
         if fixed:
             yield min(2.0, 0.5 * len(fixed)), f"decides {', '.join(fixed[:3])}"
 
@@ -307,11 +328,11 @@ def times(columns: Sequence[LogColumn], query: LogColumn, seen: Structure, item:
 
 
 def _time_points(column: LogColumn, query: LogColumn, seen: Structure, item: LogColumn | None) -> Scores:
-    if has_pattern(column, _EVENT_TIME):
+    if has_pattern(column, names.EVENT_TIME):
         yield 3.0, "the name of an event's time"
-    elif has_pattern(column, _ITEM_TIME):
+    elif has_pattern(column, names.ITEM_TIME):
         yield -2.0, "the name of an item's or a person's date"
-    elif has_pattern(column, _TIME):
+    elif has_pattern(column, names.TIME):
         yield 2.0, "the name of a time"
     elif column.digits:
         yield -3.0, "a number without the name of a time"
@@ -332,55 +353,36 @@ def _time_points(column: LogColumn, query: LogColumn, seen: Structure, item: Log
         yield -5.0 * column.bad, f"{column.bad:.2%} of the rows have a bad one"
 
 
-# labels and places
+# places and labels
 
 
 def is_label(column: LogColumn) -> bool:
     """Whether a column is named as what happened after the list was shown, and not as what did so before."""
-    return any(has_pattern(column, pattern) for pattern, _ in LABELS) and not has_pattern(column, _BEFORE)
-
-
-def labels(columns: Sequence[LogColumn], query: LogColumn, seen: Structure, item: LogColumn | None) -> list[Candidate]:
-    """The columns that may have the labels."""
-    fits = [column for column in columns if column.name in seen and column.distinct > 1 and not looks_like_time(column)]
-    fits = [column for column in fits if column.numeric or column.distinct <= FEW_LISTS]
-    fits = [column for column in fits if not names_one(column)]
-    return _candidates("a label", fits, lambda column: _label_points(column, query, seen, item))
-
-
-def _label_points(column: LogColumn, query: LogColumn, seen: Structure, item: LogColumn | None) -> Scores:
-    points = (
-        next((points for pattern, points in LABELS if has_pattern(column, pattern)), 0.0) if is_label(column) else -2.0
-    )
-    yield points, "the name of a label" if points > 0 else "no name of a label"
-    lists = seen.lists(query.name)
-    varies = 1.0 - lists.constant(seen.codes[column.name])
-    yield (-3.0, "the same in every list") if not varies else (1.0, f"differs within {varies:.0%} of the lists")
-    if not column.numeric:
-        return
-    positive_Q = lists.having(seen.numbers(column.name) > max(column.least, 0.0))
-    with_one = float((positive_Q > 0).mean())
-    if points > 0 and with_one < _RARE and (positive_Q > 0).sum() < 500:
-        yield -2.0, f"above 0 in {with_one:.1%} of the lists only"
-    if points < 0 and column.distinct == 2 and with_one > 0.2 and (positive_Q <= 1).mean() > 0.95:
-        belongs_to_item = item is not None and item.name in seen and seen.decides(item.name, column.name)
-        yield (0.0, "") if belongs_to_item else (3.5, "one row a list at most")
+    return names.label_points(column.name) > 0
 
 
 def positions(columns: Sequence[LogColumn], query: LogColumn, seen: Structure) -> list[Candidate]:
-    """The columns that may say where an item was shown."""
-    named = [each for each in columns if each.numeric and each.name in seen and has_pattern(each, _POSITION)]
+    """The columns that may say where an item was shown: in any language, what counts the rows of nearly every list."""
+    whole = [each for each in columns if each.numeric and each.name in seen and not is_label(each)]
     lists = seen.lists(query.name)
 
     def points(column: LogColumn) -> Scores:
-        yield 2.0, "the name of a place"
+        named = has_pattern(column, names.POSITION)
+        yield (2.0, "the name of a place") if named else (0.0, "")
+        counted = lists.counted(seen.numbers(column.name), seen.codes[column.name])
+        yield 2.0 * counted, f"counts the rows of {counted:.0%} of the lists"
         repeats = lists.repeats(seen.codes[column.name])
-        yield 2.0 - 4.0 * repeats, f"comes again in {repeats:.0%} of the rows" if repeats > 0.005 else "once a list"
+        if named or counted:
+            yield 2.0 - 4.0 * repeats, f"comes again in {repeats:.0%} of the rows" if repeats > 0.005 else "once a list"
 
-    return _candidates("a position", named, points)
+    named = [each for each in whole if has_pattern(each, names.POSITION)]
+    counters = _counters(whole, seen)
+    return candidates("a position", [each for each in whole if each in named or each.name in counters], points)
 
 
 def structured(columns: Sequence[LogColumn]) -> list[str]:
     """The columns whose structure decides on roles: all but measured quantities."""
-    keys = [column for column in columns if not column.numeric or column.whole or is_label(column)]
-    return [column.name for column in keys if column.distinct > 1]
+    keys = [
+        each for each in columns if not each.numeric or each.whole or is_label(each) or each.distinct <= MOST_GRADES
+    ]
+    return [column.name for column in keys if column.distinct > 1 or (column.distinct == 1 and column.missing > 0)]

@@ -14,6 +14,7 @@ from ltrscale.ingest.mapping import ColumnMapping, Fill
 from ltrscale.ingest.rows import RowBlock
 from ltrscale.ingest.tables import Join
 from ltrscale.ingest.texts import Encoding, TokenColumns
+from ltrscale.ingest.validate import Unjudged
 
 Encoders = dict[str, CategoryEncoder]
 """The encoder of each categorical feature, by name."""
@@ -155,6 +156,11 @@ class Source(Config):
     def token_columns(self) -> TokenColumns | None:
         """The token fields."""
         return None
+
+    @property
+    def unjudged(self) -> Unjudged:
+        """What rows without a label are where others of their group have one."""
+        return "reject"
 
     @property
     def takes_any_order(self) -> bool:

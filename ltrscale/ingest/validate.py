@@ -4,10 +4,10 @@ A group is a run of rows with one query id in one file (or in one sorted input).
 
 - for a whole group: `returning_query` (an earlier group in the same scope has its id), `group_too_long`;
 - for a row, while the rest of its group is kept: `infinite` (a feature, position, click, weight or gain), `bad_label`
-  (negative or too large for a gain; missing if rows must have labels, or if other rows of the group have them),
-  `bad_gain` and `bad_weight` (negative), `duplicate_document` (an accepted earlier row of the group has the same
-  document id), unless `duplicates` says which row of a document stays; then the others are merged into it, which is no
-  rejection.
+  (negative or too large for a gain; missing if rows must have labels, or if other rows of the group have them and
+  `unjudged` does not say what it counts), `bad_gain` and `bad_weight` (negative), `duplicate_document` (an accepted
+  earlier row of the group has the same document id), unless `duplicates` says which row of a document stays; then the
+  others are merged into it, which is no rejection.
 
 Rows that a reader rejected neither start nor end a group; a query id that only such rows have is one rejected group.
 A group whose labels are all missing is unlabelled.
@@ -35,6 +35,9 @@ from ltrscale.ranking.metrics import HIGHEST_LABEL
 
 _NOT_NEGATIVE: dict[Rule, str] = {"bad_gain": "gains", "bad_weight": "weights"}
 """Columns beside the labels whose values are 0 or more, by the rule that says so."""
+Unjudged = Literal[0, "unlabelled", "reject"]
+"""What becomes of rows without a label in a group of which other rows have one."""
+
 Duplicates = Literal["reject", "keep_first", "keep_last", "max_label"]
 """What becomes of rows of a group with the same document id."""
 
@@ -71,6 +74,7 @@ class Validator:
     max_group: int
     missing_labels: bool
     duplicates: Duplicates = "reject"
+    unjudged: Unjudged = "reject"
     features: Sequence[str] = ()
     scope: str = ""
     rows_in: int = field(default=0, init=False)
@@ -184,6 +188,8 @@ class Validator:
         if not len(lengths_Q):
             return None
         rows = concat(pieces)
+        if self.unjudged != "reject":
+            rows = replace(rows, labels_N=rows.labels_N.copy())  # which the rules change
         ids = rows.query_ids_N.take(pa.array(offsets_Q1[:-1])).to_pylist()
         hashes_Q = hash_ids(ids, scope=self.scope)
         returning_Q = self.ids.groups.add(hashes_Q)
@@ -228,6 +234,7 @@ class Validator:
         if self.missing_labels:
             partly_Q = np.bincount(group_N[ok_N & ~bad_N & ~missing_N], minlength=group_N[-1] + 1) > 0
             missing_N &= partly_Q[group_N]
+            self._settle(rows.labels_N, group_N, missing_N)
         bad_N |= ok_N & missing_N
         ok_N &= ~bad_N
         yield "bad_label", bad_N
@@ -242,6 +249,16 @@ class Validator:
             repeated_N = _repeated(rows.doc_ids_N, group_N, ok_N, _rank(rows.labels_N, self.duplicates))
             ok_N &= ~repeated_N
             yield "duplicate_document", repeated_N
+
+    def _settle(self, labels_N: NDArray[np.float32], group_N: NDArray[np.int64], missing_N: NDArray[np.bool_]) -> None:
+        """Give rows without a label what they count, in place; then they are missing no more."""
+        if self.unjudged == "reject":
+            return
+        if self.unjudged == "unlabelled":
+            labels_N[np.isin(group_N, group_N[missing_N])] = np.nan
+        else:
+            labels_N[missing_N] = self.unjudged
+        missing_N[:] = False
 
 
 def total_accounting(parts: Iterable[Accounting], *, lost_groups: int = 0, hash_collisions: int = 0) -> Accounting:

@@ -10,24 +10,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shop_languages import guessed, looked_at
 
 from ltrscale.data.times import instants
 from ltrscale.errors import InputError
 from ltrscale.ingest import roles
 from ltrscale.ingest.csvjson import Dialect
-from ltrscale.ingest.guess import Guess, guess, row_numbers
-from ltrscale.ingest.profile import KeyLists, LogColumn, Structure, columns_of, of_table
-
-
-def looked_at(log: pd.DataFrame) -> tuple[list[LogColumn], Structure]:
-    table = pa.Table.from_pandas(log, preserve_index=False)
-    return columns_of(table, table.schema, Dialect()), of_table(table)
-
-
-def guessed(log: pd.DataFrame, **given: str) -> Guess:
-    columns, seen = looked_at(log)
-    return guess(columns, seen, given, "log.csv")
-
+from ltrscale.ingest.guess import guess, row_numbers
+from ltrscale.ingest.profile import columns_of
+from ltrscale.ingest.structure import KeyLists, Structure, of_table
 
 codes = st.lists(st.tuples(st.integers(-1, 4), st.integers(-1, 4)), min_size=1, max_size=30)
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from command_lines import run_here
+from rich.console import Console
 
-from jobs.cli import Command, main
+from jobs.cli import Command, _shown_log, main
 from ltrscale import config as configs
 from ltrscale.config import Config
 from ltrscale.derive.match import MatchJob
@@ -192,7 +193,7 @@ def test_a_command_that_has_ended_gives_the_log_back(
 
 FILLS_A_DISK = """
 import pyarrow
-from jobs.cli import Command, main
+from jobs.cli import Command, _shown_log, main
 from ltrscale.config import Config
 def run(_):
     with pyarrow.OSFile("/dev/full", "wb") as file:
@@ -221,3 +222,14 @@ def test_lines_that_are_marked_are_named_until_the_mark_is_gone(tmp_path: Path) 
     config.write_text(config.read_text().replace("# CHECK: or price", ""))
     done = run_here("prepare", "--config", str(config))
     assert (done.returncode, "CHECK" in done.stderr) == (0, False)
+
+
+def test_a_long_line_is_one_line_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that a job prints is copied whole: the terminal folds it, and no line end is in it."""
+    shown = Console(file=io.StringIO(), force_terminal=True, width=80)
+    monkeypatch.setattr("jobs.cli.console", shown)
+    command = f"next: python -m jobs.prepare --config {'runs/' * 40}prepare.yaml [bold]"
+    with _shown_log(rank=0):
+        log.info(command)
+    [line] = [line for line in shown.file.getvalue().splitlines() if line]  # type: ignore[attr-defined]
+    assert line.endswith(f" {command}")

@@ -130,7 +130,7 @@ def test_a_request_to_stop_that_comes_while_ray_waits_is_heard_at_once(call: str
     done = _run(_STOPPED_WHILE_RAY_WAITS, f"--set=call={call}")
     # On a busy machine, the core of Ray logs an error of its own when it is left while a task runs.
     lines = [line for line in done.stderr.splitlines() if "task_manager.cc" not in line]
-    stopped = "stopped: asked to stop; the same command resumes from the committed stages"
+    stopped = "stopped: asked to stop; the same command does what is left to do"
     assert (done.returncode, lines) == (143, [stopped])
 
 

@@ -21,7 +21,8 @@ from ltrscale.ingest import roles
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.lines import read_lines
-from ltrscale.ingest.profile import batches, columns_of, named_schema, of_table
+from ltrscale.ingest.profile import batches, columns_of, named_schema
+from ltrscale.ingest.structure import of_table
 
 _ROW = re.compile(rb"\s*[-+.\deE]+\s+(qid:\S+\s+)?\d+:\S+")
 _FEATURE_INDEX = re.compile(rb"\s(\d+):")

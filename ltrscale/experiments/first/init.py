@@ -27,20 +27,14 @@ from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import StudyConfig
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.csvjson import Dialect
-from ltrscale.ingest.guess import Guess, grades_of, guess
+from ltrscale.ingest.grades import grades_of
+from ltrscale.ingest.guess import Guess, guess
+from ltrscale.ingest.labels import amounts
 from ltrscale.ingest.outcome import questions
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.ingest.profile import (
-    SAMPLED,
-    KeyLists,
-    LogColumn,
-    Structure,
-    dialect_of,
-    first_columns,
-    read_structure,
-    rows_looked_at,
-)
+from ltrscale.ingest.profile import LogColumn, dialect_of, files_of, first_columns, rows_looked_at
 from ltrscale.ingest.roles import structured
+from ltrscale.ingest.structure import SAMPLED, KeyLists, Structure, read_structure
 from ltrscale.progress import called, log, progress
 from ltrscale.ranking.alone import Alone, alone
 
@@ -62,8 +56,11 @@ class InitConfig(Config):
     """Column with the time stamp, instead of the guess."""
     header: tuple[str, ...] = ()
     """Names of the columns of CSV files whose first line is a row."""
+    positions: str | None = None
+    """Column with the place at which an item was shown, instead of the guess."""
     rows: int = Field(default=100_000, ge=1)
-    """First rows that decide on types; the first million decides on uses, and all rows are counted."""
+    """First rows that decide on types, of each file its share; the first million decides on uses, and all rows are
+    counted."""
 
 
 def init(config: InitConfig) -> None:
@@ -78,24 +75,27 @@ def init(config: InitConfig) -> None:
         if storage.exists(path):  # it may have been edited
             raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
     urls = storage.list_files(config.file)
-    roles = {"query": config.query, "item": config.item, "label": config.label, "time": config.time}
+    roles = {use: getattr(config, use) for use in ("query", "item", "label", "time", "positions")}
     if not config.header and (lines := other_form(config.file, urls, out, roles)):
         _write(out, {"prepare": yaml_text(lines)})
         log.info("init: not a table with one item a row: see source.kind of prepare.yaml, and docs/guide.md for splits")
         _say_next("prepare", out)
         return
     dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0], config.header)
-    columns = first_columns(urls, dialect, config.rows)
+    files = files_of(urls, dialect)
+    urls, columns = [*files], first_columns(files, dialect, config.rows)
     _refuse_without_values(columns, roles, urls[0])
     names = {*structured(columns), *(name for name in roles.values() if name is not None)} or {columns[0].name}
     sample = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
     guessed = guess(columns, sample, roles, urls[0])
+    _refuse_without_features(guessed, urls[0])
     in_roles = [
         each.name for each in (guessed.query, *guessed.within, guessed.item, guessed.label, guessed.time) if each
     ]
     complete = sample if sample.whole else read_structure(urls, in_roles, dialect, rows=None)
     counted = count_lists(guessed, complete)
-    guessed = replace(guessed, asked=asked_of(guessed, complete, urls, dialect))
+    asked = asked_of(guessed, complete, urls, dialect, zeros=bool(counted.unjudged))
+    guessed = replace(guessed, asked={**guessed.asked, **asked})
     notes: tuple[str, ...] = ()
     texts = {"prepare": yaml_text(prepare_lines(config.file, out, dialect, guessed, counted))}
     if guessed.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST_LISTS:
@@ -111,7 +111,7 @@ def init(config: InitConfig) -> None:
     _write(out, texts)
     for line in summary(guessed):
         log.info("init: %s", escaped(line))
-    for reason in (*notes, *_why_less(guessed, counted.plan)):
+    for reason in (*notes, *_why_less(guessed, counted.plan, columns)):
         log.info("init: %s", reason)
     for name in (each for each in _WRITES if each in texts and each not in _LATER):
         _say_next(name, out)
@@ -137,6 +137,11 @@ def _refuse_without_values(columns: Sequence[LogColumn], roles: Mapping[str, str
     """Refuse columns that are named for a role and cannot have it."""
     for use, name in roles.items():
         for column in (column for column in columns if column.name == name):
+            if column.lacking:
+                raise InputError(
+                    f"{column.lacking}: {use}: column {name!r} is missing, which other files have; only features may "
+                    "be, so name files that have it"
+                )
             if not cols.is_single(column.type):
                 held = "lists" if pa.types.is_nested(column.type) else str(column.type)
                 raise InputError(f"{where}: {use}: {name!r} has {held}; name a column with a single value in each row")
@@ -144,6 +149,21 @@ def _refuse_without_values(columns: Sequence[LogColumn], roles: Mapping[str, str
                 raise InputError(
                     f"{where}: {use}: {name!r} has no value in the first {column.rows:,} rows; name another"
                 )
+
+
+def _refuse_without_features(guessed: Guess, where: str) -> None:
+    """Refuse a log of which nothing is left for a model to read."""
+    if guessed.features or guessed.categorical or guessed.dates:
+        return
+    by_role = {"query": guessed.query, "item": guessed.item, "label": guessed.label, "time": guessed.time}
+    by_role |= {"positions": guessed.positions, "gain": guessed.gain}
+    roles = ", ".join(f"{column.name} is the {role}" for role, column in by_role.items() if column is not None)
+    kept = "".join(f", {column.name} is kept as meta" for column in guessed.meta)
+    unused = "".join(f"; {name}: {reason}" for name, reason in [*guessed.others.items()][:5])
+    raise InputError(
+        f"{where}: no column is left for a ranker to read: {roles}{kept}{unused}; join columns that are known before a "
+        "list is shown, such as a price or an engine's score, or name the roles that are wrong, as --set label=COLUMN"
+    )
 
 
 def _write(out: str, texts: Mapping[str, str]) -> None:
@@ -155,7 +175,11 @@ def _write(out: str, texts: Mapping[str, str]) -> None:
         storage.write_bytes(path, text.encode())
 
 
-def _why_less(guessed: Guess, plan: FirstPlan | None) -> Iterator[str]:
+def _why_less(guessed: Guess, plan: FirstPlan | None, columns: Sequence[LogColumn]) -> Iterator[str]:
+    for column in guessed.optional:
+        yield f"{column.name} is missing from {column.lacking}, and perhaps other files: a missing value there"
+    for name in sorted({each.name for each in columns if each.lacking} & {*guessed.others}):
+        yield f"{name} is not in all files, and not used: {guessed.others[name]}"
     if guessed.label is None:
         yield "no column looks like a label; name it with --set label=COLUMN for a pipeline.yaml"
     if plan is None or len(plan.names) < FEWEST_LISTS:
@@ -170,8 +194,12 @@ def _why_less(guessed: Guess, plan: FirstPlan | None) -> Iterator[str]:
             yield f"jobs.clicks would tell clicks from places, and needs {', and '.join(lacking)}"
 
 
-def asked_of(guessed: Guess, log: Structure, urls: Sequence[str], dialect: Dialect) -> dict[str, str]:
+def asked_of(
+    guessed: Guess, log: Structure, urls: Sequence[str], dialect: Dialect, *, zeros: bool = False
+) -> dict[str, str]:
     """What to ask of the features that were guessed, by their names; empty without a label.
+
+    With `zeros` a row without a label counts 0.
 
     Whole lists are looked at, a sample of all rows, whose query's columns are in `log`: fragments of lists, such as the
     first rows of a shuffled log have, are short, and any order of a short list is near the best one.
@@ -186,6 +214,7 @@ def asked_of(guessed: Guess, log: Structure, urls: Sequence[str], dialect: Diale
     kept_N[KeyLists.of(lists_N, rows_looked_at(len(names), SAMPLED)).rows_L] = True
     structure = read_structure(urls, [*names], dialect, kept_N=kept_N)
     query_N, labels_N = structure.joined(key[0], key[1:]), _labels(guessed, structure)
+    labels_N = np.nan_to_num(labels_N) if zeros else labels_N
     rows_L = np.flatnonzero((query_N >= 0) & np.isfinite(labels_N) & (labels_N >= 0))
     rows_L = rows_L[np.argsort(query_N[rows_L], kind="stable")]
     labels_L = torch.from_numpy(labels_N[rows_L].astype(np.float32))
@@ -220,11 +249,7 @@ def _values(structure: Structure, name: str, codes: bool) -> NDArray[np.float32]
 def _labels(guessed: Guess, structure: Structure) -> NDArray[np.float64]:
     """The label of each row as prepare would read it, NaN for none."""
     assert guessed.label is not None
-    grades, name = grades_of(guessed.label), guessed.label.name
-    if isinstance(grades, dict):
-        by_code = [grades.get(text, np.nan) for text in map(str, structure.values[name].to_pylist())]
-        return np.append(by_code, np.nan)[structure.codes[name]]
-    labels_N = structure.numbers(name)
-    if grades is None:
+    labels_N, grades = amounts(guessed.label, structure), grades_of(guessed.label)
+    if not isinstance(grades, tuple):
         return labels_N
     return np.where(np.isnan(labels_N), np.nan, np.searchsorted(grades, labels_N, side="right").astype(np.float64))

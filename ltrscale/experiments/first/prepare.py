@@ -16,12 +16,15 @@ from ltrscale.data.times import ISO, Clock, PeriodUnit, instants, periods
 from ltrscale.experiments.first.pipeline import FirstPlan
 from ltrscale.experiments.first.quoting import flow, plain_yaml
 from ltrscale.ingest.csvjson import Dialect
-from ltrscale.ingest.guess import Guess, grades_of
+from ltrscale.ingest.grades import grades_of
+from ltrscale.ingest.guess import Guess
 from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.labels import amounts
 from ltrscale.ingest.lines import UTF8
 from ltrscale.ingest.mapping import ColumnMapping
-from ltrscale.ingest.profile import LogColumn, Structure
+from ltrscale.ingest.profile import LogColumn
 from ltrscale.ingest.roles import Choice, is_asked
+from ltrscale.ingest.structure import Structure
 
 FEWEST_LISTS = 3
 """Periods that a comparison needs: to train, to validate and to test."""
@@ -45,6 +48,8 @@ class LogCounts:
     """Rows of the lists whose labels differ, the only ones that trees and networks learn from."""
     queries_told_apart: int
     """These lists."""
+    unjudged: int
+    """Rows without a label in the lists of which other rows have one."""
     plan: FirstPlan | None
     """The periods with labels; None without a time."""
 
@@ -60,8 +65,8 @@ def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
         known_N = (items_N >= 0) & (codes_N >= 0)
         pairs = (codes_N * (items_N.max() + 1) + items_N)[known_N]
         repeated = len(pairs) - len(np.unique(pairs))
-    label = guessed.label
-    apart_Q = np.zeros(0, np.bool_) if label is None else told_apart(codes_N, structure.codes[label.name])
+    labels_N, unjudged = _label_codes(guessed, structure, codes_N)
+    apart_Q = told_apart(codes_N, labels_N) if (labels_N >= 0).any() else np.zeros(0, np.bool_)
     return LogCounts(
         rows=len(codes_N),
         queries=len(lengths_Q),
@@ -71,8 +76,27 @@ def count_lists(guessed: Guess, structure: Structure) -> LogCounts:
         longest=int(lengths_Q.max()),
         told_apart=int(apart_Q[codes_N[codes_N >= 0]].sum()) if len(apart_Q) else 0,
         queries_told_apart=int(apart_Q.sum()),
-        plan=_plan(guessed, structure, codes_N),
+        unjudged=unjudged,
+        plan=_plan(guessed, structure, codes_N, labels_N),
     )
+
+
+def _label_codes(guessed: Guess, structure: Structure, lists_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """A number for the label of each row, -1 for none, and the rows without one in lists that have some.
+
+    These rows count 0, as the config has it.
+    """
+    codes_N = np.full(len(lists_N), -1, np.int64)
+    if guessed.label is None:
+        return codes_N, 0
+    labels_N = amounts(guessed.label, structure)
+    judged_Q = np.zeros(int(lists_N.max()) + 1, np.bool_)
+    judged_Q[lists_N[(lists_N >= 0) & ~np.isnan(labels_N)]] = True
+    unjudged_N = np.isnan(labels_N) & (lists_N >= 0) & judged_Q[lists_N]
+    labels_N[unjudged_N] = 0.0
+    known_N = ~np.isnan(labels_N)
+    codes_N[known_N] = np.unique(labels_N[known_N], return_inverse=True)[1]
+    return codes_N, int(unjudged_N.sum())
 
 
 def _together(codes_N: NDArray[np.int64], files: Sequence[int]) -> bool:
@@ -99,7 +123,9 @@ def told_apart(lists_N: NDArray[np.int64], labels_N: NDArray[np.int64]) -> NDArr
     return apart_Q
 
 
-def _plan(guessed: Guess, structure: Structure, lists_N: NDArray[np.int64]) -> FirstPlan | None:
+def _plan(
+    guessed: Guess, structure: Structure, lists_N: NDArray[np.int64], labels_N: NDArray[np.int64]
+) -> FirstPlan | None:
     """The longest unit that gives enough periods, those of the first rows of lists; None without a time."""
     if guessed.time is None:
         return None
@@ -108,7 +134,7 @@ def _plan(guessed: Guess, structure: Structure, lists_N: NDArray[np.int64]) -> F
     times_N = structure.codes[guessed.time.name]
     usable_N = (lists_N >= 0) & ~np.append(instants(times_V, clock)[1], True)[times_N]
     if guessed.label is not None:
-        usable_N &= structure.codes[guessed.label.name] >= 0
+        usable_N &= labels_N >= 0
     rows = np.flatnonzero(usable_N)
     rows_Q = rows[np.unique(lists_N[rows], return_index=True)[1]]
     times_V = times_V.take(pa.array(np.unique(times_N[rows_Q])))
@@ -132,16 +158,27 @@ def prepare_lines(file: str, out: str, dialect: Dialect, guessed: Guess, counted
     yield f"  inputs: {plain_yaml(file)}"
     if not counted.together:
         yield "  sort: true # the rows of a query do not stand together in one file"
-    if counted.repeated:
-        policy = "max_label" if guessed.label is not None else "keep_first"
-        yield f"  duplicates: {policy} # {counted.repeated:,} rows repeat an item of their query: which of them stays"
+    if counted.repeated and guessed.item is not None:
+        yield _duplicates(guessed, guessed.item, counted)
     yield from _rejected(guessed)
     yield "  source:"
     yield "    kind: items"
     yield "    columns:"
-    yield from _column_lines(file, guessed, dialect, counted.plan)
+    yield from _column_lines(file, guessed, dialect, counted)
     if counted.longest > 10_000:
         yield f"  max_group: {counted.longest} # of the longest query"
+
+
+def _duplicates(guessed: Guess, item: LogColumn, counted: LogCounts) -> str:
+    """What becomes of rows that repeat an item; they are not merged where it may be another column."""
+    repeat = f"{counted.repeated:,} rows repeat an item of their query"
+    if "item" in guessed.choices and (doubt := guessed.choices["item"].doubt):
+        return (
+            f"  duplicates: reject {CHECK}: {repeat}: if {item.name} is the item ({doubt}), max_label keeps the best "
+            "row of each"
+        )
+    policy = "max_label" if guessed.label is not None else "keep_first"
+    return f"  duplicates: {policy} # {repeat}: which of them stays"
 
 
 def _rejected(guessed: Guess) -> Iterator[str]:
@@ -154,14 +191,14 @@ def _rejected(guessed: Guess) -> Iterator[str]:
     total = sum(shares.values())
     limit = PrepareConfig.model_fields["max_rejected"].default
     if total > limit / 2:
-        share = math.ceil(max(1.25 * total, limit) * 1000) / 1000
+        share = min(math.ceil(max(1.25 * total, limit) * 1000) / 1000, 1)
         worst = ", ".join(
             f"{why} in {part:.2%}" for why, part in sorted(shares.items(), key=lambda s: -s[1])[:4] if part
         )
-        yield f"  max_rejected: {share:g} {CHECK}: about {total:.2%} of the rows cannot be used: {worst}"
+        yield f"  max_rejected: {share:g} {CHECK}: about {min(total, 1):.2%} of the rows cannot be used: {worst}"
 
 
-def _column_lines(path: str, guessed: Guess, dialect: Dialect, plan: FirstPlan | None) -> Iterator[str]:
+def _column_lines(path: str, guessed: Guess, dialect: Dialect, counted: LogCounts) -> Iterator[str]:
     for role, column in (("query", guessed.query), ("item", guessed.item)):
         if column is not None:
             yield from _role(role, column, guessed.choices.get(role))
@@ -169,13 +206,11 @@ def _column_lines(path: str, guessed: Guess, dialect: Dialect, plan: FirstPlan |
             days = ", ".join(column.name for column in guessed.within)
             yield f"      within: {flow([column.name for column in guessed.within])} # a list for each {days}"
     if guessed.label is not None:
-        yield from _role("label", guessed.label, guessed.choices.get("label"))
-        if grades := grades_of(guessed.label):
-            yield f"      grades: {flow(grades)} {CHECK}: higher is better"
+        yield from _label(guessed, guessed.label, counted)
     if guessed.gain is not None:
         gain = plain_yaml(guessed.gain.name)
         yield f"      gain: {gain} # what a document brings: evaluate.gains: column, no feature"
-    yield from _times(guessed, plan)
+    yield from _times(guessed, counted.plan)
     if guessed.positions is not None:
         yield from _role("positions", guessed.positions, guessed.choices.get("positions"))
     if guessed.clicks is not None and guessed.positions is not None:
@@ -201,10 +236,25 @@ def _column_lines(path: str, guessed: Guess, dialect: Dialect, plan: FirstPlan |
     if guessed.alike:
         words = f"{CHECK}: do both come from one model? Leave it out if not"
         yield f"      similarities: {flow({'cosine': guessed.alike})} {words}"
+    if guessed.optional:
+        lacking = f"a missing value in files that lack it, such as {guessed.optional[0].lacking}"
+        yield f"      optional: {flow([column.name for column in guessed.optional])} # {lacking}"
     for name, reason in islice(guessed.others.items(), _DESCRIBED):
         yield f"      # not used: {name or '(no name)'}, {reason}"
     if len(guessed.others) > _DESCRIBED:
         yield f"      # not used: {len(guessed.others) - _DESCRIBED:,} more"
+
+
+def _label(guessed: Guess, label: LogColumn, counted: LogCounts) -> Iterator[str]:
+    """The lines of the label: the column, what its values count, and what rows without one count."""
+    yield from _role("label", label, guessed.choices.get("label"))
+    if grades := grades_of(label):
+        unknown = [word for word, grade in grades.items() if grade is None] if isinstance(grades, Mapping) else []
+        lacking = f"; {', '.join(unknown[:3])} {'has' if len(unknown) == 1 else 'have'} none" if unknown else ""
+        yield f"      grades: {flow(grades)} {CHECK}: higher is better{lacking}"
+    if counted.unjudged:
+        share = f"{counted.unjudged:,} rows ({counted.unjudged / counted.rows:.0%}) have no label"
+        yield f"      unjudged: 0 {CHECK}: {share} where others of their query have one; or unlabelled, or reject"
 
 
 def _role(role: str, column: LogColumn, choice: Choice | None) -> Iterator[str]:

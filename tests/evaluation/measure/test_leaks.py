@@ -29,8 +29,9 @@ from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import Guess
 from ltrscale.ingest.outcome import look_alone, questions
 from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.ingest.profile import files_of
 from ltrscale.ingest.profile import first_columns as look_at
-from ltrscale.ingest.profile import read_structure
+from ltrscale.ingest.structure import read_structure
 from ltrscale.progress import log
 from ltrscale.reports.document import Command, Table, Text
 from ltrscale.training.combine import FeatureJob
@@ -125,7 +126,7 @@ def test_a_label_is_looked_at_as_prepare_grades_it(label: list[Any], grades: lis
     rows = [(f"q{q}", label[i], grades[i] + 0.01 * q) for q in range(40) for i in range(3)]
     pd.DataFrame(rows, columns=["search_id", "event", "x"]).to_csv(tmp_path / "log.csv", index=False)
     url = str(tmp_path / "log.csv")
-    columns = {column.name: column for column in look_at([url], Dialect(), 1000)}
+    columns = {column.name: column for column in look_at(files_of([url], Dialect()), Dialect(), 1000)}
     found = Guess(query=columns["search_id"], label=columns["event"], features=(columns["x"],))
     log_of = read_structure([url], ["search_id"], Dialect())
     assert [*asked_of(found, log_of, [url], Dialect())] == ["x"]
@@ -137,7 +138,7 @@ def test_init_looks_at_whole_lists_of_a_shuffled_log(tmp_path: Path) -> None:
     rng, n_lists, length = np.random.default_rng(0), 25_000, 10
     clicked = np.eye(length, dtype=int)[rng.integers(length, size=n_lists)].ravel()
     columns = {"search_id": np.repeat(np.arange(n_lists), length), "clicked": clicked}
-    columns |= {"leak": clicked * 9.5, "price": rng.random(len(clicked)).round(2)}
+    columns |= {"leak": clicked * (9 + rng.random(len(clicked))), "price": rng.random(len(clicked)).round(2)}
     pd.DataFrame(columns).sample(frac=1, random_state=0).to_csv(tmp_path / "log.csv", index=False)
     init(InitConfig(file=str(tmp_path / "log.csv"), out=str(tmp_path / "out")))
     (line,) = asked((tmp_path / "out" / "prepare.yaml").read_text().splitlines())

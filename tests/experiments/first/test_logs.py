@@ -171,15 +171,15 @@ def test_a_folder_of_small_files_is_one_log(tmp_path: Path) -> None:
     """A file alone has too few rows to tell what a column is, and types differ where one has none of its values."""
     log = pq.read_table(LOGS["candidates"][1](tmp_path)).to_pandas()
     log["seller_id"] = log["doc"].str.extract(r"(\d+)").astype(int) % 7 + 1000
-    log["sold"] = pd.Series(np.where(log.index < 20, None, log.index % 5 == 0), dtype=object)
-    log["stars"] = np.where(log.index < 20, 3.0, log.index % 5 + 0.5)
+    log["fresh"] = pd.Series(np.where(log.index < 20, None, log.index % 5 == 0), dtype=object)
+    log["warmth"] = np.where(log.index < 20, 3.0, log.index % 5 + 0.5)
     (tmp_path / "log").mkdir()
     for start in range(0, len(log), 10):
         log[start : start + 10].to_parquet(tmp_path / "log" / f"{start:06}.parquet", index=False)
     init(InitConfig(file=str(tmp_path / "log"), out=str(tmp_path / "out")))
     config = load(PrepareJob, str(tmp_path / "out" / "prepare.yaml"))
     assert isinstance(config.prepare.source, Items)
-    assert {"sold", "stars"} <= {*config.prepare.source.columns.features}
+    assert {"fresh", "warmth"} <= {*config.prepare.source.columns.features}
     assert config.prepare.source.columns.categorical == ("brand", "seller_id")
     config.run()
     assert open_dataset(config.out).manifest.accounting.rows_kept == len(log)

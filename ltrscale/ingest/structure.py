@@ -1,0 +1,252 @@
+"""How the columns of a log divide its rows: in runs of equal values, and in lists, in which others vary or repeat.
+
+Shapes: N rows, V different values, L rows of a sample of whole lists, Q lists in it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ltrscale.data import columns as cols
+from ltrscale.data.times import Clock, instants
+from ltrscale.ingest.csvjson import Dialect
+from ltrscale.ingest.profile import LogColumn, batches_of, rows_looked_at
+
+ValueCodes = NDArray[np.int64]
+
+_LOOKED_AT = 1 << 20
+_TELLING = 10
+"""Lists that can tell something."""
+SAMPLED = 200_000
+"""Rows of the lists of a key that are looked at, about."""
+
+
+@dataclass(frozen=True)
+class KeyLists:
+    """The rows of some values of a key, by these values."""
+
+    rows_L: ValueCodes
+    starts_Q: ValueCodes
+    distinct: int
+    """Values of the key, in all rows."""
+    paired: float
+    """Share of all rows whose value comes again."""
+    together: float
+    """Of the places where a row could stand beside one with its value, the share where it does."""
+    runs: int
+    """Runs of equal values, in all rows."""
+
+    @classmethod
+    def of(cls, codes_N: ValueCodes, sample: int = SAMPLED) -> "KeyLists":
+        """The lists of a key, a sample of about `sample` rows; -1 means none."""
+        valid_N = codes_N[codes_N >= 0]
+        n, lengths_V = len(valid_N), np.bincount(valid_N)
+        distinct = int(np.count_nonzero(lengths_V))
+        runs = 1 + int(np.count_nonzero(np.diff(valid_N))) if n else 0
+        together = (n - runs) / (n - distinct) if n > distinct else 0.0
+        # whole lists of a sample of the values, list by list
+        stride = -(-len(codes_N) // sample) or 1
+        rows = np.flatnonzero((codes_N >= 0) & (codes_N % stride == 0))
+        rows_L = rows[np.argsort(codes_N[rows], kind="stable")]
+        starts_Q = np.flatnonzero(np.diff(codes_N[rows_L], prepend=-1))
+        paired = float(lengths_V[lengths_V > 1].sum() / max(n, 1))
+        return cls(rows_L, starts_Q, distinct, paired, together, runs)
+
+    def constant(self, codes_N: ValueCodes) -> float:
+        """Share of the lists with several rows in which a column has a single value."""
+        least_Q, most_Q, several_Q = self._ends(codes_N)
+        return float((least_Q == most_Q)[several_Q].mean()) if several_Q.any() else 1.0
+
+    def spread(self, seconds_N: ValueCodes) -> float:
+        """Seconds from the first to the last time of a list, the median over lists with several rows."""
+        least_Q, most_Q, several_Q = self._ends(seconds_N)
+        return float(np.median((most_Q - least_Q)[several_Q])) if several_Q.any() else 0.0
+
+    def having(self, true_N: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """The number of rows of each list for which something holds."""
+        return np.asarray(np.add.reduceat(true_N[self.rows_L].astype(np.int64), self.starts_Q))
+
+    def repeats(self, codes_N: ValueCodes) -> float:
+        """Share of the rows with a value that another row of their list has had."""
+        codes_L = codes_N[self.rows_L]
+        list_L = np.repeat(np.arange(len(self.starts_Q)), self._lengths_Q)
+        valid_L = codes_L >= 0
+        if not valid_L.any():
+            return 0.0
+        pairs = np.sort(list_L[valid_L] * (int(codes_L.max()) + 1) + codes_L[valid_L])
+        return float(np.count_nonzero(pairs[1:] == pairs[:-1])) / len(pairs)
+
+    def pairs(self, codes_N: ValueCodes) -> tuple[int, float]:
+        """Pairs of rows of one list with the same value, and as many as there would be if values were dealt at random.
+
+        Example:
+            >>> lists = KeyLists.of(np.array([0, 0, 1, 1]))
+            >>> lists.pairs(np.array([5, 5, 6, 7])), lists.pairs(np.array([5, 6, 5, 6]))
+            ((1, 0.3333333333333333), (0, 0.6666666666666666))
+        """
+        valid_N = codes_N[codes_N >= 0]
+        counts_V = np.bincount(valid_N).astype(np.float64)
+        codes_L = codes_N[self.rows_L]
+        list_L = np.repeat(np.arange(len(self.starts_Q)), self._lengths_Q)[codes_L >= 0]
+        lengths_Q = np.bincount(list_L).astype(np.float64)
+        same = np.unique(list_L * (int(codes_L.max(initial=0)) + 1) + codes_L[codes_L >= 0], return_counts=True)[1]
+        of_all = max(len(valid_N) * (len(valid_N) - 1.0), 1.0)
+        dealt = (lengths_Q * (lengths_Q - 1) / 2).sum() * (counts_V * (counts_V - 1)).sum() / of_all
+        return int((same * (same - 1) // 2).sum()), float(dealt)
+
+    def counted(self, numbers_N: NDArray[np.float64], codes_N: ValueCodes) -> float:
+        """Share of the lists of three rows and more in which numbers count the rows, from 0 or 1; few may be left out.
+
+        It is 0 where numbers come again within lists.
+        """
+        if not len(self.rows_L):
+            return 0.0
+        numbers_L = np.nan_to_num(numbers_N[self.rows_L], nan=-1.0)
+        least_Q, most_Q = (end.reduceat(numbers_L, self.starts_Q) for end in (np.minimum, np.maximum))
+        n_Q = self._lengths_Q
+        long_Q = n_Q >= 3
+        counted_Q = (least_Q >= 0) & (least_Q <= 2) & (most_Q <= np.maximum(n_Q + 1, 1.1 * n_Q))
+        share = float(counted_Q[long_Q].mean()) if long_Q.any() else 0.0
+        return share if share > 0.5 and self.repeats(codes_N) < 0.01 else 0.0
+
+    def alike(self, true_N: NDArray[np.bool_]) -> float | None:
+        """Of the lists of several rows with one for which something holds, the share of their rows for which it does.
+
+        None where these lists are too few to say.
+        """
+        n_Q, having_Q = self._lengths_Q, self.having(true_N)
+        some_Q = (n_Q > 1) & (having_Q > 0)
+        return float(having_Q[some_Q].sum() / n_Q[some_Q].sum()) if some_Q.sum() >= _TELLING else None
+
+    def _ends(self, values_N: ValueCodes) -> tuple[ValueCodes, ValueCodes, NDArray[np.bool_]]:
+        values_L = values_N[self.rows_L]
+        if not len(values_L):
+            return values_L, values_L, values_L > 0
+        ends = np.minimum.reduceat(values_L, self.starts_Q), np.maximum.reduceat(values_L, self.starts_Q)
+        return *ends, self._lengths_Q > 1
+
+    @property
+    def _lengths_Q(self) -> ValueCodes:
+        return np.diff([*self.starts_Q, len(self.rows_L)])
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Columns of many rows as numbers: equal values have equal numbers from 0 on, and -1 means none."""
+
+    codes: Mapping[str, ValueCodes]
+    values: Mapping[str, pa.Array]
+    """The distinct values of each column, by number."""
+    files: tuple[int, ...] = (0,)
+    """The row with which each file begins."""
+    whole: bool = True
+    """Whether these are all rows."""
+    dialect: Dialect = field(default_factory=Dialect)
+    """The form in which a file of text has numbers."""
+    _lists: dict[str, KeyLists] = field(default_factory=dict)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.codes
+
+    def lists(self, name: str) -> KeyLists:
+        """The lists of a column."""
+        if name not in self._lists:
+            self._lists[name] = KeyLists.of(self.codes[name])
+        return self._lists[name]
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        """A column as numbers, by row; NaN for what is none."""
+        values = self.values[name]
+        if cols.is_text(values.type):
+            numbers_V = np.array([self.dialect.value(text) for text in values.to_pylist()])
+        else:
+            numbers_V = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        return np.asarray(np.append(numbers_V, np.nan)[self.codes[name]], np.float64)
+
+    def seconds(self, column: LogColumn) -> ValueCodes:
+        """A column of times in seconds since 1970, by row, 0 for what is none."""
+        seconds_V, _ = instants(self.values[column.name], Clock(formats=column.formats[:1]))
+        return np.asarray(np.append(seconds_V, 0)[self.codes[column.name]])
+
+    def decides(self, name: str, other: str) -> bool:
+        """Whether each value of a column always has the same value of another; a few slips do not count."""
+        codes_N, other_N = self.codes[name], self.codes[other]
+        lists = self.lists(name)
+        return len(lists.rows_L) > len(lists.starts_Q) and lists.constant(other_N) > 0.97 and codes_N is not other_N
+
+    def joined(self, name: str, others: Sequence[str]) -> ValueCodes:
+        """The numbers of the combinations of several columns; -1 where one of them has none."""
+        codes_N = self.codes[name]
+        for other in others:
+            valid_N = (codes_N >= 0) & (self.codes[other] >= 0)
+            pairs = codes_N[valid_N] * (int(self.codes[other].max()) + 1) + self.codes[other][valid_N]
+            codes_N = np.full(len(codes_N), -1, np.int64)
+            codes_N[valid_N] = np.unique(pairs, return_inverse=True)[1]
+        return codes_N
+
+
+def of_table(rows: pa.Table) -> Structure:
+    """The structure of at least one row in memory; columns without single values, such as lists, have none."""
+    plain = [each.name for each in rows.schema if cols.is_single(each.type)]
+    return _built({name: [_dictionary(chunk) for chunk in rows[name].chunks] for name in plain}, [0], whole=True)
+
+
+def read_structure(
+    urls: Sequence[str],
+    names: Sequence[str],
+    dialect: Dialect,
+    rows: int | None = _LOOKED_AT,
+    kept_N: NDArray[np.bool_] | None = None,
+) -> Structure:
+    """The structure of some columns in the first rows of a log, in all of them, or in those that are kept of all.
+
+    Memory grows with the rows that are kept, 8 bytes for each value, and with the distinct values.
+    """
+    parts: dict[str, list[pa.DictionaryArray]] = {name: [] for name in names}
+    most = None if rows is None else rows_looked_at(len(names), rows)
+    n, last = 0, most if kept_N is None else int(np.flatnonzero(kept_N).max(initial=0)) + 1
+    files: list[int] = []
+    for url in urls:
+        files.append(n)
+        for batch in batches_of(url, names, dialect, first=urls[0]):
+            kept = batch if kept_N is None else batch.filter(pa.array(kept_N[n : n + len(batch)]))
+            for name, chunks in parts.items():
+                chunks.append(_dictionary(kept.column(name)))
+            n += len(batch)
+            if last is not None and n >= last:
+                return replace(_built(parts, files, whole=False), dialect=dialect)
+    return replace(_built(parts, files, whole=True), dialect=dialect)
+
+
+def _dictionary(column: pa.Array) -> pa.DictionaryArray:
+    column = cols.without_dictionary(column)
+    if pa.types.is_null(column.type):
+        return pa.DictionaryArray.from_arrays(pa.nulls(len(column), pa.int32()), pa.nulls(0))
+    if cols.is_text(column.type):
+        column = cols.texts(column)[0]
+    return cols.without_nan(column).dictionary_encode()
+
+
+def _built(parts: Mapping[str, Sequence[pa.DictionaryArray]], files: Sequence[int], *, whole: bool) -> Structure:
+    codes, values = {}, {}
+    for name, chunks in parts.items():
+        one = pa.chunked_array(_alike(chunks)).unify_dictionaries().combine_chunks()
+        codes[name] = one.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
+        values[name] = one.dictionary
+    return Structure(codes, values, tuple(files), whole)
+
+
+def _alike(chunks: Sequence[pa.DictionaryArray]) -> Sequence[pa.DictionaryArray]:
+    """The chunks with values of one type: one file may have integers, or nothing, where another has fractions."""
+    kinds = {chunk.type.value_type for chunk in chunks}
+    if len(kinds) == 1:
+        return chunks
+    try:
+        schemas = [pa.schema([("values", kind)]) for kind in kinds]
+        kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except pa.ArrowTypeError:
+        kind = pa.string()  # an id is a number in one file and text in another
+    return [pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(kind)) for chunk in chunks]
