@@ -14,7 +14,7 @@ from shop_languages import LANGUAGES, guessed, named, searches
 from ltrscale.errors import InputError
 from ltrscale.ingest.grades import word_grades
 from ltrscale.ingest.guess import Guess
-from ltrscale.ingest.names import label_points
+from ltrscale.ingest.names import folded, label_points
 from ltrscale.ingest.roles import is_label
 
 made = functools.cache(searches)
