@@ -106,8 +106,8 @@ _ABOUT = {
     "rows": "the form of the log's files: csv, json (lines) or parquet",
     "csv": "how values are written in CSV text; `missing` are words for no value, `true` and `false` for booleans",
     "times": "the zone of times without one, the formats that are tried in order, the time of the row itself",
-    "columns": "what the log has in each column of a row; `table` is the number of the table that has the column; a row "
-    "may lack an `optional` one",
+    "columns": "what the log has in each column of a row; `table` is the number of the table that has the column; a "
+    "row may lack an `optional` one",
     "features": "in the order of features.json: `column` has the value, as it is (a number in single precision; the "
     "code of a category: a whole number below 2^24 is its own, other text is hashed) or `part` of it (of a time); "
     "`fill` stands for a missing value",
