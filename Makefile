@@ -8,7 +8,9 @@ TORCH_INDEX ?=
 JOBS ?= 3
 
 BIN := .venv/bin
+# What running needs, and what tests, checks, benchmarks and pages need beside it.
 STAMP := .venv/.installed
+DEV := .venv/.installed-dev
 # What makes this processor compute like another one, such as ATEN_CPU_CAPABILITY=default; see docs/contributing.md.
 PROCESSOR ?=
 PYTEST := OMP_NUM_THREADS=1 $(PROCESSOR) $(BIN)/python -m pytest -q
@@ -21,12 +23,16 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: install demo compare lint check test test-alone test-servers nightly bench docs clean
 .DELETE_ON_ERROR:
 
-install: $(STAMP)
+install: $(DEV)
 
 $(STAMP): pyproject.toml cluster/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else sys.executable + " is Python " + sys.version.split()[0] + "; ltrscale needs 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv || { $(PYTHON) -m venv --without-pip .venv && $(PYTHON) -m pip --python $(BIN)/python install pip; }
 	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --index-url $(TORCH_INDEX) --no-deps -c cluster/constraints.txt torch)
+	$(BIN)/python -m pip install -c cluster/constraints.txt -e .
+	touch $@
+
+$(DEV): $(STAMP)
 	$(BIN)/python -m pip install -c cluster/constraints.txt -e '.[dev]'
 	touch $@
 
@@ -40,7 +46,7 @@ demo: $(STAMP)
 compare: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m jobs.pipeline --config jobs/configs/start/demo.yaml
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -53,26 +59,26 @@ check: lint
 
 # Every law and every page. All parts run, whatever fails; the last line names those that did. Tests that start a cluster or
 # a server come last: they fork, of which libraries of other tests warn.
-test: $(STAMP)
+test: $(DEV)
 	@failed=; \
 	for part in lint test-alone test-servers; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
 	[ -z "$$failed" ] || { echo "make test: failed:$$failed" >&2; exit 1; }
 
-test-alone: $(STAMP)
+test-alone: $(DEV)
 	$(PYTEST) -m "not nightly and not ray and not s3" $(PARALLEL) --doctest-modules ltrscale jobs tests
 
-test-servers: $(STAMP)
+test-servers: $(DEV)
 	$(PYTEST) -m "not nightly and (ray or s3)" $(PARALLEL) tests
 
 # The laws once more, at other moments, delays and sizes.
-nightly: $(STAMP)
+nightly: $(DEV)
 	$(PYTEST) -m nightly -n 2 $(SPREAD) tests
 
-bench: $(STAMP)
+bench: $(DEV)
 	$(BIN)/python -m jobs.bench
 
 # The documentation as a site that opens from disk: build/docs/index.html.
-docs: $(STAMP)
+docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Removes what was installed and cached; results below runs/ stay.

@@ -3,13 +3,18 @@
 import os
 import signal
 import sys
+from pathlib import Path
 
 # OpenMP threads that wait for each other should sleep: spinning makes jobs many times slower when cores are shared.
 # torch reads this variable when it is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# `python -m jobs.NAME` imports this first, and torch when the job runs, which takes seconds: Ctrl-C ends in one line.
-if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+# `python -m jobs.NAME` and `ltrscale` import this first, and torch when the job runs, which takes seconds: Ctrl-C ends
+# in one line.
+if (
+    Path((sys.argv or [""])[0]).stem in ("-m", "ltrscale")
+    and signal.getsignal(signal.SIGINT) == signal.default_int_handler
+):
     from ltrscale.errors import end_at_once
 
     signal.signal(signal.SIGINT, lambda *_: end_at_once())

@@ -5,7 +5,6 @@ import importlib
 import json
 import logging
 import os
-import pkgutil
 import shutil
 import sys
 import tempfile
@@ -15,29 +14,42 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
+from pathlib import Path
+from types import ModuleType, TracebackType
 from typing import Any
 
 from rich.text import Text
 
-import jobs
 from jobs.help import Key, Table, committed, find, first_level, keys_of, show, table_of
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError, Refused, Stopped, suggestion, without_credentials
-from ltrscale.progress import console, log
+from ltrscale.progress import called, console, log
 from ltrscale.signals import ending_on_signal
 
 Job = tuple[type[Any], Callable[[Any], object]]
 """The class of a job's config, and the function that is called with one."""
-_SWITCHES = ("fresh", "ray", "plan", "measure", "dry_run")
+VERBS = {
+    "from a log to a ranker": ("init", "prepare", "auto", "pipeline", "study", "crossval", "weekly", "config"),
+    "data": ("simulate", "relabel", "match", "clicks"),
+    "models": (
+        "pretrain", "finetune", "train_gbdt", "tune", "stack", "distill", "refit", "contrast", "pretrain_in_context",
+    ),
+    "is it better, and may it serve": ("evaluate", "report", "explain", "drift", "gate", "interleave", "reconcile"),
+    "serving and operating": ("predict", "score", "export", "register", "submit", "doctor", "runs", "bench"),
+}  # fmt: skip
+"""The jobs by what they are for; each is a module of that name."""
+_AS_MODULE = "python -m jobs."
+CONFIGS = Path(__file__).with_name("configs")
+"""The configs that come with the jobs."""
+_SWITCHES = ("fresh", "ray", "plan", "measure", "dry_run", "explain")
 """Keys that have an option without a value wherever a job has them."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A verb of the command line: `python -m jobs.NAME` reads a config and calls one function with it."""
+    """A verb of the command line: `ltrscale NAME`, or `python -m jobs.NAME`, reads a config and calls a function."""
 
     name: str
     """The name of the job's module."""
@@ -76,15 +88,15 @@ class Command:
             return _explained(find(keys, asked))
         by_name = {key.name: key for key in reversed(keys)}  # if several kinds share a name, the first one wins
         usual = keys if asked or not self.keys else [by_name[name] for name in self.keys.split()]
-        options = _parser(self)
-        options.epilog = f"keys, with their defaults:\n{show(usual, _width())}\n\n{_fill(_notes(usual, keys))}"
+        options = parser(self)
+        options.epilog = f"keys, with their defaults:\n{show(usual, width())}\n\n{_fill(_notes(usual, keys))}"
         return options.format_help()
 
 
 def _explained(keys: list[Key]) -> str:
     """A key and all below it; of very many those directly below it, and how to ask for the others."""
     shown = first_level(keys)
-    text = f"{show(shown, _width())}\n"
+    text = f"{show(shown, width())}\n"
     if len(shown) == len(keys):
         return text
     hidden = [key for key in keys if key not in shown]
@@ -109,7 +121,7 @@ def _notes(usual: list[Key], keys: list[Key]) -> str:
     )
 
 
-def _width() -> int:
+def width() -> int:
     """Columns of the help text: at most those of the terminal, and few enough to be readable."""
     return min(shutil.get_terminal_size().columns - 2, 98)
 
@@ -117,16 +129,17 @@ def _width() -> int:
 def _fill(text: str) -> str:
     """Wrap the paragraphs of a text; indented ones, such as examples, stay unchanged."""
     parts = text.strip().split("\n\n")
-    return "\n\n".join(part if part.startswith(" ") else textwrap.fill(part, _width()) for part in parts)
+    return "\n\n".join(part if part.startswith(" ") else textwrap.fill(part, width()) for part in parts)
 
 
-def _parser(command: Command) -> argparse.ArgumentParser:
+def parser(command: Command) -> argparse.ArgumentParser:
+    """The options of a verb."""
     table = command.table()
     fields = {field.name: field for field in table.configs[table.jobs[command.name]].fields}
     options = argparse.ArgumentParser(
-        prog=f"python -m {command.package}.{command.name}",
-        description=_fill(command.description),
-        formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=_width()),
+        prog=called(command.name) if command.package == "jobs" else f"python -m {command.package}.{command.name}",
+        description=_fill(command.description.replace(_AS_MODULE, called(""))),
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=width()),
         add_help=False,
     )
     options.add_argument(
@@ -149,12 +162,15 @@ def _parser(command: Command) -> argparse.ArgumentParser:
         "--config",
         metavar="YAML",
         action="append",
+        type=shipped,
         default=[],
         help="the config: a path or a URL (s3://...); may be repeated, a later one overrides the earlier ones",
     )
-    options.add_argument(
+    override = options.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override one key, for example --set out=runs/a"
     )
+    keys = keys_of(table, command.name)
+    override.completer = lambda **_: [f"{key.name}=" for key in keys if "=" not in key.name]  # type: ignore[attr-defined]
     options.add_argument("--print-config", action="store_true", help="print the resolved config and do nothing")
     for key in command.flags.split():
         options.add_argument(f"--{key}", metavar="VALUE", help=f"short for --set {key}=VALUE")
@@ -180,7 +196,7 @@ def main(command: Command) -> None:
     An `InputError`, a full disk and a request to stop are reported in one line, with exit statuses 2, 2 and 143, or 130
     after Ctrl-C; the reasons of a `Refused` in a line each, with status 3.
     """
-    options = _parser(command).parse_args()
+    options = parser(command).parse_args()
     sys.excepthook = _show_defect
     if options.help is None:
         _run(command, options)
@@ -188,14 +204,13 @@ def main(command: Command) -> None:
     try:
         print(command.help(options.help), end="")
     except InputError as error:
-        _show_reasons(error)
+        show_reasons(error)
         sys.exit(error.status)
 
 
 def _run(command: Command, options: argparse.Namespace) -> None:
     """Run the job as `main` says."""
-    from ltrscale.runtime import under_torchrun  # imports torch
-
+    torchrun = _torchrun()
     if getattr(options, "if_running", None):
         os.environ[storage.WHEN_BUSY] = options.if_running  # Ray's processes inherit the environment
 
@@ -211,22 +226,33 @@ def _run(command: Command, options: argparse.Namespace) -> None:
                 run(config)
 
     try:
-        with _shown_log(under_torchrun.rank()):
-            if under_torchrun.is_running():
-                under_torchrun.take_part(job)
+        with _shown_log(torchrun.rank() if torchrun else 0):
+            if torchrun:
+                torchrun.take_part(job)
             else:
                 job()
     except (InputError, Refused, Stopped) as error:
-        if under_torchrun.speaks():  # all processes fail together, one of them reports
-            _show_reasons(error)
-        under_torchrun.leave()  # torchrun's agent kills the others as soon as one has ended
+        if torchrun is None or torchrun.speaks():  # all processes fail together, one of them reports
+            show_reasons(error)
+        if torchrun:
+            torchrun.leave()  # its agent kills the other processes as soon as one has ended
         sys.exit(error.status)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)
 
 
-def _show_reasons(error: InputError | Refused | Stopped) -> None:
+def _torchrun() -> ModuleType | None:
+    """The module that makes this process one of several of torchrun; None where it is alone."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    from ltrscale.runtime import under_torchrun  # imports torch
+
+    return under_torchrun if under_torchrun.is_running() else None
+
+
+def show_reasons(error: InputError | Refused | Stopped) -> None:
+    """Print why a job was not done, to standard error."""
     print(*(f"{error.word}: {line}" for line in str(error).split("\n")), sep="\n", file=sys.stderr)
 
 
@@ -246,7 +272,7 @@ def read(command: Command, words: Sequence[str]) -> tuple[Config, list[str]]:
     Raises:
         InputError: a file cannot be read, or a key or a value is wrong.
     """
-    options = _parser(command).parse_args(words)
+    options = parser(command).parse_args(words)
     return configs.load(command.config, options.config, _overrides(command, options)), options.config
 
 
@@ -305,9 +331,15 @@ def _shown_log(rank: int) -> Iterator[None]:
         console.quiet = quiet
 
 
+def shipped(path: str) -> str:
+    """The path of a config; of one that is named as in a checkout, and is not here, that of the installed copy."""
+    inside = CONFIGS / path.removeprefix("jobs/configs/")
+    return str(inside) if path.startswith("jobs/configs/") and not Path(path).exists() and inside.exists() else path
+
+
 def commands() -> list[Command]:
     """Every job, by name."""
-    return sorted(filter(None, map(_of_module, _modules())), key=lambda command: command.name)
+    return [command(name) for name in sorted(name for names in VERBS.values() for name in names)]
 
 
 def command(name: str) -> Command:
@@ -320,20 +352,11 @@ def command(name: str) -> Command:
         >>> command("pretrain").config.__name__
         'PretrainJob'
     """
-    job = _of_module(name) if name in _modules() else None
-    if job is None:
-        names = [each.name for each in commands()]
+    names = [each for group in VERBS.values() for each in group]
+    if name not in names:
         raise InputError(f"{name}: no such job; {suggestion(name, names, 'the jobs are')}")
-    return job
-
-
-def _modules() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules(jobs.__path__)]
-
-
-def _of_module(name: str) -> Command | None:
-    """The job of a module or package; None if it is not a job, like this one."""
     module = importlib.import_module(f"jobs.{name}")
     if hasattr(module, "__path__"):
         module = importlib.import_module(f"jobs.{name}.__main__")
-    return getattr(module, "COMMAND", None)
+    found: Command = module.COMMAND
+    return found

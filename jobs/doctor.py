@@ -14,13 +14,18 @@ store is then tried from its nodes, with the keys that they have.
 
 import sys
 
-from jobs.cli import Command, Job, command, main
+from jobs.cli import Command, Job, command, main, shipped
 
 
 def _job() -> Job:
     from ltrscale.runtime.doctor import DoctorConfig, doctor
 
-    return DoctorConfig, lambda config: sys.exit(doctor(config, lambda name: command(name).config))
+    def run(config: DoctorConfig) -> None:
+        if config.config is not None:
+            config = config.replace(config=shipped(config.config))
+        sys.exit(doctor(config, lambda name: command(name).config))
+
+    return DoctorConfig, run
 
 
 COMMAND = Command("doctor", _job, __doc__, flags="address store")

@@ -6,7 +6,8 @@ The bundle knows how its training data were read, so that new rows need no colum
       --out predictions/next_week
 
 What the rows have that training had not is said, feature by feature; with
-`--set refuse=true` nothing is then ranked, and the exit status is 3.
+`--set refuse=true` nothing is then ranked, and the exit status is 3. With `--explain` a table
+in `predictions/next_week-explained` says why the first item of each query is first.
 """
 
 from jobs.cli import Command, Job, main
@@ -18,7 +19,7 @@ def _job() -> Job:
     return PredictJob, PredictJob.run
 
 
-_KEYS = "out bundle inputs inputs.0.path inputs.0.period source sort meta max_rejected refuse add ray workers"
+_KEYS = "out bundle inputs inputs.0.path inputs.0.period source sort meta max_rejected refuse add explain ray workers"
 COMMAND = Command("predict", _job, __doc__, _KEYS, flags="bundle inputs out")
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ job: the same command follows it again, `--action stop` before the `--` stops it
 and `--action status` shows its attempts. If the job has ended, the same command
 is a new attempt, which resumes.
 
-The checkout is sent along without what .gitignore and .rayignore name, so the
-nodes need only the installed packages. S3 keys do not travel: the nodes have
+A copy of what git tracks in the checkout is sent along, without data sets and
+what .rayignore names, so the nodes need only the installed packages. S3 keys do not travel: the nodes have
 them. docs/operating.md explains more.
 """
 

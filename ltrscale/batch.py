@@ -143,12 +143,18 @@ def standardise_groups(x_NF: Tensor, offsets_Q1: Tensor) -> Tensor:
         y_NF.masked_fill_(missing_NF, 0.0)
         counts_QF = (counts_QF - zeros_QF.index_add(0, group_N, missing_NF.double())).clamp(min=1)
     mean_QF = zeros_QF.index_add(0, group_N, y_NF) / counts_QF
-    y_NF.sub_(mean_QF.index_select(0, group_N))
+    # a slope reads values that nothing may overwrite
+    mean_NF, differentiable = mean_QF.index_select(0, group_N), y_NF.requires_grad
+    y_NF = y_NF - mean_NF if differentiable else y_NF.sub_(mean_NF)
     if some_missing:
         y_NF.masked_fill_(missing_NF, 0.0)
-    std_QF = (zeros_QF.index_add(0, group_N, y_NF.square()) / counts_QF).sqrt()
+    variance_QF = zeros_QF.index_add(0, group_N, y_NF.square()) / counts_QF
+    if differentiable:  # the root has no slope at 0
+        variance_QF = variance_QF.clamp(min=torch.finfo(torch.float64).tiny)
+    std_QF = variance_QF.sqrt()
     std_QF = torch.where(std_QF > 1e-6 * mean_QF.abs(), std_QF, torch.inf)
-    y_NF.div_(std_QF.index_select(0, group_N))
+    std_NF = std_QF.index_select(0, group_N)
+    y_NF = y_NF / std_NF if differentiable else y_NF.div_(std_NF)
     return (y_NF.masked_fill_(missing_NF, torch.nan) if some_missing else y_NF).to(x_NF.dtype)
 
 

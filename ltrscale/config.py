@@ -181,7 +181,8 @@ def validate(cls: type[StrictT], values: Mapping[str, Any], where: str) -> Stric
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        problems = [_explain(cls, dict(problem)) for problem in error.errors()]
+        # a choice among types has a problem for each of them, and what they say alike is said once
+        problems = dict.fromkeys(_explain(cls, dict(problem)) for problem in error.errors())
         raise InputError(f"{where}: {'; '.join(problems)}") from error
 
 
@@ -502,6 +503,14 @@ def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
         message = str(problem["msg"]).removeprefix("Value error, ")
         if problem["type"] == "missing":
             message = "missing, and has no default; set it (--help all explains every key)"
+        elif problem["type"] in ("model_type", "model_attributes_type", "dict_type"):
+            message = "Input should be a mapping of keys to values"
+        elif problem["type"].startswith("union_tag"):
+            kinds = list(map(kind_of, _Walk.of(cls, problem["loc"]).models()[0]))
+            tag = problem["ctx"].get("tag")
+            message = f"has no kind; set {'.'.join([*typed, 'kind'])} to one of {', '.join(kinds)}"
+            if tag is not None:
+                message = f"kind {tag!r} is unknown; {suggestion(tag, kinds, 'the kinds are')}"
         return f"{key_path}: {message}{shown}" if key_path else message
     level, others = _Walk.of(cls, problem["loc"][:-1]).models()
     names = sorted({name for model in level for name in model.model_fields})
@@ -536,7 +545,10 @@ class _Walk(NamedTuple):
                 walk = cls(walk.typed, chosen, [m for m in models if m not in chosen])
                 continue
             fields = [m.model_fields[part].annotation for m in models if part in m.model_fields]
-            items = [typing.get_args(t)[typing.get_origin(t) is dict] for t in walk.here if typing.get_args(t)]
+            if not fields and len(walk.here) > 1 and (branch := _branch(walk.here, part)):
+                walk = cls(walk.typed, branch)
+                continue
+            items = [typing.get_args(t)[typing.get_origin(t) is dict] for t in walk.here if _holds_items(t)]
             below = [t for inner in fields or items for t in _alternatives(inner)]
             walk = cls((*walk.typed, str(part)), below or walk.here)
         return walk
@@ -544,6 +556,25 @@ class _Walk(NamedTuple):
     def models(self) -> tuple[list[type[BaseModel]], Sequence[type[BaseModel]]]:
         """The configs that the value may be, and those of other kinds."""
         return [t for t in self.here if inspect.isclass(t) and issubclass(t, BaseModel)], self.others
+
+
+_BRANCH = re.compile(r"(constrained|function|is-instance|lax-or-strict|nullable)\W.*|(literal|dict|list|tuple|set)\[.*")
+"""Names that pydantic gives to the types of a choice, which nobody has typed."""
+
+
+def _branch(here: Sequence[Any], part: str | int) -> Sequence[Any]:
+    """The types of a choice that a part of a place stands for, where it is pydantic's name of one and no key."""
+    names = {getattr(t, "__name__", ""): t for t in here if not _holds_items(t)}
+    if part in names:
+        return [names[str(part)]]
+    if not isinstance(part, str) or not _BRANCH.fullmatch(part):
+        return []
+    origin = part.partition("[")[0]
+    return [t for t in here if getattr(typing.get_origin(t), "__name__", "") == origin] or here
+
+
+def _holds_items(annotation: Any) -> bool:
+    return bool(typing.get_args(annotation)) and inspect.isclass(typing.get_origin(annotation))
 
 
 def _alternatives(annotation: Any) -> list[Any]:

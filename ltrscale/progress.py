@@ -4,10 +4,12 @@ A terminal shows a bar with documents per second and the time left; elsewhere a 
 """
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
@@ -32,6 +34,17 @@ log = logging.getLogger("ltrscale")
 log.addFilter(_without_credentials)
 console = Console(stderr=True)
 _EVERY_S = 15.0
+
+
+def called(job: str) -> str:
+    """The first words of a job's command line: `ltrscale NAME` where this process was started so, else the module.
+
+    Example:
+        >>> called("prepare")
+        'python -m jobs.prepare'
+    """
+    program = Path((sys.argv or [""])[0]).stem.partition(" ")[0]  # `ltrscale prepare` while that verb runs
+    return f"ltrscale {job}" if program == "ltrscale" else f"python -m jobs.{job}"
 
 
 class Advance(Protocol):

@@ -25,10 +25,28 @@ setTimeout(() => {
     const drawn = chart.querySelector("svg");
     return drawn === null ? [0, 0] : [drawn.getBoundingClientRect().width, drawn.getBoundingClientRect().height];
   };
+  const corners = text => {  // of the box of a label, which may be slanted, in pixels of the page
+    const box = text.getBBox(), m = text.getScreenCTM();
+    const at = (x, y) => [m.a * x + m.c * y + m.e, m.b * x + m.d * y + m.f];
+    const [right, below] = [box.x + box.width, box.y + box.height];
+    return [at(box.x, box.y), at(right, box.y), at(right, below), at(box.x, below)];
+  };
+  const apart = (one, other) => [one, other].some(box => [0, 1].some(side => {  // by a line along a side of a box
+    const along = [box[side + 1][0] - box[side][0], box[side + 1][1] - box[side][1]];
+    const [a, b] = [one, other].map(each => each.map(([x, y]) => x * along[0] + y * along[1]));
+    return Math.max(...a) <= Math.min(...b) || Math.max(...b) <= Math.min(...a);
+  }));
+  const overlapping = axis => {
+    const texts = [...axis.querySelectorAll("text")].filter(text => text.getAttribute("opacity") !== "0");
+    const shown = texts.filter(text => text.textContent).map(text => [text.textContent, corners(text)]);
+    return shown.flatMap(([name, box], i) => shown.slice(i + 1).filter(other => !apart(box, other[1])).map(
+      other => name + " over " + other[0]));
+  };
   document.getElementById("found").textContent = JSON.stringify({
     problems: view.problems,
     charts: [...inside.querySelectorAll(".chart")].map(size),
     marks: inside.querySelectorAll(".chart svg .mark-symbol path, .chart svg .mark-rect path").length,
+    overlaps: [...inside.querySelectorAll("g.role-axis-label")].flatMap(overlapping),
     width: inside.documentElement.clientWidth,
     overflow: inside.documentElement.scrollWidth - inside.documentElement.clientWidth,
     dark: view.matchMedia("(prefers-color-scheme: dark)").matches,
@@ -49,6 +67,8 @@ class Opened:
     """Width and height of each chart, 0 for one that was not drawn."""
     marks: int
     """Dots and bars in all charts."""
+    overlaps: list[str]
+    """Pairs of labels of one axis that lie over each other."""
     width: int
     overflow: int
     """Pixels by which the page is wider than its window."""

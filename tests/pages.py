@@ -57,6 +57,8 @@ def commands(page: Path) -> Iterator[list[str]]:
     """The words of the commands of a page; after a submission, those of its job."""
     for line in (line for block in blocks(page, "sh") for line in lines(block.text)):
         words = shlex.split(line, comments=True)
+        if words[0] == "ltrscale":
+            words = ["python", "-m", f"jobs.{words[1]}", *words[2:]]
         yield words
         if words[2:3] == ["jobs.submit"] and "--" in words:
             job, *arguments = words[words.index("--") + 1 :]

@@ -16,6 +16,7 @@ RESULTS = {
     "Alone",
     "BundleConfig",
     "Calibration",
+    "Explanation",
     "FeatureReference",
     "Provenance",
     "RecordedSplits",

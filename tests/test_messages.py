@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from command_lines import run_here
@@ -17,12 +19,18 @@ from numpy.typing import NDArray
 
 from ltrscale import config as configs
 from ltrscale import storage
+from ltrscale.api.estimator import Ranker
+from ltrscale.bundle import load
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.experiments.auto.auto import AutoConfig
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob, prepare
+from ltrscale.training.combine import FeatureJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 
@@ -175,6 +183,38 @@ def test_an_unknown_key_is_shown_as_typed(overrides: list[str], said: str) -> No
     assert said in refused(configs.load, GBDTJob, (), ["out=x", splits, *overrides])
 
 
+OF_CHOICES: list[tuple[type[configs.Config], str, list[str]]] = [
+    (AutoConfig, "budget=-1", ["budget: Input should be 'quick', 'good' or 'best'", "budget: Input should be greater"]),
+    (GBDTJob, "gbdt.kind=lightgmb", ["gbdt: kind 'lightgmb' is unknown; did you mean 'lightgbm'?"]),
+    (
+        GBDTJob,
+        "gbdt.targets={grades: 3}",
+        ["gbdt.targets: has no kind; set gbdt.targets.kind to one of standardised, q"],
+    ),
+    (GBDTJob, "gbdt.targets=3", ["gbdt.targets: Input should be a mapping of keys to values (given 3)"]),
+    (
+        GBDTJob,
+        "gbdt.label_gain=[-1]",
+        ["gbdt.label_gain: Input should be 'expon", "gbdt.label_gain.0: Input should be g"],
+    ),
+    (PrepareJob, "prepare={source: {columns: {}}}", ["prepare.source: has no kind; set prepare.source.kind to one of"]),
+    (
+        PrepareJob,
+        "prepare={source: {kind: items, columns: {query: q, fill: {a: mean}}}}",
+        ["prepare.source.columns.fill.a: Input should be 'median'", "columns.fill.a: Input should be a valid number"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("cls", "override", "said"), OF_CHOICES, ids=[override for _, override, _ in OF_CHOICES])
+def test_a_wrong_choice_is_shown_without_the_words_of_the_library_that_checks(
+    cls: type[configs.Config], override: str, said: list[str]
+) -> None:
+    message = refused(configs.load, cls, (), ["out=x", override])
+    assert [text for text in said if text not in message] == []
+    assert not re.search(r"constrained|literal\[|tag|discriminator|extract|dict\[|tuple\[", message)
+
+
 def test_an_unknown_key_of_a_method_is_shown_as_typed() -> None:
     methods = "methods={gbdt: {kind: gbdt, gbdt: {num_leafs: 8}}, net: {kind: neural, finetune: {head: {layer: 1}}}}"
     splits = "splits={train: {}, validation: {}, test: {}}"
@@ -199,16 +239,50 @@ def test_labels_that_are_all_zero_are_a_warning_when_a_log_is_prepared(
     log = [[*row[:-1], "0"] if zero else row for row in rows()]
     prepare(settings(write(tmp_path / "log.csv", log)), str(tmp_path / "out"))
     letor = tmp_path / "log.txt"
-    letor.write_text("".join(f"{0 if zero else q % 2} qid:{q} 1:{q}\n" for q in range(9)))
+    letor.write_text("".join(f"{0 if zero else i % 2} qid:{i // 2} 1:{i}\n" for i in range(18)))
     text = PrepareConfig.model_validate({"inputs": str(letor), "source": {"kind": "letor"}})
     prepare(text, str(tmp_path / "letor"))
     prepare(text, str(tmp_path / "scored"), for_scoring=True)  # such text has some label in any case
     wrong = "labelled groups are 0, so there is nothing to learn or to choose by; check"
     assert [text for text in caplog.messages if "nothing to learn" in text] == zero * [
-        f"prepare: {tmp_path}/out: all labels of its 40 {wrong} column 'sold', which prepare takes as the label",
+        f"prepare: {tmp_path}/out: all labels of its 40 {wrong} column 'sold', which prepare takes as the label, "
+        "and the query",
         f"prepare: {tmp_path}/letor: all labels of its 9 {wrong} the first number of each line, which prepare takes as "
-        "the label",
+        "the label, and the query",
     ]
+
+
+ROW_ID = "has one document, as where the query is the id of a row, so there is nothing to learn or to choose by; check"
+EQUAL = "have one label, so there is nothing to learn or to choose by; check"
+
+
+@pytest.mark.parametrize(("query", "said"), [("row", f"each of its 24 labelled groups {ROW_ID}"), ("shelf", EQUAL)])
+def test_lists_that_teach_no_order_are_named_before_anything_is_trained(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, query: str, said: str
+) -> None:
+    """A row's own number as the query, and one whose rows all have its label."""
+    header = ["row", "shelf", "price", "sold", "week"]
+    rows = [[f"{week}{i}", f"{week}{i // 12}", f"{i % 5}.5", str(i // 12), week] for week in "abc" for i in range(24)]
+    columns = {"query": query, "features": ["price"], "label": "sold", "period_column": "week"}
+    source = {"kind": "items", "columns": columns}
+    log = {"inputs": write(tmp_path / "log.csv", rows, header), "source": source}
+    prepare(PrepareConfig.model_validate(log), data := str(tmp_path / "data"))
+    assert [message for message in caplog.messages if said.replace("24", "72") in message]
+    splits = {name: {"data": data, "periods": week} for name, week in zip(("train", "validation"), "ab", strict=True)}
+    messages = [
+        refused(GBDTJob.model_validate({"out": str(tmp_path / kind), "splits": splits, "gbdt": {"kind": kind}}).run)
+        for kind in ("lightgbm", "xgboost", "catboost")
+    ]
+    methods = {"network": {"kind": "neural", "pretrain": {}}}
+    tested = {name: {"periods": week} for name, week in zip(("train", "validation", "test"), "abc", strict=True)}
+    rest = {"data": data, "splits": tested, "evaluate": {"baseline": None}}
+    pipeline = {"out": str(tmp_path / "p"), "methods": methods, **rest}
+    messages.append(refused(PipelineConfig.model_validate(pipeline).run))
+    assert not (tmp_path / "p" / "seed-0").exists()
+    frame = pd.DataFrame(rows, columns=header).astype({"price": float, "sold": int})
+    messages.append(refused(partial(Ranker("neural").fit, frame, query=query, label="sold", features=["price"])))
+    said = said.removeprefix("each of its 24 labelled groups ")
+    assert [message for message in messages if not message.startswith("train: ") or said not in message] == []
 
 
 @pytest.mark.parametrize("zero", ["train", "validation"])
@@ -239,6 +313,20 @@ def test_labels_that_are_all_zero_end_a_job_before_training(
     job = GBDTJob.model_validate({"out": str(tmp_path / "out"), "splits": splits})
     assert refused(job.run).startswith(f"{zero}: all labels of its 20 labelled groups are 0")
     assert "tree" not in (tmp_path / "out" / "run" / "metrics.jsonl").read_text()
+
+
+def test_features_that_are_left_aside_on_purpose_are_no_message(
+    write_dataset: WriteDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ltrscale")
+    data, out = unlabelled_weeks(write_dataset), str(tmp_path / "order")
+    splits = {split: {"data": data, "periods": week} for split, week in WEEKS.items()}
+    FeatureJob.model_validate({"out": out, "splits": splits, "order": {"feature": "b"}}).run()
+    test = select(Split(data=(data,)), labelled=False)
+    load(out).scorer(features=test.features)
+    assert not [message for message in caplog.messages if "does not read" in message]
+    test.serving(test.features[1:], whose="the first data set")
+    assert "the first data set: does not read 1 features of the data: a" in caplog.messages
 
 
 def test_a_label_without_a_gain_names_keys_that_help(write_dataset: WriteDataset, tmp_path: Path) -> None:

@@ -28,10 +28,12 @@ def words(text: str) -> list[str]:
     """The words of a text that are the same on each processor.
 
     Another one may round otherwise, and so give other digits, another order of features, and another order of methods,
-    which the first paragraph of a comparison puts into words.
+    which the first paragraphs of a comparison put into words, and by which its table is sorted.
     """
     if COMPARED in text:
-        text = re.sub(r"selection \w+", "selection", text.partition("\n\n")[2])
+        compared = text[text.index("Test data") :]
+        lines = re.sub(r"selection \w+", "selection", compared).splitlines()
+        text = "\n".join(sorted(line for line in lines if not line.startswith("- Behind the baseline")))
     return re.findall(r"[^\s-]+", NUMBERS.sub("#", re.sub(r"\bf_\d+|\bc_\w+", "feature", text)))
 
 
@@ -74,7 +76,8 @@ def check_figures(texts: list[str], chance: float) -> None:
     said = [float(found) for found in re.findall(rf"'{METRIC} ([0-9.]+)'", "".join(texts))]
     assert said == pytest.approx([value["lightgbm"], value["simsiam"], value["no_pretraining"]], abs=0.00051)
     assert min(said) > chance + 0.1
-    best, figures = compared.split(COMPARED)
+    opening, figures = compared.split(COMPARED)
+    best = opening.rpartition("\n\n")[2]
     mean, low, high = map(float, NUMBERS.findall(figures.removeprefix(METRIC))[:3])
     assert best in rows
     assert mean == value[best] == max(value.values())

@@ -116,8 +116,9 @@ def newcomer(place: Path, shared_data: Path) -> None:
     (home / ".venv").mkdir()
     for part in Path(sys.prefix).iterdir():
         (home / ".venv" / part.name).symlink_to(part)
-    (home / ".venv" / ".installed").unlink(missing_ok=True)
-    (home / ".venv" / ".installed").touch()
+    for stamp in (".installed", ".installed-dev"):
+        (home / ".venv" / stamp).unlink(missing_ok=True)
+        (home / ".venv" / stamp).touch()
     for config in (home / "jobs" / "configs").rglob("*.yaml"):
         config.write_text(short(config.read_text()))
     write_logs(home, shared_data)

@@ -111,7 +111,10 @@ def test_make_test_runs_all_parts_and_names_those_that_failed(tmp_path: Path, fa
         fails = "".join(f"case \"$0 $*\" in *'{words}'*) exit 1;; esac\n" for words in failing)
         (tmp_path / tool).write_text(f'#!/bin/sh\necho "$0 $*" >> "{tmp_path}/calls"\n{fails}')
         (tmp_path / tool).chmod(0o700)
-    command = ["make", "-C", str(ROOT), "test", f"BIN={tmp_path}", "STAMP=Makefile", "PROCESSOR=ONE=1"]
+    command = ["make", "-C", str(ROOT), "test", f"BIN={tmp_path}", "PROCESSOR=ONE=1"]
+    for stamp in ("STAMP", "DEV"):  # newer than what they depend on
+        (tmp_path / stamp).touch()
+        command.append(f"{stamp}={tmp_path / stamp}")
     environment = {
         name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
     }
@@ -124,6 +127,15 @@ def test_make_test_runs_all_parts_and_names_those_that_failed(tmp_path: Path, fa
     assert [line for line in lines if line.startswith("make test:")] == (
         ["make test: failed: " + " ".join(parts[words] for words in failing)] if failing else []
     )
+
+
+@pytest.mark.parametrize(("target", "everything"), [("demo", False), ("compare", False), ("check", True)])
+def test_only_what_tests_is_installed_with_all_extras(tmp_path: Path, target: str, everything: bool) -> None:
+    fresh = [f"{stamp}={tmp_path / stamp}" for stamp in ("STAMP", "DEV")]
+    command = ["make", "-C", str(ROOT), "--dry-run", target, *fresh]
+    planned = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    installs = re.findall(r"pip install -c cluster/constraints.txt -e (\S+)", planned)
+    assert installs == [".", *(["'.[dev]'"] if everything else [])]
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:

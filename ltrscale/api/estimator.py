@@ -24,8 +24,11 @@ from ltrscale import bundle as bundles
 from ltrscale import storage
 from ltrscale.api import frames
 from ltrscale.api.conventions import AUTO, Arguments, NotFitted, as_value_errors, inner_values, new_values
+from ltrscale.api.explained import explained
 from ltrscale.bundle import boosters
+from ltrscale.bundle.explanations import Explanation
 from ltrscale.config import Config, validate
+from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
@@ -220,6 +223,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         splits = Splits(
             train=Split(data=(data,), periods=("train",)), validation=Split(data=(data,), periods=("validation",))
         )
+        check_splits(splits)
         if method is None:
             of = {"budget": arguments.minutes, "seed": arguments.seed, "workers": arguments.workers}
             # a run goes on with the same rows and seed; others begin another
@@ -286,6 +290,39 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
                 assert groups.labels_N is not None
                 values.append(metric.of(scorer(groups), groups.labels_N, groups.offsets_Q1))
         return float(torch.cat(values).nanmean())
+
+    @as_value_errors
+    def explain(
+        self, X: Any, rows: tuple[int, int] | None = None, *, group: Any = None, depth: int = 10, **columns: Any
+    ) -> list[Explanation]:
+        """Why rows rank where they do: what each feature adds to differences of scores, as `jobs.explain` says it.
+
+        Args:
+            X: as in `predict`.
+            rows: numbers of two rows of a query: why the one stands above the other. By default the first row of each
+                query is compared with those of ranks 2 to `depth`, which takes a query with two rows.
+            group: as in `predict`.
+            depth: see `rows`.
+            columns: as in `predict`.
+
+        Raises:
+            InputError: as `predict`; `rows` are no two rows of one query.
+        """
+        bundle = self._fitted()
+        frames.check_width(X, self._array_width)
+        table, uses = frames.rows_as_table(X, None, group, {**self.columns_, **columns})
+        if not len(table):
+            return []
+        named = uses.get("item") in table.column_names
+        items = (
+            [str(item) for item in table[uses["item"]].to_pylist()]
+            if named
+            else [f"row {i}" for i in range(len(table))]
+        )
+        table = table.append_column(ROW, pa.array(np.arange(len(table))))
+        uses, _ = self._reading(uses, columns)
+        with frames.prepared(table, uses, {**(self.prepare or {}), "max_rejected": 0, "expect": {}}) as split:
+            return explained(bundle, split, items, rows, depth)
 
     @property
     def feature_importances_(self) -> NDArray[np.float64]:

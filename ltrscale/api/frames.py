@@ -4,6 +4,7 @@ Shapes: N rows, Q query groups.
 """
 
 import shutil
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,7 +27,7 @@ from ltrscale.draws import permutation
 from ltrscale.errors import InputError
 from ltrscale.ingest.assembly import completed
 from ltrscale.ingest.csvjson import Dialect
-from ltrscale.ingest.guess import doubtful
+from ltrscale.ingest.guess import doubtful, row_numbers
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import read_table as read_rows
 from ltrscale.ingest.mapping import ColumnMapping
@@ -60,7 +61,9 @@ def to_raw_table(rows: Any, labels: Any = None, group: Any = None) -> pa.Table:
         >>> to_raw_table(np.zeros((3, 1)), labels=[1, 0, 2], group=[2, 1]).to_pydict()
         {'1': [0.0, 0.0, 0.0], '__label__': [1, 0, 2], '__query__': [0, 0, 1]}
     """
-    table = cols.without_views(_arrow(rows))
+    table = cols.plain(_arrow(rows))
+    if twice := [name for name in table.column_names if table.column_names.count(name) > 1]:
+        raise InputError(f"X: {len(twice)} columns are named {twice[0]!r}; rename all but one")
     if labels is not None:
         values_N = _real(labels, "y")
         if values_N.shape != (len(table),):
@@ -92,9 +95,11 @@ def check_width(rows: Any, expected: int | None, name: str = "X") -> None:
 def _arrow(rows: Any) -> pa.Table:
     if isinstance(rows, pa.Table):
         return rows
-    if _is_pandas(rows):  # its own stream would have the index as a column
-        with _one_type("X"):
-            return pa.Table.from_pandas(rows, preserve_index=False)
+    if _is_pandas(rows) and hasattr(rows, "columns"):  # its own stream would have the index as a column
+        return _of_pandas(rows)
+    if type(rows).__module__.partition(".")[0] == "polars" and hasattr(rows, "columns"):
+        polars = sys.modules["polars"]  # whose integers of 128 bits Arrow does not know
+        rows = rows.cast({polars.Int128: polars.Decimal(38, 0)}, strict=False)
     if _exports_arrow(rows):
         return pa.table(rows)
     if hasattr(rows, "to_arrow"):
@@ -108,6 +113,18 @@ def _is_pandas(rows: Any) -> bool:
     return type(rows).__module__.partition(".")[0] == "pandas"
 
 
+def _of_pandas(rows: Any) -> pa.Table:
+    """A data frame: sparse columns become dense, and complex numbers are left out, which no use reads."""
+    kinds = dict(enumerate(rows.dtypes))
+    changed = {i: np.float64 for i, kind in kinds.items() if kind == np.longdouble}
+    changed |= {i: kind.subtype for i, kind in kinds.items() if str(kind).startswith("Sparse")}
+    columns = {i: rows.iloc[:, i].astype(changed[i]) if i in changed else rows.iloc[:, i] for i in kinds}
+    kept = [i for i, column in columns.items() if column.dtype.kind != "c"]
+    with _one_type("X"):
+        arrays = [pa.Array.from_pandas(columns[i]) for i in kept]
+    return pa.table(arrays, [str(rows.columns[i]) for i in kept])
+
+
 def _exports_arrow(rows: Any) -> bool:
     return hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__")
 
@@ -117,7 +134,7 @@ def _one_type(name: str) -> Iterator[None]:
     """Errors of Arrow for values of an argument that are no column."""
     try:
         yield
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         why = "; ".join(reversed([str(part) for part in error.args]))
         raise InputError(f"{name}: {why}; give all values of the column one type") from error
 
@@ -161,7 +178,7 @@ def rows_as_table(
 ) -> tuple[pa.Table, dict[str, Any]]:
     """Rows as a table, and the uses of its columns."""
     table = to_raw_table(rows, labels, group)
-    columns = dict(columns)
+    columns = {use: _as_names(value) if use in _NAMING else value for use, value in columns.items()}
     if labels is not None:
         if columns.get("label", LABEL) != LABEL:
             columns.pop("grades", None)  # they are of the values of that column
@@ -175,15 +192,39 @@ def rows_as_table(
                 f"X has no {use} column{quoted}; give {argument}, or name its column: {use}=... "
                 f"(columns: {', '.join(table.column_names)[:300]})"
             )
+    unread = {each.name: each.type for each in table.schema if not cols.is_kept(each.type)}
+    if named := unread.keys() & {text for value in columns.values() for text in _texts(value)}:
+        name = min(named)
+        raise InputError(f"X: column {name!r} is {unread[name]}, which no use reads; convert it to text or numbers")
+    table = table.drop_columns([*unread])
     return table, with_features(columns, table)
+
+
+_NAMING = {*ColumnMapping.model_fields} - {"grades"}
+"""Uses that name columns; grades are of values."""
+
+
+def _as_names(value: Any) -> Any:
+    """The names of columns as text, as Arrow has those of a data frame whose columns are numbers.
+
+    Example:
+        >>> _as_names(1), _as_names([2, "x"]), _as_names({3: ["hour"]}), _as_names({4: 0.5}), _as_names(None)
+        ('1', ['2', 'x'], {'3': ['hour']}, {'4': 0.5}, None)
+    """
+    if isinstance(value, Mapping):
+        return {str(name): each for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_names(each) for each in value]
+    return str(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else value
 
 
 def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]:
     """A column mapping that names features; those that none is given for are all columns without another use.
 
-    Numbers and booleans are numeric features; text and dictionaries, such as the categories of pandas, are categorical
-    ones. Columns of other types, such as time stamps, are none. Those that look like labels, ids or times are features
-    too, with a warning.
+    Numbers and booleans are numeric features, and so are those of lists of one length (`vectors`), unless they could be
+    the ids of tokens; text and dictionaries, such as the categories of pandas, are categorical ones. Columns of other
+    types, such as time stamps, are none, nor are row numbers, with a warning. Those that look like labels, ids or times
+    are features too, with a warning.
 
     Example:
         >>> table = pa.table({"q": ["a"], "price": [1.5], "shop": ["x"], "y": [1]})
@@ -199,13 +240,29 @@ def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]
         for field in table.schema
         if field.name not in used and not (prefixes and field.name.startswith(prefixes))
     }
+    first = table.slice(0, _FIRST_ROWS)
+    log_columns, seen = (columns_of(first, table.schema, Dialect()), of_table(first)) if len(table) else ([], None)
+    for each in log_columns:
+        if not each.distinct and not each.missing and not each.size:  # bytes that are no text
+            free.pop(each.name, None)
+    for name, why in row_numbers(log_columns, seen).items() if seen else ():
+        if name in free and not name.isdecimal():  # the names of an array's columns
+            log.warning("column %r is left out: %s; name the features if it is one", name, why)
+            free.pop(name)
     # by name, as a pattern in a config takes its columns: the order of a table's columns does not matter
-    categorical = sorted(n for n, kind in free.items() if pa.types.is_dictionary(kind) or cols.is_text(kind))
+    categorical = sorted(
+        n for n, kind in free.items() if cols.is_single(kind) and (pa.types.is_dictionary(kind) or cols.is_text(kind))
+    )
     numeric = sorted(n for n, kind in free.items() if cols.is_number(kind) and not pa.types.is_null(kind))
-    if not numeric and not categorical:
+    sizes = {each.name: each.size for each in log_columns if each.size and each.name in free}
+    vectors = columns.get("vectors") or dict(sorted(sizes.items()))
+    if not numeric and not categorical and not vectors:
         raise InputError(f"X has no feature among its columns {', '.join(table.column_names)[:300]}; name some")
-    _warn_of_doubtful(table, columns, {*numeric, *categorical})
-    return {**columns, "features": numeric, "categorical": categorical}
+    roles = {use: columns.get(use) for use in ("query", "item", "label", "time")}
+    roles = {use: name for use, name in roles.items() if name in table.column_names}
+    if seen and "query" in roles:
+        _warn_of_doubtful(doubtful(log_columns, seen, roles), {*numeric, *categorical})
+    return {**columns, "features": numeric, "categorical": categorical, **({"vectors": vectors} if vectors else {})}
 
 
 def in_order_of(table: pa.Table, columns: Mapping[str, Any], features: Sequence[Feature]) -> list[str]:
@@ -217,21 +274,14 @@ def in_order_of(table: pa.Table, columns: Mapping[str, Any], features: Sequence[
         >>> in_order_of(table, columns, [Feature(name=name) for name in ("b", "z", "listed.hour")])
         ['z', 'listed.hour', 'b']
     """
-    mapping = validate(ColumnMapping, columns, "Ranker")
-    return sorted((each.name for each in features), key=lambda name: table.column_names.index(mapping.source_of(name)))
+    made = validate(ColumnMapping, columns, "Ranker").sources()
+    places = {name: place for place, name in enumerate(table.column_names)}
+    return sorted((each.name for each in features), key=lambda name: places[made.get(name, (name,))[0]])
 
 
-def _warn_of_doubtful(table: pa.Table, columns: Mapping[str, Any], features: Collection[str]) -> None:
+def _warn_of_doubtful(reasons: Mapping[str, str], features: Collection[str]) -> None:
     """Warn of features that `jobs.init` would not take, such as a second label."""
-    roles = {use: columns.get(use) for use in ("query", "item", "label", "time")}
-    roles = {use: name for use, name in roles.items() if name in table.column_names}
-    if not len(table) or "query" not in roles:
-        return
-    first = table.slice(0, _FIRST_ROWS)
-    log_columns = columns_of(first, table.schema, Dialect())
-    if reasons := {
-        name: why for name, why in doubtful(log_columns, of_table(first), roles).items() if name in features
-    }:
+    if reasons := {name: why for name, why in reasons.items() if name in features}:
         log.warning(
             "taken as features: %s; leave out what is not known before the ranking: exclude=%s",
             *(", ".join(f"{name} ({why})" for name, why in reasons.items()), [*reasons]),
@@ -309,6 +359,8 @@ def prepare_tables(
             message = str(error)
             for period, path in paths.items():  # these files are no files of the user
                 message = message.replace(path, "validation" if period == "validation" else "X")
+            if " infinite (" in message:
+                message += '; prepare={"infinite": "missing"} has Ranker read infinite numbers as missing'
             raise type(error)(message) from error
 
 

@@ -71,6 +71,10 @@ class _Library(ABC):
         """Scores [N] of renumbered columns."""
 
     @abstractmethod
+    def contributions(self, booster: Any, columns_NG: NDArray[np.float32], codes: _Vocabularies, threads: int) -> Any:
+        """What each of the renumbered columns adds to the scores, [N, G + 1]; the last is the mean score."""
+
+    @abstractmethod
     def gains(self, booster: Any, n_columns: int) -> Any:
         """The total gain of each column's splits, shape [G]."""
 
@@ -89,6 +93,9 @@ class _LightGBM(_Library):
 
     def scores(self, booster: Any, columns_NG: NDArray[np.float32], codes: _Vocabularies, threads: int) -> Any:  # noqa: ARG002
         return booster.predict(columns_NG, num_threads=threads, raw_score=True)
+
+    def contributions(self, booster: Any, columns_NG: NDArray[np.float32], codes: _Vocabularies, threads: int) -> Any:  # noqa: ARG002
+        return booster.predict(columns_NG, num_threads=threads, pred_contrib=True)
 
     def gains(self, booster: Any, n_columns: int) -> Any:  # noqa: ARG002
         return booster.feature_importance("gain")
@@ -109,6 +116,19 @@ class _XGBoost(_Library):
     def scores(self, booster: Any, columns_NG: NDArray[np.float32], codes: _Vocabularies, threads: int) -> Any:  # noqa: ARG002
         return booster.inplace_predict(columns_NG, predict_type="margin")
 
+    def contributions(self, booster: Any, columns_NG: NDArray[np.float32], codes: _Vocabularies, threads: int) -> Any:
+        import xgboost
+
+        types = ["c" if column in codes else "float" for column in range(columns_NG.shape[1])]
+        rows = xgboost.DMatrix(
+            columns_NG,
+            nthread=threads or None,
+            feature_names=booster.feature_names,
+            feature_types=types,
+            enable_categorical=True,
+        )
+        return booster.predict(rows, pred_contribs=True)
+
     def gains(self, booster: Any, n_columns: int) -> Any:
         by_name = booster.get_score(importance_type="total_gain")
         names = booster.feature_names or [f"f{column}" for column in range(n_columns)]
@@ -128,6 +148,10 @@ class _CatBoost(_Library):
 
     def scores(self, booster: Any, columns_NG: NDArray[np.float32], codes: _Vocabularies, threads: int) -> Any:
         return booster.predict(catboost_table(columns_NG, codes), thread_count=threads or -1)  # -1: all cores
+
+    def contributions(self, booster: Any, columns_NG: NDArray[np.float32], codes: _Vocabularies, threads: int) -> Any:
+        rows = import_catboost().Pool(catboost_table(columns_NG, codes), cat_features=list(codes))
+        return booster.get_feature_importance(rows, type="ShapValues", thread_count=threads or -1)
 
     def gains(self, booster: Any, n_columns: int) -> Any:  # noqa: ARG002
         return booster.get_feature_importance(type="PredictionValuesChange")
@@ -152,6 +176,47 @@ def scorer(
     Raises:
         InputError: a model is damaged or made for other columns; or it is CatBoost's and CatBoost is not installed.
     """
+    mean = _mean_of(_LIBRARIES[library].scores, library, models, view, threads)
+
+    def score(groups: QueryGroups) -> Tensor:
+        if groups.n_documents == 0:
+            return torch.zeros(0, dtype=torch.float64)
+        return torch.from_numpy(mean(view.columns(groups)))
+
+    return score
+
+
+def explainer(
+    library: Library, models: Mapping[str, bytes], view: View, *, threads: int
+) -> Callable[[QueryGroups, Tensor], Tensor]:
+    """The function from a batch and pairs [P, 2] of its rows to what each column adds to their difference, [P, G].
+
+    Exact Shapley values of each document (TreeSHAP, Lundberg et al. 2020), as the library computes them, subtracted. A
+    column that a tree does not ask for is averaged over by the documents that training had in each leaf.
+
+    Raises:
+        InputError: as `scorer`.
+    """
+    mean = _mean_of(_LIBRARIES[library].contributions, library, models, view, threads)
+
+    def explain(groups: QueryGroups, pairs_P2: Tensor) -> Tensor:
+        rows_M, pairs_P2 = torch.unique(pairs_P2.cpu(), return_inverse=True)
+        if not len(rows_M):
+            return torch.zeros(0, len(view.features), dtype=torch.float64)
+        parts_MG = torch.from_numpy(mean(view.columns(groups)[rows_M.numpy()]))[:, :-1]
+        return parts_MG[pairs_P2[:, 0]] - parts_MG[pairs_P2[:, 1]]
+
+    return explain
+
+
+def _mean_of(
+    ask: Callable[[Any, NDArray[np.float32], _Vocabularies, int], Any],
+    library: Library,
+    models: Mapping[str, bytes],
+    view: View,
+    threads: int,
+) -> Callable[[NDArray[np.float32]], NDArray[np.float64]]:
+    """The function from columns [N, G] to the mean over the models of what a library says of them."""
     functions, boosters = _LIBRARIES[library], []
     categorical = [column for column, feature in enumerate(view.features) if feature.kind == "categorical"]
     for name, model in models.items():
@@ -159,20 +224,14 @@ def scorer(
             booster = functions.read(model, len(view.features), threads)
             boosters.append((booster, _vocabularies(categorical, functions.codes(booster))))
 
-    def score(groups: QueryGroups) -> Tensor:
-        if groups.n_documents == 0:
-            return torch.zeros(0, dtype=torch.float64)
-        columns_NG = view.columns(groups)
+    def mean(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
+        def of_models() -> NDArray[np.float64]:
+            answers = (ask(booster, renumber(columns_NG, codes), codes, threads) for booster, codes in boosters)
+            return np.asarray(sum(np.asarray(answer, np.float64) for answer in answers) / len(boosters))
 
-        def mean() -> NDArray[np.float64]:
-            scores = [
-                functions.scores(booster, renumber(columns_NG, codes), codes, threads) for booster, codes in boosters
-            ]
-            return np.asarray(sum(np.asarray(scores_N, np.float64) for scores_N in scores) / len(scores))
+        return of_models() if len(columns_NG) <= _SHORT else interruptibly(of_models)
 
-        return torch.from_numpy(mean() if groups.n_documents <= _SHORT else interruptibly(mean))
-
-    return score
+    return mean
 
 
 @contextmanager

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle.contents import CONFIG, BundleKind
-from ltrscale.bundle.opened import Bundle, Computing, Scorer, fitting, loaded
+from ltrscale.bundle.opened import Bundle, Computing, Explainer, Scorer, fitting, loaded
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture, combine_rankers
+from ltrscale.models.contributions import along_path
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.layers import Encoder, EncoderSettings
 from ltrscale.models.ranker import Architecture, Projector, ProjectorConfig, Ranker
@@ -77,6 +78,12 @@ class NetworkBundle(Bundle):
             return scores_N
 
         return _in_cache(score) if torch.device(device).type == "cpu" else score
+
+    def explaining(self, computing: Computing) -> Explainer:
+        """Integrated gradients between two documents; see `along_path`."""
+        device = computing.device
+        ranker = self.ranker().to(device)
+        return lambda groups, pairs_P2: along_path(ranker, groups.to(device), pairs_P2.to(device))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,13 @@
 """A bundle that is open: what all kinds have, the function that scores, and the bundles of trees and of an order.
 
-Shapes: N documents.
+Shapes: N documents, Q groups, P pairs, F features.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import safetensors.torch
@@ -15,7 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ltrscale import storage
-from ltrscale.batch import QueryGroups, standardise_by_group
+from ltrscale.batch import QueryGroups, group_index, standardise_by_group, sum_by_group
 from ltrscale.bundle import boosters, views
 from ltrscale.bundle.contents import (
     EXAMPLES,
@@ -31,6 +32,7 @@ from ltrscale.bundle.contents import (
 from ltrscale.data.dataset.manifest import Feature, places
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker
+from ltrscale.models.contributions import Contributions, by_swaps
 from ltrscale.models.examples import InContextRanker
 from ltrscale.models.in_context import InContextNetwork
 from ltrscale.models.layers import EncoderSettings, ModuleT
@@ -38,6 +40,8 @@ from ltrscale.models.ranker import Architecture
 
 Scorer = Callable[[QueryGroups], Tensor]
 """Scores [N] of the documents of a batch, higher is better."""
+Explainer = Callable[[QueryGroups, Tensor], Contributions]
+"""What each feature adds to the difference of the scores of some pairs [P, 2] of rows of a batch, each in one list."""
 
 
 @contextmanager
@@ -222,7 +226,7 @@ class Bundle(ABC):
 
     def scorer_by(self, computing: Computing, features: Sequence[Feature] | None) -> Scorer:
         """See `scorer`, and `scorers_of` for one that shares with others."""
-        columns = None if features is None else places(self.features, features, whose=self.url)
+        columns = None if features is None else places(self.features, features, whose=self.url, on_purpose=True)
         shared = computing.shared
         score = shared.scorer(self.content_hash, lambda: self.scoring(computing)) if shared else self.scoring(computing)
         if columns is None:
@@ -232,6 +236,32 @@ class Bundle(ABC):
     @abstractmethod
     def scoring(self, computing: Computing) -> Scorer:
         """The function that scores a batch whose features are the bundle's, in its order."""
+
+    def explainer(self, computing: Computing, features: Sequence[Feature]) -> Explainer:
+        """The function that explains differences of scores in a batch of these features, which are found by name.
+
+        Raises:
+            InputError: as `scorer`.
+        """
+        columns = places(self.features, features, whose=self.url, on_purpose=True)
+        explain = self.explaining(computing)
+        if columns is None:
+            return explain
+
+        def explained(groups: QueryGroups, pairs_P2: Tensor) -> Contributions:
+            own_PF, beside_P = explain(replace(groups, features_NF=groups.features_NF[:, columns]), pairs_P2)
+            whole_PF = own_PF.new_zeros(len(own_PF), groups.n_features)
+            whole_PF[:, columns] = own_PF
+            return Contributions(whole_PF, beside_P)
+
+        return explained
+
+    def explaining(self, computing: Computing) -> Explainer:
+        """The function that explains differences of scores in a batch whose features are the bundle's, in its order.
+
+        This one asks for scores alone, which every bundle has; see `by_swaps`.
+        """
+        return partial(by_swaps, self.scoring(computing))
 
     def member_scorers(self, computing: Computing) -> dict[str, Scorer]:
         """The functions with which its members score a batch of its own features."""
@@ -267,10 +297,31 @@ class TreesBundle(Bundle):
 
     def scoring(self, computing: Computing) -> Scorer:
         """The function that scores a batch of this bundle's features."""
+        return boosters.scorer(self.trees.library, self.models(), self._view(computing), threads=computing.threads)
+
+    def explaining(self, computing: Computing) -> Explainer:
+        """The library's exact parts, where each column that trees see is a feature; else those of `by_swaps`."""
+        view = self._view(computing)
+        columns = {feature: place for place, feature in enumerate(self.features)}
+        if not columns.keys() >= {*view.features}:
+            return super().explaining(computing)
+        explain = boosters.explainer(self.trees.library, self.models(), view, threads=computing.threads)
+        seen = [columns[feature] for feature in view.features]
+
+        def explained(groups: QueryGroups, pairs_P2: Tensor) -> Contributions:
+            parts_PF = torch.zeros(len(pairs_P2), len(columns), dtype=torch.float64)
+            parts_PF[:, seen] = explain(groups, pairs_P2)
+            return Contributions(parts_PF, torch.zeros(len(pairs_P2), dtype=torch.float64))
+
+        return explained
+
+    def models(self) -> dict[str, bytes]:
+        """The files of the trees, by the names that errors use."""
+        return {storage.join(self.url, name): content for name, content in self.contents.items()}
+
+    def _view(self, computing: Computing) -> views.View:
         with fitting(self.url):
-            view = self.view(computing)
-        models = {storage.join(self.url, name): content for name, content in self.contents.items()}
-        return boosters.scorer(self.trees.library, models, view, threads=computing.threads)
+            return self.view(computing)
 
     def view(self, computing: Computing) -> views.View:  # noqa: ARG002
         """The view of a batch that the trees see."""
@@ -319,6 +370,33 @@ class BlendBundle(Bundle):
             return sum(parts, torch.zeros(groups.n_documents, dtype=torch.float64))
 
         return score
+
+    def explaining(self, computing: Computing) -> Explainer:
+        """The weighted sum of the members' parts, each divided by the deviation of its scores in the list as it is."""
+        members = {
+            name: (scorer, self.members[name].explainer(computing, self.features))
+            for name, scorer in self.member_scorers(computing).items()
+        }
+
+        def explained(groups: QueryGroups, pairs_P2: Tensor) -> Contributions:
+            offsets_Q1 = groups.offsets_Q1.cpu()
+            group_N = group_index(offsets_Q1)
+            features_PF = torch.zeros(len(pairs_P2), groups.n_features, dtype=torch.float64)
+            beside_P = torch.zeros(len(pairs_P2), dtype=torch.float64)
+            for name, weight in self.blended.items():
+                scorer, explain = members[name]
+                scores_N = scorer(groups).double()
+                scaled_N = standardise_by_group(scores_N, offsets_Q1)
+                # within a list both are one line: the slope is what standardising divides by
+                slope_Q = sum_by_group(scores_N * scaled_N, offsets_Q1)
+                slope_Q = sum_by_group(scaled_N.square(), offsets_Q1) / slope_Q.where(slope_Q > 0, torch.inf)
+                factor_P = weight * slope_Q[group_N[pairs_P2[:, 0].cpu()]]
+                parts = explain(groups, pairs_P2)
+                features_PF += factor_P[:, None] * parts.features_PF
+                beside_P += factor_P * parts.beside_P
+            return Contributions(features_PF, beside_P)
+
+        return explained
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -402,7 +402,9 @@ class Perplexity(NamedTuple):
 def perplexity(probabilities_SP: Doubles, sessions: Sessions) -> Perplexity:
     """`2^-mean log2 P(what happened)` over the documents shown, and over those at each position.
 
-    Dupret and Piwowarski 2008, section 4.2. Probabilities are kept a millionth away from 0 and 1.
+    Dupret and Piwowarski 2008, section 4.2. Probabilities are kept a millionth away from 0 and 1. PyClick and CLAX take
+    the mean of the positions' perplexities as the overall one: another figure, as most lists end before the last
+    positions, which are easy to predict, and count there as much as the first.
 
     Example:
         >>> one = Sessions(np.array([[0, 1]]), np.array([[True, False]]), np.zeros(1), 2)

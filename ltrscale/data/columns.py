@@ -4,10 +4,12 @@ Shapes: N rows.
 """
 
 import math
+import re
 from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale.errors import InputError
@@ -43,21 +45,113 @@ def value_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def without_views(rows: Rows) -> Rows:
-    """The rows with string views as plain text: Arrow cannot take rows of string views."""
-    kinds = [_without_view(kind) for kind in rows.schema.types]
-    return rows if kinds == rows.schema.types else rows.cast(pa.schema(zip(rows.schema.names, kinds, strict=True)))
+_NUMBER = re.compile(
+    r"\s*[-+]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf(inity)?|nan)\s*", re.IGNORECASE | re.ASCII
+)
 
 
-def _without_view(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+def is_number_text(text: str) -> bool:
+    """Whether a text is a number, by the one grammar of all readers, which is Arrow's.
+
+    Python's `float` would also read 1_000 and the digits of other scripts.
+
+    Example:
+        >>> [is_number_text(text) for text in ("1.5", " -2e3", ".5", "inf", "1_000", "１２", "0x10", "1,5", "")]
+        [True, True, True, True, False, False, False, False, False]
+    """
+    return _NUMBER.fullmatch(text) is not None
+
+
+def is_single(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds values that can be read: text, numbers, booleans, times, dates, durations.
+
+    Lists, intervals, unions and the types of extensions are none; `plain` makes some of these readable first.
+    """
+    tests = (is_id, pa.types.is_timestamp, pa.types.is_date, pa.types.is_time, pa.types.is_duration)
+    return any(test(value_type(kind)) for test in tests)
+
+
+def is_kept(kind: pa.DataType) -> bool:
+    """Whether Parquet can hold a column of this type: single values, and lists and structs of them."""
+    if not pa.types.is_nested(kind) or pa.types.is_union(kind):
+        return is_single(kind)
+    return all(is_kept(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def plain(rows: Rows) -> Rows:
+    """The rows with columns of types that all readers know, where there is one for their values.
+
+    Text for UUIDs and string views, the values of runs, wider decimals, what is stored as JSON, as 8-bit booleans and
+    as tensors of one dimension. Columns of other types stay as they are.
+    """
+    kinds = plain_schema(rows.schema)
+    if kinds.types == rows.schema.types:
+        return rows
+    columns = [
+        column if column.type == kind else _plain_column(column, kind)
+        for column, kind in zip(rows.columns, kinds.types, strict=True)
+    ]
+    return type(rows).from_arrays(columns, schema=kinds)
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """The columns as `plain` makes them."""
+    return pa.schema([each.with_type(_plain_type(each.type)) for each in schema], schema.metadata)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if isinstance(kind, pa.UuidType):
+        return pa.string()
+    if isinstance(kind, pa.JsonType) or (isinstance(kind, pa.FixedShapeTensorType) and len(kind.shape) == 1):
+        return _plain_type(kind.storage_type)
+    if isinstance(kind, pa.Bool8Type):
+        return pa.bool_()
+    if pa.types.is_run_end_encoded(kind):
+        return _plain_type(kind.value_type)
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):  # of which Arrow cannot take rows
         return pa.string() if pa.types.is_string_view(kind) else pa.binary()
+    if pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):  # whose values it cannot count
+        return pa.decimal128(kind.precision, kind.scale)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         make = pa.list_ if pa.types.is_list(kind) else pa.large_list
-        return make(kind.value_field.with_type(_without_view(kind.value_type)))
+        return make(kind.value_field.with_type(_plain_type(kind.value_type)))
     if pa.types.is_dictionary(kind):  # such as the categories of polars
-        return pa.dictionary(kind.index_type, _without_view(kind.value_type), kind.ordered)
+        return pa.dictionary(kind.index_type, _plain_type(kind.value_type), kind.ordered)
     return kind
+
+
+def _plain_column(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([_plain_column(chunk, kind) for chunk in column.chunks], kind)
+    if isinstance(column.type, pa.UuidType):
+        return _uuid_texts(column.storage)
+    if pa.types.is_run_end_encoded(column.type):
+        column = pc.run_end_decode(column)
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    return column if column.type == kind else column.cast(kind)
+
+
+_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
+_DIGITS = [i for i in range(36) if i not in (8, 13, 18, 23)]
+"""The places of a UUID's digits in its text, whose other characters are dashes."""
+
+
+def _uuid_texts(column: pa.FixedSizeBinaryArray) -> pa.StringArray:
+    """UUIDs of 16 bytes as text.
+
+    Example:
+        >>> import uuid
+        >>> _uuid_texts(pa.array([uuid.UUID(int=255).bytes, None], pa.binary(16))).to_pylist()
+        ['00000000-0000-0000-0000-0000000000ff', None]
+    """
+    missing_N = column.is_null().to_numpy(zero_copy_only=False)
+    bytes_NB = np.frombuffer(b"".join(column.fill_null(b"\0" * 16).to_pylist()), np.uint8).reshape(-1, 16)
+    text_NC = np.full((len(column), 36), ord("-"), np.uint8)
+    text_NC[:, _DIGITS] = _HEX[np.stack([bytes_NB >> 4, bytes_NB & 15], axis=2)].reshape(-1, 32)
+    offsets = pa.py_buffer(np.arange(0, text_NC.size + 1, 36, dtype=np.int32))
+    texts = pa.StringArray.from_buffers(len(column), offsets, pa.py_buffer(text_NC))
+    return pc.if_else(pa.array(missing_N), pa.scalar(None, pa.string()), texts) if missing_N.any() else texts
 
 
 def without_dictionary(column: pa.Array) -> pa.Array:

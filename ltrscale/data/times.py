@@ -4,6 +4,7 @@ Shapes: N rows.
 """
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ltrscale.data.columns import is_number, is_text, texts, without_dictionary
+from ltrscale.data.columns import is_number, is_number_text, is_text, texts, without_dictionary
 
 PeriodUnit = Literal["week", "day", "hour"]
 
@@ -28,6 +29,18 @@ ISO = "iso"
 DAY_NUMBER = "%Y%m%d"
 """The format of days that are written as numbers, see `is_day_number`."""
 
+_DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", DAY_NUMBER, "%d %b %Y")
+_HALF_DAYS = (" %I:%M %p", " %I:%M:%S %p")
+USUAL_FORMATS = (
+    ISO,
+    *(day + clock for day in _DAYS for clock in ("", " %H:%M:%S", " %H:%M", *_HALF_DAYS)),
+    *("%Y-%m-%d" + clock for clock in _HALF_DAYS),
+    "%a, %d %b %Y %H:%M:%S %Z",  # of mail and of HTTP: RFC 1123
+    "%d/%b/%Y:%H:%M:%S %z",  # of Apache's log, with and without its brackets
+    "[%d/%b/%Y:%H:%M:%S %z]",
+)
+"""The formats that are tried where none is named."""
+
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _EPOCH_SECONDS = 10**11  # the year 5138: a larger number must have a finer unit
 _FINER = ("ms", "us", "ns")
@@ -35,6 +48,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_NUMBERS = 19_000_101, 21_001_231
 _YEAR_1 = -62_135_596_800  # the first that Python knows
 _HOUR, _DAY = 3600, 86400
+_ZONE = re.compile(r" ?(UTC|GMT|Z|[-+][0-9]{2}(?::?[0-9]{2})?)$")
+"""A zone at the end of a text, which ISO 8601 has without a blank, and with no name but Z."""
+_FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
 _SLOT = 900  # clocks are put forward and back at full quarters of an hour
 
 
@@ -205,17 +221,35 @@ def _or_bad(seconds_N: pa.Int64Array) -> tuple[NDArray[np.int64], NDArray[np.boo
 
 
 def _by_format(text: str, clock: Clock) -> int | None:
+    text = text.strip()
+    if _FOREIGN_DIGIT.search(text):
+        return None
     for form in clock.formats:
-        if form == ISO:
-            seconds = _iso(text, clock)
-        else:
-            try:
-                seconds = _seconds(datetime.strptime(text.strip(), form), clock)
-            except (ValueError, OverflowError):
-                seconds = None
+        seconds = _iso(text, clock) if form == ISO else _stamp(text, form, clock)
         if seconds is not None:
             return seconds
     return None
+
+
+def format_of(text: str) -> str | None:
+    """The first of `USUAL_FORMATS` that reads a time; None where none does.
+
+    Example:
+        >>> format_of("05/Jan/2026:10:00:00 +0000"), format_of("13/1/2026 9:30 PM"), format_of("soon")
+        ('%d/%b/%Y:%H:%M:%S %z', '%d/%m/%Y %I:%M %p', None)
+    """
+    return next((form for form in USUAL_FORMATS if _by_format(text, Clock(formats=(form,))) is not None), None)
+
+
+def _stamp(text: str, form: str, clock: Clock) -> int | None:
+    """Seconds since 1970 of text in a format; UTC and GMT are the names of zones that are known everywhere."""
+    try:
+        at = datetime.strptime(text, form)
+        if at.tzinfo is None and text.endswith(("UTC", "GMT")):
+            at = at.replace(tzinfo=UTC)
+        return None if "%Z" in form and at.tzinfo is None else _seconds(at, clock)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _numbers_since_1970(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -232,19 +266,16 @@ def _numbers_since_1970(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np
 
 def _iso(text: str, clock: Clock) -> int | None:
     """Seconds since 1970 of ISO 8601 text or of a number; None where it cannot be read."""
-    text = text.strip()
-    try:
+    if is_number_text(text):
         value = float(text)
-    except ValueError:
-        pass
-    else:
         if is_day_number(value):
             return None
         for _ in _FINER:
             value = value / 1000 if abs(value) >= _EPOCH_SECONDS else value
         return math.floor(value) if abs(value) < _EPOCH_SECONDS else None
     try:
-        return _seconds(datetime.fromisoformat(text), clock)
+        zoned = _ZONE.sub(lambda zone: zone[1] if zone[1][0] in "+-" else "Z", text)
+        return _seconds(datetime.fromisoformat(zoned), clock)
     except (ValueError, OverflowError):
         return None
 

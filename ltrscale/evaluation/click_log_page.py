@@ -327,7 +327,8 @@ def _about_models(findings: UnderstoodLog) -> Iterator[str]:
         yield "Nothing is held out, for the log has one period: name later groups under held_out."
     else:
         yield (
-            "Perplexity is 2^-mean log2 P of what happened on each document shown: 1 is perfect, 2 a coin. The ratio "
+            "Perplexity is 2^-mean log2 P of what happened on each document shown, over all of them (PyClick and CLAX "
+            "average the perplexities of positions instead, another figure): 1 is perfect, 2 a coin. The ratio "
             "of the position is the baseline: a model above it knows less than the mean of all documents."
         )
         yield (

@@ -140,13 +140,15 @@ def against(comparison: Comparison | None) -> list[str]:
 
 
 def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[str]:
-    """What the comparisons of several methods can say: those that cannot judge, and what the others would have seen.
+    """What the comparisons of several methods can say: small falls, too few draws, and what would have been seen.
 
     Example:
         >>> few = Comparison(difference=0.1, low=None, high=None, p=None, p_holm=None, draws=3)
         >>> seen = Comparison(difference=0.1, low=0.0, high=0.2, p=0.04, p_holm=0.04, draws=9, detectable=0.15)
-        >>> for line in verdicts({"trees": few, "network": seen}, "ndcg@5"):
+        >>> behind = seen.replace(difference=-0.1, low=-0.3, high=0.1, detectable=None)
+        >>> for line in verdicts({"trees": few, "network": seen, "blend": behind}, "ndcg@5"):
         ...     print(line)
+        Behind the baseline by less than the noise of the difference: blend -0.1000 [-0.3000, +0.1000].
         Cannot judge: fewer than 5 shared draws of labels (trees 3); add seeds.
         Smallest detectable difference in NDCG@5 (two-sided 5%, power 80%): network 0.1500 (9 draws).
     """
@@ -158,7 +160,10 @@ def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[
         for name, c in compared.items()
         if c.detectable is not None
     ]
+    small = [f"{name} {against(c)[0]}" for name, c in compared.items() if c.difference < 0 <= (c.high or -1.0)]
     lines = []
+    if small:
+        lines.append(f"Behind the baseline by less than the noise of the difference: {', '.join(small)}.")
     if few:
         lines.append(f"Cannot judge: fewer than {FEWEST_DRAWS} shared draws of labels ({', '.join(few)}); add seeds.")
     if detectable:

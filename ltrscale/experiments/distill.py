@@ -22,7 +22,7 @@ from ltrscale.bundle import load, with_tokens_of
 from ltrscale.config import Config, is_current, made_by
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.selection import check_teaches, select
 from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, with_relative_named
 from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.errors import InputError
@@ -182,8 +182,9 @@ class DistillJob(Config):
     def _check(self) -> None:
         """Check splits, labels and the periods that the teacher has seen, before anything is computed."""
         check_disjoint(self._splits)
-        for split in (self._splits.validation, self._splits.test, *([self._splits.train] if self.direct else [])):
-            select(split, labelled=True)
+        for name, split in self._splits.by_name.items():
+            if name != "train" or self.direct:
+                check_teaches(select(split, labelled=True), name)
         if self.teacher is not None:
             teachers = [self.teacher]
         else:

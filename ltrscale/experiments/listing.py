@@ -89,13 +89,13 @@ def read_run(out: str) -> ListedRun:
     manifest = storage.read_manifest(out)
     records = [json.loads(line) for line in (record_file(folder, METRICS) or "").splitlines() if line.startswith("{")]
     command = environment.get("command", [])
-    verb = command[0].rpartition("/")[2].removesuffix(".py") if command else ""
+    program = command[0].rpartition("/")[2].removesuffix(".py") if command else ""
     settings = storage.read_if_there(storage.join(out, "config.json"))  # by a bundle
     # a pipeline commits what it makes below it, scores and predictions are committed period by period
     is_done = manifest is not None or "ended" in environment
     return ListedRun(
         out=out,
-        stage=(manifest or {}).get("made_by", {}).get("stage") or verb,
+        stage=(manifest or {}).get("made_by", {}).get("stage") or program.removeprefix("ltrscale "),
         started=environment.get("time", ""),
         state="done" if is_done else "failed" if " ERROR failed: " in (record_file(folder, LOG) or "") else "not done",
         seconds=_since(environment.get("time", ""), records),

@@ -17,9 +17,9 @@ from pydantic import Field, model_validator
 
 from ltrscale import bundle, storage
 from ltrscale.config import Config
-from ltrscale.data.dataset.disjoint import check_disjoint
+from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import one_view, open_dataset
-from ltrscale.data.dataset.selection import check_relevant, select
+from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest, with_relative_named
 from ltrscale.derive.match import MatchConfig, MatchJob
 from ltrscale.derive.relabel import RelabelConfig, RelabelJob
@@ -32,7 +32,7 @@ from ltrscale.experiments.methods.choices import Method, with_preset
 from ltrscale.experiments.refit import RefitJob, RefitSettings
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.progress import log
+from ltrscale.progress import called, log
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers
 from ltrscale.simulate.synthetic import SyntheticLogConfig
@@ -243,10 +243,8 @@ def evaluation_on(column: LabelColumn) -> str:
 
 
 def _check_splits(splits: Splits, tested_on: tuple[LabelColumn, ...]) -> None:
-    """Check that the splits are disjoint, that all have relevant documents, and the labels to test on."""
-    check_disjoint(splits)
-    for name, split in splits.by_name.items():
-        check_relevant(select(split, labelled=True), name)
+    """Check the splits, and the labels to test on."""
+    check_splits(splits)
     for url in splits.test.data if splits.test else ():
         if missing := set(tested_on) - set(column_names(open_dataset(url))):
             raise InputError(
@@ -270,7 +268,7 @@ def command(job: str, **settings: str) -> str:
         >>> command("refit", out="runs/final", bundle="runs/the trees")
         "python -m jobs.refit --set out=runs/final --set 'bundle=runs/the trees'"
     """
-    return f"python -m jobs.{job}{_set(settings)}"
+    return f"{called(job)}{_set(settings)}"
 
 
 def predict_command(bundle: str, data: str, out: str) -> str:
@@ -284,7 +282,7 @@ def predict_command(bundle: str, data: str, out: str) -> str:
     allowed = latest.get("max_rejected", default := PrepareConfig.model_fields["max_rejected"].default)
     words = (("bundle", bundle), ("inputs", inputs[-1]["path"]), ("out", out))
     options = "".join(f" --{key} {shlex.quote(value)}" for key, value in words)
-    return f"python -m jobs.predict{options}{_set({} if allowed == default else {'max_rejected': f'{allowed:g}'})}"
+    return f"{called('predict')}{options}{_set({} if allowed == default else {'max_rejected': f'{allowed:g}'})}"
 
 
 def rank_command(bundle: str, data: str, out: str) -> str | None:
@@ -296,7 +294,7 @@ def rank_command(bundle: str, data: str, out: str) -> str | None:
 
 def weekly_command(config: str) -> str | None:
     """The command for the next period, by its config; None where that is not there."""
-    return f"python -m jobs.weekly --config {shlex.quote(config)} --inputs NEW_ROWS" if storage.exists(config) else None
+    return f"{called('weekly')} --config {shlex.quote(config)} --inputs NEW_ROWS" if storage.exists(config) else None
 
 
 def _set(settings: Mapping[str, str]) -> str:

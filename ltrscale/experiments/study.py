@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.data.dataset.disjoint import check_disjoint
+from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, SplitsWithTest, with_relative_named
@@ -206,8 +206,7 @@ class StudyConfig(Config):
             study = self.replace(splits=self.splits.on(self.data).model_dump())
         with recorded(self.out, study, "study"), one_view() as view:
             study = with_relative_named(study)
-            check_disjoint(study.splits)
-            select(study.splits.test, labelled=True)
+            check_splits(study.splits)
             for sized in map(study.sized, study.numbers):
                 for split in (sized.train, sized.validation):
                     select(split, labelled=True)

@@ -27,11 +27,11 @@ from ltrscale.data.dataset.origin import prepare_settings_of, read_as
 from ltrscale.data.dataset.split import Split, SplitsWithTest, among, in_few_words
 from ltrscale.errors import InputError, Refused, suggestion
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.measure.settings import PRODUCTION, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.weeks.decay import Decay, DriftJob
 from ltrscale.evaluation.weeks.drift import DriftSettings
 from ltrscale.evaluation.weeks.gate import GateJob
-from ltrscale.evaluation.weeks.verdict import PRODUCTION, Bounds, of_drift
+from ltrscale.evaluation.weeks.verdict import Bounds, of_drift
 from ltrscale.experiments.methods.base import MethodName, SeedRun
 from ltrscale.experiments.pipeline import PipelineConfig, predict_command, weekly_command
 from ltrscale.experiments.refit import RefitJob

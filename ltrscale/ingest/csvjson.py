@@ -11,8 +11,8 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pyarrow import csv as arrow_csv
 from pyarrow import json as arrow_json
 
+from ltrscale.data.columns import is_number_text
 from ltrscale.errors import InputError
 from ltrscale.ingest.lines import SNIFFED_LINES, UTF8, Lines, TextReader, line_blocks
 
@@ -31,27 +32,31 @@ _TRUE, _FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
 nothing but NO."""
 
 _MISPLACED = "a quote, carriage return or NUL out of place, or too long a line"
+_OPEN = (
+    "a quoted field that does not end in its line: line ends within quotes are not read; write them as blanks, or the "
+    "file as Parquet or JSON lines"
+)
 _NEWLINE, _RETURN, _QUOTE = b'\n\r"'
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """The form of a CSV file: separator of fields, decimal mark, encoding, and whether quotes enclose fields."""
+    """The form of a CSV file: separator of fields, decimal mark, encoding, and whether quotes enclose fields.
+
+    `header` has the names of the columns where the first line is a row.
+    """
 
     delimiter: str = ","
     decimal: str = "."
     encoding: str = UTF8
     quotes: bool = True
+    header: tuple[str, ...] = ()
 
     def number(self, value: str) -> bool:
         """Whether a field is a number."""
         if self.decimal != ".":
             value = value.replace(".", "_").replace(self.decimal, ".")
-        try:
-            float(value)
-        except ValueError:
-            return False
-        return "_" not in value  # Python reads 1_000 as a number, other tools do not
+        return is_number_text(value)
 
     def value(self, text: str) -> float:
         """A field as a number, or the word of a boolean as 1 or 0; NaN for any other text.
@@ -67,28 +72,66 @@ class Dialect:
 
 
 def csv_schema(url: str, dialect: Dialect) -> pa.Schema:
-    """The columns of a CSV file, from its header and first 1,000 lines.
+    """The columns of a CSV file, from its header, or that of the dialect, and its first 1,000 lines.
 
     A column is float64 if more than half of its values are numbers, bool if all are true or false (or yes and no, t and
     f, y and n), null if it has no value, else text.
 
     Raises:
-        InputError: the file is missing, empty or damaged, or its first line is no header.
+        InputError: the file is missing, empty or damaged, its first line is no header, or it does not fit the
+            dialect's.
     """
     lines = next(line_blocks(url, dialect.encoding), None)
     if lines is None:
         raise InputError(f"{url}: the file is empty; a CSV file begins with a line of column names")
-    names = _fields(lines.text[: lines.ends_M[0]].removeprefix(b"\xef\xbb\xbf"), dialect)
+    first = _fields(lines.bytes_of(0), dialect)
+    names = list(dialect.header) or first
     if not names or not all(name.isprintable() for name in names):
-        raise InputError(f"{url}: line 1 is no line of column names in UTF-8; is this a CSV file with a header?")
+        raise InputError(
+            f"{url}: line 1 is no line of column names in UTF-8; is this a CSV file with a header? One in another "
+            "encoding needs encoding: cp1252 (of Excel in Western Europe), utf-16 or the like in source.columns"
+        )
     values: list[Counter[str]] = [Counter() for _ in names]
-    for number in range(2, min(len(lines), SNIFFED_LINES) + 1):
-        row = _fields(lines.text[lines.starts_M[number - 1] : lines.ends_M[number - 1]], dialect)
-        if row is None or len(row) != len(names):
+    for index in range(0 if dialect.header else 1, min(len(lines), SNIFFED_LINES)):
+        row = _fields(lines.bytes_of(index), dialect)
+        if row is None or len(row) != len(names) or row == names:
             continue
         for counts, value in zip(values, row, strict=True):
             counts[value.strip()] += 1
+    _check_header(url, names, first, values, dialect)
     return pa.schema([(name, _csv_type(counts, dialect)) for name, counts in zip(names, values, strict=True)])
+
+
+def _check_header(
+    url: str, names: Sequence[str], first: list[str] | None, values: Sequence[Counter[str]], dialect: Dialect
+) -> None:
+    """Refuse a first line that is a row where it should have the names, and the opposite."""
+    if dialect.header:
+        if first == names:
+            raise InputError(f"{url}: line 1 has the names that header gives; leave header out")
+        if first is not None and len(first) != len(names):
+            raise InputError(f"{url}: line 1 has {len(first)} columns and header {len(names)} names; name each column")
+        return
+    if _is_row(names, values, dialect):
+        shown = dialect.delimiter.join(names)[:100]
+        raise InputError(
+            f"{url}: line 1 is a row and no line of column names ({shown}); name the {len(names)} columns: source."
+            "columns.header, or --set 'header=[name, ...]' of jobs.init; or rename those that are numbers"
+        )
+
+
+def _is_row(names: Sequence[str], values: Sequence[Counter[str]], dialect: Dialect) -> bool:
+    """Whether a first line is a row: its numbers are no names, or its texts come again below.
+
+    Columns may be named by their numbers, as those of arrays are: 0, 1, 2, ... or 1, 2, 3, ...
+    """
+    numbers = [name for name in names if name.strip() not in NULLS and dialect.number(name)]
+    if numbers:
+        start = numbers[0]
+        if not start.isdecimal() or numbers != [str(int(start) + i) for i in range(len(numbers))]:
+            return True
+    again = sum(name.strip() in counts for name, counts in zip(names, values, strict=True) if name not in numbers)
+    return again >= (1 if numbers else 2)
 
 
 def _csv_type(values: Counter[str], dialect: Dialect) -> pa.DataType:
@@ -114,11 +157,12 @@ def _fields(line: bytes, dialect: Dialect) -> list[str] | None:
         return None
 
 
-def _broken_M(lines: Lines, dialect: Dialect) -> NDArray[np.bool_]:
-    """Lines with a NUL or a lone carriage return, or with a quote that does not open, close or escape."""
+def broken_lines(lines: Lines, dialect: Dialect) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Lines with a NUL, a lone carriage return or a quote out of place, and those with a quote that never closes."""
     returns = np.flatnonzero(lines.text_U8 == _RETURN)
     broken = [returns[lines.text_U8[returns + 1] != _NEWLINE], np.flatnonzero(lines.text_U8 == 0)]
     quotes = np.flatnonzero(lines.text_U8 == _QUOTE)
+    open_M = np.zeros(len(lines), dtype=bool)
     if len(quotes) and dialect.quotes:
         # quotes alternate, from 0 in each line: even ones open or end an escape (""), odd ones close or begin one
         firsts_M, quotes_M = _runs_M(quotes, lines)
@@ -133,10 +177,10 @@ def _broken_M(lines: Lines, dialect: Dialect) -> NDArray[np.bool_]:
         closes = closing[after]
         broken.append(quotes[np.where(ordinal % 2 == 0, ~opens, ~closes)])
         last = np.append(line[1:] != line[:-1], True)
-        broken.append(quotes[last & (ordinal % 2 == 0)])  # a quote that never closes
+        open_M[line[last & (ordinal % 2 == 0)]] = True
     broken_M = np.zeros(len(lines), dtype=bool)
     broken_M[np.searchsorted(lines.ends_M, np.concatenate(broken))] = True
-    return broken_M
+    return broken_M, open_M & ~broken_M
 
 
 def _fields_M(lines: Lines, dialect: Dialect) -> NDArray[np.int64]:
@@ -169,20 +213,20 @@ class CsvReader(TextReader):
     """Reads a CSV file (see `TextReader`); numbers are float32."""
 
     dialect: Dialect
-    header: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._names = list(self.schema.names)
+        self._names, self.header = list(self.schema.names), not self.dialect.header
 
     def _encoding(self) -> str:
         return self.dialect.encoding
 
     def _faults(self, lines: Lines, row_M: NDArray[np.bool_]) -> dict[int, str]:
         """Lines with a quote out of place, or with another number of fields than the header."""
-        broken_M = row_M & _broken_M(lines, self.dialect)
+        broken_M, open_M = (row_M & each_M for each_M in broken_lines(lines, self.dialect))
         fields_M = _fields_M(lines, self.dialect)
-        odd = np.flatnonzero(row_M & ~broken_M & (fields_M != len(self._names)))
+        odd = np.flatnonzero(row_M & ~broken_M & ~open_M & (fields_M != len(self._names)))
         faults = {i: f"{fields_M[i]} columns where the header has {len(self._names)}" for i in odd.tolist()}
+        faults |= dict.fromkeys(np.flatnonzero(open_M).tolist(), _OPEN)
         return faults | dict.fromkeys(np.flatnonzero(broken_M).tolist(), _MISPLACED)
 
     def _convert(self, text: pa.Buffer) -> pa.Table:
@@ -261,7 +305,7 @@ def json_schema(url: str) -> pa.Schema:
     kinds: dict[str, Counter[type]] = {}
     for i in range(min(len(lines), SNIFFED_LINES)):
         for name, value in _object(lines.text[lines.starts_M[i] : lines.ends_M[i]]).items():
-            kinds.setdefault(name, Counter())[type(value)] += value is not None
+            kinds.setdefault(name, Counter())[type(value)] += value is not None and value == value
     if not kinds:
         raise InputError(f"{url}: no line is a JSON object; one object per line is read, not an array of them")
     return pa.schema([(name, _json_type(counts)) for name, counts in kinds.items()])
@@ -275,6 +319,9 @@ _TYPES: dict[type, pa.DataType] = {
     list: pa.list_(pa.null()),
     dict: pa.struct([]),
 }
+
+
+_STRING_OR_NAN = re.compile(rb'"(?:[^"\\\n]|\\[^\n])*"|NaN\b')
 
 
 def _json_type(counts: Counter[type]) -> pa.DataType:
@@ -297,7 +344,7 @@ def _object(line: bytes) -> dict[str, object]:
 class JsonReader(TextReader):
     """Reads JSON lines (see `TextReader`); numbers are float64, and other columns keep their types.
 
-    A key that a line lacks is null, and other keys are ignored.
+    A key that a line lacks is null, as NaN is, which Python writes; other keys are ignored.
     """
 
     def _types(self) -> pa.Schema:
@@ -312,6 +359,8 @@ class JsonReader(TextReader):
         return pa.string() if pa.types.is_null(kind) else kind
 
     def _convert(self, text: pa.Buffer) -> pa.Table:
+        if b"NaN" in (lines := text.to_pybytes()):
+            text = pa.py_buffer(_STRING_OR_NAN.sub(lambda found: b"null" if found[0] == b"NaN" else found[0], lines))
         parsed = arrow_json.read_json(
             pa.BufferReader(text),
             # one block: pyarrow must not cut the text at another place
@@ -325,7 +374,9 @@ class JsonReader(TextReader):
 
     def _explain(self, message: str, line: bytes) -> tuple[str, str]:
         if match := re.search(r"Column\(/(.*)\) changed from (\w+) to (\w+)", message):
-            return f"column {match[1]!r} is {match[3]} here and {match[2]} elsewhere", repr(_object(line).get(match[1]))
+            name, kinds = match[1].removesuffix("/[]"), [match[3], match[2]]
+            here, there = kinds if name == match[1] else [f"a list of {kind}s" for kind in kinds]
+            return f"column {name!r} is {here} here and {there} elsewhere", repr(_object(line).get(name))
         return f"not a JSON object with values that fit: {' '.join(message.split())}", ""
 
     def _query_of(self, line: bytes) -> str:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.times import Clock, instants, is_time, periods
+from ltrscale.data.vectors import Vectors, is_vector
 from ltrscale.errors import InputError, nearest, suggestion
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns, named_columns
 from ltrscale.ingest.rows import TEXT_LENGTH, RawTexts, Rejection, Rule, plain_value
@@ -35,16 +36,24 @@ def resolve_features(
     _require_named(schema, mapping, file)
     categorical = dict.fromkeys(_chosen(schema, mapping, mapping.categorical, "categorical", file, keys))
     numeric = dict.fromkeys(_chosen(schema, mapping, mapping.features, "features", file, keys))
-    parts = mapping.date_features()
+    made, parts = mapping.sources(), mapping.date_features()
     features = [Feature(name=name) for name in numeric if name not in categorical]
-    features += [Feature(name=name) for name, (_, part) in parts.items() if part == "days_before"]
+    features += [Feature(name=name) for name in made if name not in parts or parts[name][1] == "days_before"]
     features += [Feature(name=name, kind="categorical") for name in categorical]
     features += [Feature(name=name, kind="categorical") for name, (_, part) in parts.items() if part != "days_before"]
-    for name in parts.keys() & {*schema.names}:
-        raise InputError(f"{file}: column {name!r} has the name of a feature of dates; rename it, or drop it there")
+    for name in sorted(made.keys() & {*schema.names}):
+        use = "dates" if name in parts else "vectors"
+        raise InputError(f"{file}: column {name!r} has the name of a feature of {use}; rename it, or drop it there")
     for feature in features:
-        use = "dates" if feature.name in parts else feature.kind
-        require(schema, mapping.source_of(feature.name), use, file)
+        if feature.name not in made:
+            require(schema, feature.name, feature.kind, file)
+    for name in mapping.dates:
+        require(schema, name, "dates", file)
+    for name, size in mapping.vector_columns.items():
+        kind = require(schema, name, "vectors", file)
+        if size and pa.types.is_fixed_size_list(kind) and kind.list_size != size:
+            found = f"{kind.list_size} numbers in each row, where vectors states {size}"
+            raise InputError(f"{file}: column {name!r} has {found}; write vectors: {{{name}: {kind.list_size}}}")
     return features
 
 
@@ -52,7 +61,8 @@ def with_optional(schema: pa.Schema, mapping: ColumnMapping) -> pa.Schema:
     """The columns of a file with those that it may lack, and does."""
     for name in mapping.of_optional(schema):
         numeric = name in mapping.features and name not in mapping.categorical
-        schema = schema.append(pa.field(name, pa.float32() if numeric else pa.string()))
+        kind = pa.list_(pa.float32()) if name in mapping.vectors else pa.float32() if numeric else pa.string()
+        schema = schema.append(pa.field(name, kind))
     return schema
 
 
@@ -96,7 +106,7 @@ def missing(schema: pa.Schema, mapping: ColumnMapping | ListColumns, file: str) 
     uses += [(name, "meta") for name in mapping.meta] + [(name, "feature") for name in mapping.features]
     uses += [(name, "tokens") for name in (mapping.tokens.columns if mapping.tokens else [])]
     if isinstance(mapping, ColumnMapping):
-        uses += [(name, "dates") for name in mapping.dates]
+        uses += [(name, "dates") for name in mapping.dates] + [(name, "vectors") for name in mapping.vector_columns]
     if isinstance(mapping, ColumnMapping) or not mapping.matrix:  # else these are features in the one column
         uses += [(name, "feature") for name in mapping.categorical]
     descriptions, present = [], {*schema.names}
@@ -126,13 +136,14 @@ def check_same_features(
         InputError: a feature is missing, of another kind, or not in the first file; names it.
     """
     items, present, known = isinstance(mapping, ColumnMapping), {*schema.names}, {*features}
+    made = mapping.sources() if isinstance(mapping, ColumnMapping) else {}
     for feature in features:
-        column = mapping.source_of(feature.name) if isinstance(mapping, ColumnMapping) else feature.name
-        if column not in present:
-            remedy = _remedy(column, schema.names)
-            raise InputError(f"{file}: column {column!r} is missing, which {first} has; {remedy}")
-        if column == feature.name:
-            require(schema, column, feature.kind if items else f"list of {feature.kind} features", file)
+        for column in made.get(feature.name, (feature.name,)):
+            if column not in present:
+                remedy = _remedy(column, schema.names)
+                raise InputError(f"{file}: column {column!r} is missing, which {first} has; {remedy}")
+        if feature.name not in made:
+            require(schema, feature.name, feature.kind if items else f"list of {feature.kind} features", file)
     for feature in found:
         if feature not in known:
             raise InputError(
@@ -164,7 +175,7 @@ def _chosen(
     schema: pa.Schema, mapping: ColumnMapping, patterns: Sequence[str], use: str, file: str, keys: Collection[str]
 ) -> Iterator[str]:
     names, plain = schema.names, {*schema.names}.intersection(patterns)
-    used = {*mapping.named().values(), *mapping.dates, *mapping.meta, *keys, *patterns}
+    used = {*mapping.named().values(), *mapping.dates, *mapping.vector_columns, *mapping.meta, *keys, *patterns}
     used |= {*named_columns(names, mapping.exclude), *(mapping.tokens.columns if mapping.tokens else ())}
     for pattern in patterns:
         matched = [pattern] if pattern in plain and pattern[-1:] != "*" else named_columns(names, [pattern])
@@ -175,13 +186,20 @@ def _chosen(
             )
         if pattern == "*":
             types = {n: schema.field(schema.get_all_field_indices(n)[0]).type for n in matched}
-            # no columns that are all null, which a cast would take for numbers
-            matched = [n for n, kind in types.items() if cols.is_number(kind) and not pa.types.is_null(kind)]
+            # no columns that are all null, which a cast would take for numbers, and no index of a data frame
+            numbers = [n for n, kind in types.items() if cols.is_number(kind) and not pa.types.is_null(kind)]
+            matched = [name for name in numbers if not is_unnamed(name)]
         yield from (name for name in matched if name == pattern or name not in used)
 
 
-def _is_single(kind: pa.DataType) -> bool:
-    return not pa.types.is_nested(kind)
+def is_unnamed(name: str) -> bool:
+    """Whether this is the name that data frames give a column without one, such as their index, in a file.
+
+    Example:
+        >>> [is_unnamed(name) for name in ("Unnamed: 0", "", "...1", "unnamed")]
+        [True, True, True, False]
+    """
+    return re.fullmatch(r"\s*|Unnamed: ?\d+(\.\d+)?|\.\.\.\d+", name) is not None
 
 
 def _list_of(test: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
@@ -189,7 +207,7 @@ def _list_of(test: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], boo
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return _is_single(kind) or _NUMBERS[0](kind)
+    return cols.is_single(kind) or _NUMBERS[0](kind)
 
 
 _Fit = tuple[Callable[[pa.DataType], bool], str]
@@ -200,8 +218,9 @@ _FITS: dict[str, _Fit] = {
     **dict.fromkeys(("query", "item", "period_column"), _ID),
     "graded label": (cols.is_id, "text or numbers"),
     **dict.fromkeys(("time", "dates"), _TIMES),
-    "categorical": (_is_single, "single values"),
-    "meta": (lambda _: True, "anything"),
+    "vectors": (is_vector, _NUMBERS[1]),
+    "categorical": (cols.is_single, "single values"),
+    "meta": (cols.is_kept, "single values, or lists or structs of them"),
     "features": (
         lambda kind: _NUMBERS[0](kind) or _list_of(_NUMBERS[0])(kind),
         "lists of numbers, or lists of such lists",
@@ -212,7 +231,7 @@ _FITS: dict[str, _Fit] = {
     "text": (_is_text, "text or lists of token ids"),
     "texts of documents": (_list_of(_is_text), "lists of these"),
     "token ids": (_NUMBERS[0], "lists of token ids"),
-    "list of categorical features": (_list_of(_is_single), "lists of single values"),
+    "list of categorical features": (_list_of(cols.is_single), "lists of single values"),
 }
 
 
@@ -230,6 +249,11 @@ def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
     fits, expected = _FITS.get(use, (cols.is_number, "numbers"))
     if not fits(kind):
         remedy = "list it under categorical or exclude" if use == "numeric" else "convert it or name another column"
+        if use in ("numeric", "categorical") and is_vector(kind):
+            size = kind.list_size if pa.types.is_fixed_size_list(kind) else "LENGTH"
+            remedy = f"its numbers are features as vectors: {{{name}: {size}}}"
+        if use == "label" and cols.is_text(kind):
+            remedy = "give each of its values a grade, as grades: {good: 1, bad: 0}, or name another column"
         raise InputError(f"{file}: column {name!r} ({use}) should hold {expected} and is {kind}; {remedy}")
     return kind
 
@@ -304,6 +328,16 @@ class Examined:
         missing_N = bad_N & column.is_null().to_numpy(zero_copy_only=False)
         self.reject(bad_N & ~missing_N, f"column {name!r} is not a time or date", column=name)
         return seconds_N, bad_N
+
+    def vectors(self, name: str, size: int | None) -> Vectors:
+        """A column of vectors; rows with one of another length than is stated, or with a gap, are rejected."""
+        found = Vectors(self.batch.column(name))
+        other_N = found.lengths_N >= 0 if size is not None else np.zeros(len(self.batch), bool)
+        other_N &= found.lengths_N != (size or 0)
+        lengths = ((i, int(found.lengths_N[i])) for i in np.flatnonzero(other_N).tolist())
+        self.reject_each({i: f"column {name!r} has {n} numbers, not {size}" for i, n in lengths}, "unparsable")
+        self.reject(found.broken_N, f"column {name!r} lacks a number in its list")
+        return found
 
     def meta(self, names: Sequence[str]) -> dict[str, pa.Array]:
         """Columns of groups, unchanged, by their names in the data set."""

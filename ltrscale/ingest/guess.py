@@ -1,15 +1,20 @@
 """Guesses the uses of a log's columns from their structure and names, for a config that its reader then corrects."""
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ltrscale.data.times import ISO, Clock, instants
 from ltrscale.errors import InputError, suggestion
 from ltrscale.ingest import names, roles
+from ltrscale.ingest.examined import is_unnamed
 from ltrscale.ingest.grades import MOST_GRADES
 from ltrscale.ingest.labels import gain_of, is_flag, labels, outcomes
 from ltrscale.ingest.profile import LogColumn
@@ -17,6 +22,9 @@ from ltrscale.ingest.roles import Candidate, Choice, choose_role
 from ltrscale.ingest.structure import Structure
 
 _CODE = r"^c_|_?id$|_id_|code$|type$|category|brand|country|region|^cat_"
+_INDEX = r"x|index|level_\d+|__index_level_\d+__|row_?(names?|num(ber)?|id|ix|idx|index|nr|no)?|nr|no|idx"
+_MANY_ROWS = 1000
+"""Rows that no feature counts by chance."""
 _LONG = 60
 _SEEN_OFTEN = 5
 """Rows of an identifier's value, in the mean, from which on a model can learn something of it."""
@@ -48,6 +56,7 @@ class Guess:
     features: tuple[LogColumn, ...] = ()
     categorical: tuple[LogColumn, ...] = ()
     dates: tuple[LogColumn, ...] = ()
+    vectors: tuple[LogColumn, ...] = ()
     others: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, Choice] = field(default_factory=dict)
     """For each role that was guessed: the reasons, and the rivals."""
@@ -57,7 +66,18 @@ class Guess:
     @property
     def optional(self) -> tuple[LogColumn, ...]:
         """The features that some file lacks."""
-        return tuple(column for column in (*self.features, *self.categorical, *self.dates) if column.lacking)
+        return tuple(column for column in self.readable if column.lacking)
+
+    @property
+    def readable(self) -> tuple[LogColumn, ...]:
+        """The columns that features are made of."""
+        return (*self.features, *self.categorical, *self.dates, *self.vectors)
+
+    @property
+    def alike(self) -> list[list[str]]:
+        """Pairs of vectors to compare: that of what was asked, by its name, else the first, with those as long."""
+        first, *others = sorted(self.vectors, key=lambda each: not roles.is_asked(each)) or (None,)
+        return [[first.name, each.name] for each in others if first is not None and each.size == first.size]
 
 
 def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str | None], where: str) -> Guess:
@@ -72,7 +92,8 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
     Raises:
         InputError: a column does not exist, or none looks like the query's.
     """
-    remaining = {column.name: column for column in columns}
+    numbers = {name: why for name, why in row_numbers(columns, seen).items() if name not in given.values()}
+    remaining = {column.name: column for column in columns if column.name not in numbers}
     named = {use: _take(remaining, name, use, where) for use, name in given.items() if name is not None}
     choices: dict[str, Choice] = {}
 
@@ -114,7 +135,7 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
     clicks = next((each for each in counts if roles.has_pattern(each, names.CLICKED)), None)
     best_guess = Guess(query, within, item, label, gain, clicks, time, positions, choices=choices)
     rest = [column for column in remaining.values() if column is not gain]
-    whole = _with_rest(best_guess, rest, known, key, seen)
+    whole = _with_rest(best_guess, rest, {**numbers, **known}, key, seen)
     flags = [each for each in (*whole.features, *whole.categorical) if label is None and is_flag(each, key, seen, item)]
     return replace(whole, asked={each.name: _ASKED_OF_FLAGS for each in flags})
 
@@ -134,6 +155,31 @@ def _doubt_the_nameless(choices: dict[str, Choice]) -> None:
             choices[use] = replace(choices[use], doubt="; ".join(filter(None, (reason, doubt))))
 
 
+def row_numbers(columns: Sequence[LogColumn], seen: Structure) -> dict[str, str]:
+    """The columns that count the rows, as the index of a data frame does in a file, with the reason to leave them out.
+
+    One without a name is the index, whatever became of its rows. Any other begins with 0 or 1 and rises by one from row
+    to row, in each file or over all of them, and has the name of an index or many rows.
+    """
+    reasons = {}
+    for column in columns:
+        if is_unnamed(column.name):
+            reasons[column.name] = "a column without a name, as the index of a data frame has none"
+        elif column.name in seen and column.numeric and column.whole and column.least in (0, 1):
+            many = len(seen.codes[column.name]) >= _MANY_ROWS or re.fullmatch(_INDEX, column.name.lower())
+            if many and _counts_rows(seen.numbers(column.name), seen.files):
+                reasons[column.name] = "the number of the row"
+    return reasons
+
+
+def _counts_rows(numbers_N: NDArray[np.float64], files: Sequence[int]) -> bool:
+    """Whether numbers rise by one from row to row; each file may begin again."""
+    again_N = np.zeros(len(numbers_N), np.bool_)
+    again_N[[row for row in files if row < len(numbers_N)]] = True
+    rises_N = np.diff(numbers_N, prepend=numbers_N[:1] - 1) == 1
+    return bool((rises_N | (again_N & (numbers_N == numbers_N[0]))).all())
+
+
 def _combined(query: LogColumn, within: Sequence[LogColumn], seen: Structure) -> tuple[LogColumn, Structure]:
     """The query's column and the structure; a column for all that make its id, where these are several."""
     if query.name not in seen or not within:
@@ -147,7 +193,7 @@ def _with_rest(
     best_guess: Guess, remaining: Sequence[LogColumn], outcomes: Mapping[str, str], key: LogColumn, seen: Structure
 ) -> Guess:
     """The guess with the uses of all other columns."""
-    uses: dict[str, list[LogColumn]] = {"meta": [], "features": [], "categorical": [], "dates": []}
+    uses: dict[str, list[LogColumn]] = {"meta": [], "features": [], "categorical": [], "dates": [], "vectors": []}
     unused = dict(outcomes)
     for column in (best_guess.gain, best_guess.clicks if best_guess.positions is not None else None):
         if column is not None:
@@ -166,8 +212,8 @@ def _with_rest(
             uses[use].append(column)
         else:
             unused[column.name] = use
-    meta, features, categorical, dates = (tuple(columns) for columns in uses.values())
-    return replace(best_guess, meta=meta, features=features, categorical=categorical, dates=dates, others=unused)
+    found: dict[str, Any] = {use: tuple(columns) for use, columns in uses.items()}
+    return replace(best_guess, **found, others=unused)
 
 
 def _misread(column: LogColumn, others: Mapping[str, LogColumn]) -> str | None:
@@ -182,6 +228,8 @@ def _misread(column: LogColumn, others: Mapping[str, LogColumn]) -> str | None:
 
 def _use(column: LogColumn, best_guess: Guess, key: LogColumn, seen: Structure) -> str:
     """The use of a column without a role, or the reason why it has none."""
+    if column.size:
+        return "vectors"
     if column.distinct <= 1:
         only = "one value, or none" if column.missing else "the same value in every row"
         return only if column.distinct else "no single value that can be read"

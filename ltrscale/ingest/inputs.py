@@ -16,10 +16,11 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from ltrscale import storage
-from ltrscale.config import Config
-from ltrscale.data.dataset.manifest import Feature
+from ltrscale.config import Config, validate
+from ltrscale.data.dataset.manifest import Dataset, Feature
+from ltrscale.data.dataset.origin import inputs_of
 from ltrscale.data.dataset.writer import Compression
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.ingest.choices import SourceConfig
 from ltrscale.ingest.source import File, Source
 from ltrscale.ingest.texts import Encoding
@@ -144,6 +145,19 @@ def list_inputs(inputs: Sequence[InputFiles]) -> list[File]:
         sizes = None if entry.group_sizes is None else storage.absolute(entry.group_sizes)
         files += [File(url=url, period=entry.period, group_sizes=sizes) for url in urls]
     return files
+
+
+def raw_files(dataset: Dataset) -> list[str]:
+    """The files of raw rows that made a data set, as far as they are there."""
+    urls = []
+    for entry in inputs_of(dataset):
+        try:
+            urls += [file.url for file in list_inputs([validate(InputFiles, entry, dataset.url)])]
+        except UnavailableError:  # storage does not answer, which says nothing about the files
+            raise
+        except InputError:
+            continue
+    return urls
 
 
 def input_fingerprints(config: PrepareConfig) -> dict[str, str]:

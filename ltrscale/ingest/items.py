@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature, RawColumns, matching
-from ltrscale.data.times import part_of
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.examined import Examined, check_same_features, missing, path_value, resolve_features, with_optional
+from ltrscale.ingest.made import made_features
 from ltrscale.ingest.mapping import ColumnMapping, Fill
 from ltrscale.ingest.rows import RowBlock, RowTexts, keep
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
@@ -62,18 +62,18 @@ def column_holds(
 
 def numbers_of(mapping: ColumnMapping, features: Sequence[Feature]) -> set[str]:
     """The columns that are read as numbers, where a file has text only."""
-    dates, side = mapping.date_features(), mapping.side().values()
+    made, side = mapping.sources(), mapping.side().values()
     label = [column for use, column in mapping.named().items() if use == "label"]
-    return {*(f.name for f in features if f.kind == "numeric" and f.name not in dates), *side, *label}
+    return {*(f.name for f in features if f.kind == "numeric" and f.name not in made), *side, *label}
 
 
 def texts_of(mapping: ColumnMapping, features: Sequence[Feature], keys: Collection[str]) -> set[str]:
     """The columns whose values are needed as they stand, such as ids, categories and the keys of tables that join."""
     # a click or a gain may be the graded label too: values with grades are as good as numbers
-    numbers, dates = {"label", "graded label", *mapping.side()}, mapping.date_features()
+    numbers, made = {"label", "graded label", *mapping.side()}, mapping.sources()
     named = {column for use, column in mapping.named().items() if use not in numbers}
     tokens = mapping.tokens.columns if mapping.tokens else ()
-    categories = {f.name for f in features if f.kind == "categorical" and f.name not in dates}
+    categories = {f.name for f in features if f.kind == "categorical" and f.name not in made}
     return {*named, *mapping.dates, *mapping.meta, *tokens, *keys, *categories}
 
 
@@ -88,9 +88,9 @@ def read_table(table: pa.Table, mapping: ColumnMapping, features: Sequence[Featu
     name = "the table"
     check_same_features(table.schema, resolve_features(table.schema, mapping, name), features, mapping, name, name)
     build = ItemBlocks(name, mapping, features, {})
-    needed = {*mapping.named().values(), *(mapping.source_of(feature.name) for feature in features)}
+    needed = {*mapping.named().values(), *mapping.sources_of(each.name for each in features)}
     rows = table.select([column for column in table.column_names if column in needed]).combine_chunks()
-    batch = cols.without_views(rows.to_batches()[0])
+    batch = cols.plain(rows.to_batches()[0])
     lines_N = np.arange(1, len(batch) + 1)
     return build(Raw(batch, lines_N, RowTexts(batch, lines_N), [], 1.0))
 
@@ -184,25 +184,15 @@ class ItemBlocks:
         rows.reject(unknown_N, f"column {name!r} {fault}", "bad_label", column=name, fault=fault)
         return cols.float_column(pa.array(list(grades.values()), pa.float32()).take(index_N))
 
-    def _dates(self, rows: Examined) -> dict[str, NDArray[np.float32]]:
-        """The features of dates, NaN where there is none."""
-        mapping, dates = self.mapping, {}
-        time_N = rows.seconds(mapping.time, mapping.clock)[0] if mapping.dates and mapping.time else None
-        for name, (column, part) in mapping.date_features().items():
-            seconds_N, missing_N = rows.seconds(column, mapping.clock)
-            values_N = part_of(part, seconds_N, time_N, mapping.clock)
-            dates[name] = np.where(missing_N, np.nan, values_N).astype(np.float32)
-        return dates
-
     def _features(self, rows: Examined) -> NDArray[np.float32]:
         features_NF = np.empty((len(rows.batch), len(self.features)), np.float32)
-        dates = self._dates(rows)
+        made = made_features(rows, self.mapping)
         for i, feature in enumerate(self.features):
             name = feature.name
             if feature.kind == "numeric":
-                features_NF[:, i] = dates[name] if name in dates else cols.float_column(rows.batch.column(name))
+                features_NF[:, i] = made[name] if name in made else cols.float_column(rows.batch.column(name))
             else:
-                column = pa.array(dates[name]) if name in dates else self._plain(rows, name)
+                column = pa.array(made[name]) if name in made else self._plain(rows, name)
                 features_NF[:, i] = self.encoders.setdefault(name, CategoryEncoder()).encode(column)
         return features_NF
 
@@ -299,7 +289,7 @@ class ItemRows(Source):
         used = file_features if features is None else features
         check_same_features(whole, file_features, used, mapping, url, first)
         build = ItemBlocks(url, mapping, used, {} if encoders is None else encoders, joined, encoding)
-        needed = {*mapping.named().values(), *mapping.meta, *map(mapping.source_of, (feature.name for feature in used))}
+        needed = {*mapping.named().values(), *mapping.meta, *mapping.sources_of(each.name for each in used)}
         needed |= {*(mapping.tokens.columns if mapping.tokens else ()), *keys}
         names = [name for name in schema.names if name in needed]
         numbers, texts = numbers_of(mapping, used), texts_of(mapping, used, keys)
@@ -320,32 +310,45 @@ class ItemRows(Source):
         """How a file has the columns that features are made of."""
         form, keys = self.form_of(url), join_keys(self.joins)
         numbers, texts = numbers_of(self.columns, features), texts_of(self.columns, features, keys)
-        used = {*map(self.columns.source_of, (feature.name for feature in features)), *keys, self.columns.time}
+        used = {*self.columns.sources_of(each.name for each in features), *keys, self.columns.time}
         forms = {name: join.form for join in self.joins for name in join.columns}
-        reads = {}
+        reads: dict[str, Any] = {name: "numbers" for name in self.columns.vector_columns if name in used}
         for column in self._whole(url):
-            if column.name in used:
+            if column.name in used - reads.keys():
                 exact = column.name in texts and pa.types.is_integer(column.type)  # as `numbers_in` has it
                 number = column.name in numbers and not exact
                 reads[column.name] = column_holds(column.type, forms.get(column.name, form), number=number)
         return RawColumns(rows=form, reads=reads)
 
     def for_scoring(self, needs: Needs) -> Self:
-        """The columns that a model reads, those of dates and of the tables that it needs among them."""
-        of_dates = self.columns.date_features()
+        """The columns that a model reads, those of dates, vectors and the tables that it needs among them."""
+        of_dates, read = self.columns.date_features(), {each.name for each in needs.features}
         dates: dict[str, list[str]] = {}
-        for column, part in (of_dates[name] for name in of_dates.keys() & {each.name for each in needs.features}):
+        for column, part in (of_dates[name] for name in of_dates.keys() & read):
             dates.setdefault(column, []).append(part)
         uses = needs.uses()
         if any("days_before" in parts for parts in dates.values()):
             uses.pop("time", None)
-        named = needs.named(without=[*of_dates])
+        named = needs.named(without=self.columns.sources())
         fill = self._fill_for_scoring(needs)
-        idle = {"label": None, "grades": None, "unjudged": "reject", "exclude": (), "fill_periods": ()}
-        read = {*dates, *(name for names in named.values() for name in names)}
-        optional = tuple(name for name in self.columns.optional if name in read)
-        columns = self.columns.replace(dates=dates, fill=fill, optional=optional, **idle, **uses, **named)
+        idle = {"label": None, "grades": None, "unjudged": "reject", "fill_periods": ()}
+        sources = {*self.columns.sources_of(read)}
+        optional = tuple(name for name in self.columns.optional if name in sources)
+        columns = self.columns.replace(
+            dates=dates, fill=fill, optional=optional, **self._vectors_for_scoring(read), **idle, **uses, **named
+        )
         return self.replace(columns=columns, joins=_needed(self.joins, columns))
+
+    def _vectors_for_scoring(self, read: Collection[str]) -> dict[str, Any]:
+        """The uses of vectors for the features that a model reads."""
+        columns, of_vectors = self.columns, self.columns.vector_features()
+        needed = {column for name, (column, _) in of_vectors.items() if name in read}
+        alike = [pair for name, pair in columns.similarity_features().items() if name in read]
+        return {
+            "vectors": {name: size for name, size in columns.vectors.items() if name in needed},
+            "similarities": {kind: [pair for of, *pair in alike if of == kind] for kind in columns.similarities},
+            "exclude": [name for name, (column, _) in of_vectors.items() if column in needed and name not in read],
+        }
 
     def _fill_for_scoring(self, needs: Needs) -> dict[str, Fill]:
         fills = needs.fills
@@ -436,7 +439,7 @@ class Items(ItemRows):
 
     def schema_of(self, url: str) -> pa.Schema:
         """The columns of a file named .parquet, .csv, .tsv or .jsonl, the last three perhaps with .gz or .xz."""
-        return read_schema(url, self.columns.dialect(url))
+        return _lists(read_schema(url, self.columns.dialect(url)), self.columns.vector_columns)
 
     def rows_of(
         self, url: str, schema: pa.Schema, names: Sequence[str], *, numbers: Collection[str], batch_rows: int
@@ -453,6 +456,7 @@ class Items(ItemRows):
 def _needed(tables_: Sequence[Join], columns: ColumnMapping) -> tuple[Join, ...]:
     """The tables that have a column in use; such as not one that only had labels."""
     used = {*columns.named().values(), *columns.features, *columns.categorical, *columns.dates, *columns.meta}
+    used |= columns.vector_columns.keys()
     used |= {*(columns.tokens.columns if columns.tokens else ())}
     needed: list[Join] = []
     for join in reversed(tables_):
@@ -460,3 +464,11 @@ def _needed(tables_: Sequence[Join], columns: ColumnMapping) -> tuple[Join, ...]
             needed.append(join)
             used |= join.key.keys()  # which an earlier table may have
     return tuple(reversed(needed))
+
+
+def _lists(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
+    """The schema, with lists where the first lines of a file have no value of these columns; later ones may."""
+    for i, field in enumerate(schema):
+        if field.name in names and pa.types.is_null(field.type):
+            schema = schema.set(i, field.with_type(pa.list_(pa.null())))
+    return schema

@@ -19,7 +19,7 @@ from ltrscale.errors import InputError
 from ltrscale.ingest.lines import read_lines
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
 from ltrscale.ingest.source import Encoders, File, Reader, Source
-from ltrscale.ingest.svmlight import RowFormat, count_features, parse_lines
+from ltrscale.ingest.svmlight import RowFormat, dense_format, parse_lines
 from ltrscale.ingest.texts import Encoding
 
 _BLOCK_BYTES = 1 << 22  # larger blocks are no faster and take more memory
@@ -39,13 +39,17 @@ class Letor(Source):
     n_features: int | None = Field(default=None, ge=1)
     """Number of features; inferred from the first good row by default, for dense rows only."""
     feature_names: tuple[str, ...] | None = None
-    """Names of the features, in order; 1, 2, ... if not given."""
+    """Names of the features, in order; their indices if not given."""
+    first_index: Literal[0, 1] | None = None
+    """Index of the first feature, 0 where scikit-learn has written the file; by default that of the first good row, for
+    dense rows only, else 1."""
 
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
         """The features: by the config, or else by the first good row of each file."""
         names = self.feature_names
         n_features = self.n_features or (len(names) if names else self._inferred(files))
-        names = names or tuple(str(i + 1) for i in range(n_features))
+        start = self._first_of(files[0]) if files and names is None else 1
+        names = names or tuple(str(i + start) for i in range(n_features))
         if len(names) != n_features or len(set(names)) != n_features:
             raise InputError(
                 f"source.feature_names: {len(set(names))} names for {n_features} features; name each one once"
@@ -57,7 +61,8 @@ class Letor(Source):
             raise InputError("source.n_features: sparse rows do not state how many features there are; set it")
         n_features, first = 0, ""
         for file in files:
-            n = infer_features(file.url, qid=file.group_sizes is None)
+            found = infer_format(file.url, qid=file.group_sizes is None, first=self.first_index)
+            n = None if found is None else found.n_features
             if n is not None and not n_features:
                 n_features, first = n, file.url
             elif n is not None and n != n_features:
@@ -66,6 +71,13 @@ class Letor(Source):
                     f"{n_features}; mend the file, prepare it apart, or set source.n_features"
                 )
         return n_features or 1  # without a good row all are rejected, with any number
+
+    def _first_of(self, file: File) -> int:
+        """The index of a file's first feature."""
+        if self.first_index is not None or not self.dense:
+            return 1 if self.first_index is None else self.first_index
+        found = infer_format(file.url, qid=file.group_sizes is None)
+        return 1 if found is None else found.first
 
     def open(
         self,
@@ -78,7 +90,12 @@ class Letor(Source):
         """See `read_letor`."""
         n, size = len(features), _BLOCK_BYTES
         return lambda file: read_letor(
-            file.url, n_features=n, dense=self.dense, group_sizes=file.group_sizes, block_bytes=size
+            file.url,
+            n_features=n,
+            dense=self.dense,
+            group_sizes=file.group_sizes,
+            block_bytes=size,
+            first=self._first_of(file),
         )
 
     @property
@@ -88,16 +105,24 @@ class Letor(Source):
 
 
 def read_letor(
-    url: str, *, n_features: int, dense: bool, group_sizes: str | None = None, block_bytes: int = _BLOCK_BYTES
+    url: str,
+    *,
+    n_features: int,
+    dense: bool,
+    group_sizes: str | None = None,
+    block_bytes: int = _BLOCK_BYTES,
+    first: int = 1,
 ) -> Iterator[RowBlock]:
     r"""Stream the rows of a LETOR or svmlight file in blocks of about `block_bytes` bytes of text.
+
+    `first` is the index of the first feature.
 
     `group_sizes` is a file with the size of one group per line, compressed or not: then rows have no qid, the n-th
     group has the query id n, an unparsable row still counts as a row of its group, and a group of size 0 is an
     `empty_group` rejection, in a first block without rows. `doc_ids_N` is null for rows without document id, and None
     in a block without any. A file without rows yields no block.
 
-    Rejections: `unparsable`; `feature_count` for dense rows without exactly F features and for indices above F.
+    Rejections: `unparsable`; `feature_count` for dense rows without exactly F features and for indices above the last.
 
     Raises:
         InputError: a file is missing or its compressed data is broken; the group sizes are no sizes or do not add up
@@ -112,23 +137,23 @@ def read_letor(
         >>> block.features_NF.tolist(), block.doc_ids_N.to_pylist(), [(bad.line, bad.rule) for bad in block.rejected]
         ([[0.5, nan]], ['a'], [(2, 'unparsable')])
     """
-    row_format = RowFormat(n_features=n_features, dense=dense, qid=group_sizes is None)
+    row_format = RowFormat(n_features=n_features, dense=dense, qid=group_sizes is None, first=first)
     blocks = _blocks(url, row_format, block_bytes)
     yield from blocks if group_sizes is None else _grouped(blocks, url, group_sizes, n_features)
 
 
-def infer_features(url: str, *, qid: bool = True) -> int | None:
-    """The number of features of the file's first row that parses as a dense one, or None if no row does.
+def infer_format(url: str, *, qid: bool = True, first: int | None = None) -> RowFormat | None:
+    """The format of the file's first row that parses as a dense one, or None if no row does.
 
-    `qid`: whether rows have a query id.
+    `qid`: whether rows have a query id; `first`: the index of the first feature, if it is known.
 
     Raises:
         InputError: the file is missing or its compressed data is broken.
     """
     for piece, _ in read_lines(url, size=_PIECE):
         for line in piece.split(b"\n"):
-            if n_features := count_features(line, qid=qid):
-                return n_features
+            if found := dense_format(line, qid=qid, first=first):
+                return found
     return None
 
 

@@ -12,10 +12,10 @@ import lzma
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -254,7 +254,7 @@ class TextReader(ABC):
     numbers: Collection[str]
     query: str
     batch_rows: int
-    header: ClassVar[bool] = False
+    header: bool = field(default=False, init=False)
     """Whether the first line has the names of the columns."""
 
     def __iter__(self) -> Iterator[LineTable]:

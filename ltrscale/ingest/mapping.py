@@ -12,10 +12,12 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Relative, Texts
 from ltrscale.data.times import ISO, Clock, DatePart, PeriodUnit
+from ltrscale.data.vectors import Similarity
 from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.lines import UTF8
 from ltrscale.ingest.texts import TokenColumns
-from ltrscale.ingest.validate import HIGHEST_LABEL, Unjudged
+from ltrscale.ingest.validate import Unjudged
+from ltrscale.ranking.metrics import HIGHEST_LABEL
 
 _LARGEST = float(np.finfo(np.float32).max)
 Fill = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)] | Literal["median"]
@@ -41,7 +43,8 @@ class _Columns(Config):
     clicks: str | None = None
     """Column with clicks."""
     weights: str | None = None
-    """Column with weights of documents, by which trainers multiply; what a document is worth is its `gain`."""
+    """Column with weights of documents, 0 or more, by which trainers multiply, 1 where it is empty; what a document is
+    worth is its `gain`."""
     gain: str | None = None
     """Column with what a document is worth, such as its revenue, 0 or more: `evaluate.gains: column` measures by it,
     and nothing trains on it."""
@@ -107,10 +110,10 @@ class _Columns(Config):
 class ColumnMapping(_Columns):
     """The uses of the columns of a log with one item per row.
 
-    Features are named exactly or by a prefix and `*`; `*` alone means every numeric column. A pattern takes no column
-    with another use, such as a meta column or a key by which tables join. Their order is that of this config, numeric
-    ones first: a pattern stands for its matches in the order of their names, except columns that are named exactly,
-    which keep their own place. The order of columns in a file does not matter.
+    Features are named exactly or by a prefix and `*`; `*` alone means every numeric column that has a name. A pattern
+    takes no column with another use, such as a meta column or a key by which tables join. Their order is that of this
+    config, numeric ones first: a pattern stands for its matches in the order of their names, except columns that are
+    named exactly, which keep their own place. The order of columns in a file does not matter.
     """
 
     query: str
@@ -136,6 +139,12 @@ class ColumnMapping(_Columns):
     dates: dict[str, tuple[DatePart, ...]] = Field(default_factory=dict)
     """Features of columns with times or dates, such as {listed: [days_before], sent: [weekday, hour]}: the days from it
     to the row's own `time`, a number; the weekday (Monday is 0) or hour, a category."""
+    vectors: dict[str, Annotated[int, Field(ge=1, le=1 << 16)]] = Field(default_factory=dict)
+    """Numeric features of columns with a list of numbers in each row, such as embeddings, by the length of the lists:
+    {emb: 64} makes emb.0 to emb.63. `exclude` leaves out those that it names."""
+    similarities: dict[Similarity, tuple[tuple[str, str], ...]] = Field(default_factory=dict)
+    """Numeric features of two such columns of a row, under vectors or not: {cosine: [[query_emb, emb]]} makes
+    query_emb.cosine.emb, and `dot` their dot product."""
     fill: dict[str, Fill] = Field(default_factory=dict)
     """Values of numeric features where they are missing, for engines without missing values: a number, or `median`, by
     feature, by a prefix and `*`, or for all as {numeric: median}. A data set keeps its medians: periods that are
@@ -156,6 +165,8 @@ class ColumnMapping(_Columns):
     """Decimal mark of numbers in CSV files; no mark separates thousands."""
     encoding: str = UTF8
     """Encoding of CSV files, such as cp1252 (Excel in Western Europe), latin-1 or utf-16."""
+    header: tuple[str, ...] = ()
+    """Names of the columns of CSV files whose first line is a row; by default the first line has the names."""
 
     @field_validator("fill_periods")
     @classmethod
@@ -166,7 +177,7 @@ class ColumnMapping(_Columns):
 
     @model_validator(mode="after")
     def _uses_fit_each_other(self) -> Self:
-        if not self.features and not self.categorical and not self.dates:
+        if not (self.features or self.categorical or self.sources()):
             raise ValueError('name at least one feature; features: ["*"] takes every numeric column')
         if self.time is None and any("days_before" in parts for parts in self.dates.values()):
             raise ValueError("dates: days_before is the time up to the row's own; name its column under time")
@@ -180,13 +191,15 @@ class ColumnMapping(_Columns):
             raise ValueError(f"{self.label!r} is the label and cannot be a feature")
         self.check_side((*self.features, *self.categorical))
         for name in self.optional:
-            if name.endswith("*") or name not in (*self.features, *self.categorical, *self.dates):
+            if name.endswith("*") or name not in (*self.features, *self.categorical, *self.dates, *self.vectors):
                 raise ValueError(
-                    f"optional: {name!r} is not named under features, categorical or dates; name it there, not by a "
-                    "pattern, since a file may lack it"
+                    f"optional: {name!r} is not named under features, categorical, dates or vectors; name it there, "
+                    "not by a pattern, since a file may lack it"
                 )
         if self.unjudged != "reject" and self.label is None:
             raise ValueError("unjudged needs label, the column that some rows have no value of")
+        if alike := [one for _, one, other in self.similarity_features().values() if one == other]:
+            raise ValueError(f"similarities compares {alike[0]!r} with itself; name two columns")
         if self.decimal == "," and self.delimiter == ",":
             raise ValueError("decimal and delimiter are both a comma; set the delimiter that the file has")
         return self
@@ -203,7 +216,7 @@ class ColumnMapping(_Columns):
     def dialect(self, url: str) -> Dialect:
         """The form of a CSV file."""
         usual = "\t" if ".tsv" in url.rpartition("/")[2] else ";" if self.decimal == "," else ","
-        return Dialect(self.delimiter or usual, self.decimal, self.encoding, self.quotes)
+        return Dialect(self.delimiter or usual, self.decimal, self.encoding, self.quotes, self.header)
 
     @field_validator("grades", mode="before")
     @classmethod
@@ -247,6 +260,36 @@ class ColumnMapping(_Columns):
         """The features of dates, by their names: column and part."""
         return {f"{column}.{part}": (column, part) for column, parts in self.dates.items() for part in parts}
 
+    def vector_features(self) -> dict[str, tuple[str, int]]:
+        """The features of vectors, by their names: column and place."""
+        found = {f"{column}.{i}": (column, i) for column, size in self.vectors.items() for i in range(size)}
+        left_out = found.keys() & {*self.exclude}
+        return {name: of for name, of in found.items() if name not in left_out} if left_out else found
+
+    def similarity_features(self) -> dict[str, tuple[Similarity, str, str]]:
+        """The features of two vectors, by their names: the kind and both columns."""
+        triples = [(kind, *pair) for kind, pairs in self.similarities.items() for pair in pairs]
+        return {f"{one}.{kind}.{other}": (kind, one, other) for kind, one, other in triples}
+
+    @property
+    def vector_columns(self) -> dict[str, int | None]:
+        """The columns of vectors that features are made of, with the length that is stated."""
+        columns = [column for column, _ in self.vector_features().values()]
+        columns += [column for _, *pair in self.similarity_features().values() for column in pair]
+        return {column: self.vectors.get(column) for column in columns}
+
+    def sources(self) -> dict[str, tuple[str, ...]]:
+        """The features that are made of columns, by their names: these columns; any other feature is its own."""
+        made: dict[str, tuple[str, ...]] = {}
+        made |= {name: (column,) for name, (column, _) in self.vector_features().items()}
+        made |= {name: (one, other) for name, (_, one, other) in self.similarity_features().items()}
+        return made | {name: (column,) for name, (column, _) in self.date_features().items()}
+
+    def sources_of(self, names: Iterable[str]) -> dict[str, None]:
+        """The columns that some features are, or are made of, in the order of the features."""
+        made = self.sources()
+        return dict.fromkeys(column for name in names for column in made.get(name, (name,)))
+
     def fill_of(self, feature: Feature) -> Fill | None:
         """What stands for a missing value of a feature: by its name, else by the first pattern; None for nothing."""
         if feature.kind != "numeric":
@@ -256,10 +299,6 @@ class ColumnMapping(_Columns):
             if pattern in (feature.name, "numeric") or (prefix is not None and feature.name.startswith(prefix)):
                 return value
         return None
-
-    def source_of(self, feature: str) -> str:
-        """The column that a feature is made from."""
-        return self.date_features().get(feature, (feature,))[0]
 
 
 class ListColumns(_Columns):

@@ -6,27 +6,29 @@ jobs.prepare and the report ask it, and the gate refuses until `bounds.expected`
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.labelled import none_relevant
-from ltrscale.data.dataset.manifest import Accounting, Manifest
-from ltrscale.data.dataset.selection import Selection, only_relevant, select
+from ltrscale.data.dataset.copies import equal_periods
+from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest, open_dataset
+from ltrscale.data.dataset.selection import Selection, nothing_to_learn, only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import identifying
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
-from ltrscale.data.times import DAY_NUMBER, is_day_number
+from ltrscale.data.times import DAY_NUMBER, format_of
 from ltrscale.errors import InputError
-from ltrscale.ingest.inputs import Expected, UnitSettings
+from ltrscale.ingest.inputs import Expected, PrepareConfig, UnitSettings
 from ltrscale.ingest.rows import QUARANTINE, Rejection
 from ltrscale.ingest.source import Source
+from ltrscale.markdown import one_line
 from ltrscale.progress import Report, log
 from ltrscale.ranking.alone import Alone, alone
 
 _DOCUMENTS = 100_000
 """Documents that are looked at, of lists with a relevant document; ten times as many labels are read to find these."""
+_LONGEST_NAME = 64
 ASK = "is it known when the list is shown?"
 
 
@@ -53,7 +55,25 @@ def look_alone(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[
         k=k,
         relevant_from=relevant_from,
     )
-    return sorted(features, key=lambda feature: -feature.lift)
+    names = category_names(split.data)
+    return sorted((_named(feature, names) for feature in features), key=lambda feature: -feature.lift)
+
+
+def category_names(urls: Sequence[str]) -> dict[str, dict[int, str]]:
+    """The texts of categorical features by their codes, as far as these data sets have recorded them."""
+    texts: dict[str, dict[int, str]] = {}
+    for url in urls:
+        for name, of_codes in open_dataset(url).manifest.names_of_categories.items():
+            texts.setdefault(name, {}).update(of_codes)
+    return texts
+
+
+def _named(feature: Alone, names: Mapping[str, Mapping[int, str]]) -> Alone:
+    """The feature with the name of its most common code, where that is known."""
+    there = feature.there
+    if there is None or there.usual is None or (text := names.get(feature.name, {}).get(int(there.usual))) is None:
+        return feature
+    return feature.replace(there=there.replace(usual_name=one_line(text)[:_LONGEST_NAME]))
 
 
 def _read(selection: Selection) -> QueryGroups:
@@ -107,38 +127,45 @@ def check_rows(accounting: Accounting, first_rejections: Sequence[Rejection], wo
         raise InputError(f"{', '.join(entry.path for entry in config.inputs)}: no rows; check the paths and the format")
     if rejected > config.max_rejected * rows or not accounting.rows_kept:
         first = "; ".join(f"{r.file}:{r.line} {r.rule} ({r.found or repr(r.text[:40])})" for r in first_rejections)
-        # query ids return in a log that is sorted by time and not by query
-        returning = accounting.rules.get("returning_query")
-        scattered = returning and not config.sort
-        sort = f"set {key}sort=true if the rows of a query do not lie together, " if scattered else ""
-        again = (
-            "queries that the data set has are not replaced: leave their rows out, " if returning and config.add else ""
-        )
-        days = any(_is_unread_day(rejection.found) for rejection in first_rejections)
-        time_format = f'add "{DAY_NUMBER}" to {key}source.columns.time_format for days as numbers, ' if days else ""
-        lacking = any(each.rule == "bad_label" and each.found == "no label" for each in first_rejections)
-        unjudged = (
-            f"set {key}source.columns.unjudged to 0, or to unlabelled, for rows without a label, "
-            if lacking and config.source.mapping is not None
-            else ""
-        )
+        remedies = "".join(f"{remedy}, " for remedy in _remedies(accounting.rules, first_rejections, config, key))
         raise InputError(
             f"{rejected:,} of {rows:,} rows rejected ({rejected / rows:.2%}), max_rejected is "
             f"{config.max_rejected:.2%}: {_by_rule(accounting)}; the first: {first}; all are in "
-            f"{storage.join(work.out, QUARANTINE)}; {again}{sort}{time_format}{unjudged}"
-            f"mend the input or raise {key}max_rejected"
+            f"{storage.join(work.out, QUARANTINE)}; {remedies}mend the input "
+            f"or raise {key}max_rejected"
         )
 
 
-def _is_unread_day(found: str) -> bool:
-    """Whether what was found is a day as a number, which no format reads.
+def _remedies(
+    rules: Mapping[str, int], first_rejections: Sequence[Rejection], config: PrepareConfig, key: str
+) -> Iterator[str]:
+    """What to do about rows that were rejected for some reasons; `key` is empty where rows are to be scored."""
+    # query ids return in a log that is sorted by time and not by query
+    if rules.get("returning_query") and config.add:
+        yield "queries that the data set has are not replaced: leave their rows out"
+    if rules.get("returning_query") and not config.sort:
+        yield f"set {key}sort=true if the rows of a query do not lie together"
+    for form in dict.fromkeys(filter(None, (_unread_format(rejection.found) for rejection in first_rejections))):
+        yield f'add "{form}" to {key}source.columns.time_format{" for days as numbers" if form == DAY_NUMBER else ""}'
+    if key and any(each.found.endswith(" is not text in UTF-8") for each in first_rejections):
+        yield f"set {key}source.columns.encoding if these are files of CSV in another one, such as cp1252"
+    if key and any(each.rule == "bad_label" and each.found == "no label" for each in first_rejections):
+        yield f"set {key}source.columns.unjudged to 0, or to unlabelled, if these are rows of items"
+    if key and rules.get("infinite"):
+        yield f"set {key}infinite=missing if infinite numbers mean no value"
+
+
+def _unread_format(found: str) -> str | None:
+    """The format of what was found to be no time, where it is one in a usual format.
 
     Example:
-        >>> _is_unread_day("column 'at' is not a time stamp (20260214)"), _is_unread_day("document 20260214")
-        (True, False)
+        >>> _unread_format("column 'at' is not a time stamp (20260214)"), _unread_format("document 20260214")
+        ('%Y%m%d', None)
+        >>> _unread_format("column 'at' is not a time or date ('Mon, 05 Jan 2026 10:00:00 GMT')")
+        '%a, %d %b %Y %H:%M:%S %Z'
     """
-    shown = re.search(r" is not a time .*\('?(\d{8})(\.0)?'?\)$", found)
-    return shown is not None and is_day_number(int(shown[1]))
+    shown = re.search(r" is not a time .*?\('?(.*?)(?:\.0)?'?\)$", found)
+    return None if shown is None else format_of(shown[1])
 
 
 def _by_rule(accounting: Accounting) -> str:
@@ -186,16 +213,36 @@ def report_counts(out: str, new: Manifest, report: Report, *, added: bool) -> No
 
 
 def warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
-    """Warn if no document of a labelled data set is relevant: training would refuse it."""
-    if not manifest.label_counts or any(map(float, manifest.label_counts)):
-        return
-    wrong = none_relevant(manifest.counts().labelled)
-    log.warning("prepare: %s: %s; check %s, which prepare takes as the label", out, wrong, source.label_place)
+    """Warn if no list of a labelled data set has two different labels: training would refuse it."""
+    if manifest.counts().labelled and (wrong := nothing_to_learn(select(Split(data=out), labelled=True))):
+        place = source.label_place
+        log.warning("prepare: %s: %s; check %s, which prepare takes as the label, and the query", out, wrong, place)
 
 
-def log_shortcuts(new: Manifest) -> None:
-    """Log the features by which a document may be recognised, with what they harm and what to do about them."""
+def warn_of_copies(dataset: Dataset, new: Collection[str]) -> None:
+    """Warn of new periods with the lists of others, as where one file was shipped under two names."""
+    for (_, one), (_, other) in equal_periods([(dataset, dataset.manifest.periods)]):
+        if {one, other}.isdisjoint(new):
+            continue
+        log.warning(
+            "prepare: %s: periods %r and %r have the same lists, as those of one file under two names; look for the "
+            "right file, for a test on the groups that chose a model says nothing",
+            *(dataset.url, one, other),
+        )
+
+
+def log_shortcuts(new: Manifest, before: Manifest | None = None) -> None:
+    """Log the features by which a document may be recognised, with what they harm and what to do about them.
+
+    Of an addition, only those that the data set did not have `before`: each week would say the same.
+    """
     ids, suspects = identifying(new.features, [summary.unique_in_group for summary in new.summaries])
+    if before is not None:
+        known = identifying(before.features, [summary.unique_in_group for summary in before.summaries])
+        ids, suspects = (
+            {name: share for name, share in now.items() if name not in then}
+            for now, then in zip((ids, suspects), known, strict=True)
+        )
     for features, remedy in (
         (
             ids,

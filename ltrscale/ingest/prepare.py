@@ -55,6 +55,7 @@ from ltrscale.ingest.outcome import (
     check_rows,
     log_shortcuts,
     report_counts,
+    warn_of_copies,
     warn_of_labels,
     warn_of_places,
 )
@@ -176,7 +177,8 @@ def prepare(
     report_counts(out, new, report, added=existing_dataset is not None)
     if not for_scoring:
         warn_of_labels(out, manifest, config.source)
-        log_shortcuts(new)
+        warn_of_copies(Dataset(out, manifest), new.periods)
+        log_shortcuts(new, None if existing_dataset is None else existing_dataset.manifest)
         warn_of_places(out, totals.places.among(new.features))
     return Dataset(out, manifest)
 

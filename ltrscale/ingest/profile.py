@@ -16,19 +16,18 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.config import MOST_BYTES
 from ltrscale.data import columns as cols
-from ltrscale.data.times import DAY_NUMBER, ISO, Clock, instants
+from ltrscale.data.times import DAY_NUMBER, ISO, USUAL_FORMATS, Clock, instants
+from ltrscale.data.vectors import Vectors, vector_size
 from ltrscale.errors import InputError
-from ltrscale.ingest.csvjson import Dialect
-from ltrscale.ingest.lines import UTF8, read_lines
+from ltrscale.ingest.csvjson import Dialect, broken_lines
+from ltrscale.ingest.lines import UTF8, Lines, read_lines
 from ltrscale.ingest.tables import read_rows, read_schema
-from ltrscale.progress import progress
+from ltrscale.progress import log, progress
 
 _BATCH = 1 << 16
 _VALUES = 1 << 27
 """Values in memory at once, of 8 bytes each: of a log with more than 128 columns fewer rows are looked at."""
 _TRIED = 200
-_DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", DAY_NUMBER, "%d %b %Y")
-_FORMATS = (ISO, *(day + clock for day in _DAYS for clock in ("", " %H:%M:%S", " %H:%M", " %I:%M %p")))
 _EPOCHS = 946_684_800, 2_208_988_800
 """The years 2000 to 2040, in seconds: numbers that may be times."""
 _NUMBER = r"^[-+]?\d*[.,]?\d+(e[-+]?\d+)?$"
@@ -65,6 +64,8 @@ class LogColumn:
     days: float = 0.0
     lacking: str = ""
     """A file that lacks the column, if there is one."""
+    size: int = 0
+    """Numbers of each of its lists, where it holds vectors."""
 
     @property
     def numeric(self) -> bool:
@@ -74,7 +75,9 @@ class LogColumn:
     @property
     def digits(self) -> bool:
         """Whether it holds numbers, perhaps as text."""
-        return self.numeric or (bool(self.values) and all(value.isdecimal() for value in self.values))
+        return self.numeric or (
+            bool(self.values) and all(value.isascii() and value.isdecimal() for value in self.values)
+        )
 
     @property
     def clock(self) -> bool:
@@ -87,25 +90,33 @@ class LogColumn:
     def shown(self) -> str:
         """The facts in a few words."""
         missing = f", {self.missing:.0%} missing" if self.missing else ""
+        if self.size:
+            return f"lists of {self.size:,} numbers{missing}"
         if self.numeric:
             return f"{self.least:g} to {self.most:g}{missing}"
         examples = ", ".join(value[:20] for value in self.values[:3])
         return " ".join(f"{self.distinct:,} values, such as {examples}{missing}".split())
 
 
-def dialect_of(url: str) -> Dialect:
-    """The form of a CSV file, from its beginning."""
+def dialect_of(url: str, header: tuple[str, ...] = ()) -> Dialect:
+    """The form of a CSV file, from its beginning; `header` has the names where its first line is a row."""
     piece = next(read_lines(url, size=1 << 20), None)
     if piece is None:
         raise InputError(f"{url}: the file is empty; choose another one")
     encoding = _encoding(piece.text)
-    header = piece.text.partition(b"\n")[0].decode(encoding, errors="replace")
+    line = piece.text.partition(b"\n")[0].decode(encoding, errors="replace")
     usual = "\t" if ".tsv" in url else ","
-    delimiter = max((usual, ",", ";", "\t", "|"), key=header.count)
-    if delimiter == ",":
-        return Dialect(delimiter, ".", encoding)
-    marks = [Dialect(delimiter, mark, encoding) for mark in ".,"]
-    return max(marks, key=lambda form: sum(map(pa.types.is_floating, read_schema(url, form).types)))
+    delimiter = max((usual, ",", ";", "\t", "|"), key=line.count)
+    marks = "." if delimiter == "," else ".,"
+    forms = [Dialect(delimiter, mark, encoding, header=header) for mark in marks]
+    dialect = max(forms, key=lambda form: sum(map(pa.types.is_floating, read_schema(url, form).types)))
+    if n := int(broken_lines(Lines(piece.text, 1, piece.share), dialect)[1].sum()):
+        log.warning(
+            "%s: %s of its first lines end within quotes and are rejected with those that follow: write line ends in "
+            "fields as blanks, or the file as Parquet or JSON lines",
+            *(url, f"{n:,}"),
+        )
+    return dialect
 
 
 def _encoding(text: bytes) -> str:
@@ -163,14 +174,15 @@ def first_columns(files: Mapping[str, pa.Schema], dialect: Dialect, rows: int) -
     """
     schema, first = _united(files), next(iter(files))
     rows = rows_looked_at(len(schema), rows)
-    looked_at, parts = _spread(files), list[pa.Table]()
+    looked_at, parts, size = _spread(files), list[pa.Table](), 0
     for number, url in enumerate(looked_at):
         quota = -(-(rows - sum(map(len, parts))) // (len(looked_at) - number))
         for batch in batches_of(url, schema.names, dialect, first=first):
             part = pa.table({name: cols.without_dictionary(batch.column(name)) for name in schema.names})
             parts.append(part.slice(0, quota))
             quota -= len(parts[-1])
-            if quota <= 0:
+            size += parts[-1].nbytes
+            if quota <= 0 or size >= 8 * _VALUES:  # of long lists
                 break
     if not sum(map(len, parts)):
         raise InputError(f"{first}: no rows; choose another file")
@@ -254,8 +266,9 @@ def batches_of(url: str, names: Sequence[str], dialect: Dialect, *, first: str) 
 
 
 def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) -> LogColumn:
-    if pa.types.is_nested(kind):
-        return LogColumn(name, kind, len(values), 0.0, 0, False, 0.0, 0.0, 0.0, (), ())
+    if not cols.is_single(kind):
+        return _list_column(name, kind, values)
+    values = without_nan(values)
     counted = values.drop_null().value_counts()
     distinct_values, counts_V = counted.field("values"), counted.field("counts").to_numpy()
     if not cols.is_number(kind):
@@ -270,6 +283,8 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
         bad_V = ~np.isfinite(numbers_V)
     elif cols.is_text(kind):
         bad_V = cols.texts(distinct_values)[1]  # what is not UTF-8
+    if cols.is_text(kind) and counts_V[bad_V].sum() > counts_V.sum() / 2:  # bytes that are no text
+        return LogColumn(name, kind, len(values), 0.0, 0, False, 0.0, 0.0, 0.0, (), ())
     formats, seconds_V, bad_V = _times(distinct_values, kind, bad_V)
     numbers_V = numbers_V[np.isfinite(numbers_V)]
     if pa.types.is_boolean(kind):
@@ -292,6 +307,15 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
     )
 
 
+def _list_column(name: str, kind: pa.DataType, values: pa.Array) -> LogColumn:
+    column = LogColumn(name, kind, len(values), values.null_count / len(values), 0, False, 0.0, 0.0, 0.0, (), ())
+    if not (size := vector_size(values)):
+        return column
+    found = Vectors(values)
+    bad_N = found.broken_N | ((found.lengths_N >= 0) & (found.lengths_N != size))
+    return replace(column, size=size, bad=float(bad_N.mean()))
+
+
 def _readable(kind: pa.DataType) -> bool:
     return cols.is_text(kind) or cols.is_number(kind)
 
@@ -305,7 +329,7 @@ def _times(
     """
     tried, formats = distinct_values.slice(0, _TRIED), []
     if len(tried) and (_readable(kind) or _is_stamp(kind)) and _may_be_times(tried, kind):
-        forms = (ISO,) if _is_stamp(kind) else (ISO, DAY_NUMBER) if cols.is_number(kind) else _FORMATS
+        forms = (ISO,) if _is_stamp(kind) else (ISO, DAY_NUMBER) if cols.is_number(kind) else USUAL_FORMATS
         shares = {form: _share_of_times(tried, kind, form) for form in forms}
         formats = sorted((form for form, share in shares.items() if share >= 1 - _STRAY), key=lambda f: -shares[f])
     if not formats:
@@ -343,3 +367,10 @@ def _share_of_times(values: pa.Array, kind: pa.DataType, form: str) -> float:
 def rows_looked_at(columns: int, most: int) -> int:
     """The rows to look at of a number of columns: `most`, or as many as memory has room for."""
     return max(1, min(most, _VALUES // max(columns, 1)))
+
+
+def without_nan(column: pa.Array) -> pa.Array:
+    """The column with null for NaN, which is no value either."""
+    if not pa.types.is_floating(column.type):
+        return column
+    return pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)

@@ -25,6 +25,7 @@ Rule = Literal[
     "infinite",
     "bad_label",
     "bad_gain",
+    "bad_weight",
     "bad_tokens",
     "not_joined",
     "empty_group",

@@ -3,7 +3,7 @@
 Shapes: N rows of a block, F features.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -64,7 +64,7 @@ class Needs:
         idle += [] if self.dated else ["time", "period_column"]
         return {"meta": tuple(self.meta), **dict.fromkeys(idle)}
 
-    def named(self, without: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
+    def named(self, without: Collection[str] = ()) -> dict[str, tuple[str, ...]]:
         """The columns of features by their kind, without some."""
         names = {"numeric": "features", "categorical": "categorical"}
         return {

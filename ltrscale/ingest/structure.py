@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale.data import columns as cols
 from ltrscale.data.times import Clock, instants
 from ltrscale.ingest.csvjson import Dialect
-from ltrscale.ingest.profile import LogColumn, batches_of, rows_looked_at
+from ltrscale.ingest.profile import LogColumn, batches_of, rows_looked_at, without_nan
 
 ValueCodes = NDArray[np.int64]
 
@@ -190,8 +189,8 @@ class Structure:
 
 
 def of_table(rows: pa.Table) -> Structure:
-    """The structure of at least one row in memory; columns of lists have none."""
-    plain = [each.name for each in rows.schema if not pa.types.is_nested(each.type)]
+    """The structure of at least one row in memory; columns without single values, such as lists, have none."""
+    plain = [each.name for each in rows.schema if cols.is_single(each.type)]
     return _built({name: [_dictionary(chunk) for chunk in rows[name].chunks] for name in plain}, [0], whole=True)
 
 
@@ -228,9 +227,7 @@ def _dictionary(column: pa.Array) -> pa.DictionaryArray:
         return pa.DictionaryArray.from_arrays(pa.nulls(len(column), pa.int32()), pa.nulls(0))
     if cols.is_text(column.type):
         column = cols.texts(column)[0]
-    if pa.types.is_floating(column.type):
-        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
-    return column.dictionary_encode()
+    return without_nan(column).dictionary_encode()
 
 
 def _built(parts: Mapping[str, Sequence[pa.DictionaryArray]], files: Sequence[int], *, whole: bool) -> Structure:

@@ -1,8 +1,9 @@
 """Rows of LETOR / svmlight text: `label qid:ID 1:value 2:value ... # docid = X`, one document per line.
 
-- `qid` is any word of UTF-8; rows have none if the file comes with a file of group sizes.
-- Indices are decimal, of at most 18 digits, from 1, rising. Dense rows have exactly 1 to F; in sparse rows omitted
-  features are 0.
+- `qid` is any word of UTF-8, usually the first after the label; rows have none if the file comes with a file of group
+  sizes.
+- Indices are decimal, of at most 18 digits, from 1, or from 0 as scikit-learn writes them; a row has each once, in any
+  order. Dense rows have exactly F of them; in sparse rows omitted features are 0.
 - Values and labels are decimal numbers or inf. Nothing (`3:`), NULL and NaN, in upper or lower case, are missing: NaN.
   A number too large for float32 is infinite, too.
 - A comment goes from `#` to the end of the line; one that begins with `docid = X` names the document.
@@ -21,7 +22,6 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +47,15 @@ class RowFormat:
     n_features: int
     dense: bool
     qid: bool
+    first: int = 1
+    """The index of the first feature."""
+
+
+class _Fault(NamedTuple):
+    """The rule that a row breaks, and where."""
+
+    rule: Rule
+    found: str
 
 
 class _Row(NamedTuple):
@@ -79,7 +88,7 @@ class _Words(NamedTuple):
 class _Layout(NamedTuple):
     """The places of the words in rows of the common shape, and the lines that are not rows.
 
-    `indices_V` is None for dense rows: their indices are 1 to F.
+    `indices_V` is None for dense rows: their indices are in order.
     """
 
     blank_L: Bools
@@ -112,8 +121,10 @@ def parse_lines(text: bytes, file: str, first_line: int, row_format: RowFormat) 
             if isinstance(row, _Row):
                 slow.append((index, row))
             else:
-                query_id = _query_id(words) if row_format.qid else ""
-                rejected.append(Rejection(file, first_line + index, row, shown_line(lines[index]), query_id))
+                query_id, shown = _query_id(words) if row_format.qid else "", shown_line(lines[index])
+                rejected.append(
+                    Rejection(file, first_line + index, row.rule, shown, query_id, found=f"{row.found}: {shown[:40]!r}")
+                )
         rows = _merge(rows, _stack(slow, row_format))
     return RowBlock(
         file=file,
@@ -127,12 +138,12 @@ def parse_lines(text: bytes, file: str, first_line: int, row_format: RowFormat) 
     )
 
 
-def count_features(line: bytes, *, qid: bool) -> int:
-    """The number of features of a line that is a good dense row; 0 for any other line."""
+def dense_format(line: bytes, *, qid: bool, first: int | None = None) -> RowFormat | None:
+    """The format of a line that is a good dense row, whose first index may be known; None for any other line."""
     words = line.partition(b"#")[0].split()
     n_features = max(0, len(words) - 1 - qid)
-    row = _parse_row(words, RowFormat(n_features=n_features, dense=True, qid=qid)) if n_features else None
-    return n_features if isinstance(row, _Row) else 0
+    formats = [RowFormat(n_features, True, qid, start) for start in ((1, 0) if first is None else (first,))]
+    return next((each for each in formats if n_features and isinstance(_parse_row(words, each), _Row)), None)
 
 
 def _doc_ids(comments: Sequence[bytes]) -> pa.StringArray | None:
@@ -200,7 +211,7 @@ def _even_layout(text: bytes, row_format: RowFormat) -> _Layout | None:
     if not ((starts_L < colons_LW[:, 0]) & (colons_LW[:, -1] < ends_L)).all():
         return None
     endings = bytes_[ends_L[:, None] + np.arange(n_ending)]
-    blanks_LF, good_L = _indices_before(bytes_, colons_LW[:, row_format.qid :])
+    blanks_LF, good_L = _indices_before(bytes_, colons_LW[:, row_format.qid :], row_format.first)
     labels, ids_L = _Words(starts_L, blanks_LF[:, 0]), pa.repeat("", len(newlines_L))
     if row_format.qid:
         names, ids = _Words(colons_LW[:, 0] - 3, colons_LW[:, 0]), _Words(colons_LW[:, 0] + 1, blanks_LF[:, 0])
@@ -221,22 +232,23 @@ def _even_layout(text: bytes, row_format: RowFormat) -> _Layout | None:
     )
 
 
-def _indices_before(bytes_: NDArray[np.uint8], colons_RF: _Places) -> tuple[_Places, Bools]:
-    """The bytes before the words 1 to F before these colons, and the rows that have these words after whitespace.
+def _indices_before(bytes_: NDArray[np.uint8], colons_RF: _Places, first: int) -> tuple[_Places, Bools]:
+    """The bytes before the F words before these colons, and the rows where these are all indices, each after a blank.
 
     It compares digits, which takes a third of the time of a cast.
     """
     n_rows, n_features = colons_RF.shape
-    index_F = np.arange(1, n_features + 1)
+    index_F = np.arange(first, first + n_features)
     good_R = np.ones(n_rows, dtype=bool)
     places_FR = colons_RF.T.astype(np.int64, order="C")  # `take` wants no strides
-    first, power = 0, 1  # of the indices from `first` on, those below the power have a space here, others a digit
-    while first < n_features:
+    done, power = 0, 1  # of the indices from `done` on, those below the power have a space here, others a digit
+    while done < n_features:
         places_FR -= 1
-        spaces, digits = np.split(bytes_.take(places_FR[first:]), [power - 1 - first])
+        longer = power - first if power > 1 else 0
+        spaces, digits = np.split(bytes_.take(places_FR[done:]), [longer - done])
         good_R &= _is_space(spaces).all(axis=0)
-        good_R &= (digits == (_ZERO + index_F[power - 1 :, None] // power % 10).astype(np.uint8)).all(axis=0)
-        first, power = power - 1, 10 * power
+        good_R &= (digits == (_ZERO + index_F[longer:, None] // power % 10).astype(np.uint8)).all(axis=0)
+        done, power = longer, 10 * power
     return colons_RF - (np.char.str_len(index_F.astype(str)) + 1).astype(colons_RF.dtype), good_R
 
 
@@ -290,12 +302,12 @@ class _Scan:
 
 
 def _usual_lines(scan: _Scan, row_format: RowFormat) -> Bools:
-    """The lines that have the separators of `label (qid:ID) (index:value)*`, without indices that begin with 0."""
+    """The lines that have the separators of `label (qid:ID) (index:value)*`, without indices such as 01."""
     n_words = row_format.n_features + row_format.qid
     usual_L: Bools = scan.colons_L == n_words if row_format.dense else scan.colons_L >= row_format.qid
     usual_L &= (scan.bare_L == 1) & (scan.label_L < scan.first_colon_L)
     starts, ends = scan.words(scan.colons)
-    odd = (starts == ends) | (scan.bytes[starts] == _ZERO)
+    odd = (starts == ends) | ((scan.bytes[starts] == _ZERO) & (ends - starts > 1 - row_format.first))
     odd[1:] |= np.diff(scan.colons) == 1
     usual_L[np.searchsorted(scan.newlines_L, scan.colons[odd])] = False
     if not scan.ascii:
@@ -317,7 +329,7 @@ def _scanned_layout(text: bytes, row_format: RowFormat) -> _Layout:
     colons = scan.colons[kept]
     if row_format.dense:
         colons_RF = colons.reshape(-1, row_format.n_features)
-        _, good_R = _indices_before(scan.bytes, scan.ends_S[colons_RF])
+        _, good_R = _indices_before(scan.bytes, scan.ends_S[colons_RF], row_format.first)
         usual_L[usual_L], colons = good_R, colons_RF[good_R].ravel()
     ids_R = pa.repeat("", int(usual_L.sum()))
     if row_format.qid:
@@ -349,19 +361,29 @@ def _convert(text: bytes, layout: _Layout, row_format: RowFormat) -> _Rows:
     if layout.indices_V is None:
         features_RF = values_V.reshape(n_rows, n_features)
     else:
-        indices_V = _cast(text, layout.indices_V, pa.int32())
-        falls_V = np.diff(indices_V, prepend=0) <= 0
-        starts_R = (ends_R - layout.counts_R)[layout.counts_R > 0]
-        falls_V[starts_R] = indices_V[starts_R] <= 0
-        bad_values = np.flatnonzero(falls_V | (indices_V > n_features))
-        good_R[np.searchsorted(ends_R, bad_values, side="right")] = False
+        columns_V = _cast(text, layout.indices_V, pa.int32()) - row_format.first
+        outside = np.flatnonzero((columns_V < 0) | (columns_V >= n_features))
+        good_R[np.searchsorted(ends_R, outside, side="right")] = False
         row_V = np.repeat(np.arange(n_rows), layout.counts_R)
+        good_R[_with_one_twice(columns_V, row_V)] = False
         sound_V = np.repeat(good_R, layout.counts_R)
         features_RF = np.zeros((n_rows, n_features), np.float32)
-        features_RF[row_V[sound_V], indices_V[sound_V] - 1] = values_V[sound_V]
+        features_RF[row_V[sound_V], columns_V[sound_V]] = values_V[sound_V]
     if good_R.all():
         return _Rows(layout.at_R, layout.ids_R, labels_R, features_RF)
     return _Rows(layout.at_R[good_R], layout.ids_R.filter(pa.array(good_R)), labels_R[good_R], features_RF[good_R])
+
+
+def _with_one_twice(columns_V: Ints, row_V: Ints) -> Ints:
+    """The rows that have a column twice; only those whose columns do not rise may."""
+    falls_V = (np.diff(columns_V, prepend=-1) <= 0) & (np.diff(row_V, prepend=-1) == 0)
+    if not falls_V.any():
+        return np.empty(0, np.int64)
+    places = np.flatnonzero(np.isin(row_V, row_V[falls_V]))
+    places = places[np.lexsort((columns_V[places], row_V[places]))]
+    same = (np.diff(columns_V[places]) == 0) & (np.diff(row_V[places]) == 0)
+    twice: Ints = row_V[places[1:][same]]
+    return twice
 
 
 def _cast_numbers(text: bytes, words: _Words, may_miss: bool) -> tuple[Floats, Bools]:
@@ -412,33 +434,51 @@ def _strings(text: bytes, words: _Words, absent: Ints | None = None) -> pa.Strin
 
 
 def _query_id(words: Sequence[bytes]) -> str:
-    """The query id of a row, or "" if it has none or one that cannot be read."""
-    if len(words) < 2 or not words[1].startswith(b"qid:"):
-        return ""
+    """The query id of a row, or "" if it has none, several or one that cannot be read."""
+    queries = [word for word in words[1:] if word.startswith(b"qid:")]
     try:
-        return words[1].removeprefix(b"qid:").decode()
+        return queries[0].removeprefix(b"qid:").decode() if len(queries) == 1 else ""
     except UnicodeDecodeError:
         return ""
 
 
-def _parse_row(words: Sequence[bytes], row_format: RowFormat) -> _Row | Rule:
+def _parse_row(words: Sequence[bytes], row_format: RowFormat) -> _Row | _Fault:
     """A row, or the rule that it breaks."""
-    query_id = _query_id(words) if row_format.qid else ""
+    query_id, n_features, first = _query_id(words) if row_format.qid else "", row_format.n_features, row_format.first
     if row_format.qid and not query_id:
-        return "unparsable"
-    pairs = [word.partition(b":") for word in words[1 + row_format.qid :]]
-    if not all(colon and _INDEX.fullmatch(index) for index, colon, _ in pairs):
-        return "unparsable"
-    indices = [int(index) for index, _, _ in pairs]
-    numbers = _parse_numbers([words[0], *(value for _, _, value in pairs)])
-    if numbers is None or any(one >= next_ for one, next_ in pairwise([0, *indices])):
-        return "unparsable"
-    n_features = row_format.n_features
-    if max(indices, default=0) > n_features or (row_format.dense and len(indices) < n_features):
-        return "feature_count"
+        return _Fault("unparsable", "there is not one qid:ID after the label")
+    rest = [word for word in words[1:] if not (row_format.qid and word.startswith(b"qid:"))]
+    pairs = [word.partition(b":") for word in rest]
+    if odd := [word for word, pair in zip(rest, pairs, strict=True) if not (pair[1] and _INDEX.fullmatch(pair[0]))]:
+        return _Fault("unparsable", f"{_shown(odd[0])} is no feature as index:value")
+    texts = [words[0], *(value for _, _, value in pairs)]
+    numbers = _parse_numbers(texts)
+    if numbers is None:
+        return _Fault(
+            "unparsable", f"{_shown(next(each for each in texts if _parse_numbers([each]) is None))} is no number"
+        )
+    columns = [int(index) - first for index, _, _ in pairs]
+    if min(columns, default=0) < 0:
+        return _Fault(
+            "unparsable", "index 0, where the first feature has 1: set source.first_index to 0 if all rows count so"
+        )
+    if len({*columns}) < len(columns):
+        twice = next(column for column in columns if columns.count(column) > 1)
+        return _Fault("unparsable", f"index {twice + first} is there twice")
+    if max(columns, default=0) >= n_features:
+        return _Fault(
+            "feature_count", f"index {max(columns) + first}, where the last feature has {n_features - 1 + first}"
+        )
+    if row_format.dense and len(columns) < n_features:
+        fault = f"{len(columns)} of {n_features} features; set source.dense to false if zeros are left out"
+        return _Fault("feature_count", fault)
     features_F = np.zeros(n_features, np.float32)
-    features_F[np.array(indices, np.int64) - 1] = numbers[1:]
+    features_F[np.array(columns, np.int64)] = numbers[1:]
     return _Row(query_id, numbers[0], features_F)
+
+
+def _shown(word: bytes) -> str:
+    return repr(word[:50].decode(errors="replace"))
 
 
 def _parse_numbers(words: Sequence[bytes]) -> Floats | None:

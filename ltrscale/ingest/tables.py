@@ -8,7 +8,7 @@ Shapes: N rows of a block, K rows of a table that joins.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -21,7 +21,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.data import columns as cols
-from ltrscale.data.columns import without_views
 from ltrscale.data.ids import hash_ids
 from ltrscale.errors import InputError, suggestion
 from ltrscale.ingest.csvjson import CsvReader, Dialect, JsonReader, csv_schema, json_schema
@@ -32,9 +31,9 @@ _READ_AHEAD = 1 << 18
 
 
 def parquet_schema(url: str) -> pa.Schema:
-    """The columns of a Parquet file."""
+    """The columns of a Parquet file, as they are read."""
     with _open(url) as file:
-        return file.schema_arrow
+        return cols.plain_schema(file.schema_arrow)
 
 
 class Raw(NamedTuple):
@@ -68,7 +67,7 @@ def read_parquet(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[
                     break
                 lines_N = np.arange(row, row + len(batch))
                 row += len(batch)
-                rows, share = without_views(batch), (row - 1) / max(row - 1, file.metadata.num_rows)
+                rows, share = cols.plain(batch), (row - 1) / max(row - 1, file.metadata.num_rows)
                 yield Raw(rows, lines_N, RowTexts(rows, lines_N), [], share)
         if row - 1 != file.metadata.num_rows:
             raise InputError(
@@ -89,7 +88,7 @@ def _open(url: str) -> Iterator[pq.ParquetFile]:
                 pre_buffer=False,
                 buffer_size=_READ_AHEAD,
                 page_checksum_verification=True,
-                arrow_extensions_enabled=False,
+                arrow_extensions_enabled=True,  # UUIDs, which are text here
             )
             assert file.schema_arrow is not None
         yield file
@@ -217,6 +216,8 @@ class Join(Config):
     """Columns to take: their names, or `{new name: column of the table}`."""
     rows: Literal["matched", "unmatched", "all"] = "matched"
     """The rows of the log to keep: those with a key of the table, those without, or all. The others are rejected."""
+    header: tuple[str, ...] = ()
+    """Names of the columns of CSV files whose first line is a row, as those of `columns.header`."""
     fill: dict[str, float | str] = Field(default_factory=dict)
     """Values of joined columns in rows without a key of the table; null by default. Needs `rows: all`."""
 
@@ -295,7 +296,8 @@ def with_joined(schema: pa.Schema, joins: Sequence[Join], dialect: Callable[[str
             if name not in schema.names:
                 hint = suggestion(name, schema.names, "its columns are")
                 raise InputError(f"{file}: no column {name!r}, which joins {join.path}; {hint}")
-        table = _schema(join, storage.list_files(join.path)[0], dialect)
+        first = storage.list_files(join.path)[0]
+        table = _schema(join, first, replace(dialect(first), header=join.header))
         for name, column in join.columns.items():
             if name in schema.names:
                 raise InputError(f"{file}: column {name!r} is there already; join that of {join.path} by a new name")
@@ -323,7 +325,8 @@ def load_table(
     as_texts |= {*join.key.values()}
     keys, columns = [], {name: list[tuple[str, pa.Array]]() for name in join.columns}
     for url in storage.list_files(join.path):
-        schema, of_url = _schema(join, url, dialect), dialect(url)
+        of_url = replace(dialect(url), header=join.header)
+        schema = _schema(join, url, of_url)
         needed = {*join.key.values(), *join.columns.values()}
         names = [name for name in schema.names if name in needed]
         here = numbers_in(url, schema, file_form(url), numbers=as_numbers, texts=as_texts)
@@ -352,8 +355,8 @@ def load_table(
     return Joined(join, hashes_K[order_K], sorted_K, arrays)
 
 
-def _schema(join: Join, url: str, dialect: Callable[[str], Dialect]) -> pa.Schema:
-    schema = read_schema(url, dialect(url))
+def _schema(join: Join, url: str, dialect: Dialect) -> pa.Schema:
+    schema = read_schema(url, dialect)
     for name in (*join.key.values(), *join.columns.values()):
         if name not in schema.names:
             raise InputError(f"{url}: no column {name!r}; {suggestion(name, schema.names, 'its columns are')}")

@@ -6,8 +6,9 @@ A group is a run of rows with one query id in one file (or in one sorted input).
 - for a row, while the rest of its group is kept: `infinite` (a feature, position, click, weight or gain), `bad_label`
   (negative or too large for a gain; missing if rows must have labels, or if other rows of the group have them and
   `unjudged` does not say what it counts),
-  `bad_gain` (negative), `duplicate_document` (an accepted earlier row of the group has the same document id), unless
-  `duplicates` says which row of a document stays; then the others are merged into it, which is no rejection.
+  `bad_gain` and `bad_weight` (negative), `duplicate_document` (an accepted earlier row of the group has the same
+  document id), unless `duplicates` says which row of a document stays; then the others are merged into it, which is no
+  rejection.
 
 Rows that a reader rejected neither start nor end a group; a query id that only such rows have is one rejected group.
 A group whose labels are all missing is unlabelled.
@@ -31,13 +32,13 @@ from ltrscale.data.dataset.writer import BESIDE_LABELS, to_lists
 from ltrscale.data.ids import QueryIds, hash_ids
 from ltrscale.ingest.rows import Quarantine, Rejection, RowBlock, Rule, concat, cut, keep
 from ltrscale.ingest.texts import FULL
-
-HIGHEST_LABEL = 1000
-"""The gain 2^y - 1 of a larger label overflows float64."""
+from ltrscale.ranking.metrics import HIGHEST_LABEL
 
 Unjudged = Literal[0, "unlabelled", "reject"]
 """What becomes of rows without a label in a group of which other rows have one."""
 
+_NOT_NEGATIVE: dict[Rule, str] = {"bad_gain": "gains", "bad_weight": "weights"}
+"""Columns beside the labels whose values are 0 or more, by the rule that says so."""
 Duplicates = Literal["reject", "keep_first", "keep_last", "max_label"]
 """What becomes of rows of a group with the same document id."""
 
@@ -239,10 +240,11 @@ class Validator:
         ok_N &= ~bad_N
         yield "bad_label", bad_N
 
-        if "gains" in rows.columns:
-            negative_N = ok_N & (_numbers(rows.columns["gains"]) < 0)
-            ok_N &= ~negative_N
-            yield "bad_gain", negative_N
+        for rule, name in _NOT_NEGATIVE.items():
+            if name in rows.columns:
+                negative_N = ok_N & (_numbers(rows.columns[name]) < 0)
+                ok_N &= ~negative_N
+                yield rule, negative_N
 
         if rows.doc_ids_N is not None:
             repeated_N = _repeated(rows.doc_ids_N, group_N, ok_N, _rank(rows.labels_N, self.duplicates))
@@ -330,8 +332,9 @@ def _found(block: RowBlock, row: int, rule: Rule, rows: int, features: Sequence[
         case "bad_label":
             label = block.labels_N[row]
             return "no label" if np.isnan(label) else f"label {label:g}"
-        case "bad_gain":
-            return f"gain {_numbers(block.columns['gains'])[row]:g}"
+        case "bad_gain" | "bad_weight":
+            name = _NOT_NEGATIVE[rule]
+            return f"{name.removesuffix('s')} {_numbers(block.columns[name])[row]:g}"
         case "duplicate_document":
             assert block.doc_ids_N is not None
             return f"document {block.doc_ids_N[row].as_py()}"

@@ -3,7 +3,7 @@
 Shapes: N documents, D width of the embeddings of all parts together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -92,8 +92,7 @@ class ConcatRanker(nn.Module):
 
     def forward(self, groups: QueryGroups) -> Tensor:
         """Scores [N]."""
-        with torch.no_grad():
-            joint_ND = torch.cat([part.penultimate(groups) for part in _rankers(self.parts)], dim=1)
+        joint_ND = torch.cat([part.penultimate(groups) for part in _rankers(self.parts)], dim=1)
         scores_N: Tensor = self.head(self.dropout(self.norm(joint_ND))).squeeze(-1)
         return scores_N
 
@@ -116,5 +115,10 @@ def side_by_side(ranker: AnyRanker) -> Sequence[AnyRanker]:
     return _rankers(ranker.parts) if isinstance(ranker, MeanRanker) else [ranker]
 
 
-def _rankers(parts: nn.ModuleList) -> list[Ranker]:
+def rankers_in(ranker: AnyRanker) -> list[Ranker]:
+    """The single rankers that a network is made of; of one, itself."""
+    return _rankers(ranker.modules())
+
+
+def _rankers(parts: Iterable[nn.Module]) -> list[Ranker]:
     return [part for part in parts if isinstance(part, Ranker)]

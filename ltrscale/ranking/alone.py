@@ -23,6 +23,10 @@ FEWEST = 30
 LIFT, CERTAIN = 0.75, 0.9
 """From here on a feature is suspicious. Of the data of docs/own-data.md, honest features reach
 .65 and .49, leaks .80 and .92."""
+LIKE_CHANCE, MANY = 0.05, 300
+"""Up to here the lift of a feature is that of chance, where so many lists have a relevant document."""
+_SHAPES = 16
+"""Bins of equal count by which a number may rank in another shape than rising or falling."""
 NAMES = 0.5
 """Values per list, from which on a feature that is equal within every list names the query."""
 _Z = 1.96
@@ -35,6 +39,8 @@ class There(Config):
     """Whether they are those with a value, with another value than `usual`, or without one."""
     usual: float | None
     """The most common value; None for `known` and `missing`."""
+    usual_name: str | None = None
+    """The name of that value, where it is the code of a category whose name is known."""
     relevant: float
     """Share of the relevant documents that are marked."""
     others: float
@@ -46,7 +52,10 @@ class There(Config):
     @property
     def stated(self) -> str:
         """In words."""
-        state = self.how if self.usual is None else f"other than {self.usual:g}"
+        state = str(self.how)
+        if self.usual is not None:
+            is_code = self.usual == round(self.usual) and abs(self.usual) < 1 << 24
+            state = f"other than {self.usual_name or (f'{self.usual:.0f}' if is_code else f'{self.usual:g}')}"
         return f"{state} for {self.relevant:.1%} of the relevant documents and {self.others:.1%} of the others"
 
 
@@ -65,6 +74,8 @@ class Alone(Config):
     """Share of the lists of several documents in which not all values are equal."""
     distinct: int = 0
     """Different values, of a feature without fractions; 0 for others."""
+    shaped: float = 0.0
+    """Mean NDCG@k by the mean label of the values nearby in other lists, which follows any shape; 0 where unknown."""
     there: There | None
     """The marked documents that are relevant most surely; None where all values are the same."""
 
@@ -82,6 +93,12 @@ class Alone(Config):
     def names_query(self) -> bool:
         """Whether it is equal within every list and nearly unique to it, as a user or a session is."""
         return not self.varies and self.lists >= FEWEST and self.distinct >= NAMES * self.lists
+
+    @property
+    def like_chance(self) -> bool:
+        """Whether it says nothing by itself, in any shape, of the order of lists in which it differs."""
+        best = self.replace(ndcg=max(self.ndcg, self.shaped))
+        return self.lists >= MANY and self.varies > 0 and best.lift <= LIKE_CHANCE
 
     @property
     def ranks(self) -> bool:
@@ -144,6 +161,8 @@ def alone(
         best = max((_mean_ndcg(scores_N, labels_N, offsets_Q1, k)[0] for scores_N in orders), default=random)
         mark = max(_marked(x_N, labels_N >= relevant_from), key=lambda marked: marked.certain, default=None)
         values: dict[str, Any] = {"varies": _varies(x_N, offsets_Q1), "distinct": _distinct(x_N)}
+        near_N = x_N if codes else _binned(x_N)
+        values["shaped"] = _mean_ndcg(_by_code(near_N, labels_N, group_N), labels_N, offsets_Q1, k)[0]
         results.append(Alone(name=name, k=k, ndcg=best, random=random, lists=lists, there=mark, **values))
     return results
 
@@ -158,6 +177,14 @@ def _mean_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, k: int) -
 def _both_ways(x_N: Tensor) -> list[Tensor]:
     missing_N = x_N.isnan()
     return [x_N.masked_fill(missing_N, -torch.inf), (-x_N).masked_fill(missing_N, -torch.inf)]
+
+
+def _binned(x_N: Tensor) -> Tensor:
+    """The number of each value's bin among bins of equal count, NaN where missing."""
+    known = x_N[x_N.isfinite()].numpy()
+    edges = np.unique(np.quantile(known, np.linspace(0, 1, _SHAPES + 1)[1:-1])) if len(known) else known
+    bins_N = torch.from_numpy(np.searchsorted(edges, x_N.numpy(), side="right")).to(x_N.dtype)
+    return bins_N.masked_fill(x_N.isnan(), torch.nan)
 
 
 def _by_code(x_N: Tensor, labels_N: Tensor, group_N: Tensor) -> Tensor:

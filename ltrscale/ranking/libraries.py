@@ -2,7 +2,7 @@
 
 Each rule was read off the program's documentation or source, and the tests compare every policy of a program that is
 installed with the program itself. Versions: LightGBM 4.7, XGBoost 3.2, CatBoost 1.2, pytrec_eval-terrier 0.5,
-scikit-learn 1.9, ranx 0.3, LETOR 4.0's script of 2009-04-24, allRank 1.4.
+scikit-learn 1.9, ranx 0.3, LETOR 4.0's script of 2009-04-24, allRank 1.4.3.
 
 LETOR's script has its own functions, for comparison with published figures only. Its policy differs from that of
 `ltrscale.ranking.metrics` in five ways, each of which changes the mean:
@@ -27,7 +27,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ltrscale.batch import group_index, length_chunks, sum_by_group
+from ltrscale.batch import group_index, length_chunks, sum_by_group, to_offsets
 from ltrscale.ranking.graded import gain_dcg
 from ltrscale.ranking.metric import FirstRanks, Metric, Rules, Threshold
 from ltrscale.ranking.metrics import NDCGConfig, exponential_gain, rank_discounts
@@ -57,7 +57,8 @@ _TREC = Rules(scores="float32", ties="item", relevant="from_1", gain="linear", s
 _SKLEARN = Rules(relevant="from_1", gain="linear", undefined="zero")
 # ranx sorts unstably, and lists of up to 15 documents happen to keep the order of the input.
 _RANX = Rules(ties="input", relevant="from_1", gain="linear", short="padded", undefined="zero")
-# allRank's MRR looks for the best label; a group of zeros has its first document at rank 1.
+# allRank's MRR looks for the best label; a group of zeros has its first document at rank 1. It sorts unstably too, and
+# lists of up to 16 documents keep the order of the input.
 _ALLRANK = Rules(scores="float32", ties="input", relevant="best", undefined="one")
 
 POLICIES = (
@@ -107,19 +108,22 @@ def under(
     labels_N: Tensor,
     offsets_Q1: Tensor,
     names_N: Tensor | None = None,
+    retrieved_N: Tensor | None = None,
 ) -> Tensor:
     """A metric under the given rules, shape [Q], float64; NaN where a group is left out.
 
     Under `Rules()` it is the metric itself. A tie that the rules break becomes an order of distinct scores, so that one
-    kernel computes all.
+    kernel computes all. A document that was not retrieved counts in the ideal and in the number of relevant documents
+    and stands at no rank, as in trec_eval: the length of a list is that of what was retrieved.
 
     Args:
         rules: what the formula leaves open; `ties: block` is for average precision only.
         metric: of a kind in `KINDS`; its threshold counts where the rules say so.
-        scores_N: not NaN.
+        scores_N: not NaN where a document was retrieved.
         labels_N: finite, not negative.
         offsets_Q1: offsets of the groups.
         names_N: integers in the order of the items' names, for `ties: item`.
+        retrieved_N: which documents were retrieved, bool; None for all.
 
     Raises:
         ValueError: a score is NaN, or the items have no names and the rules need them.
@@ -131,25 +135,47 @@ def under(
     """
     if metric.kind not in KINDS:
         raise ValueError(f"{metric.name}: no program's rules are known; take one of {', '.join(KINDS)}")
+    kept_N = torch.ones_like(labels_N, dtype=torch.bool) if retrieved_N is None else retrieved_N
+    worth_N = _worth(rules, metric, labels_N, offsets_Q1)
+    lists = to_offsets(sum_by_group(kept_N.long(), offsets_Q1))
+    scores_N, ranked_N = scores_N[kept_N], worth_N[kept_N]
     if rules.scores == "float32":
         scores_N = scores_N.float()
     if rules.ties not in ("expected", "block"):
-        scores_N = _ordered(rules, scores_N, labels_N, offsets_Q1, names_N)
+        scores_N = _ordered(rules, scores_N, labels_N[kept_N], lists, None if names_N is None else names_N[kept_N])
     if isinstance(metric, NDCGConfig):
-        values_Q = _ndcg_under(rules, metric.k, scores_N, labels_N, offsets_Q1)
+        values_Q = _ndcg_under(rules, metric.k, (scores_N, ranked_N, lists), (worth_N, offsets_Q1))
     else:
-        relevant_N = _relevant(rules, metric, labels_N, offsets_Q1).double()
-        if metric.kind == "map" and rules.ties == "block":
-            values_Q = _block_precision(scores_N, relevant_N, offsets_Q1)
-        else:
-            values_Q = metric.replace(threshold=1.0).of(scores_N, relevant_N, offsets_Q1)
+        values_Q = _of_relevant(rules, metric, (scores_N, ranked_N, lists), sum_by_group(worth_N, offsets_Q1))
     if "short" in metric.ruled_by:
-        lengths_Q, k = offsets_Q1.diff(), int(metric.model_dump()["k"])
+        lengths_Q, k = lists.diff(), int(metric.model_dump()["k"])
         if rules.short == "zero":
             values_Q = torch.where((lengths_Q < k) & ~values_Q.isnan(), 0.0, values_Q)
         elif rules.short == "padded" and metric.kind == "precision":  # NDCG: what is filled up has no gain
             values_Q = values_Q * lengths_Q.clamp(max=k) / k
     return values_Q if rules.undefined == "left_out" else values_Q.nan_to_num(nan=float(rules.undefined == "one"))
+
+
+def _worth(rules: Rules, metric: Metric, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    """The gain of each document for NDCG, and 1 of a relevant one for other metrics, shape [N], float64."""
+    if not isinstance(metric, NDCGConfig):
+        return _relevant(rules, metric, labels_N, offsets_Q1).double()
+    return exponential_gain(labels_N) if rules.gain == "exponential" else labels_N.double()
+
+
+def _of_relevant(rules: Rules, metric: Metric, lists: tuple[Tensor, Tensor, Tensor], relevant_Q: Tensor) -> Tensor:
+    """A metric of relevant documents, from scores, relevance and offsets of what was retrieved.
+
+    Of `relevant_Q` relevant documents some may not be among them.
+    """
+    if metric.kind == "map" and rules.ties == "block":
+        values_Q = _block_precision(*lists)
+    else:
+        values_Q = metric.replace(threshold=1.0).of(*lists)
+    _, relevant_N, offsets_Q1 = lists
+    if metric.kind in ("map", "recall"):  # both divide by the number of relevant documents
+        values_Q = values_Q * (sum_by_group(relevant_N, offsets_Q1) / relevant_Q)
+    return torch.where(values_Q.isnan() & (relevant_Q > 0), 0.0, values_Q)  # none of them was retrieved
 
 
 def _ordered(rules: Rules, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, names_N: Tensor | None) -> Tensor:
@@ -183,17 +209,21 @@ def _relevant(rules: Rules, metric: Metric, labels_N: Tensor, offsets_Q1: Tensor
     return (labels_N > 0) & (labels_N == best_Q[group_index(offsets_Q1)])
 
 
-def _ndcg_under(rules: Rules, k: int, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """NDCG at k, with the gain, the discount and the ideal of the rules."""
+def _ndcg_under(rules: Rules, k: int, lists: tuple[Tensor, Tensor, Tensor], pool: tuple[Tensor, Tensor]) -> Tensor:
+    """NDCG at k with the discount and the ideal of the rules.
+
+    From scores, gains and offsets of what was retrieved, and gains and offsets of all documents.
+    """
     discounts = rank_discounts if rules.discount == "log2" else _letor_discounts
-    gains_N = exponential_gain(labels_N) if rules.gain == "exponential" else labels_N.double()
+    scores_N, gains_N, offsets_Q1 = lists
     dcg_Q = gain_dcg(scores_N, gains_N, offsets_Q1, k=k, discounts=discounts)
-    pool_N = gains_N
+    best_N, best_Q1 = pool
     if rules.ideal == "ranked":  # the scores are minus the ranks, from 0
-        pool_N = torch.where(scores_N > -k, gains_N, 0.0)
-    best_k = max(k, len(scores_N)) if rules.ideal == "uncut" else k
-    ideal_Q = gain_dcg(pool_N, pool_N, offsets_Q1, k=best_k, discounts=discounts)
-    return torch.where(ideal_Q.isnan() & ~dcg_Q.isnan(), 0.0, dcg_Q / ideal_Q)  # relevant documents, but none ranked
+        best_N, best_Q1 = torch.where(scores_N > -k, gains_N, 0.0), offsets_Q1
+    best_k = max(k, len(best_N)) if rules.ideal == "uncut" else k
+    ideal_Q = gain_dcg(best_N, best_N, best_Q1, k=best_k, discounts=discounts)
+    without_Q = torch.where(sum_by_group(*pool) > 0, 0.0, torch.nan)  # relevant documents, but none ranked
+    return torch.where(dcg_Q > 0, dcg_Q / ideal_Q, without_Q)
 
 
 def _letor_discounts(k: int) -> Tensor:

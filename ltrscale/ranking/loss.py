@@ -1,7 +1,8 @@
 """The base class of ranking losses, the tests for groups that have something to rank, and the pointwise losses.
 
 A loss gives one value per ragged group, which the training loop reduces. All losses take finite scores, labels that are
-finite and not negative unless they say so, and offsets of the groups. Half precision is computed, and returned, in
+finite and not negative unless they say so, and offsets of the groups. On a CPU, those with gains 2^y - 1 raise
+ValueError for a label above 1,000, whose gain is beyond float64. Half precision is computed, and returned, in
 float32. `weights_N` are factors of the documents' terms, such as inverse propensities; None means 1.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.

@@ -24,6 +24,7 @@ from ltrscale.batch import (
 )
 from ltrscale.layout import Chunk
 from ltrscale.ranking.loss import Loss, Scored, has_pairs
+from ltrscale.ranking.metrics import exponential_gain
 from ltrscale.ranking.pairwise import RankedLists, most, over_ideal, over_lists, row_blocks
 
 SLOTS_PER_CHUNK = 1 << 16
@@ -239,7 +240,7 @@ def approx_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, tempe
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, not {temperature}")
-    gains_N = torch.exp2(labels_N.double()) - 1
+    gains_N = exponential_gain(labels_N, waits=False)
     return over_lists(scores_N, gains_N, offsets_Q1, lambda lists, slope: _approx_ndcg(lists, temperature, slope))
 
 

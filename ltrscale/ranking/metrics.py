@@ -3,7 +3,8 @@
 One policy holds for all metrics. Documents with equal scores come in random order, and the value is the expectation
 over that order, so it never depends on the order of the input. A group without a relevant document has no defined
 value. A list shorter than k is evaluated at its length. Values are float64 whatever the type of the scores; scores
-may be infinite, labels are finite and not negative; a score that is NaN, and k below 1, is a ValueError.
+may be infinite, and one of -inf ranks last (Rax gives it no rank); labels are finite, not negative, and where gains are
+2^y - 1 at most 1,000; a score that is NaN, and k below 1, is a ValueError.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group and the first K ranks.
 """
@@ -280,8 +281,31 @@ def success(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, t
     return values_Q
 
 
-def exponential_gain(labels_N: Tensor) -> Tensor:
-    """The gain `2^y - 1` of labels, float64 (Burges et al. 2005)."""
+HIGHEST_LABEL = 1000
+"""The gain of a larger label, or a sum of some, is beyond float64: infinite, and NDCG undefined."""
+
+
+def exponential_gain(labels_N: Tensor, *, waits: bool = True) -> Tensor:
+    """The gain `2^y - 1` of labels, float64 (Burges et al. 2005).
+
+    Args:
+        labels_N: at most 1,000.
+        waits: check labels on a GPU too, for which the host waits. A training step does not: its labels are those of a
+            data set, for which `prepare` has checked them.
+
+    Raises:
+        ValueError: a label is above 1,000.
+
+    Example:
+        >>> exponential_gain(torch.tensor([0.0, 3.0]))
+        tensor([0., 7.], dtype=torch.float64)
+        >>> exponential_gain(torch.tensor([1024.0]))
+        Traceback (most recent call last):
+        ValueError: label 1024 is above 1000, and its gain 2^y - 1 beyond float64; give grades, or gains of their own
+    """
+    if (waits or labels_N.is_cpu) and labels_N.numel() and (highest := labels_N.amax().item()) > HIGHEST_LABEL:
+        what = f"label {highest:g} is above {HIGHEST_LABEL}, and its gain 2^y - 1 beyond float64"
+        raise ValueError(f"{what}; give grades, or gains of their own")
     return torch.exp2(labels_N.double()).sub_(1)
 
 

@@ -88,7 +88,7 @@ def lambdarank(
         tensor([ 0.2698, -0.2698,  0.0000])
     """
     solve = partial(_swaps, sigma=sigma, truncation=truncation, normalise=normalise)
-    return over_lists(scores_N, exponential_gain(labels_N), offsets_Q1, solve, order="scores")
+    return over_lists(scores_N, exponential_gain(labels_N, waits=False), offsets_Q1, solve, order="scores")
 
 
 class RankNetConfig(Loss):

@@ -15,7 +15,7 @@ from ltrscale.batch import at_least_float32, group_index, length_chunks, rows_of
 from ltrscale.layout import layout, send, told
 from ltrscale.ranking.loss import Loss, Scored
 from ltrscale.ranking.losses import mean_under_noise
-from ltrscale.ranking.metrics import rank_discounts
+from ltrscale.ranking.metrics import exponential_gain, rank_discounts
 from ltrscale.ranking.neuralsort import Mode, check_sort, kept_offsets, sort_entries
 from ltrscale.ranking.ranked import SLOTS_PER_CHUNK
 
@@ -175,6 +175,11 @@ def pirank(
     The mode is "soft"; "hard", with exact sorts, whose gradient is 0; or "straight_through", with the value of the
     exact sorts and the gradient of the relaxed ones. A group without a relevant document has loss 0 and gradient 0.
 
+    The paper's public code differs in four ways. It divides the summed DCG of a batch by the summed ideal DCG; this is
+    a ratio for each list. Its ideal is that of the documents that survive the merges; this is that of the whole list.
+    Its straight-through sort is exact in the last merge alone; this is exact in all. Its defaults are a temperature of
+    5 and k = 15.
+
     Raises:
         ValueError: the temperature is not positive, or k or depth is below 1.
 
@@ -216,7 +221,7 @@ class _RelevantLists(NamedTuple):
 
 
 def _relevant_lists(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, k: int | None) -> _RelevantLists:
-    gains_N = torch.exp2(labels_N.double()) - 1
+    gains_N = exponential_gain(labels_N, waits=False)
     chunks = length_chunks(offsets_Q1, budget=SLOTS_PER_CHUNK, quadratic=False)
     discounts_L, ideals = rank_discounts(max(1, layout(offsets_Q1).longest), gains_N.device), []
     for gains_ML in chunks.split(chunks.pad(gains_N)):

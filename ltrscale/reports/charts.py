@@ -23,6 +23,8 @@ _NARROW = 420
 """Pixels of one of several charts in a picture."""
 _LIMIT = 150
 """Pixels of a label; a longer one is cut, and its tooltip is whole."""
+_SLANTED = 6
+"""Names below a chart that are slanted; more of them stand upright."""
 _FEW_COLOURS = 10
 """Series of one chart; for more the scheme of twice as many colours is taken."""
 _LABEL_COLOURS = ["#b9b9b9", "#4c9be8", "#2fae66", "#f2a33a", "#e0455a"]
@@ -53,7 +55,7 @@ def theme(*, dark: bool) -> Spec:
         "background": "transparent",
         "font": _FONT,
         "view": {"stroke": None},
-        "axis": {**words, "gridColor": grid, "domainColor": faint, "tickColor": faint},
+        "axis": {**words, "gridColor": grid, "domainColor": faint, "tickColor": faint, "labelSeparation": 2},
         "legend": {**words, "orient": "top", "columns": 2},
         "title": {"color": text, "fontWeight": "normal", "fontSize": 12, "anchor": "start", "limit": 300},
         "rule": {"color": faint},
@@ -83,6 +85,14 @@ def _number(field: str, title: str | None = None, *, zero: bool = False, **scale
 def _in_order(rows: ChartRows, field: str) -> list[Any]:
     """The values of a field in the order of the rows, which Vega would sort."""
     return list(dict.fromkeys(row[field] for row in rows))
+
+
+def _named(names: Sequence[str]) -> Spec:
+    """An axis across with a name for each place, which also on a telephone do not lie over each other.
+
+    Few names are read slanted; more of them stand upright, and where even these have no room, some are left out.
+    """
+    return {"labelAngle": -30} if len(names) <= _SLANTED else {"labelAngle": -90, "labelOverlap": "greedy"}
 
 
 def _series(rows: ChartRows, order: Sequence[str] = ()) -> Spec:
@@ -175,7 +185,7 @@ def lines(
     axis = {"values": list(ticks), "format": "~s"} if ticks else {}
     across: Spec = {"x": _of("x", "quantitative", x, scale=scale, axis=axis)}
     if ordinal:
-        across = {"x": _of("x", "ordinal", x, sort=_in_order(rows, "x"))}
+        across = {"x": _of("x", "ordinal", x, sort=_in_order(rows, "x"), axis={"labelOverlap": True})}
     tips = [_of("series", "nominal", "of"), _of("x", "ordinal" if ordinal else "quantitative", "at")]
     tips.append(_of("y", "quantitative", "value", format=".4f"))
     shared = {**across, "color": _series(rows, order), "tooltip": tips}
@@ -268,7 +278,7 @@ def shade(label: float, highest: float) -> int:
 def heatmap(rows: ChartRows, *, title: str) -> Spec:
     """A matrix with the values in its cells; the rows have `one`, `other` and `value`, from -1 to 1."""
     names = _in_order(rows, "one")
-    cell = {"x": _of("one", "nominal", sort=names, axis={"labelAngle": -30}), "y": _of("other", "nominal", sort=names)}
+    cell = {"x": _of("one", "nominal", sort=names, axis=_named(names)), "y": _of("other", "nominal", sort=names)}
     pale = {"range": ["#f4f7fb", "#79b4ec"], "domain": [0, 1], "clamp": True}
     shades = _of("value", "quantitative", title, legend=None, scale=pale)
     figures = _of("value", "quantitative", format=".2f")
@@ -287,7 +297,8 @@ def parallel(rows: ChartRows, ends: ChartRows, *, title: str) -> Spec:
         ends: `axis`, `place` and `shown` of what is written beside the axes.
         title: of the values.
     """
-    across = {"x": _of("axis", "nominal", sort=_in_order(rows, "axis"), axis={"labelAngle": -20, "grid": True})}
+    axes = _in_order(rows, "axis")
+    across = {"x": _of("axis", "nominal", sort=axes, axis={**_named(axes), "grid": True})}
     up: Spec = {"y": _of("place", "quantitative", axis=None, scale={"domain": [0, 1]})}
     colour = _of("value", "quantitative", title, scale={"scheme": "viridis"})
     tips = [_of(name, "nominal", name) for name in ("line", "axis", "shown")]

@@ -95,17 +95,18 @@ def refuse_credentials(environment: Mapping[str, str], command: Sequence[str]) -
             raise InputError(f"{word}: has a credential in its URL, and {_REMEDY}")
 
 
-def refuse_files(folder: Path, sent: Collection[str]) -> None:
+def refuse_files(folder: Path, sent: Collection[str], copy: Path | None = None) -> None:
     """Refuse to send files that are there to keep credentials, or have one of a well-known form in them.
 
     Args:
         folder: the working directory.
         sent: the files that would be sent, relative to it.
+        copy: where these are read instead.
 
     Raises:
         InputError: there are such files; names them.
     """
-    found = [name for name in sorted(sent) if _is_secret(folder / name, name)]
+    found = [name for name in sorted(sent) if _is_secret((copy or folder) / name, name)]
     if found:
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         lines = ", ".join(f"`/{name}`" for name in found[:5])

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from ltrscale.errors import InputError, Stopped, UnavailableError
-from ltrscale.progress import log
+from ltrscale.progress import called, log
 from ltrscale.runtime.engine import with_environment
 from ltrscale.signals import handling
 
@@ -136,7 +136,7 @@ def follow(client: Any, attempt: str, address: str) -> int:
         with handling(leave):
             job = attempt_details(client, attempt, sys.stdout)
     except KeyboardInterrupt:
-        command = f"python -m jobs.submit --address {shlex.quote(address)} --id {attempt}"
+        command = f"{called('submit')} --address {shlex.quote(address)} --id {attempt}"
         message = f"following; {attempt} goes on. `{command}` follows it again, `{command} --action stop` stops it"
         raise Stopped(message, status=128 + come[0]) from None
     log.info("%s: %s", attempt, state(job))

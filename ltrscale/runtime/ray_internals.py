@@ -5,7 +5,6 @@ changes, check each function here, run the tests that start Ray, and change `VER
 """
 
 import logging
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -14,12 +13,12 @@ from subprocess import Popen
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from ltrscale import storage
 from ltrscale.progress import log
 
 VERSION = "2.60.0"
 """The version of Ray with which this module was tested."""
 _ANSWER_S = 10.0
+_TRIES = 10
 
 
 @contextmanager
@@ -91,21 +90,31 @@ def keep_keys_out_of_trials() -> None:
 
 
 def working_directory(folder: Path) -> dict[str, int]:
-    """The files of a folder that Ray sends along with a job, and their bytes.
+    """The files of a folder that Ray sends along with a job, and their bytes; other processes may write meanwhile.
 
     Ray leaves out what .gitignore and .rayignore name, and has no public list of the rest.
     """
     from ray._private.ray_constants import get_runtime_env_default_excludes
-    from ray._private.runtime_env.packaging import create_package
+    from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
 
     quiet = logging.getLogger("ltrscale.packaging")
     quiet.propagate = False  # of the files: nothing is sent here
-    with storage.scratch.directory() as scratch:
-        package = scratch / "package.zip"
-        excludes = get_runtime_env_default_excludes()
-        create_package(str(folder), package, include_gitignore=True, excludes=excludes, logger=quiet)
-        with zipfile.ZipFile(package) as archive:
-            return {file.filename: file.file_size for file in archive.infolist() if not file.is_dir()}
+    folder = folder.absolute()
+    for left in reversed(range(_TRIES)):
+        files: dict[str, int] = {}
+
+        def note(path: Path, files: dict[str, int] = files) -> None:
+            if path.is_file():
+                files[str(path.relative_to(folder))] = path.stat().st_size
+
+        try:
+            excludes = [_get_excludes(folder, get_runtime_env_default_excludes())]
+            _dir_travel(folder, excludes, note, include_gitignore=True, logger=quiet)
+            break
+        except FileNotFoundError:  # removed since its folder was listed
+            if not left:
+                raise
+    return files
 
 
 def session_folder() -> Path:

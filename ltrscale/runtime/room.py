@@ -59,13 +59,27 @@ def waiting_line(workers: WorkersConfig) -> str:
     """One line for a run whose workers have no room: what they need, and why it is not there."""
     wanted = f"{workers.least} workers with {_named(resources(workers))} each{_place(workers)}"
     if has_nodes(workers):
-        free = ray.available_resources()
-        return (
-            f"waits for room for {wanted}; free in the cluster: {_named({n: free.get(n, 0) for n in ('CPU', 'GPU')})}"
-        )
+        return f"waits for room for {wanted}; {free_line(workers, ray.available_resources())}"
     if ray_internals.unmet_requests() is None:
         return f"waits for {wanted}: no node is such, and no autoscaler reports that it adds one; start such nodes"
     return f"waits for {wanted}: none there yet, asked the autoscaler"
+
+
+def free_line(workers: WorkersConfig, free: Mapping[str, float]) -> str:
+    """What is free in the cluster, and why it may not do where it is enough by its sum.
+
+    Example:
+        >>> two = WorkersConfig(number=2, cpus=2)
+        >>> free_line(two, {"CPU": 3.0})
+        'free in the cluster: 3 CPU, 0 GPU'
+        >>> free_line(two, {"CPU": 4.0})
+        'free in the cluster: 4 CPU, 0 GPU; these lie on several nodes, of which none has room for a worker, or ...'
+    """
+    line = f"free in the cluster: {_named({name: free.get(name, 0) for name in ('CPU', 'GPU')})}"
+    if any(free.get(name, 0) < amount * workers.least for name, amount in resources(workers).items()):
+        return line
+    apart = "these lie on several nodes, of which none has room for a worker, or on nodes that are not asked for"
+    return f"{line}; {apart}, or have just become free"
 
 
 def check_possible(workers: WorkersConfig) -> None:

@@ -12,6 +12,7 @@ import shlex
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,10 +21,10 @@ from pydantic import Field
 
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.progress import log
-from ltrscale.runtime import ray_internals
+from ltrscale.progress import called, log
 from ltrscale.runtime.credentials import refuse_credentials, refuse_files
 from ltrscale.runtime.dashboard import address_of, attempt_details, connected, follow, state
+from ltrscale.runtime.snapshot import Snapshot, snapshot
 
 _POLL_S = 1.0
 _PATIENCE_S = 60.0
@@ -62,8 +63,9 @@ class SubmitConfig(Config):
     check: bool = True
     """Read the job's config here first. With false only the cluster reads it, for files that only the cluster has."""
     working_dir: str | None = "."
-    """Directory to send, without what its .gitignore and .rayignore name; null if the nodes have the jobs installed.
-    Files of credentials are refused."""
+    """Directory to send: what git tracks there, or, without git, all but what its .gitignore names; in both cases
+    without data sets and what its .rayignore names. Null if the nodes have the jobs installed. Files of credentials are
+    refused."""
     environment: dict[str, Annotated[str, Field(coerce_numbers_to_str=True)]] = Field(default_factory=dict)
     """Variables for the job and its workers. Credentials are refused: the dashboard shows the variables."""
     entrypoint: EntrypointConfig = EntrypointConfig()
@@ -200,23 +202,19 @@ def _started(client: Any, attempts: Sequence[Any], job: Submission | None, confi
     if job is None:
         raise InputError(f"{config.id}: no such submission at {address}; give the job after --")
     chosen = job.name if last is None else f"{job.name}-{1 + max(_attempt_number(each, job.name) for each in attempts)}"
-    runtime: dict[str, Any] = {"env_vars": {**config.environment, _STOP_WAIT: str(config.stop_seconds)}}
-    if config.working_dir is None:
-        _check_places(job, (), "the nodes have the jobs, not this directory")
-    else:
-        _check_folder(config.working_dir, job)
-        runtime["working_dir"] = config.working_dir
+    variables = {**config.environment, _STOP_WAIT: str(config.stop_seconds)}
     reserved = config.entrypoint
     try:
-        client.submit_job(
-            entrypoint=job.entrypoint,
-            submission_id=chosen,
-            runtime_env=runtime,
-            entrypoint_num_cpus=reserved.cpus,
-            entrypoint_num_gpus=reserved.gpus,
-            entrypoint_memory=round(reserved.memory_gb * 1e9),
-            entrypoint_resources=reserved.resources or None,
-        )
+        with _sent(config.working_dir, job) as working_dir:
+            client.submit_job(
+                entrypoint=job.entrypoint,
+                submission_id=chosen,
+                runtime_env={"env_vars": variables, **working_dir},
+                entrypoint_num_cpus=reserved.cpus,
+                entrypoint_num_gpus=reserved.gpus,
+                entrypoint_memory=round(reserved.memory_gb * 1e9),
+                entrypoint_resources=reserved.resources or None,
+            )
     except RuntimeError as error:
         if "already exists" not in str(error):
             raise
@@ -230,16 +228,30 @@ def _attempt_number(attempt: Any, name: str) -> int:
     return int(attempt.submission_id.removeprefix(name).lstrip("-") or 1)
 
 
-def _check_folder(folder: str, job: Submission) -> None:
-    """Check that the directory that is sent has the job and its configs, and no credentials."""
+@contextmanager
+def _sent(folder: str | None, job: Submission) -> Iterator[dict[str, str]]:
+    """The working directory of a job as Ray's setting: a copy with the job and its configs, and no credentials."""
+    if folder is None:
+        _check_places(job, (), "the nodes have the jobs, not this directory")
+        yield {}
+        return
     if "://" in folder:  # an archive that Ray fetches
+        yield {"working_dir": folder}
         return
     if not Path(folder).is_dir():
         raise InputError(
             f"working_dir: {folder} is no directory; name the checkout, or null if the nodes have the jobs"
         )
-    sent = ray_internals.working_directory(Path(folder))
-    refuse_files(Path(folder), sent)
+    names = [os.path.relpath(file, folder) for file in job.files]
+    with snapshot(Path(folder), [name for name in names if not name.startswith("..")]) as taken:
+        _check_copy(folder, taken, job)
+        yield {"working_dir": str(taken.folder)}
+
+
+def _check_copy(folder: str, taken: Snapshot, job: Submission) -> None:
+    """Check that what is sent has the job and its configs, and no credentials."""
+    sent = taken.sent
+    refuse_files(Path(folder), sent, taken.folder)
     if not {f"jobs/{job.module}.py", f"jobs/{job.module}/__main__.py"} & set(sent):
         raise InputError(
             f"working_dir: jobs/{job.module}.py is not in {Path(folder).resolve()}; give the command in the checkout, "
@@ -252,8 +264,8 @@ def _check_folder(folder: str, job: Submission) -> None:
                 f"{file}: is not sent with {folder}, as it is outside, or .gitignore or .rayignore names it; move it, "
                 "for instance to jobs/configs, or upload it and give its URL"
             )
-    _check_places(job, sent, f"{folder} is sent without what .gitignore and .rayignore name")
-    log.info("sending %d files of %s, %.1f MB", len(sent), folder, sum(sent.values()) / 1e6)
+    _check_places(job, sent, f"sent is {taken.rule}")
+    log.info("sending %d files of %s, %.1f MB: %s", len(sent), folder, sum(sent.values()) / 1e6, taken.rule)
 
 
 def _check_places(job: Submission, sent: Collection[str], reason: str) -> None:
@@ -272,7 +284,7 @@ def _check_places(job: Submission, sent: Collection[str], reason: str) -> None:
 def _stop(client: Any, attempts: Sequence[Any], name: str, seconds: int) -> int:
     """Stop the attempts that run, and wait for their ends."""
     if not attempts:
-        raise InputError(f"{name}: no such submission; `python -m jobs.submit --action status` lists all")
+        raise InputError(f"{name}: no such submission; `{called('submit')} --action status` lists all")
     running = [job.submission_id for job in attempts if not job.status.is_terminal()]
     if not running:
         log.info("%s: %s already", attempts[-1].submission_id, state(attempts[-1]))

@@ -2,9 +2,10 @@
 
     OUT-data/   the rows as a data set, with quarantine and accounting (`ltrscale.ingest.prepare`)
     OUT/        the ranked items, committed period by period (`ltrscale.data.dataset.scores`, layout `items`)
+    OUT-explained/  why the first item of each query is first, if the job asks for it (`ltrscale.scoring.explain`)
 
-Both stages skip what is up to date, so a repeated command goes on where it was stopped. Between them the periods to
-rank are compared with training (`ltrscale.scoring.skew`), and refused if the job asks for it.
+The stages skip what is up to date, so a repeated command goes on where it was stopped. Between the first two the
+periods to rank are compared with training (`ltrscale.scoring.skew`), and refused if the job asks for it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,7 @@ from ltrscale.ingest.prepare import RowsJob
 from ltrscale.ingest.rows import QUARANTINE
 from ltrscale.ingest.source import Needs
 from ltrscale.progress import log
+from ltrscale.scoring.explain import ExplainItems
 from ltrscale.scoring.files import ScorerConfig
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.scoring.skew import Skew, SkewKind, skew_of
@@ -55,6 +57,8 @@ class PredictJob(ScorerConfig):
     reported, or some of them: `missing`, `category`, `range`, `scale`."""
     add: bool = False
     """Keep the items of earlier inputs, and add those of new periods. Otherwise `out` has those of `inputs` alone."""
+    explain: bool = False
+    """Also say why the first item of each query stands above those of ranks 2 to 10: a table in `OUT-explained`."""
     ray: bool = False
     """Read and score files in parallel on a Ray cluster; the output is the same."""
 
@@ -82,6 +86,9 @@ class PredictJob(ScorerConfig):
         manifest = open_dataset(self.data).manifest
         if not self.add:
             self._withdraw_others(manifest.periods)
+        if self.explain:
+            beside = f"{self.out.rstrip('/')}-explained"
+            ExplainItems(out=beside, bundles=self.bundles, data=self.data, device=self.device).run()
         if rejected := manifest.accounting.rows_rejected:
             quarantine = storage.join(self.data, QUARANTINE)
             log.warning(

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
@@ -24,17 +25,17 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
-from ltrscale.config import Config, validate
+from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
-from ltrscale.data.dataset.origin import inputs_of
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.errors import InputError, UnavailableError
+from ltrscale.errors import InputError
 from ltrscale.ingest.assembly import completed
-from ltrscale.ingest.inputs import InputFiles, PrepareConfig, list_inputs
+from ltrscale.ingest.inputs import PrepareConfig, raw_files
+from ltrscale.ingest.items import ItemRows
 from ltrscale.ingest.rows import RowBlock, concat, cut, keep
-from ltrscale.ingest.source import File
+from ltrscale.ingest.source import File, Source
 from ltrscale.progress import log
 from ltrscale.serving import raw
 from ltrscale.serving.format import (
@@ -314,8 +315,21 @@ def sample_raw(bundle: Bundle, module: ModuleType, files: Sequence[str], rows: i
         columns = [names.index(feature.name) for feature in bundle.features]
         features_NF = torch.from_numpy(rows_read.features_NF[order_N][:, columns])
         groups = QueryGroups(features_NF, torch.from_numpy(offsets_Q1))
-        return RawSample(url, rows_read.lines_N[order_N], [kept[i] for i in order_N.tolist()], groups)
+        found = [kept[i] for i in order_N.tolist()]
+        if any(join["table"] is None for join in module.beside(str(Path(str(module.__file__)).parent)).recipe["joins"]):
+            found = _with_tables(found, reading[0].source, reading[1])
+        return RawSample(url, rows_read.lines_N[order_N], found, groups)
     return None
+
+
+def _with_tables(rows: list[Any], source: Source, features: Sequence[Feature]) -> list[Any]:
+    """The rows with the columns of tables that join, as a service has them where a table is too large to lie beside."""
+    assert isinstance(source, ItemRows)  # only these have tables
+    for table in source.tables(features):
+        keys = pa.RecordBatch.from_pydict({name: [row.get(name) for row in rows] for name in table.join.key})
+        joined = table(keys)[0].select([*table.join.columns]).to_pylist()
+        rows = [{**row, **more} for row, more in zip(rows, joined, strict=True)]
+    return rows
 
 
 def raw_files_of(raw_rows: str | None, data: str) -> list[str]:
@@ -326,15 +340,7 @@ def raw_files_of(raw_rows: str | None, data: str) -> list[str]:
     """
     if raw_rows is not None:
         return storage.list_files(raw_rows)
-    urls = []
-    for entry in inputs_of(open_dataset(data)):
-        try:
-            urls += [file.url for file in list_inputs([validate(InputFiles, entry, data)])]
-        except UnavailableError:
-            raise
-        except InputError:
-            continue
-    if not urls:
+    if not (urls := raw_files(open_dataset(data))):
         log.warning(
             "export: the raw rows of %s are not there any more; name some as raw, to check the transformer", data
         )

@@ -2,7 +2,7 @@
 
 raw_rows.py      the transformer: one file that needs Python alone, a copy of the module of that name
 raw_rows.json    its recipe: the columns of a raw row, and how each feature of the model is made of them
-raw_rows_*.jsonl a table that joins the rows, if it has at most 200,000: a list of key and values in each line
+raw_rows_*.jsonl a table that joins the rows, if it is small: a list of key and values in each line
 
 It reads columns as those of the rows that the model has learnt from; so do `jobs.predict` and the registry's model.
 """
@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ltrscale.bundle import Bundle
 from ltrscale.config import validate
+from ltrscale.data.columns import is_list
 from ltrscale.data.dataset.manifest import Feature, RawColumns
 from ltrscale.data.dataset.origin import RAW, fills_of, prepare_settings_of
 from ltrscale.errors import InputError
@@ -29,7 +30,8 @@ from ltrscale.serving import raw_rows
 from ltrscale.serving.format import Files
 
 CODE = "raw_rows.py"
-_MOST_ROWS = 200_000
+_MOST_ROWS, _MOST_NUMBERS = 200_000, 5_000_000
+"""Of a table that lies beside, and the numbers of its lists: some 100 MB of text."""
 
 
 def reading_raw(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tuple[Feature, ...]] | None:
@@ -43,7 +45,7 @@ def reading_raw(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tu
     where = f"{bundle.url}: read_as of its config.json"
     config = validate(PrepareConfig, {**prepare_settings_of(bundle.read_as), "inputs": "X"}, where)
     log_columns, columns = validate(RawColumns, bundle.read_as[RAW], where).reads, config.source.mapping
-    if columns is None or any(columns.source_of(name) not in log_columns for name in names):
+    if columns is None or columns.sources_of(names).keys() - log_columns.keys():
         return None
     features = tuple(feature for feature in bundle.features if feature.name in names)
     fills = fills_of(bundle.read_as)
@@ -72,8 +74,8 @@ def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
             {**join.model_dump(mode="json"), "columns": list(join.columns), "key": list(join.key), "table": name}
         )
         files |= {} if table is None or name is None else {name: table}
-    by_name = {feature.name: feature for feature in features}
-    dated = sorted({columns.date_features()[name][0] for name in names if name in columns.date_features()})
+    by_name, made = {feature.name: feature for feature in features}, _made(columns)
+    dated = sorted({made[name]["column"] for name in names if "part" in made.get(name, {})})
     recipe = {
         "format": "ltrscale-raw-rows",
         "version": 1,
@@ -84,6 +86,7 @@ def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
             "decimal": columns.decimal,
             "encoding": columns.encoding,
             "quotes": columns.quotes,
+            "header": list(columns.header),
             "missing": list(NULLS),
             **dict(zip(("true", "false"), booleans(), strict=True)),
         },
@@ -93,10 +96,11 @@ def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
             "row": columns.time,
             "columns": [*([columns.time] if columns.time else []), *(name for name in dated if name != columns.time)],
         },
+        "vectors": columns.vector_columns,
         "infinite": config.infinite,
         "columns": _columns(columns, source.joined_tables, [by_name[name] for name in names], raw),
         "joins": joins,
-        "features": [_feature(by_name[name], columns) for name in names],
+        "features": [_feature(by_name[name], columns, made) for name in names],
     }
     text = json.dumps(recipe, indent=1, ensure_ascii=False) + "\n"
     return {CODE: inspect.getsource(raw_rows).encode(), raw_rows.RECIPE: text.encode(), **files}
@@ -106,10 +110,12 @@ _ABOUT = {
     "rows": "the form of the log's files: csv, json (lines) or parquet",
     "csv": "how values are written in CSV text; `missing` are words for no value, `true` and `false` for booleans",
     "times": "the zone of times without one, the formats that are tried in order, the time of the row itself",
+    "vectors": "the columns with lists of numbers, with their length; null where it is that of the list beside it",
     "columns": "what the log has in each column of a row; `table` is the number of the table that has the column; a "
     "row may lack an `optional` one",
     "features": "in the order of features.json: `column` has the value, as it is (a number in single precision; the "
-    "code of a category: a whole number below 2^24 is its own, other text is hashed) or `part` of it (of a time); "
+    "code of a category: a whole number below 2^24 is its own, other text is hashed), `part` of it (of a time), the "
+    "number at `place` of its list, from 0, or the `similarity` of its list to that of `other`; "
     "`fill` stands for a missing value",
 }
 
@@ -119,7 +125,7 @@ def _columns(
 ) -> dict[str, dict[str, Any]]:
     """The columns that features, times and joins read, and those that tables give."""
     tables = {name: i for i, join in enumerate(joins, 1) for name in join.columns}
-    used = dict.fromkeys(columns.source_of(feature.name) for feature in features)
+    used = columns.sources_of(feature.name for feature in features)
     used |= dict.fromkeys([columns.time] if columns.time else [])
     used |= dict.fromkeys(name for join in joins for name in (*join.key, *join.columns))
     return {
@@ -132,16 +138,28 @@ def _columns(
     }
 
 
-def _feature(feature: Feature, columns: ColumnMapping) -> dict[str, Any]:
-    column, part = columns.date_features().get(feature.name, (feature.name, None))
-    recipe: dict[str, Any] = {"name": feature.name, "kind": feature.kind, "column": column}
+def _feature(feature: Feature, columns: ColumnMapping, made: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     fill = columns.fill_of(feature)
-    return recipe | ({} if part is None else {"part": part}) | ({} if fill is None else {"fill": fill})
+    of = made.get(feature.name, {"column": feature.name})
+    return {"name": feature.name, "kind": feature.kind, **of, **({} if fill is None else {"fill": fill})}
+
+
+def _made(columns: ColumnMapping) -> dict[str, dict[str, Any]]:
+    """Of what the features are made that are no columns themselves."""
+    made: dict[str, dict[str, Any]] = {}
+    made |= {name: {"column": column, "part": part} for name, (column, part) in columns.date_features().items()}
+    made |= {name: {"column": column, "place": i} for name, (column, i) in columns.vector_features().items()}
+    return made | {
+        name: {"column": one, "similarity": kind, "other": other}
+        for name, (kind, one, other) in columns.similarity_features().items()
+    }
 
 
 def _table(joined: Joined) -> bytes | None:
     """The rows of a table as lists of key and values, one in a line; None where these are too many, or times."""
     if len(joined.keys_K) > _MOST_ROWS or not all(_is_plain(array.type) for array in joined.columns.values()):
+        return None
+    if sum(len(array.flatten()) for array in joined.columns.values() if is_list(array.type)) > _MOST_NUMBERS:
         return None
     rows = zip(joined.keys_K.to_pylist(), *(array.to_pylist() for array in joined.columns.values()), strict=True)
     return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows if row[0] is not None).encode()
@@ -150,6 +168,7 @@ def _table(joined: Joined) -> bytes | None:
 def _is_plain(kind: pa.DataType) -> bool:
     """Whether JSON has values of this type."""
     types = pa.types
+    kind = kind.value_type if is_list(kind) else kind
     numeric = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
     return bool(numeric or types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind))
 
@@ -183,7 +202,7 @@ def how_read(columns: Mapping[str, Any], settings: Mapping[str, Any], bundle: Bu
     return {
         "fill": {feature.name: mapping.fill_of(feature) for feature in bundle.features},
         "infinite": settings.get("infinite", "reject"),
-        **{use: getattr(read, use) for use in ("dates", "positions", "tokens")},
+        **{use: getattr(read, use) for use in ("dates", "vectors", "similarities", "positions", "tokens")},
         **{use: getattr(read, use) if read.dates else None for use in ("time", "time_zone", "time_format")},
     }
 

@@ -35,12 +35,20 @@ from zoneinfo import ZoneInfo
 RECIPE, MODEL = "raw_rows.json", "features.json"
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _NO_NUMBER = re.compile(r"([+-]?)(inf|infinity|nan(?:\([a-z0-9_]*\))?)", re.IGNORECASE)
-_WELL_QUOTED = r'(?:"(?:[^"]|"")*"|[^"{delimiter}]*)(?:{delimiter}(?:"(?:[^"]|"")*"|[^"{delimiter}]*))*'
+_FIELD = r'(?:"(?:[^"]|"")*"|[^"{delimiter}]*)'
+_WELL_QUOTED, _OPEN = _FIELD + "(?:{delimiter}" + _FIELD + ")*", "(?:" + _FIELD + r'{delimiter})*"(?:[^"]|"")*'
+_MISPLACED = "a quote, carriage return or NUL out of place, or too long a line"
+_NOT_CLOSED = (
+    "a quoted field that does not end in its line: line ends within quotes are not read; write them as blanks, or the "
+    "file as Parquet or JSON lines"
+)
 _JSON = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
-_KINDS = {"number": "number", "integer": "number", "boolean": "boolean", "text": "string"}
+_KINDS = {"number": "number", "integer": "number", "boolean": "boolean", "text": "string", "numbers": "array"}
 _CODES = 1 << 24
 _WHOLE_FLOAT = re.compile(r"-?(0|[1-9][0-9]{0,15})\.0")
 _EPOCH, _EPOCH_SECONDS, _DAY, _SLOT = datetime(1970, 1, 1, tzinfo=timezone.utc), 10**11, 86400, 900
+_ZONE = re.compile(r" ?(UTC|GMT|Z|[-+][0-9]{2}(?::?[0-9]{2})?)$")
+_FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
 _ISO = re.compile(
     r"(?P<date>\d{4}-\d\d-\d\d|\d{8}|\d{4}-?W\d\d(?:-?\d)?)"
     r"(?:.(?P<h>\d\d)(?::?(?P<m>\d\d)(?::?(?P<s>\d\d)(?:[.,](?P<f>\d+))?)?)?"
@@ -92,6 +100,7 @@ class RawRows:
         values = {name: self._read(name, row) for name, about in self.recipe["columns"].items() if "table" not in about}
         for join, table in zip(self.recipe["joins"], self._tables):
             values.update(self._joined(join, table, values, row))
+        values.update({name: self._vector(name, values[name], n) for name, n in self.recipe["vectors"].items()})
         seconds = {name: self._seconds(name, values[name]) for name in self.recipe["times"]["columns"]}
         if (time := self.recipe["times"]["row"]) is not None and seconds[time] is None:
             raise RowError(f"column {time!r} is not a time stamp (None)")
@@ -119,7 +128,7 @@ class RawRows:
                 yield from ((number, _object(line)) for number, line in lines)
                 return
             delimiter = form["delimiter"] or ("\t" if ".tsv" in name else ";" if form["decimal"] == "," else ",")
-            names = self._fields(next(lines)[1], delimiter)
+            names = form.get("header") or self._fields(next(lines)[1], delimiter)
             yield from ((number, self._row(line, names, delimiter)) for number, line in lines)
 
     def _row(self, line: str, names: list[str], delimiter: str) -> Row:
@@ -153,9 +162,10 @@ class RawRows:
         """The fields of a line, which is a row: no field has a line end."""
         text, quotes = line.rstrip("\n"), self.recipe["csv"]["quotes"]
         text = text[:-1] if text.endswith("\r") else text
-        whole = _WELL_QUOTED.format(delimiter=re.escape(delimiter))
+        whole, unclosed = (form.format(delimiter=re.escape(delimiter)) for form in (_WELL_QUOTED, _OPEN))
         if "\r" in text or "\0" in text or (quotes and '"' in text and not re.fullmatch(whole, text)):
-            raise csv.Error("a quote, carriage return or NUL out of place, or too long a line")
+            clean = "\r" not in text and "\0" not in text
+            raise csv.Error(_NOT_CLOSED if clean and re.fullmatch(unclosed, text) else _MISPLACED)
         return next(csv.reader([text], delimiter=delimiter)) if quotes and '"' in text else text.split(delimiter)
 
     def _read(self, name: str, row: Mapping[str, Any]) -> Any:
@@ -165,7 +175,10 @@ class RawRows:
         if name not in row and form != "json" and not about.get("optional"):
             raise RowError(f"no column {name!r}; give None where it has no value")
         value = row.get(name)
-        if value is None or (value != value and not isinstance(value, float)):  # as pandas has a missing time
+        if reads == "numbers" and value is not None and hasattr(value, "tolist"):  # an array
+            value = value.tolist()
+        # as pandas has a missing time, and Python's JSON anything that is missing
+        if value is None or (value != value and (form == "json" or not isinstance(value, float))):
             return None
         if isinstance(value, str) and not value.isascii():
             try:
@@ -223,6 +236,24 @@ class RawRows:
             raise RowError(f"{', '.join(join['key'])} {shown} is not in {join['path']}", "not_joined")
         return {name: join["fill"].get(name) for name in join["columns"]}
 
+    def _vector(self, name: str, value: Any, size: int | None) -> list[float] | None:
+        """A list of numbers in single precision; None where there is none."""
+        if value is None:
+            return None
+        if not isinstance(value, (list, tuple)):
+            raise RowError(f"column {name!r} is not a list of numbers ({value!r})")
+        form = self.recipe["rows"] if "table" not in self.recipe["columns"][name] else "parquet"
+        for each in value if form == "json" else ():
+            here = _JSON.get(type(each), type(each).__name__)
+            if each is not None and here != "number":
+                raise RowError(f"column {name!r} is a list of {here}s here and a list of numbers elsewhere ({value!r})")
+        found = [_plain(name, float(each) if form == "json" and each is not None else each) for each in value]
+        if size is not None and len(found) != size:
+            raise RowError(f"column {name!r} has {len(found)} numbers, not {size}")
+        if any(math.isnan(each) for each in found):
+            raise RowError(f"column {name!r} lacks a number in its list")
+        return found
+
     def _seconds(self, name: str, value: Any) -> int | None:
         """The seconds since 1970 of a time; None where it is missing."""
         if value is None:
@@ -244,13 +275,17 @@ class RawRows:
         return next((at for at in (self._by_format(value.strip(), form) for form in formats) if at is not None), None)
 
     def _by_format(self, text: str, form: str) -> int | None:
+        if _FOREIGN_DIGIT.search(text):
+            return None
         try:
             if form != "iso":
-                return self._utc(datetime.strptime(text, form))
-            try:
+                at = datetime.strptime(text, form)
+                if at.tzinfo is None and text.endswith(("UTC", "GMT")):
+                    at = at.replace(tzinfo=timezone.utc)
+                return None if "%Z" in form and at.tzinfo is None else self._utc(at)
+            if _NUMBER.fullmatch(text) or _NO_NUMBER.fullmatch(text):
                 return _epoch(float(text))
-            except ValueError:
-                return self._utc(_from_iso(text))
+            return self._utc(_from_iso(_ZONE.sub(lambda zone: zone[1] if zone[1][0] in "+-" else "Z", text)))
         except (ValueError, OverflowError):
             return None
 
@@ -259,6 +294,10 @@ class RawRows:
 
     def _feature(self, feature: Mapping[str, Any], values: Mapping[str, Any], seconds: Mapping[str, Any]) -> float:
         column, part = feature["column"], feature.get("part")
+        if "place" in feature:
+            return math.nan if values[column] is None else values[column][feature["place"]]
+        if "similarity" in feature:
+            return _similarity(feature["similarity"], column, feature["other"], values)
         if part is None:
             value = values[column]
             return self._category(column, value) if feature["kind"] == "categorical" else _plain(column, value)
@@ -329,6 +368,29 @@ def _plain(name: str, value: Any) -> float:
     if isinstance(value, str) or not hasattr(value, "__float__"):
         raise RowError(f"column {name!r} is not a number ({value!r})")
     return _nearest(float(value), value)
+
+
+def _similarity(kind: str, one: str, other: str, values: Mapping[str, Any]) -> float:
+    """How alike two vectors are, in single precision; NaN where one is missing."""
+    x, y = values[one], values[other]
+    if x is None or y is None:
+        return math.nan
+    if len(x) != len(y):
+        raise RowError(f"columns {one!r} and {other!r} have {len(x)} and {len(y)} numbers")
+    dot = _dot(x, y)
+    if not math.isfinite(dot):
+        return math.inf
+    if kind == "dot":
+        return _single(dot) if x else math.nan
+    norms = math.sqrt(_dot(x, x)) * math.sqrt(_dot(y, y))
+    return _single(dot / norms) if norms else math.nan
+
+
+def _dot(x: list[float], y: list[float]) -> float:
+    total = 0.0
+    for a, b in zip(x, y):  # one after the other, as the training data were made; sum() rounds otherwise
+        total += a * b
+    return total
 
 
 def _single(value: float) -> float:

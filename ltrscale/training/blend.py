@@ -98,7 +98,9 @@ class BlendJob(LabelledStage):
         if without := [name for name in opened if name not in weights]:
             log.info("blend: without %s, which no resample of the validation groups chose", ", ".join(without))
         read = {feature.name for name in weights for feature in opened[name].features}
-        train = train.serving([feature for feature in train.features if feature.name in read], whose=self.out)
+        train = train.serving(
+            [feature for feature in train.features if feature.name in read], whose=self.out, on_purpose=True
+        )
         report(metrics)
         about = facts(train, self.blend, metrics=metrics, made_by=origin)
         about["files"] = {

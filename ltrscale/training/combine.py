@@ -43,7 +43,7 @@ class FeatureJob(LabelledStage):
     def work(self, origin: Origin, report: Report) -> None:
         """Measure the order on the validation groups, as every trainer does, and commit the bundle."""
         data = LabelledData.of(self.splits.train, self.splits.validation, without=())
-        data = data.serving([self.order.among(data.train.features)], whose=self.out)
+        data = data.serving([self.order.among(data.train.features)], whose=self.out, on_purpose=True)
         assert data.judged is not None
         metrics = validated(data.judged, order_scorer(self.order))
         report(metrics)

@@ -77,7 +77,7 @@ class InContextJob(LabelledStage):
         data = LabelledData.of(train, validation, without=())
         examples = at_most(only_relevant(data.train), config.groups, config.reading.seed, "examples")
         data = replace(data, train=examples)
-        data = data.serving(_numbers(data.train.features, self.out), whose=self.out)
+        data = data.serving(_numbers(data.train.features, self.out), whose=self.out, on_purpose=True)
         samples = drawn_samples(QueryGroups.concat(list(iterate(data.train))), config.reading)
         log.info("in context: samples %s, documents %s", len(samples), sum(part.n_documents for part in samples))
         network = pretrained_network(config.pretrained)

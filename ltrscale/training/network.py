@@ -166,11 +166,11 @@ def masked_features(
             else "pretrain.mask lets the views show it; set pretrain.mask.identifying=0.8 to hide it",
         )
     for name, share in suspects.items():
-        if not rates[name]:
+        if not rates[name] and name not in config.columns:  # who has set a rate of 0 has answered
             log.warning(
                 "pretraining: %s is a whole number, unique within its query for %.0f%% of the documents; if it is an "
                 "id, leave it out, or hide it with pretrain.mask.columns={%s: 1}; if it is a quantity, such as a count "
-                "or a rank, nothing needs doing",
+                "or a rank, nothing needs doing, and a rate of 0 there says so",
                 *(name, 100 * share, name),
             )
     return MaskConfig(identifying=0, columns={name: rate for name, rate in rates.items() if rate})

@@ -13,11 +13,11 @@ from ltrscale import bundle
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, by_kind
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
+from ltrscale.data.dataset.selection import Selection, check_teaches, only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.data.stream.decoder import Memory, memory_for
-from ltrscale.data.stream.weighing import warn_of_weights
+from ltrscale.data.stream.weighing import check_weights
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, side_by_side
 from ltrscale.models.layers import MicroBatchNorm, moments
@@ -209,23 +209,25 @@ class LabelledData:
         then those that leave documents out are a warning.
 
         Raises:
-            InputError: as `select`, all labels of a split are 0, or the validation split lacks a feature.
+            InputError: as `select`, no list of a split has two labels, or the validation split lacks a feature.
         """
         groups = select(train, labelled=True, without=without)
         relevant = config is not None and config.relevant_only
         if validation is None:
             return cls(only_relevant(groups) if relevant else groups)
         judges = select(validation, labelled=True, without=without)
-        check_relevant(groups, "train")
-        check_relevant(judges, "validation")
+        check_teaches(groups, "train")
+        check_teaches(judges, "validation")
         data = cls(only_relevant(groups) if relevant else groups, judges, only_relevant(judges))
         if config is not None and isinstance(config.debias, WeightsConfig):
-            warn_of_weights(data.train)
+            check_weights(data.train)
         return data.serving(data.train.features, whose="the training split", where="the validation split")
 
-    def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:
+    def serving(
+        self, features: Sequence[Feature], *, whose: str, where: str = "the data", on_purpose: bool = False
+    ) -> Self:
         """The same groups, served with these features; see `Selection.serving`."""
-        return self.each(lambda groups: groups.serving(features, whose=whose, where=where))
+        return self.each(lambda groups: groups.serving(features, whose=whose, where=where, on_purpose=on_purpose))
 
     def each(self, change: Callable[[Selection], Selection]) -> Self:
         """The same data with every selection changed in the same way."""

@@ -18,9 +18,10 @@ from ltrscale.trees.data import SAMPLE, BinCodes, Labelled
 from ltrscale.trees.library import CPU, Direction, StoppingWatch, TreesConfig, directions, own_device
 
 _LIGHTGBM = {
-    "num_leaves", "learning_rate", "min_data_in_leaf", "feature_fraction", "bagging_fraction", "bagging_by_query",
-    "extra_trees", "lambda_l1", "lambda_l2", "cat_smooth", "cat_l2", "min_data_per_group", "max_cat_to_onehot",
-    "max_bin", "cegb_tradeoff", "cegb_penalty_split", "seed", "deterministic", "num_threads",
+    "num_leaves", "learning_rate", "min_data_in_leaf", "min_sum_hessian_in_leaf", "feature_fraction",
+    "bagging_fraction", "bagging_by_query", "extra_trees", "lambda_l1", "lambda_l2", "cat_smooth", "cat_l2",
+    "min_data_per_group", "max_cat_to_onehot", "max_bin", "cegb_tradeoff", "cegb_penalty_split", "seed",
+    "deterministic", "num_threads",
 }  # fmt: skip
 """Settings that have the library's own names; so for XGBoost."""
 _XGBOOST = {
@@ -33,6 +34,8 @@ _MOST_BORDERS, _LONGEST_ON_GPU = 255, 1023
 """CatBoost's limits on a GPU: borders of a feature, and documents of a group with YetiRank."""
 
 
+_LONGEST_OF_LIGHTGBM = 10_000
+"""Its limit on the documents of a group, whatever the objective; the other libraries have none on CPUs."""
 _POOL_MB = 1024
 """Of memory for histograms at most."""
 
@@ -52,6 +55,9 @@ class LightGBMConfig(TreesConfig):
     """Maximum number of leaves of a tree."""
     min_data_in_leaf: int = Field(20, ge=1)
     """Minimum number of documents of a leaf."""
+    min_sum_hessian_in_leaf: float = Field(1e-3, ge=0)
+    """Minimum sum of second derivatives in a leaf. With LambdaRank documents without a pair have none, so that a higher
+    one keeps leaves from resting on few pairs."""
     feature_fraction: float = Field(1.0, gt=0, le=1)
     """Share of the features that each tree may use, drawn at random."""
     bagging_fraction: float = Field(1.0, gt=0, le=1)
@@ -122,6 +128,9 @@ class LightGBMConfig(TreesConfig):
         """See `with_lightgbm.boost`."""
         from ltrscale.trees import with_lightgbm
 
+        for groups in (train, validation):
+            if groups is not None:
+                _check_lengths(groups, _LONGEST_OF_LIGHTGBM, "LightGBM", "choose another kind")
         highest = int(max(targets_N.max(), validation.labels_N.max() if validation else 0, 0))
         parameters = self.parameters(self.gains(highest), train.view.features)
         temperature = self.temperature if self.is_custom else None
@@ -332,7 +341,7 @@ class CatBoostConfig(TreesConfig):
 
         device = self.check_device()
         if device.type == "cuda" and self.objective == "YetiRank":
-            _check_lengths(train)
+            _check_lengths(train, _LONGEST_ON_GPU, "YetiRank on a GPU", _ON_CPU)
         parameters, calls_back = self.parameters(device), device.type == "cpu"
         return with_catboost.boost(
             parameters, train, targets_N, validation, codes, watch, stop_on=self.stop_on, calls_back=calls_back
@@ -363,12 +372,12 @@ class CatBoostConfig(TreesConfig):
         }
 
 
-def _check_lengths(groups: Labelled) -> None:
-    """Check that no group is too long for YetiRank on a GPU, before CatBoost fails on it."""
-    if len(groups.lengths_Q) and (length := int(groups.lengths_Q.max())) > _LONGEST_ON_GPU:
+def _check_lengths(groups: Labelled, longest: int, where: str, remedy: str) -> None:
+    """Check that no group is longer than a library takes, before it fails on it."""
+    if len(groups.lengths_Q) and (length := int(groups.lengths_Q.max())) > longest:
         raise InputError(
-            f"{groups.split}: group {groups.ids_Q[groups.lengths_Q.argmax()]} has {length:,} documents, YetiRank on a "
-            f"GPU takes {_LONGEST_ON_GPU:,}; prepare again with a lower max_group, or {_ON_CPU}"
+            f"{groups.split}: group {groups.ids_Q[groups.lengths_Q.argmax()]} has {length:,} documents, {where} takes "
+            f"{longest:,}; prepare again with a lower max_group, or {remedy}"
         )
 
 

@@ -34,17 +34,17 @@ from ltrscale.errors import InputError
 from ltrscale.layout import Chunk
 from ltrscale.models.fitting import Sample, ValueCounts, sampled_documents
 from ltrscale.progress import progress
-from ltrscale.ranking.metrics import ndcg
+from ltrscale.ranking.metrics import HIGHEST_LABEL, ndcg
 from ltrscale.ranking.ranked import SLOTS_PER_CHUNK
 from ltrscale.runtime.workers import Context, rank_and_world
 
 HIGHEST_EXPONENTIAL = 31
 """Highest label; gains 2^y - 1 of higher labels would swamp all others."""
-LONGEST = 10_000
-"""LightGBM's limit on documents of a group; it holds for the other libraries too, so that the same data trains all."""
 SAMPLE = 200_000
 """Documents from which bins are made; LightGBM's default. Of more than 335 features they are fewer."""
 _DOCS_PER_BATCH = 1 << 13
+_NUMBERED = 10_000
+"""Numbers that each group has for its documents."""
 _MEMORY_GB = 0.25
 """Largest size of the features that are kept in memory."""
 _MEMORIES = 4
@@ -150,7 +150,7 @@ def read_labelled(
     If the selection serves all groups, labels are NaN, which the caller replaces.
 
     Raises:
-        InputError: a group is too long for trees, or the data cannot be read.
+        InputError: the data cannot be read.
     """
     view = view or raw(selection.features)
     categorical = [column for column, feature in enumerate(view.features) if feature.kind == "categorical"]
@@ -161,7 +161,6 @@ def read_labelled(
     kept: list[NDArray[np.float32]] | None = [] if keep and fits else None
     with progress(f"read {split}", selection.n_documents) as advance:
         for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH, memory=_memory(selection)):
-            _check_lengths(groups, split)
             features_NF = view.columns(groups)
             if kept is not None:
                 kept.append(features_NF)
@@ -221,17 +220,8 @@ def _document_numbers(groups: QueryGroups) -> NDArray[np.int64]:
     assert groups.ids_Q is not None
     group_N = group_index(groups.offsets_Q1)
     place_N = torch.arange(groups.n_documents) - groups.offsets_Q1[group_N]
-    return (groups.ids_Q[group_N] * LONGEST + place_N).numpy()
-
-
-def _check_lengths(groups: QueryGroups, split: str) -> None:
-    assert groups.ids_Q is not None
-    if groups.n_groups and int(groups.lengths_Q.max()) > LONGEST:
-        gid, length = int(groups.ids_Q[groups.lengths_Q.argmax()]), int(groups.lengths_Q.max())
-        raise InputError(
-            f"{split}: group {gid} has {length:,} documents, trees take {LONGEST:,}; "
-            f"prepare again with max_group at most {LONGEST}"
-        )
+    near_N = groups.ids_Q[group_N] * _NUMBERED + place_N % _NUMBERED
+    return (near_N + (place_N // _NUMBERED << 48)).numpy()  # the few groups that are longer count far above all others
 
 
 def check_labels(groups: Labelled, targets_N: Doubles, highest: int | None) -> None:
@@ -271,17 +261,22 @@ def check_positions(groups: Labelled) -> None:
         )
 
 
-def read_judged(selection: Selection, view: View) -> Labelled:
+def read_judged(selection: Selection, view: View, highest: int) -> Labelled:
     """The validation groups with a relevant document, to which `only_relevant` has narrowed the selection.
+
+    Args:
+        selection: the groups.
+        view: the columns that trees see.
+        highest: the highest label by which trees may be judged; see `TreesConfig.highest_judged`.
 
     Raises:
         InputError: as `read_labelled`; no group has a relevant document, or a label is not a grade.
     """
     validation, _ = read_labelled(selection, "validation", view, keep=False)  # it lives until the last tree
-    if misfit := _first_misfit(validation, validation.labels_N, HIGHEST_EXPONENTIAL):
+    if misfit := _first_misfit(validation, validation.labels_N, highest):
         raise InputError(
-            f"{misfit}, and NDCG is of integers from 0 to {HIGHEST_EXPONENTIAL}; leave scores out of the validation "
-            "split, or map its labels to grades in prepare"
+            f"{misfit}, and NDCG is of integers from 0 to {highest} (gbdt.label_gain: linear goes on to "
+            f"{HIGHEST_LABEL}); leave scores out of the validation split, or map its labels to grades in prepare"
         )
     if not validation.labels_N.any():
         raise InputError(

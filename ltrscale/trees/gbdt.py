@@ -20,11 +20,11 @@ from ltrscale.bundle.views import View
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import check_disjoint, joined_splits
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
+from ltrscale.data.dataset.selection import Selection, check_teaches, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.data.stream.scored import score_selection
-from ltrscale.data.stream.weighing import warn_of_weights
+from ltrscale.data.stream.weighing import check_weights
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import launch
@@ -170,11 +170,11 @@ def with_features_of(train: Selection, validation: Selection) -> Selection:
     """The validation groups, with the features of the training split.
 
     Raises:
-        InputError: the validation split lacks some of these features, or all labels of a split are 0.
+        InputError: the validation split lacks some of these features, or no list of a split has two different labels.
     """
-    check_relevant(train, "train")
-    check_relevant(validation, "validation")
-    warn_of_weights(train)  # all trees multiply by the weights that the data have
+    check_teaches(train, "train")
+    check_teaches(validation, "validation")
+    check_weights(train)  # all trees multiply by the weights that the data have
     return validation.serving(train.features, whose="the training split", where="the validation split")
 
 
@@ -210,7 +210,11 @@ class TreeGrowing:
         view = seen_by(config, self.train.features)
         train, codes = read_labelled(deal(self.train, rank=rank, world=world), "train", view)
         check_complete(self.train, train)
-        validation = None if self.validation is None else read_judged(only_relevant(self.validation), view)
+        validation = (
+            None
+            if self.validation is None
+            else read_judged(only_relevant(self.validation), view, config.highest_judged)
+        )
         models: dict[str, bytes] = {}
         if self.start is not None:
             start = _started(config, self.start)

@@ -23,6 +23,7 @@ from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.devices import choose_device
 from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import Advance, progress
+from ltrscale.ranking.metrics import HIGHEST_LABEL
 from ltrscale.runtime.workers import Context
 from ltrscale.trees.data import HIGHEST_EXPONENTIAL, BinCodes, Labelled, all_workers
 
@@ -129,7 +130,8 @@ class TreesConfig(Config, ABC):
     learning_rate: float = Field(0.1, gt=0)
     """Weight of each tree."""
     label_gain: Literal["exponential", "linear"] | tuple[Gain, ...] = "exponential"
-    """Gain of a document of label 0, 1, 2, ... in a ranking objective: 2^y - 1, y, or a list of gains."""
+    """Gain of a document of label 0, 1, 2, ... in a ranking objective: 2^y - 1, y, or a list of gains. Early stopping
+    judges by NDCG with gains 2^y - 1 whatever it is, as all methods are judged."""
     per_query: bool = False
     """Standardise each numeric feature within its query group before trees see it, as `transform.per_query` does for
     networks; missing values stay missing. HOU24's public code does it, so that trees and networks have equal inputs."""
@@ -205,6 +207,11 @@ class TreesConfig(Config, ABC):
                 return HIGHEST_LINEAR
             case table:
                 return len(table) - 1
+
+    @property
+    def highest_judged(self) -> int:
+        """The highest validation label: one that has a gain, in the objective or in NDCG, whose gains are 2^y - 1."""
+        return max(HIGHEST_EXPONENTIAL, min(self.highest_label() or 0, HIGHEST_LABEL))
 
 
 CPU = torch.device("cpu")

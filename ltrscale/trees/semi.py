@@ -115,7 +115,7 @@ class SemiJob(LabelledStage):
             projection = fit_projection(all_groups, config.pca, view, scaled=config.pca_scaled)
             view = views.projected(view, projection)
         train, codes = read_labelled(labelled, "train", view)
-        validation = read_judged(only_relevant(judged), view)
+        validation = read_judged(only_relevant(judged), view, config.gbdt.highest_judged)
         metrics = {"labelled_groups": len(train.ids_Q), "validation_groups": judged.n_groups}
         if config.pseudo_labels is not None:
             train, codes = _all_groups(config, train, codes, all_groups, validation, context)

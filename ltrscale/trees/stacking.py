@@ -123,7 +123,9 @@ class StackedJob(LabelledStage):
         train, codes = read_labelled(selection, "train", views.scored(view, held_out, standardise=config.standardise))
         relevant = only_relevant(judged)
         scores = {name: _score(relevant, load(member.bundle), name) for name, member in members.items()}
-        validation = read_judged(relevant, views.scored(view, scores, standardise=config.standardise))
+        validation = read_judged(
+            relevant, views.scored(view, scores, standardise=config.standardise), config.gbdt.highest_judged
+        )
         grown = grow(config.gbdt, train, codes, validation, context)
         cut = config.gbdt.stop_on
         member_values = {name: validation.mean_ndcg(s.scores_N.numpy(), cut) for name, s in scores.items()}

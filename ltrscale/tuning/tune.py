@@ -24,11 +24,11 @@ from pydantic import Field, model_validator
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Operational, recordable
-from ltrscale.data.dataset.disjoint import check_disjoint
+from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.preflight import contents_of_read, difference
 from ltrscale.errors import InputError, Stopped
-from ltrscale.progress import Report, log, progress
+from ltrscale.progress import Report, called, log, progress
 from ltrscale.reports.findings import REPORT
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.engine import ray_cluster
@@ -86,9 +86,9 @@ class TuneJob(SearchConfig, Stage):
         return self
 
     def check(self) -> None:
-        """Refuse a space that does not fit the job, and splits that overlap."""
+        """Refuse a space that does not fit the job, and splits that overlap or teach nothing."""
         check_space(self.job, self.space)
-        check_disjoint(self.job.splits)
+        check_splits(self.job.splits)
 
     def identity(self) -> Settings:
         """Settings and space, with all periods named."""
@@ -190,7 +190,7 @@ def write_found(config: TuneJob, history: History) -> None:
         for name, stage in job.jobs(config.out).items():
             url = join(config.out, name)
             storage.write_bytes(url, configs.dump(stage).encode())
-            commands.append(f"python -m jobs.{stage.stage} --config {shlex.quote(url)}")
+            commands.append(f"{called(stage.stage)} --config {shlex.quote(url)}")
 
     def used(trial: TrialRecord, key: str) -> bool:
         try:

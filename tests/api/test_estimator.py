@@ -216,6 +216,20 @@ def test_scores_follow_the_order_of_the_rows(fitted: Ranker) -> None:
     assert fitted.predict(NEW.head(0)).shape == (0,)
 
 
+def test_rows_are_explained_by_what_their_scores_differ_in(fitted: Ranker) -> None:
+    scores_N = fitted.predict(NEW)
+    explained = fitted.explain(NEW)
+    assert len(explained) == (NEW.groupby("search").size() > 1).sum()
+    rows = NEW.index[NEW["search"] == NEW["search"].iloc[0]][:2].tolist()
+    (one,), (other,) = fitted.explain(NEW, (rows[0], rows[1])), fitted.explain(NEW, (rows[1], rows[0]))
+    assert one.difference == pytest.approx(scores_N[rows[0]] - scores_N[rows[1]], rel=1e-5)
+    assert other.difference == pytest.approx(-one.difference)
+    assert {reason.feature for reason in one.reasons} <= {*FEATURES["features"], *FEATURES["categorical"]}
+    assert {r.value for each in explained for r in each.reasons if r.feature == "shop"} <= {*NEW["shop"].astype(str)}
+    with pytest.raises(InputError, match="no two rows of one query"):
+        fitted.explain(NEW, (0, len(NEW) - 1))
+
+
 def test_a_table_without_the_query_column_needs_groups(fitted: Ranker) -> None:
     lengths_Q = NEW.groupby("search", sort=False).size()
     without = NEW.drop(columns="search")
@@ -254,6 +268,18 @@ CHANGED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "an unseen category": lambda rows: rows.assign(shop="west"),
     "other types": lambda rows: rows.astype({"clicks": str, "price": "float32", "shop": "category"}),
 }
+
+
+def test_an_infinite_number_is_told_how_to_be_missing(fitted: Ranker) -> None:
+    rows = searches(3, 9)
+    rows.loc[2, "price"] = np.inf
+    with pytest.raises(InputError, match=r"X:3 infinite .*; prepare=\{\"infinite\": \"missing\"\} has Ranker read"):
+        fitted.predict(rows)
+    reader = copy.deepcopy(fitted).set_params(prepare={"infinite": "missing"})
+    rows.loc[2, "price"] = np.nan
+    expected = fitted.predict(rows)
+    rows.loc[2, "price"] = np.inf
+    np.testing.assert_array_equal(reader.predict(rows), expected)
 
 
 @pytest.mark.parametrize("change", CHANGED)
@@ -658,3 +684,63 @@ def test_the_package_alone_imports_nothing_else() -> None:
     assert {"Ranker", "compare"} == set(ltrscale.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'Rankr'"):
         _ = ltrscale.Rankr
+
+
+D = 16
+FLAT = ["price", *(f"emb.{i}" for i in range(D))]
+
+
+def embedded(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Rows with a column of vectors, some of them missing, and the same with a column for each of their numbers."""
+    emb_ND = np.random.default_rng(len(frame)).normal(size=(len(frame), D)).astype(np.float32)
+    emb_ND[::9] = np.nan
+    plain = frame[["search", "product", "bought", "price"]]
+    lists = pd.Series([None if np.isnan(row).any() else row for row in emb_ND], dtype=object, index=frame.index)
+    return plain.assign(emb=lists), plain.assign(**{name: emb_ND[:, i] for i, name in enumerate(FLAT[1:])})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lightgbm", "network", "embedded numbers"])
+def test_a_column_of_vectors_is_as_many_columns(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ranker() -> Ranker:
+        if kind == "lightgbm":
+            return trees()
+        network = {
+            **SMALL,
+            **({} if kind == "network" else {"numbers": {"kind": "plr", "frequencies": 4, "embedding": 3}}),
+        }
+        return Ranker("neural", settings={"finetune": {**FINETUNE, "network": network}})
+
+    (lists, flat), (lists_of, flat_of), (new_lists, new_flat) = map(embedded, (TRAIN, VALIDATION, NEW))
+    one = ranker().fit(lists, validation=lists_of, **COLUMNS)
+    many = ranker().fit(flat, validation=flat_of, features=FLAT, **COLUMNS)
+    assert one.columns_["vectors"] == {"emb": D}
+    assert [*one.feature_names_in_] == [*many.feature_names_in_] == FLAT
+    assert trained(one) == trained(many)
+    scores_N = many.predict(new_flat)
+    for frame in (new_lists, pytest.importorskip("polars").from_pandas(new_lists)):
+        np.testing.assert_array_equal(one.predict(frame), scores_N)
+    assert one.score(new_lists) == many.score(new_flat)
+    monkeypatch.setattr(frames, "_SMALL", 0)
+    np.testing.assert_array_equal(one.predict(new_lists), scores_N)
+    np.testing.assert_array_equal(clone_fitted(one).predict(new_lists), scores_N)
+
+
+@pytest.mark.slow
+def test_a_ranker_compares_two_vectors_of_a_row_and_reads_as_jobs_predict_does(tmp_path: Path) -> None:
+    train, validation, new = (embedded(each)[0] for each in (TRAIN, VALIDATION, NEW))
+    rng = np.random.default_rng(0)
+    for frame in (train, validation, new):
+        frame["asked"] = [*rng.normal(size=(len(frame), D)).tolist()]
+    uses: dict[str, Any] = {**COLUMNS, "features": ["price"], "similarities": {"cosine": [["asked", "emb"]]}}
+    ranker = trees().fit(train, validation=validation, **uses)
+    assert [*ranker.feature_names_in_] == ["price", "asked.cosine.emb"]
+    scores = dict(zip(new["product"], ranker.predict(new), strict=True))
+    rows = new.assign(emb=[None if each is None else each.tolist() for each in new["emb"]])
+    rows.to_json(tmp_path / "new.jsonl", orient="records", lines=True, double_precision=15)
+    PredictJob.model_validate(
+        {"bundle": ranker.bundle_, "inputs": [{"path": str(tmp_path / "new.jsonl"), "period": "new"}]}
+        | {"out": str(tmp_path / "ranked")}
+    ).run()
+    (ranked,) = (tmp_path / "ranked").rglob("*.parquet")
+    assert pd.read_parquet(ranked).set_index("item_id")["score"].to_dict() == scores

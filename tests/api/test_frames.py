@@ -1,14 +1,16 @@
 """Tables in memory: their features are those that a config would find, and rows of a query need not be together."""
 
+import io
 import json
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from shopping_frames import COLUMNS, searches
 from shopping_log import shopping_log
 
-from ltrscale.api.frames import prepare_tables, to_raw_table, with_features
+from ltrscale.api.frames import prepare_tables, rows_as_table, to_raw_table, with_features
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest.examined import resolve_features
@@ -94,3 +96,27 @@ def test_numbers_that_name_sellers_are_no_dates(caplog: pytest.LogCaptureFixture
     with_features({"query": "search_id", "label": "clicked"}, to_raw_table(log))
     assert "position" in caplog.messages[0]
     assert "seller_id" not in caplog.messages[0]
+
+
+def test_columns_that_are_named_by_numbers_are_named_by_them() -> None:
+    frame = searches(4, 0)[["search", "bought", "price", "kind"]]
+    uses = {"query": 0, "label": np.int64(1), "features": [2], "categorical": (3,), "fill": {2: 2}, "grades": None}
+    table, found = rows_as_table(frame.set_axis(range(4), axis=1), None, None, uses)
+    assert table.rename_columns(list(frame.columns)).equals(to_raw_table(frame))
+    expected = {"query": "0", "label": "1", "features": ["2"], "categorical": ["3"], "fill": {"2": 2}, "grades": None}
+    assert found == expected
+
+
+def test_the_index_of_a_data_frame_is_left_out_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    log = pd.read_csv(io.StringIO(searches(12, 0).to_csv()))  # as many come to have it
+    assert log.columns[0] == "Unnamed: 0"
+    found = with_features(COLUMNS, to_raw_table(log.drop(columns="shown")))
+    assert found == with_features(COLUMNS, TABLE.drop_columns("shown"))
+    assert any(m.startswith("column 'Unnamed: 0' is left out: a column without a name") for m in caplog.messages)
+    caplog.clear()
+    found = with_features(COLUMNS, to_raw_table(searches(12, 0).reset_index()))
+    assert "index" not in found["features"]
+    assert any(m.startswith("column 'index' is left out: the number of the row") for m in caplog.messages)
+    array = np.stack([np.arange(2000.0), np.arange(2000.0)], axis=1)  # whose columns have no names but numbers
+    found = with_features({"query": "__query__"}, to_raw_table(array, group=[10] * 200))
+    assert found["features"] == ["1", "2"]

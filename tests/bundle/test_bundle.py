@@ -191,9 +191,7 @@ def test_features_are_matched_by_name(neural: str, tmp_path: Path, kind: str, ca
     expected_N = opened.scorer()(groups)
     for scorer in scorers:
         assert torch.equal(scorer(QueryGroups(x_NF, groups.offsets_Q1)), expected_N)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{url}: does not read 2 features of the data: new, more"
-    ]
+    assert not caplog.records  # a trained model leaves aside what it has not learnt from
     for features, message in (
         (
             [brand],

@@ -72,6 +72,20 @@ def judge(code: int, output: str, *, sent: Collection[signal.Signals], disturbed
     return Verdict("again", error)
 
 
+def is_hung(*, calm_s: float, silent_s: float, patience_s: float) -> bool:
+    """Whether a command hangs that has run for `calm_s` since the last fault, and said nothing for `silent_s`.
+
+    On a busy machine work takes long, and says so; who talks for five times the patience hangs too.
+
+    Example:
+        >>> is_hung(calm_s=400, silent_s=20, patience_s=180), is_hung(calm_s=400, silent_s=200, patience_s=180)
+        (False, True)
+        >>> is_hung(calm_s=1000, silent_s=20, patience_s=180)
+        True
+    """
+    return silent_s > patience_s or calm_s > 5 * patience_s
+
+
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -102,6 +116,11 @@ class Command:
     def name(self) -> str:
         """The name in logs and reports."""
         return f"{self.stage.name}{' (second)' if self.second else ''}"
+
+    @property
+    def said(self) -> float:
+        """When it has written its last line, as `time.monotonic` counts."""
+        return time.monotonic() - (time.time() - self.output.stat().st_mtime)
 
     def verdict(self) -> Verdict | None:
         """The judgement of its end; None while it runs."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tests.chaos import processes
 from tests.chaos.arena import BUCKET, Arena
-from tests.chaos.commands import Command, Remains, give
+from tests.chaos.commands import Command, Remains, give, is_hung
 from tests.chaos.compare import Outcome, differences, outcome
 from tests.chaos.faults import Fault, Havoc
 from tests.chaos.reader import Reader
@@ -37,7 +37,8 @@ class Player:
     faults: list[Fault]
     total_s: float
     patience_s: float
-    """Seconds after the last fault until a running command counts as hung, and remaining processes as left over."""
+    """Seconds after the last fault, and after the last line of the running commands, until these count as hung; and
+    until remaining processes count as left over."""
     stages: Sequence[Stage]
     rounds: Sequence[bool]
     """Whether jobs that can use Ray do; the rounds cycle through these."""
@@ -214,12 +215,14 @@ class Player:
             self._kill_second = None
 
     def _look_for_hangs(self) -> None:
+        now, said = time.monotonic(), max((running.said for running in self.running), default=0.0)
         for running in list(self.running):
             since = max(running.began, self.havoc.calm_since)
-            if not self.havoc.active and time.monotonic() - since > self.patience_s:
+            calm_s, silent_s = now - since, now - max(since, said)  # a second command waits in silence for the first
+            if not self.havoc.active and is_hung(calm_s=calm_s, silent_s=silent_s, patience_s=self.patience_s):
                 path = running.output.with_suffix(".stacks")
                 path.write_text(processes.stacks(running.mark))
-                running.hangs = f"hangs {self.patience_s:.0f} s after the last fault, stacks in {path}"
+                running.hangs = f"hangs {calm_s:.0f} s after the last fault, stacks in {path}"
                 processes.end(running.mark)
 
     def _look_for_remains(self) -> None:

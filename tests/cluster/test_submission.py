@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from subprocess import PIPE
 from typing import NamedTuple
 
 import pytest
+from changing_folders import a_writer, by_git
 from cluster_scripts import ROOT, error_line, exported_environment, run_script
 from cluster_sockets import listening_sockets
 
@@ -85,9 +87,9 @@ Give = Callable[..., Given]
 def give(
     cluster: dict[str, str], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> Iterator[Give]:
-    """Runs `jobs.submit` with a job's words and with settings of its own, in this process, from the checkout's top."""
+    """Runs `jobs.submit` with a job's words and with settings of its own, in this process, in a checkout."""
 
-    def given(*words: str, **settings: object) -> Given:
+    def given(*words: str, here: Path = ROOT, **settings: object) -> Given:
         caplog.clear()
         config = SubmitConfig.model_validate({"command": words, **settings})
         with pytest.MonkeyPatch.context() as patch:
@@ -95,7 +97,7 @@ def give(
                 patch.delenv(name)
             for name, value in cluster.items():
                 patch.setenv(name, value)
-            patch.chdir(ROOT)
+            patch.chdir(here)
             with pytest.raises(SystemExit) as ended:
                 run(config)
         return Given(int(str(ended.value.code)), capsys.readouterr().out, caplog.text)
@@ -122,6 +124,19 @@ def test_prepare_and_pretrain(give: Give, s3: str) -> None:
     lines = storage.read_bytes(f"{out}/run/metrics.jsonl").decode().splitlines()
     epochs = [record for record in map(json.loads, lines) if "epoch" in record]
     assert [record["documents"] for record in epochs] == [documents]
+
+
+@pytest.mark.parametrize("git", [False, True])
+def test_what_is_sent_may_change_meanwhile(give: Give, tmp_path: Path, git: bool) -> None:
+    for folder in ("jobs", "ltrscale"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    if git:
+        by_git(tmp_path)
+    (tmp_path / "jobs" / "configs" / "start" / "mine.yaml").write_text("# new\n")
+    with a_writer(tmp_path):
+        done = give("config", "mine", here=tmp_path)
+    assert done.status == 0, done
+    assert "# new\n" in done.out
 
 
 def test_a_failing_job_fails_the_command_with_its_status(give: Give, s3: str) -> None:

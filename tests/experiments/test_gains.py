@@ -9,20 +9,23 @@ import pyarrow.parquet as pq
 import pytest
 import shop
 import torch
+from numpy.typing import NDArray
 from small_trainers import finetune
 
 from ltrscale import storage
+from ltrscale.api.estimator import Ranker
 from ltrscale.bundle import load
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream import weighing
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.weighing import warn_of_weights
+from ltrscale.data.stream.weighing import check_weights
 from ltrscale.derive.relabel import RelabelConfig, relabel
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.settings import EvaluateConfig
+from ltrscale.ingest import validate
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
 from ltrscale.ranking.metrics import gain_ndcg
@@ -129,7 +132,7 @@ def test_weights_of_0_are_a_warning_before_training_with_the_remedy(
 ) -> None:
     monkeypatch.setattr(weighing, "_warnings", {})
     train = {name: select(splits_of(data).train, labelled=True) for name, data in datasets.items()}
-    assert [warn_of_weights(train[name]) for name in ("plain", "gain")] == ["", ""]
+    assert [check_weights(train[name]) for name in ("plain", "gain")] == ["", ""]
     with caplog.at_level("WARNING", logger="ltrscale"):
         for number in range(2):  # a search says it once
             train_gbdt(TREES[0], splits_of(datasets["weights"]), f"{tmp_path}/{number}", made_by={}, report=print)
@@ -161,19 +164,48 @@ def test_networks_are_warned_of_weights_that_they_train_on_and_of_no_others(
         assert ("have weight 0" in caplog.text) == (debias is not None)
 
 
-def test_a_negative_gain_is_a_rejected_row_that_is_named(log: pd.DataFrame, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("use", "rule"), [("gain", "bad_gain"), ("weights", "bad_weight")])
+def test_a_negative_gain_or_weight_is_a_rejected_row_that_is_named(
+    log: pd.DataFrame, tmp_path: Path, use: str, rule: str
+) -> None:
     first, second = log.index[log["search_id"] == log.loc[0, "search_id"]][:2]
     wrong = log.copy()
     wrong.loc[first, "revenue"], wrong.loc[second, "revenue"] = -3.5, np.inf
-    data = prepared(wrong, tmp_path / "wrong", gain="revenue")
-    assert data.manifest.accounting.rules == {"bad_gain": 1, "infinite": 1}
+    data, found = prepared(wrong, tmp_path / "wrong", **{use: "revenue"}), f"{use.removesuffix('s')} -3.5"
+    assert data.manifest.accounting.rules == {rule: 1, "infinite": 1}
     (file,) = data.manifest.quarantine
     rows = pq.read_table(storage.join(data.url, file)).to_pylist()
     lines = {row["rule"]: (row["line"], row["found"]) for row in rows}
-    assert lines["bad_gain"] == (first + 2, "gain -3.5")
+    assert lines[rule] == (first + 2, found)
     assert lines["infinite"][0] == second + 2  # the header is the first line
-    with pytest.raises(InputError, match=r"bad_gain 1; .*gain -3.5"):
-        prepared(wrong.iloc[:50], tmp_path / "few", gain="revenue")
+    with pytest.raises(InputError, match=rf"{rule} 1; .*{found}"):
+        prepared(wrong.iloc[:50], tmp_path / "few", **{use: "revenue"})
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        (np.tile([1.0, -1.0], 40), r"bad_weight 40; .*\(weight -1\)"),
+        (np.tile([1, -2], 40), r"bad_weight 40; .*\(weight -2\)"),
+        (np.tile([1.0, np.inf], 40), "infinite 40; .*weights"),
+        (np.zeros(80), "train: all 64 documents have weight 0, so there is nothing to learn"),
+    ],
+)
+def test_a_ranker_refuses_weights_that_are_none(weights: NDArray[np.float64], said: str) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"q": np.repeat(np.arange(20), 4), "price": rng.random(80), "w": weights})
+    frame["y"] = (frame["price"] > 0.5).astype(int)
+    with pytest.raises(InputError, match=said):
+        Ranker("lightgbm").fit(frame, query="q", label="y", weights="w")
+
+
+def test_a_data_set_that_was_prepared_without_the_rule_is_refused(
+    log: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validate, "_NOT_NEGATIVE", {})
+    data = prepared(log.assign(revenue=-2.0), tmp_path / "log", weights="revenue")
+    with pytest.raises(InputError, match="train: a document has weight -2; prepare the data again"):
+        check_weights(select(splits_of(data).train, labelled=True))
 
 
 def test_a_relabelled_data_set_keeps_gains_and_random_negatives_have_none(

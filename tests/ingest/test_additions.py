@@ -82,6 +82,25 @@ def test_what_is_added_is_as_if_made_at_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out" / "quarantine").iterdir())) == 3
 
 
+def test_what_is_unique_within_its_query_or_a_copy_is_said_once_and_not_with_each_week(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ltrscale")
+    for day in (1, 2, 3):
+        f2 = [i if day == 3 else i % 2 for _ in range(30) for i in range(6)]  # on the third day it is unique too
+        columns = {"q": [f"q{day}-{i // 6}" for i in range(180)], "y": [i % 2 for i in range(180)]}
+        columns |= {"d": [f"d{i}" for i in range(180)], "day": [f"2026-03-0{day}"] * 180}
+        path = tmp_path / f"{day}.parquet"
+        pq.write_table(
+            pa.table({**columns, "f1": [float(i % 6) for i in range(180)], "f2": [float(x) for x in f2]}), path
+        )
+        prepare(config(path, add=True), str(tmp_path / "out"))
+    said = [message.partition(";")[0] for message in caplog.messages if "unique within its query" in message]
+    of_documents = "for 100% of the documents"
+    assert len([message for message in caplog.messages if "have the same lists" in message]) == 1
+    assert said == [f"prepare: unique within its query: {name} {of_documents}" for name in ("f1", "f2")]
+
+
 def test_the_order_of_the_columns_of_the_inputs_does_not_matter(tmp_path: Path) -> None:
     parts = [write_days(tmp_path, [day]) for day in (1, 2, 3)]
     for folder, backwards in (("one", (False,) * 3), ("two", (True,) * 3), ("three", (False, True, False))):

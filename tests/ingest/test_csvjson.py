@@ -18,12 +18,17 @@ from news_log import NEWS
 
 from ltrscale.config import validate
 from ltrscale.data.columns import is_id, is_number
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import encode
-from ltrscale.ingest.csvjson import json_schema
+from ltrscale.ingest.csvjson import Dialect, csv_schema, json_schema
+from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.ingest.prepare import prepare
+from ltrscale.ingest.profile import dialect_of, first_columns
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
+from ltrscale.ingest.tables import Join
 
 
 def read(path: Path, **fields: Any) -> tuple[RowBlock, list[Rejection]]:
@@ -290,3 +295,158 @@ def test_a_huge_number_is_infinite_or_rejected(tmp_path: Path) -> None:
     frame.to_json(tmp_path / "log.jsonl", orient="records", lines=True)
     rows, rejected = read_json(tmp_path / "log.jsonl", ColumnMapping(query="q", features=("f",)))
     assert (rows.features_NF[:, 0].tolist(), rejected) == ([1, np.inf, 2], [])
+
+
+ROWS = "s1;d7;0.5;1\ns1;d8;0.25;0\ns2;d7;0.5;0\n"
+NAMES = ("q", "item", "price", "clicked")
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "s1;d7;0.5;1",  # a number that no column is named by
+        "1185869;0;0;1",  # as judgements of TREC are written
+        "1;2;2;1",
+        "s1;d7;1;2",  # numbers that may be names, beside a text that comes again
+        "shoes;red;cheap;no",
+    ],
+)
+def test_a_first_line_that_is_a_row_is_no_header(tmp_path: Path, first: str) -> None:
+    path = tmp_path / "log.csv"
+    again = ";".join(reversed(first.split(";"))) if ";" in first else first
+    path.write_text(f"{first}\n{again}\n{first}9\n")
+    message = r"log\.csv: line 1 is a row and no line of column names .* name the 4 columns: source\.columns\.header"
+    with pytest.raises(InputError, match=message):
+        read(path, query="item", delimiter=";")
+
+
+@pytest.mark.parametrize("header", ["q,1,2,3", "0,1,2,q", "q,clicked,price,click", "q,,nan,x", "q"])
+def test_names_may_be_the_numbers_of_columns(tmp_path: Path, header: str) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(f"{header}\n{header}\n" + "a,1,2,3\n" * 2)  # as where files were put together
+    assert csv_schema(str(path), Dialect()).names == header.split(",")
+
+
+def test_a_log_without_a_header_is_that_with_one(tmp_path: Path) -> None:
+    (tmp_path / "named.csv").write_text(f"{';'.join(NAMES)}\n{ROWS}")
+    (tmp_path / "plain.csv").write_text(ROWS)
+    fields = {"item": "item", "label": "clicked", "delimiter": ";"}
+    expected, _ = read(tmp_path / "named.csv", **fields)
+    rows, rejected = read(tmp_path / "plain.csv", header=NAMES, **fields)
+    assert rejected == []
+    assert rows.lines_N.tolist() == [1, 2, 3]
+    assert (rows.query_ids_N, rows.doc_ids_N) == (expected.query_ids_N, expected.doc_ids_N)
+    np.testing.assert_array_equal(rows.features_NF, expected.features_NF)
+    np.testing.assert_array_equal(rows.labels_N, expected.labels_N)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [(NAMES[1:], "line 1 has 4 columns and header 3 names"), (NAMES, "line 1 has the names that header gives")],
+)
+def test_a_header_that_does_not_fit_is_named(tmp_path: Path, header: tuple[str, ...], message: str) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(f"{';'.join(NAMES)}\n{ROWS}")
+    with pytest.raises(InputError, match=message):
+        read(path, query=header[0], header=header, delimiter=";")
+
+
+def test_a_table_without_a_header_joins_a_log_that_has_one(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("q,item,price\na,1,0.5\na,2,0.25\n")
+    (tmp_path / "stock.csv").write_text("1,7\n2,9\n2.5,7\n")
+    join = Join(path=str(tmp_path / "stock.csv"), key=("item",), columns=("left",), header=("item", "left"))
+    source = Items(columns=ColumnMapping(query="q", features=("price", "left")), joins=(join,))
+    [block] = source.read(str(tmp_path / "log.csv"), joined=source.tables((Feature(name="left"),)))
+    np.testing.assert_array_equal(block.features_NF, np.array([[0.5, 7], [0.25, 9]], np.float32))
+
+
+def test_the_index_of_a_data_frame_is_no_numeric_column_of_a_star(tmp_path: Path) -> None:
+    log = table()
+    for name in ("twice.csv", "once.csv"):
+        log.to_csv(tmp_path / name)
+        log = pd.read_csv(tmp_path / name)
+    log.to_csv(tmp_path / "log.csv")
+    assert csv_schema(str(tmp_path / "log.csv"), Dialect()).names[:3] == ["", "Unnamed: 0.1", "Unnamed: 0"]
+    features = Items(columns=ColumnMapping(query="q", features=("*",))).features_of(str(tmp_path / "log.csv"))
+    assert [feature.name for feature in features] == ["delta", "price"]
+
+
+def test_nan_of_json_is_a_missing_value_of_any_type(tmp_path: Path) -> None:
+    """Python writes it for whatever a data frame lacks."""
+    rows = [
+        {"q": f"s{i // 5}", "c": "a NaN, b" if i % 2 else np.nan, "f": i / 7 if i % 3 else np.nan} for i in range(50)
+    ]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"q": "z", "c": "\n{"q": "z", "f": NaN}\n')
+    block, [rejection] = read_json(path, ColumnMapping(query="q", features=("f",), categorical=("c",), meta=("c",)))
+    assert rejection.line == 51
+    assert block.columns["meta_c"].to_pylist() == ["a NaN, b" if i % 2 else None for i in range(50)] + [None]
+    assert np.isnan(block.features_NF).mean(axis=0).tolist() == pytest.approx([18 / 51, 26 / 51])
+    looked_at = {column.name: column for column in first_columns([str(path)], Dialect(), 1000)}
+    assert [(looked_at[name].missing, looked_at[name].bad) for name in "fc"] == [(18 / 51, 0), (26 / 51, 0)]
+    pq.write_table(pa.table({"q": ["a"] * 3, "f": [1.0, np.nan, None]}), tmp_path / "log.parquet")
+    [_, column] = first_columns([str(tmp_path / "log.parquet")], Dialect(), 1000)
+    assert (column.missing, column.bad) == (2 / 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (
+            "q,f\nmünchen,1\n",
+            r"is not text in UTF-8\).*; set prepare\.source\.columns\.encoding if .* such as cp1252, mend",
+        ),
+        ("größe,q,f\n1,a,1\n", r"line 1 is no line of column names in UTF-8; .* needs encoding: cp1252"),
+    ],
+)
+def test_a_file_in_another_encoding_is_told_the_key(tmp_path: Path, head: str, message: str) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(head.encode("cp1252"))
+    source = {"kind": "items", "columns": {"query": "q", "features": ["f"]}}
+    with pytest.raises(InputError, match=message):
+        prepare(validate(PrepareConfig, {"inputs": str(path), "source": source}, "prepare"), str(tmp_path / "out"))
+    source["columns"]["encoding"] = "cp1252"
+    made = prepare(validate(PrepareConfig, {"inputs": str(path), "source": source}, "prepare"), str(tmp_path / "out"))
+    assert made.manifest.counts().documents == 1
+
+
+def test_a_label_of_words_is_told_of_grades(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("q,f,event\na,1,view\na,2,cart\n")
+    with pytest.raises(
+        InputError, match=r"column 'event' \(label\) should hold numbers and is string; .* as grades: \{"
+    ):
+        read(path, label="event")
+
+
+NUMBER_TEXTS = st.one_of(
+    st.text("0123456789.+-eE_ \uff11\u0663xinfatyINF,", max_size=8),
+    st.floats().map(str),
+    st.sampled_from(["1_7555", "\uff11\uff12", "infinity", "-inf", "1e400", "0x10", " 1", "1e", "1.5.2", "1d"]),
+)
+
+
+@given(text=NUMBER_TEXTS)
+@settings(max_examples=300, deadline=None)
+def test_what_looks_like_a_number_is_what_is_read_as_one(text: str) -> None:
+    try:
+        pa.array([text.strip()]).cast(pa.float32())
+        read_as_one = True
+    except pa.ArrowInvalid:
+        read_as_one = False
+    assert Dialect().number(text) == read_as_one
+
+
+def test_a_line_end_within_quotes_is_said_where_it_is_met(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "log.csv"
+    log = table().assign(d=lambda frame: [f"two\nlines, {i}" if i % 50 == 0 else d for i, d in enumerate(frame["d"])])
+    log.to_csv(path, index=False)
+    rows, rejected = read(path, item="d")
+    assert len(rows) == 490
+    found = {one.line: one.found for one in rejected}
+    assert [line for line, why in found.items() if why.startswith("a quoted field that does not end in its line")] == [
+        2 + 51 * i for i in range(10)
+    ]
+    assert len(found) == 20
+    assert dialect_of(str(path)) == Dialect()
+    assert "10 of its first lines end within quotes" in caplog.text

@@ -4,7 +4,7 @@ import gzip
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -14,12 +14,15 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import dump_svmlight_file
 
 from ltrscale.errors import InputError
+from ltrscale.experiments.first.forms import other_form
 from ltrscale.ingest import lines, svmlight
-from ltrscale.ingest.letor import Letor, infer_features, read_letor
+from ltrscale.ingest.letor import Letor, infer_format, read_letor
 from ltrscale.ingest.rows import Rejection, RowBlock
 from ltrscale.ingest.source import File
 
@@ -75,7 +78,7 @@ def oracle_number(word: str) -> float | None:
     return None
 
 
-def oracle(content: bytes, *, dense: bool, qid: bool = True) -> Flat:
+def oracle(content: bytes, *, dense: bool, qid: bool = True, first: int = 1) -> Flat:
     """The reader's promise, one line at a time."""
     flat = Flat([], [])
     for number, line in enumerate(content.split(b"\n"), 1):
@@ -83,10 +86,9 @@ def oracle(content: bytes, *, dense: bool, qid: bool = True) -> Flat:
         words = data.split()
         if not words:
             continue
-        query_id = ""
-        if qid and len(words) > 1 and words[1].startswith(b"qid:") and b"\xff" not in words[1]:
-            query_id = words[1][4:].decode()
-        row = oracle_row(words, query_id, dense, qid)
+        queries = [word for word in words[1:] if word.startswith(b"qid:")]
+        query_id = queries[0][4:].decode() if qid and len(queries) == 1 and b"\xff" not in queries[0] else ""
+        row = oracle_row(words, query_id, dense, qid, first)
         if isinstance(row, str):
             text = line.decode(errors="replace").rstrip("\r")[:1000]
             flat.rejected.append((number, row, text, query_id))
@@ -96,22 +98,26 @@ def oracle(content: bytes, *, dense: bool, qid: bool = True) -> Flat:
     return flat
 
 
-def oracle_row(words: list[bytes], query_id: str, dense: bool, qid: bool) -> str | tuple[float, list[float]]:
+def oracle_row(
+    words: list[bytes], query_id: str, dense: bool, qid: bool, first: int
+) -> str | tuple[float, list[float]]:
     label = oracle_number(words[0].decode(errors="replace"))
-    features = {}
-    last = 0
+    features = dict[int, float]()
     if label is None or (qid and not query_id):
         return "unparsable"
-    for word in words[1 + qid :]:
+    for word in words[1:]:
+        if qid and word.startswith(b"qid:"):
+            continue
         index, colon, value = word.decode(errors="replace").partition(":")
         number = oracle_number(value)
-        if not colon or number is None or not re.fullmatch("[0-9]{1,18}", index) or int(index) <= last:
+        if not colon or number is None or not re.fullmatch("[0-9]{1,18}", index):
             return "unparsable"
-        last = int(index)
-        features[last] = number
-    if last > F or (dense and len(features) != F):
+        if int(index) < first or int(index) in features:
+            return "unparsable"
+        features[int(index)] = number
+    if max(features, default=0) >= F + first or (dense and len(features) != F):
         return "feature_count"
-    return label, [features.get(i, 0.0) for i in range(1, F + 1)]
+    return label, [features.get(i, 0.0) for i in range(first, F + first)]
 
 
 ODD_VALUES = [
@@ -163,15 +169,15 @@ long_value = st.decimals(-1000, 1000, places=12).map(lambda value: f"{value:f}".
 
 
 @st.composite
-def letor_line(draw: st.DrawFn, qid: bool) -> bytes:
-    """A row that is mostly good; sometimes one word is odd, missing or repeated."""
+def letor_line(draw: st.DrawFn, qid: bool, first: int = 1) -> bytes:
+    """A row that is mostly good; sometimes one word is odd, missing, repeated or in another place."""
     if draw(st.integers(0, 11)) == 0:
         return draw(
             st.sampled_from([b"", b"  \t", b"# all comment", b"\r", b"\0\0", b"1", b"1 qid:3", b":", b"qid:1 1:2"])
         )
-    odd = draw(st.integers(0, 7)) if draw(st.booleans()) else 9
+    odd = draw(st.integers(0, 9)) if draw(st.booleans()) else 10
     value = st.one_of(common_value, common_value, long_value, st.sampled_from(ODD_VALUES))
-    words = [[b"%d" % i, b":", draw(value)] for i in range(1, F + 1)]
+    words = [[b"%d" % i, b":", draw(value)] for i in range(first, F + first)]
     label = draw(st.sampled_from([b"0", b"1", b"2", b"3.5", b"-1", b"nan", b"inf"]))
     query = draw(st.sampled_from([b"qid:1", b"qid:2", b"qid:10002"]))
     at = draw(st.integers(0, F - 1))
@@ -192,39 +198,46 @@ def letor_line(draw: st.DrawFn, qid: bool) -> bytes:
             words[at][1] = draw(st.sampled_from([b"", b"::", b" : "]))
         case 7:
             words.append([b"4", b":", b"1"])
+        case 8:
+            words = draw(st.permutations(words))
     parts = [label, *([query] if qid else []), *(b"".join(word) for word in words)]
+    if odd == 9:
+        parts = [label, *draw(st.permutations(parts[1:]))]
     blank = st.sampled_from(BLANKS)
     line = b"".join(part + draw(blank) for part in parts[:-1]) + parts[-1] + draw(st.sampled_from(ENDS))
     return draw(st.sampled_from([b""] * 5 + [b" ", b"\t"])) + line
 
 
-def texts(*, qid: bool) -> st.SearchStrategy[bytes]:
+def texts(*, qid: bool, first: int = 1) -> st.SearchStrategy[bytes]:
     ends = st.sampled_from([b"", b"\n"])
-    return st.tuples(st.lists(letor_line(qid), max_size=8).map(b"\n".join), ends).map(b"".join)
+    return st.tuples(st.lists(letor_line(qid, first), max_size=8).map(b"\n".join), ends).map(b"".join)
 
 
 @settings(max_examples=300, deadline=None)
-@given(content=texts(qid=True), dense=st.booleans(), block_bytes=st.sampled_from([1, 7, 64, 1 << 24]))
+@given(data=st.data(), first=st.integers(0, 1), dense=st.booleans(), block_bytes=st.sampled_from([1, 7, 64, 1 << 24]))
 @pytest.mark.slow
-def test_reader_keeps_its_promise_line_by_line(content: bytes, dense: bool, block_bytes: int) -> None:
-    found, expected = read(content, dense=dense, block_bytes=block_bytes), oracle(content, dense=dense)
+def test_reader_keeps_its_promise_line_by_line(data: st.DataObject, first: int, dense: bool, block_bytes: int) -> None:
+    content = data.draw(texts(qid=True, first=first))
+    found = read(content, dense=dense, block_bytes=block_bytes, first=first)
+    expected = oracle(content, dense=dense, first=first)
     np.testing.assert_equal(found.rows, expected.rows)
     assert found.rejected == expected.rejected
 
 
 @settings(max_examples=200, deadline=None)
-@given(content=texts(qid=True), no_qid=texts(qid=False), dense=st.booleans())
+@given(data=st.data(), first=st.integers(0, 1), dense=st.booleans())
 @pytest.mark.slow
-def test_fast_and_slow_path_agree(content: bytes, no_qid: bytes, dense: bool) -> None:
-    for text, qid in ((content, True), (no_qid, False)):
-        row_format = svmlight.RowFormat(n_features=F, dense=dense, qid=qid)
+def test_fast_and_slow_path_agree(data: st.DataObject, first: int, dense: bool) -> None:
+    for qid in (True, False):
+        text = data.draw(texts(qid=qid, first=first))
+        row_format = svmlight.RowFormat(n_features=F, dense=dense, qid=qid, first=first)
         text = text + b"\n"
         fast = flatten(iter([svmlight.parse_lines(text, "f", 1, row_format)]))
         with mock.patch.object(svmlight, "_convert", side_effect=pa.ArrowInvalid("refused")):
             slow = flatten(iter([svmlight.parse_lines(text, "f", 1, row_format)]))
         np.testing.assert_equal(fast.rows, slow.rows)
         assert fast.rejected == slow.rejected
-        np.testing.assert_equal(fast.rows, oracle(text, dense=dense, qid=qid).rows)
+        np.testing.assert_equal(fast.rows, oracle(text, dense=dense, qid=qid, first=first).rows)
 
 
 @pytest.mark.parametrize("dense", [True, False])
@@ -233,9 +246,9 @@ def test_common_rows_take_the_fast_path_whatever_bad_rows_are_beside_them(dense:
     bad = b"1 qid:1 1:2 1:3 3:4\n1 qid:1 1:2 2:-inf 3:4\n1 qid:1 01:3 2:4 3:4\nx\n"
     calls: list[list[bytes]] = []
 
-    def refuse(words: list[bytes], _: svmlight.RowFormat) -> str:
+    def refuse(words: list[bytes], _: svmlight.RowFormat) -> svmlight._Fault:
         calls.append(words)
-        return "unparsable"
+        return svmlight._Fault("unparsable", "")
 
     with mock.patch.object(svmlight, "_parse_row", refuse):
         found = read(good + bad + good, dense=dense)
@@ -266,14 +279,16 @@ def test_every_digit_of_an_index_counts(wrong: bytes) -> None:
     bad = [
         b"1 qid:1 " + b" ".join([*words[:at], wrong + b":1", *words[at + 1 :]]) + b"\n" for at in (0, 9, 10, 100, 119)
     ]
-    with mock.patch.object(svmlight, "_parse_row", return_value="unparsable"):  # good rows need no second look
+    with mock.patch.object(
+        svmlight, "_parse_row", return_value=svmlight._Fault("unparsable", "")
+    ):  # good rows need no second look
         found = read(good + b"".join(bad) + good, n_features=120)
     assert [row[0] for row in found.rows] == [1, 7]
     assert found.rows[0][3] == found.rows[1][3] == [float(i) for i in range(1, 121)]
     assert [line for line, *_ in found.rejected] == [2, 3, 4, 5, 6]
 
 
-WRONG_PLACES = [b"1 qid:1 1:2:3 3:4", b"qid:1 1 1:1 2:2 3:3", b"1 1:1 qid:1 2:2 3:3", b"1:1 qid:1 2:2 3:3 4"]
+WRONG_PLACES = [b"1 qid:1 1:2:3 3:4", b"qid:1 1 1:1 2:2 3:3", b"1 1:1 qid:1 2:2 qid:1", b"1:1 qid:1 2:2 3:3 4"]
 
 
 @pytest.mark.parametrize("row", WRONG_PLACES)
@@ -287,7 +302,9 @@ def test_words_in_the_wrong_place_are_unparsable_though_their_number_fits(row: b
 def test_inferred_features_are_those_of_the_first_good_row(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"\n# c\n1 qid:1 1:x 2:3\n1 qid:1 2:3\n1 qid:1\n2 qid:1 1:3 2:4 # c\n1 qid:1 1:3\n")
-    assert infer_features(str(path)) == 2
+    found = infer_format(str(path))
+    assert found is not None
+    assert (found.n_features, found.first) == (2, 1)
     blocks = list(read_letor(str(path), n_features=2, dense=True))
     assert [(bad.line, bad.rule) for bad in blocks[0].rejected] == [
         (3, "unparsable"),
@@ -296,7 +313,8 @@ def test_inferred_features_are_those_of_the_first_good_row(tmp_path: Path) -> No
         (7, "feature_count"),
     ]
     path.write_bytes(b"1 1:3 2:4\n")
-    assert (infer_features(str(path), qid=False), infer_features(str(path))) == (2, None)
+    assert infer_format(str(path), qid=False) == replace(found, qid=False)
+    assert infer_format(str(path)) is None
     assert [bad.rule for bad in next(read_letor(str(path), n_features=1, dense=True)).rejected] == ["unparsable"]
 
 
@@ -448,7 +466,11 @@ def test_real_files_have_their_counts_and_scikit_learns_values(shared_data: Path
     from sklearn.datasets import load_svmlight_file
 
     path = shared_data / "letor" / name
-    blocks = list(read_letor(str(path), n_features=infer_features(str(path)) or 1, dense=True, block_bytes=1 << 20))
+    blocks = list(
+        read_letor(
+            str(path), n_features=getattr(infer_format(str(path)), "n_features", 1), dense=True, block_bytes=1 << 20
+        )
+    )
     query_ids = [query for block in blocks for query in block.query_ids_N.to_pylist()]
     features_NF = np.concatenate([block.features_NF for block in blocks])
     assert not any(block.rejected for block in blocks)
@@ -493,3 +515,62 @@ def test_lightgbm_example_has_its_groups(shared_data: Path, part: str, documents
     expected, labels_N = load_svmlight_file(f"{path}.gz", n_features=300)
     assert np.array_equal(features_NF, expected.toarray().astype(np.float32))
     assert np.array_equal(np.concatenate([block.labels_N for block in blocks]), labels_N)
+
+
+ROWS = {"a": [0.5, 0.0, 3.0], "b": [1.0, 2.0, 0.0], "c": [0.0, 4.0, 5.0]}
+
+
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("form", ["{label} {query} {words}", "{label} {words} {query}"])
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
+@pytest.mark.parametrize("first", [0, 1])
+def test_indices_from_zero_or_unsorted_and_a_query_at_the_end_are_read(
+    tmp_path: Path, first: int, order: list[int], form: str, dense: bool
+) -> None:
+    path = tmp_path / "rows.txt"
+    with path.open("w") as file:
+        for query, values in ROWS.items():
+            words = [f"{i + first}:{values[i]}" for i in order if dense or values[i]]
+            file.write(form.format(label=1, query=f"qid:{query}", words=" ".join(words)) + "\n")
+    settings = {} if dense else {"n_features": 3, "first_index": first}
+    source, files = Letor(dense=dense, **settings), [File(url=str(path))]
+    features = source.find_features(files)
+    assert [feature.name for feature in features] == [str(i + first) for i in range(3)]
+    [block] = source.open(features, first=str(path), encoders={})(files[0])
+    assert not block.rejected
+    assert dict(zip(block.query_ids_N.to_pylist(), block.features_NF.tolist(), strict=True)) == ROWS
+
+
+@pytest.mark.parametrize("zero_based", [True, False])
+def test_what_scikit_learn_writes_is_read(tmp_path: Path, zero_based: bool) -> None:
+    rng = np.random.default_rng(0)
+    x_NF = np.where(rng.random((50, 12)) < 0.5, 0, rng.normal(size=(50, 12))).astype(np.float32)
+    query_N, path = np.repeat(np.arange(10), 5), str(tmp_path / "rows.txt")
+    dump_svmlight_file(x_NF, rng.integers(0, 3, 50), path, zero_based=zero_based, query_id=query_N)
+    source = Letor(dense=False, n_features=12, first_index=0 if zero_based else None)
+    [block] = source.open(source.find_features([File(url=path)]), first=path, encoders={})(File(url=path))
+    np.testing.assert_array_equal(block.features_NF, x_NF)
+    lines = other_form(path, [path], "out", {})
+    assert lines is not None
+    planned = yaml.safe_load("\n".join(lines))["prepare"]["source"]
+    assert planned == {"kind": "letor", "dense": False, "n_features": 12} | ({"first_index": 0} if zero_based else {})
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        (b"1 qid:1 0:1 1:2 2:3", "index 0, where the first feature has 1: set source.first_index to 0 if .*"),
+        (b"1 qid:1 1:1 2:2 2:3", "index 2 is there twice"),
+        (b"1 1:1 2:2 3:3", "there is not one qid:ID after the label"),
+        (b"1 qid:1 1:1 2:2 x 3:3", "'x' is no feature as index:value"),
+        (b"1 qid:1 1:1 2:two 3:3", "'two' is no number"),
+        (b"good qid:1 1:1 2:2 3:3", "'good' is no number"),
+        (b"1 qid:1 1:1 3:3", "2 of 3 features; set source.dense to false if zeros are left out"),
+        (b"1 qid:1 1:1 2:2 3:3 4:4", "index 4, where the last feature has 3"),
+    ],
+)
+def test_a_row_that_cannot_be_read_says_why(row: bytes, found: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_bytes(b"1 qid:1 1:1 2:2 3:3\n" + row + b"\n")
+    [block] = read_letor(str(tmp_path / "rows.txt"), n_features=3, dense=True)
+    [rejection] = block.rejected
+    assert re.fullmatch(f"{found}: {re.escape(repr(row.decode()))}", rejection.found)

@@ -2,6 +2,8 @@
 
 import logging
 import math
+import re
+import time
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.data.times import Clock, instants, is_day_number, part_of, periods
+from ltrscale.data.times import ISO, Clock, format_of, instants, is_day_number, part_of, periods
 from ltrscale.errors import InputError
 from ltrscale.ingest.grouplogs import GroupRows
 from ltrscale.ingest.inputs import PrepareConfig
@@ -290,6 +292,60 @@ def test_a_number_that_is_a_day_is_no_second_and_its_neighbours_are(number: int)
     near = [19000100, 20240230, 20230229, 20241301, 21001301, 20260014]
     for column in (pa.array(near), pa.array([str(each) for each in near])):
         assert instants(column)[0].tolist() == near
+
+
+TEN = 1767607200  # 10 o'clock of 5 January 2026, UTC
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+@pytest.mark.parametrize(
+    ("text", "format_"),
+    [
+        ("2026-01-05 10:00:00 UTC", "iso"),  # BigQuery
+        ("2026-01-05 10:00:00.250000 UTC", "iso"),
+        ("2026-01-05T10:00:00 GMT", "iso"),
+        ("2026-01-05 11:00:00 +0100", "iso"),
+        ("Mon, 05 Jan 2026 10:00:00 GMT", "%a, %d %b %Y %H:%M:%S %Z"),  # RFC 1123
+        ("05/Jan/2026:10:00:00 +0000", "%d/%b/%Y:%H:%M:%S %z"),  # Apache
+        ("[05/Jan/2026:11:00:00 +0100]", "[%d/%b/%Y:%H:%M:%S %z]"),
+    ],
+)
+def test_a_time_that_states_its_zone_is_that_time_in_every_zone(text: str, format_: str, zone: str) -> None:
+    seconds_N, bad_N = instants(pa.array([text]), Clock(zone, (format_,)))
+    assert (seconds_N.tolist(), bad_N.tolist()) == ([TEN], [False])
+    assert format_of(text) == format_
+
+
+@pytest.mark.parametrize(
+    ("text", "format_"),
+    [
+        ("Mon, 05 Jan 2026 10:00:00 GMT", "%a, %d %b %Y %H:%M:%S %Z"),
+        ("05/Jan/2026:10:00:00 +0000", "%d/%b/%Y:%H:%M:%S %z"),
+        ("01/25/2026 10:00 PM", "%m/%d/%Y %I:%M %p"),
+        ("2026-01-05 10:00:00 PM", "%Y-%m-%d %I:%M:%S %p"),
+    ],
+)
+def test_a_time_in_a_usual_format_is_refused_with_that_format(tmp_path: Path, text: str, format_: str) -> None:
+    columns = {"q": ["a", "b"], "f": [1, 2], "at": [text] * 2, "listed": ["2026-01-05"] * 2}
+    message = rf'is not a time or date .*; add "{re.escape(format_)}" to prepare\.source\.columns\.time_format, mend'
+    with pytest.raises(InputError, match=message):
+        by_day({**columns, "format": "iso"}, tmp_path / "log.csv")
+    assert by_day({**columns, "format": ["iso", format_]}, tmp_path / "log.csv").manifest.counts().groups == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "format_"),
+    [("1_767607200", ISO), ("\uff11767607200", ISO), ("2026-01-0\u0665", ISO), ("0\uff15.01.2026", "%d.%m.%Y")],
+)
+def test_digits_of_other_scripts_and_underscores_are_no_times(text: str, format_: str) -> None:
+    assert instants(pa.array([text, None]), Clock(formats=(format_,)))[1].tolist() == [True, True]
+
+
+def test_a_zone_that_only_some_machines_know_is_none() -> None:
+    here = time.tzname[0]
+    stamps = pa.array([f"05.01.2026 10:00 {zone}" for zone in ("UTC", "GMT", "CET", here)])
+    _, bad_N = instants(stamps, Clock(formats=("%d.%m.%Y %H:%M %Z",)))
+    assert bad_N.tolist() == [False, False, True, here not in ("UTC", "GMT")]
 
 
 # dates as features

@@ -282,7 +282,8 @@ def test_too_many_rejections_commit_nothing_and_leave_the_quarantine(log_file: P
         prepare(config(str(log_file)), str(out))
     message = str(error.value)
     assert f"7 of {len(lines):,} rows rejected (0.58%), max_rejected is 0.10%" in message
-    assert all(f"{log_file}:{i + 1} unparsable ('{i} what is this')" in message for i in (3, 40, 41, 42, 43))
+    fault = "unparsable (there is not one qid:ID after the label"
+    assert all(f"{log_file}:{i + 1} {fault}: '{i} what is this')" in message for i in (3, 40, 41, 42, 43))
     assert f"{log_file}:45" not in message
     assert storage.read_manifest(str(out)) is None
     (left,) = [path for path in out.rglob("[!.]*") if path.is_file()]

@@ -1,6 +1,7 @@
 """The structure of a log's columns, and what it says of their roles."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from ltrscale.data.times import instants
 from ltrscale.errors import InputError
 from ltrscale.ingest import roles
 from ltrscale.ingest.csvjson import Dialect
-from ltrscale.ingest.guess import guess
+from ltrscale.ingest.guess import guess, row_numbers
 from ltrscale.ingest.profile import columns_of
 from ltrscale.ingest.structure import KeyLists, Structure, of_table
 
@@ -218,3 +219,48 @@ def test_the_remedy_names_a_column_to_a_shell() -> None:
     log = pd.DataFrame({"what is; asked": [0.5, 0.25, 0.125], "b": [1.5, 2.5, 3.5]})
     with pytest.raises(InputError, match=r"name it, as --set 'query=what is; asked'$"):
         guessed(log)
+
+
+def numbered_log(n_rows: int) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "search_id": [f"s{i // 10}" for i in range(n_rows)],
+            "product_id": rng.integers(0, 40, n_rows),
+            "price": rng.random(n_rows).round(3),
+            "clicked": (rng.random(n_rows) < 0.2).astype(int),
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "left_out"),
+    [
+        ("Unnamed: 0", lambda n: np.arange(n)[::-1], True),  # of a frame that was sorted after it was written
+        ("", lambda n: np.arange(n) * 3, True),
+        ("index", np.arange, True),
+        ("index", lambda n: np.arange(n) // 10, False),  # such as one of prices
+        ("row_id", lambda n: 1 + np.arange(n), True),
+        ("zeile", lambda n: 1 + np.arange(n), True),  # by its 1,000 rows
+        ("zeile", lambda n: 5 + np.arange(n), False),  # as times may do
+        ("zeile", lambda n: np.arange(n) % 500, False),
+    ],
+)
+def test_what_counts_the_rows_has_no_role(name: str, numbers: Callable[[int], Any], left_out: bool) -> None:
+    log = numbered_log(1000)
+    log.insert(0, name, numbers(len(log)))
+    found = guessed(log)
+    assert (found.query.name, found.item and found.item.name) == ("search_id", "product_id")
+    reason = found.others.get(name, "")
+    assert ("a column without a name" in reason or reason == "the number of the row") == left_out
+    assert name not in {each.name for each in found.features} or not left_out
+
+
+def test_row_numbers_may_begin_again_in_each_file_and_few_rows_prove_nothing() -> None:
+    log = numbered_log(1000)
+    log["z"] = np.arange(len(log)) % 500
+    columns, seen = looked_at(log)
+    assert not row_numbers(columns, seen)
+    assert [*row_numbers(columns, replace(seen, files=(0, 500)))] == ["z"]
+    assert not row_numbers(*looked_at(numbered_log(300).assign(z=np.arange(300))))
+    assert row_numbers(*looked_at(numbered_log(300).assign(x=np.arange(300)))) == {"x": "the number of the row"}

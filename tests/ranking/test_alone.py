@@ -123,3 +123,30 @@ def test_a_share_against_wilsons_interval_of_scipy() -> None:
     low = binomtest(45, 55).proportion_ci(method="wilson").low
     assert there.certain == pytest.approx((low - 0.125) / 0.875, abs=1e-4)
     assert np.allclose((there.relevant, there.others), (45 / 50, 10 / 350))
+
+
+def test_what_says_nothing_in_any_shape_is_like_chance() -> None:
+    """A number of the item is, a quantity that is best in its middle, a category and an equal value are not."""
+    generator, n = torch.Generator().manual_seed(0), 10 * LISTS * LENGTH
+    labels_N, offsets_Q1 = (torch.rand(n, generator=generator) < 0.125).float(), torch.arange(0, n + 1, LENGTH)
+    noise_N = torch.randn(n, generator=generator)
+    middle_N = torch.where(labels_N > 0, 0.2 * noise_N, noise_N + noise_N.sign())
+    of_list_N = torch.arange(10 * LISTS).repeat_interleave(LENGTH).float()
+    number = of(torch.randperm(n, generator=generator).float(), labels_N, offsets_Q1)
+    assert number.like_chance
+    assert not number.replace(lists=50).like_chance, "few lists say nothing of chance"
+    middle = of(middle_N, labels_N, offsets_Q1)
+    assert middle.lift < 0.1 < middle.shaped - middle.random
+    assert not middle.like_chance
+    assert not of(of_list_N, labels_N, offsets_Q1).like_chance
+    assert not of(labels_N + noise_N, labels_N, offsets_Q1).like_chance
+    assert not of(labels_N + 7.0, labels_N, offsets_Q1, codes=True).like_chance
+
+
+def test_a_usual_value_is_stated_by_its_name_and_a_code_in_full() -> None:
+    _, labels_N, offsets_Q1 = log_of()
+    there = of(torch.where(labels_N > 0, 5.0, 12_310_700.0), labels_N, offsets_Q1, codes=True).there
+    assert there is not None
+    assert there.stated.startswith("other than 12310700 for 100.0% of the relevant")
+    assert there.replace(usual_name="Cedar").stated.startswith("other than Cedar for 100.0% of the relevant")
+    assert there.replace(usual=0.25).stated.startswith("other than 0.25 for")

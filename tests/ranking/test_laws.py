@@ -18,6 +18,7 @@ from ltrscale.ranking.losses import (
     ListNetConfig,
     SoftmaxConfig,
 )
+from ltrscale.ranking.metrics import HIGHEST_LABEL
 from ltrscale.ranking.pairwise import HingeConfig, LambdaRankConfig, RankNetConfig, SoftmaxNegativesConfig
 from ltrscale.ranking.sorting import GumbelNeuralSortNDCGConfig, NeuralSortNDCGConfig, PiRankConfig
 
@@ -119,3 +120,18 @@ def test_every_key_of_a_config_means_something(cls: type) -> None:
 
     known = [cls(), *(case.config for case in CASES.values() if type(case.config) is cls)]
     assert keys_without_effect(known, trace) == set()
+
+
+@pytest.mark.parametrize("label", [1000.0, 1024.0])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_label_without_a_finite_gain_is_an_error_and_never_a_loss_that_is_no_number(case: Case, label: float) -> None:
+    scores_N = torch.tensor([2.0, 1.0, 3.0], dtype=torch.float64, requires_grad=True)
+    lists = scores_N, torch.tensor([label, 1.0, 0.0]), torch.tensor([0, 3]), torch.ones(3)
+    try:
+        loss, refused = case.loss(*lists).sum(), False
+    except ValueError:
+        loss, refused = scores_N.sum(), True
+    loss.backward()
+    assert scores_N.grad is not None
+    assert scores_N.grad.isfinite().all()
+    assert not refused or label > HIGHEST_LABEL

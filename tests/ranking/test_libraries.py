@@ -3,11 +3,13 @@
 import gzip
 import itertools
 import math
+import sys
 import typing
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -173,9 +175,10 @@ documents = st.tuples(st.sampled_from(LEVELS), st.sampled_from([0.0, 0.0, 1.0, 2
     st.sampled_from(KINDS),
     st.integers(1, 6),
     st.sampled_from([1.0, 2.0]),
+    st.none() | st.lists(st.booleans(), min_size=15, max_size=15),
 )
 def test_a_metric_under_any_rules_is_that_of_the_slow_loop(
-    lists: Lists, rules: Rules, kind: str, k: int, threshold: float
+    lists: Lists, rules: Rules, kind: str, k: int, threshold: float, retrieved: list[bool] | None
 ) -> None:
     if rules.ties == "block" and kind != "map":
         rules = rules.replace(ties="worst")
@@ -183,9 +186,16 @@ def test_a_metric_under_any_rules_is_that_of_the_slow_loop(
     scores, labels, offsets = ragged(lists)
     names = [f"d{(7 * n) % 11:02}" for n in range(len(scores))]
     order = torch.tensor(np.argsort(np.argsort(names)))
-    found = under(rules, metric, scores, labels, offsets, order)
+    there = None if retrieved is None else torch.tensor(retrieved[: len(scores)])
+    lost = scores if there is None else scores.where(there, math.nan)  # a score of what was not retrieved is not read
+    found = under(rules, metric, lost, labels, offsets, order, there)
     expected = [
-        reference.value(rules, kind, scores[a:b].tolist(), labels[a:b].tolist(), names[a:b], k=k, threshold=threshold)
+        reference.value(
+            *(rules, kind, scores[a:b].tolist(), labels[a:b].tolist(), names[a:b]),
+            k=k,
+            threshold=threshold,
+            retrieved=retrieved and retrieved[a:b],
+        )
         for a, b in pairwise(offsets.tolist())
     ]
     assert found.tolist() == pytest.approx(expected, abs=1e-12, nan_ok=True)
@@ -280,8 +290,12 @@ def catboost(
 
 
 def by_name(values: NDArray[np.float64], sizes: Sequence[int], names: list[str]) -> dict[str, dict[str, float]]:
+    """The values of each list by name; NaN has no line."""
     bounds = pairwise([0, *np.cumsum(sizes)])
-    return {f"q{q:03}": dict(zip(names[a:b], values[a:b].tolist(), strict=True)) for q, (a, b) in enumerate(bounds)}
+    return {
+        f"q{q:03}": {name: v for name, v in zip(names[a:b], values[a:b].tolist(), strict=True) if not math.isnan(v)}
+        for q, (a, b) in enumerate(bounds)
+    }
 
 
 def trec_eval(
@@ -322,10 +336,22 @@ def ranx(
         return float(library.evaluate(qrels, run, spelled, threads=1, save_results_in_run=False))
 
 
+ALLRANK = "allRank demands versions of torch that are long gone: pip install --no-deps allRank==1.4.3"
+UNUSED = ("torchvision", "torchvision.transforms", "gcsfs", "pkg_resources")
+"""What allRank imports and its metrics do not need."""
+
+
 def allrank(
     spelled: str, scores: NDArray[np.float64], labels: NDArray[np.float64], sizes: Sequence[int], _: object
 ) -> float:
-    library = pytest.importorskip("allrank.models.metrics", reason="allRank needs versions of torch that are long gone")
+    pytest.importorskip("allrank", reason=ALLRANK)
+    stubs = {name: mock.MagicMock() for name in UNUSED if name not in sys.modules}
+    sys.modules.update(stubs)
+    try:
+        from allrank.models import metrics as library
+    finally:
+        for name in stubs:
+            del sys.modules[name]
     padded = torch.full((2, len(sizes), max(sizes)), -1.0)
     for q, (a, b) in enumerate(pairwise([0, *np.cumsum(sizes)])):
         padded[:, q, : b - a] = torch.tensor(np.stack([scores[a:b], labels[a:b]])).float()
@@ -373,8 +399,8 @@ def test_every_program_has_an_oracle() -> None:
 )
 def test_a_policy_gives_the_figure_of_its_program(policy: Policy) -> None:
     rng = np.random.default_rng(1)
-    # ranx sorts longer lists in an order of ties that nobody can name
-    scores, labels, offsets = ragged(LISTS + (LONG_LISTS if policy.program != "ranx" else []))
+    # they sort longer lists in an order of ties that nobody can name
+    scores, labels, offsets = ragged(LISTS + (LONG_LISTS if policy.program not in ("ranx", "allRank") else []))
     names = [f"d{n:04}" for n in rng.permutation(len(scores))]
     order = torch.tensor(np.argsort(np.argsort(names)))
     metric = metric_named(f"{policy.kind}@{K}" if policy.kind not in ("map", "mrr") else policy.kind)
@@ -383,6 +409,33 @@ def test_a_policy_gives_the_figure_of_its_program(policy: Policy) -> None:
     theirs = ORACLES[policy.program](spelled, scores.numpy(), labels.numpy(), offsets.diff().tolist(), names)
     assert ours.mean().item() == pytest.approx(theirs, abs=1e-6)
     assert abs(metric.of(scores, labels, offsets).nanmean().item() - theirs) > 1e-4  # so the rules matter
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(p, id=f"{p.program}-{p.spelled}", marks=[pytest.mark.nightly] if p.program == "ranx" else [])
+        for p in POLICIES
+        if p.program in ("trec_eval", "ranx")
+    ],
+)
+def test_what_was_not_retrieved_counts_as_in_a_run_without_it(policy: Policy) -> None:
+    """A run of these programs has no line for it, and the judgements have."""
+    rng = np.random.default_rng(2)
+    scores, labels, offsets = ragged(LISTS)
+    retrieved = rng.random(len(scores)) < 0.6
+    retrieved[offsets[:-1]] = True  # trec_eval leaves out a query of which nothing was retrieved
+    names = [f"d{n:04}" for n in rng.permutation(len(scores))]
+    order, there = torch.tensor(np.argsort(np.argsort(names))), torch.tensor(retrieved)
+    metric = metric_named(f"{policy.kind}@{K}" if policy.kind not in ("map", "mrr") else policy.kind)
+    ours, ranked_last = (
+        under(policy.rules, metric, *lists, labels, offsets, order, mask).mean().item()
+        for lists, mask in (((scores,), there), ((scores.where(there, -9.0),), None))
+    )
+    run = np.where(retrieved, scores.numpy(), np.nan)
+    theirs = ORACLES[policy.program](policy.spelled.format(k=K), run, labels.numpy(), offsets.diff().tolist(), names)
+    assert ours == pytest.approx(theirs, abs=1e-6)
+    assert abs(ranked_last - theirs) > 1e-3 or policy.kind == "success"
 
 
 def test_xgboost_stops_at_rank_32_without_a_cutoff() -> None:

@@ -98,6 +98,20 @@ def test_values_are_the_mean_over_all_orders_that_ties_allow(
 
 
 @every_metric
+@pytest.mark.parametrize("label", [1000.0, 1001.0, 1024.0, 3e38])
+def test_a_label_without_a_finite_gain_is_an_error_and_never_undefined(metric: Metric, label: float) -> None:
+    """NaN would mean that the list has no relevant document."""
+    lists = torch.tensor([2.0, 1.0, 3.0]), torch.tensor([label, label, 0.0]), torch.tensor([0, 3])
+    try:
+        value, refused = metric(*lists).item(), ""
+    except ValueError as error:
+        value, refused = 0.5, str(error)
+    assert math.isfinite(value)
+    assert value > 0
+    assert refused == "" or label > metrics.HIGHEST_LABEL or "gains has no gain" in refused
+
+
+@every_metric
 @pytest.mark.parametrize("slots", [1, 100, 1 << 16])
 def test_a_group_does_not_depend_on_its_batch(metric: Metric, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranked, "SLOTS_PER_CHUNK", slots)

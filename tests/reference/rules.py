@@ -1,4 +1,7 @@
-"""A metric of one list under any rules, by its formula; with ties by expectation, the mean over all orders."""
+"""A metric of one list under any rules, by its formula; with ties by expectation, the mean over all orders.
+
+What was not retrieved is judged and has no rank: as in trec_eval, it counts in the ideal and among the relevant.
+"""
 
 import math
 import struct
@@ -17,6 +20,7 @@ def value(
     *,
     k: int,
     threshold: float,
+    retrieved: Sequence[bool] | None = None,
 ) -> float:
     if rules.scores == "float32":
         scores = [struct.unpack("f", struct.pack("f", s))[0] for s in scores]
@@ -24,6 +28,11 @@ def value(
     relevant = [y >= found and y > 0 for y in labels]
     if not any(labels if kind == "ndcg" else relevant):
         return {"left_out": math.nan, "zero": 0.0, "one": 1.0}[rules.undefined]
+    judged, n_relevant, places = labels, sum(relevant), list(range(len(labels)))
+    if retrieved is not None:
+        places = [i for i in places if retrieved[i]]
+        scores, labels, names, relevant = ([of[i] for i in places] for of in (scores, labels, names, relevant))
+        places = list(range(len(places)))
     if rules.short == "zero" and kind in ("ndcg", "precision") and len(labels) < k:
         return 0.0
     if kind == "map" and rules.ties == "block":
@@ -33,14 +42,14 @@ def value(
             for i in range(len(scores))
             if relevant[i]
         ]
-        return sum(h / a for h, a in zip(hits, at, strict=True)) / sum(relevant)
+        return sum(h / a for h, a in zip(hits, at, strict=True)) / n_relevant
 
     def of_order(order: Order) -> float:
-        return of_ranking(rules, kind, [labels[i] for i in order], [relevant[i] for i in order], k)
+        ranking = [labels[i] for i in order], [relevant[i] for i in order]
+        return of_ranking(rules, kind, *ranking, k, judged=judged, n_relevant=n_relevant)
 
     if rules.ties == "expected":
         return expectation(of_order, scores)
-    places = list(range(len(scores)))
     if rules.ties == "item":
         places.sort(key=lambda i: names[i], reverse=True)
     elif rules.ties == "worst":
@@ -48,17 +57,26 @@ def value(
     return of_order(sorted(places, key=lambda i: -scores[i]))
 
 
-def of_ranking(rules: Rules, kind: str, labels: list[float], relevant: list[bool], k: int) -> float:
+def of_ranking(
+    rules: Rules,
+    kind: str,
+    labels: list[float],
+    relevant: list[bool],
+    k: int,
+    *,
+    judged: Sequence[float],
+    n_relevant: int,
+) -> float:
     hits = [rank for rank, r in enumerate(relevant, start=1) if r]
     match kind:
         case "map":
-            return sum((i + 1) / rank for i, rank in enumerate(hits)) / len(hits)
+            return sum((i + 1) / rank for i, rank in enumerate(hits)) / n_relevant
         case "mrr":
-            return 1 / hits[0]
+            return 1 / hits[0] if hits else 0.0
         case "precision":
-            return sum(relevant[:k]) / (k if rules.short == "padded" else min(k, len(relevant)))
+            return sum(relevant[:k]) / (k if rules.short == "padded" else max(1, min(k, len(relevant))))
         case "recall":
-            return sum(relevant[:k]) / len(hits)
+            return sum(relevant[:k]) / n_relevant
         case "success":
             return float(any(relevant[:k]))
 
@@ -69,6 +87,6 @@ def of_ranking(rules: Rules, kind: str, labels: list[float], relevant: list[bool
         gains = [2**y - 1 if rules.gain == "exponential" else y for y in ranking]
         return sum(gain * factor(rank) for rank, gain in enumerate(gains, start=1))
 
-    pool = sorted(labels[:k] if rules.ideal == "ranked" else labels, reverse=True)
+    pool = sorted(labels[:k] if rules.ideal == "ranked" else judged, reverse=True)
     best = dcg(pool if rules.ideal == "uncut" else pool[:k])
     return dcg(labels[:k]) / best if best else 0.0

@@ -1,11 +1,16 @@
 """Every chart follows the schema of Vega-Lite, is drawn, and says what its rows say, whatever texts they have."""
 
+from pathlib import Path
+
 import altair
 import pytest
 from chart_kinds import every_kind
+from headless import opened
 
 from ltrscale.reports import charts
+from ltrscale.reports.document import Chart, Document, Section
 from ltrscale.reports.drawing import pictures
+from ltrscale.reports.findings import html
 
 BAD = "</script><!--`|'\"\\ datum.x] }"
 
@@ -21,6 +26,45 @@ def test_each_follows_the_schema_and_is_drawn() -> None:
         assert picture.startswith(b"\x89PNG")
         assert len(picture) > 2000
     assert found == pictures([*specs.values()])
+
+
+def crowded() -> dict[str, charts.Spec]:
+    """Charts with more names and numbers on an axis than a telephone has room for."""
+    weeks = [{"x": f"2026-W{i:02d}", "y": i, "series": "a"} for i in range(1, 53)]
+    numbers = [{"x": x, "y": x, "series": "a"} for x in (10, 12, 15, 20, 30, 1000)]
+    methods = [f"method {i} of a long name" for i in range(14)]
+    axes = [{"line": 0, "axis": f"finetune.key_{i}", "place": 0.5, "shown": "x", "value": 1.0} for i in range(10)]
+    return {
+        "weeks": charts.lines(weeks, x="period", y="PSI", ordinal=True),
+        "numbers": charts.lines(numbers, x="groups", y="y", log=True, ticks=[row["x"] for row in numbers]),
+        "agreement": charts.heatmap([{"one": a, "other": b, "value": 0.5} for a in methods for b in methods], title=""),
+        "few": charts.heatmap(
+            [{"one": a, "other": b, "value": 0.5} for a in methods[:6] for b in methods[:6]], title=""
+        ),
+        "search": charts.parallel(axes, [], title="value"),
+        "counts": charts.histogram([10**9, 5], [-1e-7, 0.0, 1e-7], title="x", below=None, at_least=None),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1400, 360])
+def test_labels_of_an_axis_do_not_lie_over_each_other(width: int, tmp_path: Path) -> None:
+    blocks = [Chart(spec, name) for name, spec in crowded().items()]
+    page = tmp_path / "page.html"
+    page.write_text(html(Document("Charts", [], [Section("all", blocks)])))
+    found = opened(page, tmp_path, width=width, dark=False)
+    assert found.problems == []
+    assert found.overlaps == []
+    assert all(w > 50 for w, _ in found.charts)
+
+
+@pytest.mark.slow
+def test_the_browser_sees_labels_over_each_other(tmp_path: Path) -> None:
+    spec = crowded()["weeks"]
+    spec["layer"][0]["encoding"]["x"]["axis"] = {"labelOverlap": False}
+    page = tmp_path / "page.html"
+    page.write_text(html(Document("Charts", [], [Section("all", [Chart(spec, "weeks")])])))
+    assert "2026-W01 over 2026-W02" in opened(page, tmp_path, width=360, dark=False).overlaps
 
 
 def test_a_series_has_one_colour_in_all_charts_of_a_page() -> None:

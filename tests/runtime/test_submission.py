@@ -10,7 +10,7 @@ from jobs.submit import run
 from ltrscale import config as configs
 from ltrscale.errors import InputError
 from ltrscale.runtime import dashboard
-from ltrscale.runtime.submission import SubmitConfig, _check_folder, _started, relative_places, submission, submit
+from ltrscale.runtime.submission import SubmitConfig, _sent, _started, relative_places, submission, submit
 from ltrscale.scoring.score import ScoreJob
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,7 +83,8 @@ def test_a_config_that_is_not_sent_is_named(tmp_path: Path) -> None:
     def check(module: str, *files: str) -> None:
         job = submission(SubmitConfig(command=(module,)), "0", files)
         assert job is not None
-        _check_folder(str(tmp_path), job)
+        with _sent(str(tmp_path), job):
+            pass
 
     check("pretrain", f"{tmp_path}/mine/a.yaml", "s3://bucket/a.yaml")
     with pytest.raises(InputError, match=r"runs/a\.yaml: is not sent with .* \.rayignore"):

@@ -236,6 +236,25 @@ def test_columns_of_the_query_come_along(trees: str, week: Rows, tmp_path: Path)
         assert [sorted(row) for row in rows] == [sorted(names)] * len(rows)
 
 
+def test_the_first_items_are_explained_beside_them(trees: str, week: Rows, tmp_path: Path) -> None:
+    rows = write_parquet(tmp_path / "rows.parquet", week, WITHOUT_LABELS)
+    predict(tmp_path / "out", trees, rows, explain=True)
+    ranked, reasons = read(tmp_path / "out"), read(f"{tmp_path / 'out'}-explained")
+    assert {query for query, items in ranked.items() if items[0]["score"] > items[-1]["score"]} <= reasons.keys()
+    for query, of_query in reasons.items():
+        first, *others = ranked[query]
+        assert {row["item_id"] for row in of_query} == {first["item_id"]}
+        assert {row["period"] for row in of_query} == {first["period"]}
+        lead = first["score"] - float(np.mean([row["score"] for row in others]))
+        assert of_query[0]["difference"] == pytest.approx(lead, rel=1e-4, abs=1e-6)
+        assert sum(row["adds"] for row in of_query) == pytest.approx(lead, rel=1e-2, abs=1e-6)
+    shown = {row["value"] for of_query in reasons.values() for row in of_query if row["feature"] == "colour"}
+    assert shown <= {"red", "green", "blue"}
+    before = Path(f"{tmp_path / 'out'}-explained/manifest.json").stat().st_mtime_ns
+    predict(tmp_path / "out", trees, rows, explain=True)
+    assert Path(f"{tmp_path / 'out'}-explained/manifest.json").stat().st_mtime_ns == before
+
+
 def test_rows_that_cannot_be_used_are_in_the_quarantine_and_counted(
     trees: str, week: Rows, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -160,3 +160,28 @@ def test_medians_fill_what_is_missing_for_an_engine_that_knows_no_missing_value(
     filled = rows.assign(rating=rows["rating"].fillna(manifest.fills["rating"]))
     assert rows["rating"].isna().any()
     np.testing.assert_array_equal(ranker.predict(rows), ranker.predict(filled))
+
+
+@pytest.mark.parametrize("limit", ["_MOST_ROWS", "_MOST_NUMBERS"])
+def test_raw_rows_have_the_columns_of_a_table_that_is_too_large_to_lie_beside(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    items = pandas.DataFrame({"item": range(50), "emb": [*rng.normal(size=(50, 4))], "weight": rng.random(50)})
+    items.to_parquet(tmp_path / "items.parquet")
+    log = {"q": np.arange(400) // 10, "item": rng.integers(0, 50, 400), "y": rng.integers(0, 3, 400)}
+    pandas.DataFrame({**log, "week": np.where(log["q"] < 20, "a", "b")}).to_csv(tmp_path / "log.csv", index=False)
+    columns = {"query": "q", "item": "item", "label": "y", "period_column": "week", "features": ["weight"]}
+    joins = [{"path": str(tmp_path / "items.parquet"), "key": "item", "columns": ["weight", "emb"]}]
+    source = {"kind": "items", "columns": {**columns, "vectors": {"emb": 4}}, "joins": joins}
+    prepare = {"inputs": str(tmp_path / "log.csv"), "duplicates": "keep_first", "source": source}
+    data, model = str(tmp_path / "data"), str(tmp_path / "trees")
+    validate(PrepareJob, {"out": data, "prepare": prepare}, "test").run()
+    splits = {"train": {"data": data, "periods": "a"}, "validation": {"data": data, "periods": "b"}}
+    gbdt = {"num_trees": 5, "min_data_in_leaf": 5}
+    validate(GBDTJob, {"out": model, "splits": splits, "gbdt": gbdt}, "test").run()
+    monkeypatch.setattr(raw, limit, 10)
+    ExportJob(out=str(tmp_path / "export"), bundle=model, data=data).run()
+    assert not (tmp_path / "export" / "raw_rows_1.jsonl").exists()
+    parity = json.loads((tmp_path / "export" / "parity.json").read_text())
+    assert parity["raw"]["documents"] == open_dataset(data).manifest.accounting.rows_in

@@ -134,7 +134,8 @@ TIMES = [
     *("2026-01-06 10:15:11+01", "2026-01-06 10:15:11-0130", "20260106", "2026-W02", "1767657600", "1767657600123"),
     *("1767657600123456789", "9999-12-31", "0000-00-00", "0000-01-01", "soon", "", "NULL", "-3600", "1e30", "nan"),
     *("2026-03-29 02:30", "2026-10-25 02:30", "2026-10-25 03:30", "1969-12-31 23:59:59.5", " 2026-01-06 ", "inf"),
-    *("20260230", "20260106.0"),
+    *("20260230", "20260106.0", "2026-01-05 00:00:00 UTC", "2026-01-05T10:00:00.5 GMT", "2026-01-05 10:00:00 -0130"),
+    *("1_767657600", "\uff11767657600", "2026-01-0\u0665", "Mon, 05 Jan 2026 10:00:00 GMT", "2026-01-05 UTC"),
 ]
 COLUMNS = {
     "time": "at",
@@ -190,10 +191,11 @@ def test_rows_of_csv(zone: str, infinite: str, tmp_path: Path) -> None:
 def test_rows_of_csv_with_a_decimal_comma_other_formats_and_fills(tmp_path: Path) -> None:
     usual = {**USUAL, "at": "07.01.2026 12:00", "listed": "1.12.2025", "price": "12,5", "size": "3,25"}
     times = ["06.01.2026", "29.03.2026 02:30", "2026-01-06", "6/1/2026", "", "1767657600", "31.02.2026", " 1.1.2026 "]
+    times += ["0\uff16.01.2026", "Mon, 05 Jan 2026 10:00:00 GMT", "Mon, 05 Jan 2026 10:00:00 UTC"]
     rows = one_changed(usual, {**TRIED, "listed": times, "at": times, "size": ["", "1,5", "1.5"]})
     rows[1]["stock"] = "no"
     write_csv(tmp_path / "log.csv", rows, ";")
-    formats = ["%d.%m.%Y %H:%M", "%d.%m.%Y", "iso"]
+    formats = ["%d.%m.%Y %H:%M", "%d.%m.%Y", "%a, %d %b %Y %H:%M:%S %Z", "iso"]
     fill = {"price": "median", "numeric": -1.1}
     columns = {**COLUMNS, "decimal": ",", "time_format": formats, "time_zone": "Europe/Berlin", "fill": fill}
     data = prepared(tmp_path, tmp_path / "log.csv", columns)
@@ -201,6 +203,31 @@ def test_rows_of_csv_with_a_decimal_comma_other_formats_and_fills(tmp_path: Path
     assert (
         check(list(transformer(data, tmp_path).read(tmp_path / "log.csv")), data, tmp_path, [r["q"] for r in rows]) > 30
     )
+
+
+def test_rows_of_csv_without_a_header(tmp_path: Path) -> None:
+    rows = one_changed({**USUAL, "stock": "true"}, {"price": NUMBERS})
+    write_csv(tmp_path / "log.csv", rows)
+    text = (tmp_path / "log.csv").read_text().partition("\n")[2]
+    (tmp_path / "log.csv").write_text(text)
+    data = prepared(tmp_path, tmp_path / "log.csv", {**COLUMNS, "header": list(rows[0])})
+    read = list(transformer(data, tmp_path).read(tmp_path / "log.csv"))
+    assert read == rows
+    assert check(read, data, tmp_path, [row["q"] for row in rows]) > 5
+
+
+BROKEN_LINES = ['q1,"two', 'lines",1', 'q3,a"b,1', 'q4,"a"b,1', 'q5,"a""', "q6,a\0,1", 'q7,"a\r,1', '"q8', 'q9,"a","b']
+
+
+def test_lines_of_csv_that_are_no_rows_have_the_reasons_of_prepare(tmp_path: Path) -> None:
+    text = "q,t,x\n" + "".join(f'g{i},"a ""{i}""",{i}\n' for i in range(20)) + "\n".join(BROKEN_LINES) + "\n"
+    (tmp_path / "log.csv").write_text(text, newline="")
+    data = prepared(tmp_path, tmp_path / "log.csv", {"features": ["x"], "categorical": ["t"]})
+    paths = [storage.join(data, path) for path in open_dataset(data).manifest.quarantine]
+    lost = {row["line"]: row["found"] for path in paths for row in pq.read_table(path).to_pylist()}
+    rows = transformer(data, tmp_path).numbered(tmp_path / "log.csv")
+    assert {number: str(row) for number, row in rows if isinstance(row, raw_rows.RowError)} == lost
+    assert len(lost) == len(BROKEN_LINES)
 
 
 def test_many_numbers_of_csv_are_rounded_once(tmp_path: Path) -> None:
@@ -320,6 +347,69 @@ def test_joined_tables(form: str, rows_kept: str, tmp_path: Path) -> None:
     rejected = check(rows, data, tmp_path / "export", [row["q"] for row in rows])
     assert rejected == (4 if rows_kept == "matched" else 0)
     assert (tmp_path / "export" / "raw_rows_1.jsonl").exists()
+
+
+def _vector_rows(*, nan: bool) -> list[dict[str, Any]]:
+    """Vectors that can be read, some of them missing, and some of another length, of no numbers or with a gap."""
+    rng = np.random.default_rng(0)
+    lists: list[Any] = [row.tolist() for row in rng.normal(size=(60, 7))]
+    lists[:5] = [None, [0.0] * 7, [-0.0] * 7, [16777217.0, 2.0**53, 3, 4, 5, 6, 7], [1e-46, 7e-46, 0.1, 1e30, 3, 0, 1]]
+    lists[5:9] = [[0.5] * 6, [], [0.5, None, 3, 4, 5, 6, 7], [float("nan") if nan else 1] * 7]
+    others = [lists[-i] for i in range(len(lists))]
+    return [
+        {"q": f"q{i}", "emb": one, "asked": other} for i, (one, other) in enumerate(zip(lists, others, strict=True))
+    ]
+
+
+VECTORS = {
+    "vectors": {"emb": 7},
+    "similarities": {"cosine": [["asked", "emb"]], "dot": [["asked", "emb"]]},
+    "fill": {"emb.*": 0.5},
+}
+
+
+@pytest.mark.parametrize("form", ["double", "float", "fixed", "json"])
+def test_vectors_and_how_alike_two_are(form: str, tmp_path: Path) -> None:
+    rows = _vector_rows(nan=form != "json")
+    if form == "json":
+        rows += [{"q": "t", "emb": "x"}, {"q": "u", "emb": [0.5] * 6 + ["x"]}, {"q": "v", "emb": [0.5] * 6 + [True]}]
+        rows = [
+            {"q": f"usual{i}", "emb": [0.5] * 7, "asked": None} for i in range(1000)
+        ] + rows  # the lines that decide on the types
+        log = tmp_path / "log.jsonl"
+        log.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    else:
+        size = 7 if form == "fixed" else -1
+        kind = pa.list_(pa.float32() if form == "float" else pa.float64(), size)
+        rows = [row for row in rows if size < 0 or all(row[n] is None or len(row[n]) == size for n in ("emb", "asked"))]
+        log = tmp_path / "log.parquet"
+        columns = {name: pa.array([row[name] for row in rows], kind) for name in ("emb", "asked")}
+        pq.write_table(pa.table({"q": [row["q"] for row in rows], **columns}), log)
+        rows = pq.read_table(log).to_pylist()
+    data = prepared(tmp_path, log, VECTORS)
+    assert check(rows, data, tmp_path, [row["q"] for row in rows]) >= 3
+    make = transformer(data, tmp_path)
+    usual = [row for row in rows if row["q"] in ("q20", "q21", "q22")]
+    arrays = [{name: value if name == "q" else np.array(value) for name, value in row.items()} for row in usual]
+    assert [*map(make.features, arrays)] == [*map(make.features, usual)]
+
+
+def test_a_table_that_joins_may_have_vectors_unless_they_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"item": ["a", "b"], "emb": [[0.5, 0.1], None]}), tmp_path / "items.parquet")
+    rows = [{"q": f"q{i}", "item": item} for i, item in enumerate("abac")]
+    write_csv(tmp_path / "log.csv", rows)
+    joins = [{"path": str(tmp_path / "items.parquet"), "key": "item", "columns": "emb"}]
+    data = prepared(tmp_path, tmp_path / "log.csv", {"vectors": {"emb": 2}}, joins=joins)
+    (tmp_path / "export").mkdir()
+    assert check(rows, data, tmp_path / "export", [row["q"] for row in rows]) == 1
+    monkeypatch.setattr(raw, "_MOST_NUMBERS", 1)
+    make = transformer(data, tmp_path)
+    assert make.recipe["joins"][0]["table"] is None
+    assert make.features({"item": "a", "emb": [0.5, 0.25]}) == [0.5, 0.25]
+    with pytest.raises(raw_rows.RowError, match=r"column 'emb' is not a list of numbers \('0\.5'\)"):
+        make.features({"item": "a", "emb": "0.5"})
 
 
 def test_a_table_with_too_many_rows_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,7 @@ NEED_OTHERS = {
     "Dimension.log",
     "Dimension.low",
     "Dimension.step",
+    "ExplainJob.items",
     "InputFiles.group_sizes",
     "InputFiles.table",
     "InputFiles.version",
@@ -129,6 +130,7 @@ def world(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> V
         "time_zone": ("UTC", "Europe/Berlin"),
         "sort_memory": ("1GB", "2GB"),
         "first_week": ("2026-W01", "2026-W02"),
+        "where": ("n_documents > 2", "n_documents > 3"),
     }
     complete = {
         "Split": {"data": data[0], "periods": "2026-W01"},

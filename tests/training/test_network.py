@@ -67,6 +67,9 @@ def test_preparation_and_pretraining_name_what_identifies_a_document(
     assert "the views hide it at a rate of 0.8, so nothing needs doing" in found
     (number,) = [m for m in caplog.messages if "pretraining: f_place is a whole number" in m]
     assert "pretrain.mask.columns={f_place: 1}" in number
+    caplog.clear()
+    run(named_documents.config(epochs=1, columns={"f_place": 0}), data, tmp_path / "answered")
+    assert not [m for m in caplog.messages if "f_place" in m]
     assert bundle.load(str(tmp_path / "out")).config["mask"] == {
         "numbers": 0,
         "categories": 0,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import lightgbm as lgb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -22,7 +23,7 @@ from linear_teacher import linear_teacher
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from ltrscale.batch import QueryGroups
+from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.bundle import Bundle
 from ltrscale.bundle.views import raw
 from ltrscale.data.dataset.manifest import Feature
@@ -35,7 +36,7 @@ from ltrscale.ranking.metrics import ndcg
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.trees import data as tree_data
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
-from ltrscale.trees.data import Labelled, read_labelled
+from ltrscale.trees.data import Labelled, _document_numbers, read_labelled
 from ltrscale.trees.gbdt import TreesStudent, train_gbdt
 from ltrscale.trees.library import QuantisedConfig, StandardisedConfig, make_targets, quantised, standardised
 
@@ -248,6 +249,37 @@ def test_learns_and_reports_our_metric(write_dataset: WriteDataset, tmp_path: Pa
     assert bundle.metrics["trees"] == 1 + values.index(max(values))
     assert [r["tree"] for r in records] == list(range(1, len(records) + 1))
     assert all(0 < r[f"validation_ndcg@5_{config.kind}"] <= 1 for r in records)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("config", [SMALL, XGBOOST], ids=lambda config: config.kind)
+@pytest.mark.parametrize("highest", [90, 1000])
+def test_labels_of_linear_gain_go_beyond_those_of_exponential_gain_in_every_split(
+    write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig, highest: int
+) -> None:
+    """Early stopping judges by NDCG with gains 2^y - 1 all the same, the metric of all methods."""
+    revenue = three(
+        np.random.default_rng(4), lambda x_LF: np.clip(np.round(highest * (x_LF[:, 0] + 2) / 4), 0, highest)
+    )
+    url = write_dataset(revenue, NUMERIC)
+    linear = config.replace(label_gain="linear")
+    bundle, records = train(url, tmp_path / "out", linear)
+    assert score(bundle, url, "test") > 0.9
+    values = [r["validation_ndcg@5"] for r in records]
+    assert bundle.metrics["validation_ndcg@5"] == max(values) == pytest.approx(score(bundle, url, "validation"))
+    for other in (config, SMALL.replace(objective="regression")):
+        with pytest.raises(InputError, match=r"NDCG is of integers from 0 to 31 .* linear goes on to 1000"):
+            train(url, tmp_path / "other", other)
+
+
+def test_a_leaf_has_the_second_derivatives_that_are_asked_for(write_dataset: WriteDataset, tmp_path: Path) -> None:
+    url = write_dataset(three(np.random.default_rng(5), grades), NUMERIC)
+    found = []
+    for number, least in enumerate((1e-3, 20.0, 1e6)):
+        config = SMALL.replace(min_sum_hessian_in_leaf=least, num_trees=1, early_stopping_rounds=None)
+        text = train(url, tmp_path / str(number), config)[0].content.decode()
+        (tree,) = lgb.Booster(model_str=text).dump_model()["tree_info"]
+        found.append(tree["num_leaves"])
+    assert found[0] > found[1] > found[2] == 1
 
 
 @every_library
@@ -497,7 +529,7 @@ def test_labelled_fraction_is_used(write_dataset: WriteDataset, tmp_path: Path) 
     assert (made.metrics["labelled_groups"], made.metrics["validation_groups"]) == (15, 60)
 
 
-def test_bad_data_is_named(write_dataset: WriteDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_data_is_named(write_dataset: WriteDataset, tmp_path: Path) -> None:
     rng = np.random.default_rng(9)
 
     def error_of(change: Callable[[dict[str, Groups]], None]) -> str:
@@ -521,11 +553,36 @@ def test_bad_data_is_named(write_dataset: WriteDataset, tmp_path: Path, monkeypa
     assert "all labels of its 60 labelled groups are 0" in error_of(lambda data: data.update(validation=irrelevant))
     unlabelled: Groups = [(x, None) for x, _ in irrelevant]
     assert "no group has labels" in error_of(lambda data: data.update(train=unlabelled))
-    monkeypatch.setattr(tree_data, "LONGEST", 11)
-    assert "train: group 3 has 12 documents" in error_of(
-        lambda data: data["train"].__setitem__(3, (np.zeros((12, 3), np.float32), np.ones(12, np.float32)))
-    )
     assert not (tmp_path / "out").exists()
+
+
+@every_library
+def test_a_long_group_trains_the_libraries_without_a_limit(
+    write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig
+) -> None:
+    rng = np.random.default_rng(9)
+    data = {name: groups[:20] for name, groups in three(rng, grades).items()}
+    long_LF = rng.normal(size=(10_001, 3)).astype(np.float32)
+    for name in ("train", "validation"):
+        usual = data[name][3]
+        data[name][3] = (long_LF, grades(long_LF).astype(np.float32))
+        url = write_dataset(data, NUMERIC)
+        if config.kind == "lightgbm":
+            message = rf"{name}: group \d+ has 10,001 documents, LightGBM takes 10,000; .* choose another kind$"
+            with pytest.raises(InputError, match=message):
+                train(url, tmp_path / name, config.replace(num_trees=2))
+        else:
+            bundle, _ = train(url, tmp_path / name, config.replace(num_trees=2))
+            assert bundle.metrics["labelled_groups"] == 20
+        data[name][3] = usual
+
+
+def test_each_document_has_a_number_of_its_own_however_long_its_group_is() -> None:
+    lengths_Q = torch.tensor([25_000, 1, 10_000, 30_000])
+    groups = QueryGroups(torch.zeros(int(lengths_Q.sum()), 1), to_offsets(lengths_Q), ids_Q=torch.tensor([0, 1, 2, 3]))
+    numbers_N = _document_numbers(groups)
+    assert len(np.unique(numbers_N)) == groups.n_documents
+    assert numbers_N[25_000] == 10_000  # those of shorter groups are the same beside a long one
 
 
 def documents(url: str, features: list[Feature]) -> QueryGroups:

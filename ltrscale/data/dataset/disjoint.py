@@ -4,9 +4,10 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 
+from ltrscale.data.dataset.copies import equal_periods
 from ltrscale.data.dataset.labelled import labelled_queries
 from ltrscale.data.dataset.origin import origins
-from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.selection import check_teaches, select
 from ltrscale.data.dataset.split import Split, SplitPart, Splits, check_in_order, resolve_periods, with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.progress import log
@@ -15,13 +16,25 @@ _DATE = re.compile(r"\d{4}-")
 """The beginning of a period's name that says when it was: 2026-W07, 2026-02-14, 2026-02-14T09."""
 
 
+def check_splits(splits: Splits) -> None:
+    """Check that splits are disjoint, and that each has a list with different labels, from which an order is learnt.
+
+    Raises:
+        InputError: as `check_disjoint`, `select` and `check_teaches`.
+    """
+    check_disjoint(splits)
+    for name, split in splits.by_name.items():
+        check_teaches(select(split, labelled=True), name)
+
+
 def check_disjoint(splits: Splits) -> None:
     """Check that no two splits share a period of a data set, and that the gap is kept.
 
     Two splits may take the same periods if the one serves a fold of their labelled groups, and the other all others. A
     relabelled data set counts as the one that it was made from, since its documents are the same; where the one split
     reads this and the other that, the query ids tell whether their folds are apart. The gap is counted in the sorted
-    union of the periods of all data sets named. A test period before a training period is a warning.
+    union of the periods of all data sets named. A test period before a training period is a warning, and so are periods
+    of two splits with the same lists.
 
     Raises:
         InputError: names the two splits, the period and the remedy; or a gap among periods that have no order.
@@ -45,6 +58,7 @@ def check_disjoint(splits: Splits) -> None:
     if splits.gap:
         _check_gap(parts, periods, splits.gap)
     _warn_of_future(periods)
+    _warn_of_copies(parts)
 
 
 def _are_apart(one: Split, other: Split) -> bool:
@@ -77,9 +91,31 @@ def _warn_of_future(periods_of_split: Mapping[str, Sequence[str]]) -> None:
             f"test takes period {test[0]!r}, which lies before period {train[-1]!r} of train: the model knows what "
             "came later, which it will not in use; let the test periods come last"
         )
-        if message not in _warned:
-            _warned.add(message)
-            log.warning(message)
+        _warn_once(message)
+
+
+def _warn_of_copies(parts: Mapping[str, list[SplitPart]]) -> None:
+    """Warn if two splits take periods with the same lists, as where one file was shipped under two names."""
+    of_splits = {(part.dataset.url, p): name for name, some in parts.items() for part in some for p in part.periods}
+    try:
+        found = list(equal_periods((part.dataset, part.periods) for some in parts.values() for part in some))
+    except InputError:  # the pre-flight names files that are missing or damaged
+        return
+    for one, other in found:
+        if of_splits[one] != of_splits[other]:
+            takes = " and ".join(
+                f"{of_splits[place]} takes period {place[1]!r} of {place[0]}" for place in (one, other)
+            )
+            _warn_once(
+                f"{takes}, whose lists are the same, as those of one file under two names: figures of the one say "
+                "nothing that the other has not said; look for the right file, or leave one out"
+            )
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        log.warning(message)
 
 
 def _check_gap(parts: Mapping[str, list[SplitPart]], periods_of_split: Mapping[str, Sequence[str]], gap: int) -> None:

@@ -113,16 +113,19 @@ _COPY = re.compile(r"#\d+$")
 """What `jobs.relabel` adds to the query id of a copy."""
 
 
-def with_relevant(files: Sequence[tuple[str, str]], column: str) -> list[list[NDArray[np.bool_]]]:
+def with_relevant(
+    files: Sequence[tuple[str, str]], column: str, *, differing: bool = False
+) -> list[list[NDArray[np.bool_]]]:
     """Which labelled groups of files (URL, content hash) have a label above 0: shape [Q] for each row group of each.
 
-    It reads the labels alone, once a process for each file.
+    With `differing` those that have another label too: only these can teach an order or tell one from another. It
+    reads the labels alone, once a process for each file.
 
     Raises:
         InputError: a file cannot be read, or lacks the column.
     """
     with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(lambda file: _in_file(*file, column), files))
+        return list(pool.map(lambda file: _in_file(*file, column, differing), files))
 
 
 def labelled_queries(url: str) -> list[list[str]]:
@@ -139,20 +142,33 @@ def labelled_queries(url: str) -> list[list[str]]:
     return _each_row_group(url, of, "query_id")
 
 
-def none_relevant(groups: int) -> str:
-    """What is wrong where these labelled groups have no relevant document."""
-    return f"all labels of its {groups:,} labelled groups are 0, so there is nothing to learn or to choose by"
-
-
 @lru_cache(_FILES_KNOWN)
-def _in_file(url: str, sha256: str, column: str) -> list[NDArray[np.bool_]]:  # noqa: ARG001 - other content, another answer
+def _in_file(
+    url: str,
+    sha256: str,  # noqa: ARG001 - other content, another answer
+    column: str,
+    differing: bool,
+) -> list[NDArray[np.bool_]]:
     def of(file: pq.ParquetFile, number: int) -> NDArray[np.bool_]:
         lists = _labelled(file, number, column).combine_chunks()
-        above_N1 = np.concatenate([[0], np.cumsum(lists.values.to_numpy(zero_copy_only=False) > 0)])
-        offsets_Q1 = lists.offsets.to_numpy()
-        return np.asarray(above_N1[offsets_Q1[1:]] > above_N1[offsets_Q1[:-1]])
+        labels_N, offsets_Q1 = lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_numpy()
+        starts_Q, ends_Q = offsets_Q1[:-1], offsets_Q1[1:]
+        relevant_Q = _any_between(labels_N > 0, starts_Q, ends_Q)
+        if not differing:
+            return relevant_Q
+        # the first document of a list is not compared with the last one of the list before it
+        return relevant_Q & _any_between(np.diff(labels_N) != 0, starts_Q, np.maximum(ends_Q - 1, starts_Q))
 
     return _each_row_group(url, of, column)
+
+
+def _any_between(
+    flags_N: NDArray[np.bool_], starts_Q: NDArray[np.int32], ends_Q: NDArray[np.int32]
+) -> NDArray[np.bool_]:
+    """Whether a flag from each start up to its end is set, shape [Q]."""
+    set_N1 = np.concatenate([[0], np.cumsum(flags_N)])
+    last = len(flags_N)  # an empty list at the end starts behind all flags
+    return np.asarray(set_N1[np.minimum(ends_Q, last)] > set_N1[np.minimum(starts_Q, last)])
 
 
 def _each_row_group(url: str, function: Callable[[pq.ParquetFile, int], T], column: str) -> list[T]:

@@ -31,17 +31,23 @@ class Feature(Config):
 
 
 def places(
-    wanted: Sequence[Feature], there: Sequence[Feature], *, whose: str, where: str = "the data"
+    wanted: Sequence[Feature],
+    there: Sequence[Feature],
+    *,
+    whose: str,
+    where: str = "the data",
+    on_purpose: bool = False,
 ) -> list[int] | None:
     """The places of the wanted features among those of some data, by name; None if both are equal, order included.
 
-    Further features of the data are ignored, which is logged once.
+    Further features of the data are ignored, which is logged once, unless it is on purpose.
 
     Args:
         wanted: the features to read, in order.
         there: the features of the data, in order.
         whose: the owner of the wanted features, for the error.
         where: the data, for the error.
+        on_purpose: the owner is known to read some features only, as a trained model does.
 
     Raises:
         InputError: some features are missing or of another kind; names them all.
@@ -63,7 +69,8 @@ def places(
         n = f"{len(missing)} of its {len(wanted)} features are not in {where}"
         raise InputError(f"{whose}: {n}: {', '.join(missing)}; prepare the data with these columns, and leave none out")
     names = {feature.name for feature in wanted}
-    _log_ignored(whose, where, tuple(feature.name for feature in there if feature.name not in names))
+    if not on_purpose:
+        _log_ignored(whose, where, tuple(feature.name for feature in there if feature.name not in names))
     return [by_name[feature.name][0] for feature in wanted]
 
 
@@ -123,8 +130,9 @@ class RawColumns(Config):
 
     rows: Literal["csv", "json", "parquet"]
     """The form of the file: text, JSON lines, or typed values."""
-    reads: dict[str, Literal["number", "boolean", "integer", "text", "value"]]
-    """What each column holds, also those of tables that join; `value` is a time, date or another type of Parquet."""
+    reads: dict[str, Literal["number", "boolean", "integer", "text", "numbers", "value"]]
+    """What each column holds, also those of tables that join; `numbers` is a list of them, and
+    `value` a time, date or another type of Parquet."""
 
 
 class FeatureSummary(Config):
@@ -230,6 +238,11 @@ class Manifest(Config):
         if self.vocabulary is None:
             return {}
         return {"tokens": [f.model_dump() for f in self.tokens], "vocabulary": self.vocabulary.identity()}
+
+    @property
+    def names_of_categories(self) -> dict[str, dict[int, str]]:
+        """The recorded texts of categorical features by their codes, by feature."""
+        return {name: {code: text for text, code in codes.items()} for name, codes in self.categories.items()}
 
     @property
     def periods(self) -> list[str]:

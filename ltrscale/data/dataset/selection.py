@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.config import Json, digest
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.labelled import in_sample, keep_fold, none_relevant, order_of, to_reach, with_relevant
+from ltrscale.data.dataset.labelled import in_sample, keep_fold, order_of, to_reach, with_relevant
 from ltrscale.data.dataset.manifest import Feature, matching, open_dataset, places
 from ltrscale.data.dataset.origin import read_as
 from ltrscale.data.dataset.row_groups import Columns, FilesToRead, PartToRead, RowGroup, RowGroups
@@ -58,13 +58,15 @@ class Selection:
     vocabulary: Vocabulary | None = None
     """The vocabulary of the token fields."""
 
-    def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:
-        """The same groups with these features in this order, matched by name.
+    def serving(
+        self, features: Sequence[Feature], *, whose: str, where: str = "the data", on_purpose: bool = False
+    ) -> Self:
+        """The same groups with these features in this order, matched by name; `on_purpose` as in `places`.
 
         Raises:
             InputError: as `places`.
         """
-        places(features, self.features, whose=whose, where=where)
+        places(features, self.features, whose=whose, where=where, on_purpose=on_purpose)
         return replace(self, features=tuple(features))
 
     def reading(self, *, query: Sequence[str] = (), document: Sequence[str] = ()) -> Self:
@@ -249,24 +251,42 @@ def _keeping(selection: Selection, kept: NDArray[np.bool_]) -> Selection:
     return keeping.only(selection.row_groups.take(keeping.served_groups_R > 0))
 
 
-def check_relevant(selection: Selection, name: str) -> None:
-    """Check that a labelled group that is served has a relevant document: from labels of 0 alone nothing is learnt.
-
-    It reads labels until it finds one.
+def check_teaches(selection: Selection, name: str) -> None:
+    """Check that a labelled group that is served has two different labels: the others teach no order.
 
     Raises:
-        InputError: all labels are 0.
+        InputError: as `nothing_to_learn`.
     """
-    if selection.label_column == "scores":
-        return
-    for row_group in selection.row_groups:
-        (relevant_Q,) = _relevant([row_group], selection.label_column)
-        if (relevant_Q & selection.kept(row_group)).any():
-            return
-    raise InputError(
-        f"{name}: {none_relevant(selection.n_groups)}; check which column prepare takes as the label, or name more "
-        "periods or labels"
-    )
+    if wrong := nothing_to_learn(selection):
+        remedy = "check which columns prepare takes as the query and the label, or name more periods or labels"
+        raise InputError(f"{name}: {wrong}; {remedy}")
+
+
+def nothing_to_learn(selection: Selection) -> str:
+    """What is wrong where no labelled group that is served has two different labels, one above 0; "" if one has.
+
+    It reads labels until it finds one. Scores that serve as labels are taken to differ.
+    """
+    column = selection.label_column
+    if column == "scores":
+        return ""
+
+    def some(*, differing: bool) -> bool:
+        return any(
+            (_relevant([row_group], column, differing=differing)[0] & selection.kept(row_group)).any()
+            for row_group in selection.row_groups
+        )
+
+    if some(differing=True):
+        return ""
+    groups, row_groups = f"its {selection.n_groups:,} labelled groups", selection.row_groups
+    if not some(differing=False):
+        wrong = f"all labels of {groups} are 0"
+    elif (row_groups.documents_R == row_groups.groups_R).all():
+        wrong = f"each of {groups} has one document, as where the query is the id of a row"
+    else:
+        wrong = f"the documents of each of {groups} have one label"
+    return f"{wrong}, so there is nothing to learn or to choose by"
 
 
 def _with_scores(parts: list[SplitPart], split: Split) -> SplitPart:
@@ -363,10 +383,12 @@ def _size(split: Split, n: int, row_groups: Sequence[RowGroup], where: str) -> i
     return split.labelled_groups
 
 
-def _relevant(row_groups: Sequence[RowGroup], column: LabelColumn) -> list[NDArray[np.bool_]]:
-    """Which labelled groups of each row group have a relevant document."""
+def _relevant(
+    row_groups: Sequence[RowGroup], column: LabelColumn, *, differing: bool = False
+) -> list[NDArray[np.bool_]]:
+    """Which labelled groups of each row group have a relevant document, and with `differing` another label too."""
     files = [(file.url, file.source.sha256 if file.source else "") for file in RowGroups.of(row_groups).own_files]
-    by_url = dict(zip((url for url, _ in files), with_relevant(files, column), strict=True))
+    by_url = dict(zip((url for url, _ in files), with_relevant(files, column, differing=differing), strict=True))
     for rg in row_groups:
         n = len(by_url[rg.url][rg.index]) if rg.index < len(by_url[rg.url]) else 0
         if n != rg.labelled:

@@ -169,7 +169,7 @@ class Decoder:
     def _places_in(self, stored: tuple[Feature, ...]) -> list[int] | None:
         """The places of the served features in a file with these features (see `manifest.places`)."""
         if stored not in self._places:
-            self._places[stored] = find_places(self.selection.features, stored, whose="the selection")
+            self._places[stored] = find_places(self.selection.features, stored, whose="the selection", on_purpose=True)
         return self._places[stored]
 
 

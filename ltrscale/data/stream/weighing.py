@@ -1,4 +1,4 @@
-"""A look at the weights of a training split: weights of 0 take documents out of training without a word.
+"""A look at the weights of a training split: none may be negative, and those of 0 take documents out of training.
 
 Shapes: N documents.
 """
@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import iterate
+from ltrscale.errors import InputError
 from ltrscale.progress import log
 
 _MOST_LABELS = 64
@@ -22,11 +23,14 @@ _warnings: dict[tuple[str, int], str] = {}
 """The warnings by hash and number of groups: a line is logged once in a process, and data are read once."""
 
 
-def warn_of_weights(selection: Selection) -> str:
+def check_weights(selection: Selection) -> str:
     """Warn where weights are 0 for most documents, or for all documents of one label; returns the warning, or "".
 
     It reads labels and weights alone, of the labelled groups that are served. Call it before a training that
     multiplies by weights; scores that serve as labels are no grades, and are not looked at.
+
+    Raises:
+        InputError: all weights are 0, or one is negative or infinite, in a data set that prepare did not check.
     """
     key = selection.hash, selection.n_groups
     if key not in _warnings:
@@ -37,7 +41,7 @@ def warn_of_weights(selection: Selection) -> str:
 
 
 def _look(selection: Selection) -> str:
-    """See `warn_of_weights`."""
+    """See `check_weights`."""
     documents, zeros = Counter[float](), Counter[float]()
     for groups in iterate(replace(selection, features=(), tokens=()), docs_per_batch=1 << 16):
         if groups.weights_N is None:
@@ -45,6 +49,13 @@ def _look(selection: Selection) -> str:
         assert groups.labels_N is not None
         documents.update(groups.labels_N.tolist())
         zeros.update(groups.labels_N[groups.weights_N == 0].tolist())
+        if bool((bad_N := (groups.weights_N < 0) | groups.weights_N.isinf()).any()):
+            value = groups.weights_N[bad_N][0].item()
+            raise InputError(f"train: a document has weight {value:g}; prepare the data again, which rejects such rows")
+    if zeros.total() == documents.total():
+        raise InputError(
+            f"train: all {zeros.total():,} documents have weight 0, so there is nothing to learn; {_REMEDY}"
+        )
     return _wrong(documents, zeros)
 
 

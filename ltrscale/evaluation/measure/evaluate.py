@@ -33,6 +33,7 @@ from ltrscale.evaluation.measure.report import (
     GroupFile,
     MethodResult,
     MethodTrial,
+    by_mean,
     trials_of,
 )
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, EvaluateSettings
@@ -362,12 +363,15 @@ def _by_slice(tallies: Tallies, methods: _Methods, config: EvaluateConfig) -> di
 def _leads_of_best(
     tallies: Tallies, methods: _Methods, results: Sequence[MethodResult], config: EvaluateConfig
 ) -> dict[str, Comparison]:
-    """The difference of every other method from the best one in the primary metric, over all groups."""
+    """The difference of every other method from the best one in the primary metric, over all groups.
+
+    The order that was shown is one of the others, even where its labels put it ahead.
+    """
     primary = config.primary
     means = [mean for method in results if (mean := method.slices[ALL].summaries[primary].mean) is not None]
     if not 1 < len(means) == len(results):
         return {}  # there are no others, or no group defines the metric
-    best, column = int(np.argmax(means)), list(all_metrics(config)).index(primary)
+    best, column = results.index(by_mean(results, primary)[0]), list(all_metrics(config)).index(primary)
     blocks = tallies.slices[ALL].blocks().of_metric(column)
     (scopes_K,) = _scopes_of([blocks], [primary], methods, config, baseline=best)
     return {

@@ -1,15 +1,16 @@
-"""The opening of a report in words: which method is best, against what is shown and trees, how sure, and on whom not.
+"""The opening of a report in words: the best model against what serves, then the methods, how sure, and on whom not.
 
 Every sentence is made of figures that the evaluation has committed. Differences from the best method are those of
-`Evaluation.leads`, in slices those from the baseline.
+`Evaluation.leads`, in slices and other metrics those from the baseline. What was shown is a reference and no rival.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from ltrscale.evaluation.measure.report import Evaluation, MethodResult
-from ltrscale.evaluation.measure.settings import AS_SHOWN
+from ltrscale.evaluation.measure.report import Evaluation, MethodResult, by_mean
+from ltrscale.evaluation.measure.settings import AS_SHOWN, PRODUCTION
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.pages import estimated, number
+from ltrscale.evaluation.pages import against, estimated, number
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.ranking.choices import metric_label
@@ -25,14 +26,101 @@ def opening(evaluation: Evaluation) -> list[str]:
     best = best_of(evaluation)
     if best is None:
         return [f"No group defines {metric_label(evaluation.primary)}, so nothing can be said; evaluate other periods."]
-    after = [*_ahead(evaluation, best), *_corrected(evaluation), *_sure(evaluation), *_behind(evaluation, best)]
-    return [_on_the_best(evaluation, best), *after]
+    of_best = [*_ahead(evaluation, best), *_corrected(evaluation), *_sure(evaluation), *_behind(evaluation, best)]
+    return [_on_the_best(evaluation, best), *of_best, *_shown(evaluation, best), *_worth(evaluation)]
+
+
+def headline(evaluation: Evaluation) -> str:
+    """What a team ships by, in a line: the best of its models against what serves today, or so far as is known."""
+    metric, best = metric_label(evaluation.primary), best_of(evaluation)
+    if best is None:
+        return f"No group defines {metric}"
+    if (found := standing(evaluation)) is None:
+        return f"{best.name}, with nothing beside it: {metric} {estimated(overall(evaluation, best), '.4f')}"
+    (serving,) = (method for method in evaluation.methods if method.name == found.serving)
+    difference, base, name = found.lead.difference, overall(evaluation, serving).mean, _as_served(evaluation, serving)
+    percent = f" ({difference / base:+.1%})" if base else ""
+    ends = "" if found.lead.low is None else f" [{found.lead.low:+.4f}, {found.lead.high:+.4f}]"
+    figure = f"{metric} {difference:+.4f}{ends}{percent}"
+    if found.lead.p_holm is None:
+        return f"{found.ours} against {name}: {figure}, over too few draws of labels to judge"
+    if not is_shown(found.lead):
+        return f"{found.ours}, the best model, cannot be told from {name}: {figure}"
+    if difference > 0:
+        return f"{found.ours} ranks better than {name}: {figure}"
+    return f"No model ranks better than {name}: {figure} for {found.ours}, the best"
+
+
+class AgainstServing(NamedTuple):
+    """The best of the models that a team may ship, beside what serves."""
+
+    ours: str
+    serving: str
+    lead: Comparison
+    """Of the model over what serves."""
+
+
+def standing(evaluation: Evaluation) -> AgainstServing | None:
+    """The best model beside what serves; None where there is only one of them, or no group defines the metric."""
+    serving = _serving(evaluation)
+    others = [method for method in evaluation.ranked if method.name not in (serving, AS_SHOWN)]
+    others.sort(key=lambda method: set(method.kinds) == {"feature"})  # a score alone is no model, if there is another
+    lead = _between(evaluation, others[0].name, serving) if others and serving is not None else None
+    return None if lead is None or serving is None else AgainstServing(others[0].name, serving, lead)
+
+
+def _serving(evaluation: Evaluation) -> str | None:
+    """What serves today, as far as an evaluation knows.
+
+    That is the baseline where it is in service or learns nothing, such as an engine's score; else the best such score,
+    else what was shown, else the baseline, else the next best method.
+    """
+    kinds = {method.name: {*method.kinds} for method in evaluation.ranked}
+    baseline = evaluation.baseline
+    if baseline in (AS_SHOWN, PRODUCTION) or kinds.get(baseline or "", {""}) <= {"feature", "scores"}:
+        return baseline
+    scores = [name for name in kinds if kinds[name] == {"feature"} and name != AS_SHOWN]
+    shown = [AS_SHOWN] if AS_SHOWN in kinds else []
+    return next(iter([*scores, *shown, *([baseline] if baseline else []), *[*kinds][1:]]), None)
+
+
+def _as_served(evaluation: Evaluation, serving: MethodResult) -> str:
+    if serving.name == AS_SHOWN:
+        return f"what was shown ({AS_SHOWN}), which labels such as clicks favour"
+    if {*serving.kinds} <= {"feature"}:
+        return f"{serving.name}, the order of a score alone"
+    if serving.name == PRODUCTION:
+        return "production"
+    return f"{serving.name}, the {'baseline' if serving.name == evaluation.baseline else 'next best'}"
+
+
+def _between(evaluation: Evaluation, one: str, other: str) -> Comparison | None:
+    """How far one method is ahead of another, in the primary metric over all groups; None where nothing compares them.
+
+    Everything is compared with the best method and with the baseline.
+    """
+    best = evaluation.ranked[0].name
+    if one == best and other in evaluation.leads:
+        return _turned(evaluation.leads[other])
+    if other == best and one in evaluation.leads:
+        return evaluation.leads[one]
+    compared = {m.name: m.slices[ALL].comparisons.get(evaluation.primary) for m in evaluation.methods}
+    return compared[one] if other == evaluation.baseline else None
+
+
+def _turned(lead: Comparison) -> Comparison:
+    """The difference seen from the other side."""
+    low, high = (None if end is None else 0.0 - end for end in (lead.high, lead.low))  # and 0 stays 0
+    return lead.replace(difference=0.0 - lead.difference, low=low, high=high)
 
 
 def best_of(evaluation: Evaluation) -> MethodResult | None:
-    """The method with the highest mean, the first of equal ones; None if no group defines the metric."""
-    defined = [method for method in evaluation.methods if overall(evaluation, method).mean is not None]
-    return max(defined, key=lambda method: overall(evaluation, method).mean or 0.0, default=None)
+    """The method with the highest mean, the first of equal ones, which what was shown is only where it is alone.
+
+    None if no group defines the metric.
+    """
+    best = evaluation.ranked[0]
+    return None if overall(evaluation, best).mean is None else best
 
 
 def overall(evaluation: Evaluation, method: MethodResult) -> Summary:
@@ -47,7 +135,7 @@ def rival_of(evaluation: Evaluation) -> str | None:
         return None
     if evaluation.baseline in evaluation.leads:
         return evaluation.baseline
-    return max(evaluation.leads, key=lambda name: evaluation.leads[name].difference)
+    return max(evaluation.leads, key=lambda name: (name != AS_SHOWN, evaluation.leads[name].difference))
 
 
 def is_shown(comparison: Comparison) -> bool:
@@ -62,39 +150,53 @@ def _on_the_best(evaluation: Evaluation, best: MethodResult) -> str:
     figure = f"{metric_label(evaluation.primary)} {estimated(summary, '.4f')} {basis}"
     if len(evaluation.methods) == 1:
         return f"{best.name} is the only method: {figure}. Alone it is neither good nor bad."
-    equal = [name for name, lead in evaluation.leads.items() if lead.difference == 0]
+    equal = [name for name, lead in evaluation.leads.items() if lead.difference == 0 and name != AS_SHOWN]
     if equal:
         return f"{_listed([best.name, *equal])} rank equally well: {figure}."
-    if best.name == AS_SHOWN:
-        return f"No method ranks better than what was shown ({AS_SHOWN}): {figure}. Its labels favour it."
     return f"{best.name} ranks best: {figure}."
 
 
 def _ahead(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
-    """How far the best is ahead of what was shown, of the best trees or networks, and of the next best."""
+    """How far the best is ahead of the best trees or networks, of the baseline, and of the next best."""
     ahead = sorted(evaluation.leads, key=lambda name: -evaluation.leads[name].difference)
     of_trees = [m.name for m in evaluation.methods if set(m.kinds) == {"trees"}]
     others = {
-        "what was shown": next((name for name in ahead if name == AS_SHOWN), None),
         "trees": None if best.name in of_trees else next((name for name in ahead if name in of_trees), None),
         "the baseline": evaluation.baseline,
         "the next best": next((name for name in ahead if name != AS_SHOWN), None),
     }
     leads: dict[str, str] = {}  # by method: one that has both roles is named once
     for role, name in others.items():
-        if name in evaluation.leads and name not in leads and evaluation.leads[name].difference:
-            leads[name] = f"{_lead(evaluation, best, name)} {role}" + ("" if name in (AS_SHOWN, role) else f" ({name})")
+        if name in evaluation.leads and name not in leads and evaluation.leads[name].difference < 0:
+            leads[name] = f"{_lead(evaluation, best, name)} {role}" + ("" if name == role else f" ({name})")
     if leads:
         yield f"It is ahead by {_listed(list(leads.values()), 'and by')}."
 
 
 def _lead(evaluation: Evaluation, best: MethodResult, name: str) -> str:
     """`.0200 [.0100, .0300] (+4.0%) over`."""
-    lead = evaluation.leads[name]
-    ends = "" if lead.low is None or lead.high is None else f" [{number(-lead.high)}, {number(-lead.low)}]"
-    base = (overall(evaluation, best).mean or 0.0) + lead.difference
-    percent = f" ({-lead.difference / base:+.1%})" if base > 0 else ""
-    return f"{number(-lead.difference)}{ends}{percent} over"
+    lead = _turned(evaluation.leads[name])
+    base = (overall(evaluation, best).mean or 0.0) - lead.difference
+    percent = f" ({lead.difference / base:+.1%})" if base > 0 else ""
+    return f"{_figures(lead)}{percent} over"
+
+
+def _figures(lead: Comparison) -> str:
+    ends = "" if lead.low is None or lead.high is None else f" [{number(lead.low)}, {number(lead.high)}]"
+    return f"{number(lead.difference)}{ends}"
+
+
+def _shown(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
+    """Where what was shown stands, the reference."""
+    if (lead := evaluation.leads.get(AS_SHOWN)) is None:
+        return
+    where, lead = ("behind", _turned(lead)) if lead.difference < 0 else ("ahead of", lead)
+    by = f"{_figures(lead)} {where} {best.name}" if lead.difference else f"level with {best.name}"
+    chance = "" if is_shown(lead) or lead.p_holm is None else ", perhaps by chance"
+    yield (
+        f"What was shown ({AS_SHOWN}) is {by}{chance}. That is a reference and no rival: labels of people who saw it, "
+        "such as clicks, favour it."
+    )
 
 
 def _corrected(evaluation: Evaluation) -> Iterator[str]:
@@ -114,26 +216,44 @@ def _sure(evaluation: Evaluation) -> Iterator[str]:
     """Which leads are more than chance, and over what samples."""
     if not evaluation.leads:
         return
-    few = {name: lead.draws for name, lead in evaluation.leads.items() if lead.p_holm is None}
-    judged = {name: lead for name, lead in evaluation.leads.items() if lead.p_holm is not None}
+    rivals = {name: lead for name, lead in evaluation.leads.items() if name != AS_SHOWN}
+    judged = {name: lead for name, lead in rivals.items() if lead.p_holm is not None}
     shown = [name for name, lead in judged.items() if is_shown(lead)]
-    if len(shown) == len(evaluation.leads) > 1:
+    if len(shown) == len(rivals) > 1:
         yield "Its lead over every other method is more than chance."
     elif shown:
         yield f"More than chance is its lead over {_listed(shown)}."
     if open_ := [f"{name} (p {number(judged[name].p_holm)})" for name in judged if name not in shown]:
         yield f"It cannot be told from {_listed(open_)}: their order may be chance."
-    if few:
-        draws_by_name = _listed([f"{name}, {draws}" for name, draws in few.items()], "; ")
-        yield f"Fewer than {FEWEST_DRAWS} shared draws of labels judge nothing ({draws_by_name})."
-    if 1 in [lead.draws for lead in judged.values()]:
+    if few := [f"{name}, {lead.draws}" for name, lead in evaluation.leads.items() if lead.p_holm is None]:
+        yield f"Fewer than {FEWEST_DRAWS} shared draws of labels judge nothing ({_listed(few, '; ')})."
+    draws = [lead.draws for lead in evaluation.leads.values() if lead.p_holm is not None]
+    if 1 in draws:
         yield (
             "There is one draw of labels: this holds for other queries, not for models trained on other labels or from "
             f"another seed, which {FEWEST_DRAWS} draws would judge."
         )
-    elif judged:
-        draws = min(lead.draws for lead in judged.values())
-        yield f"{draws} draws of labels and the query groups are both samples: this holds for others of either."
+    elif draws:
+        yield f"{min(draws)} draws of labels and the query groups are both samples: this holds for others of either."
+
+
+def _worth(evaluation: Evaluation) -> Iterator[str]:
+    """Which method is best by what documents bring, such as revenue, where gains are set."""
+    metric = gain_metric(evaluation)
+    if metric is None:
+        return
+    best = by_mean(evaluation.methods, metric)[0]
+    summary, lead = best.slices[ALL].summaries[metric], best.slices[ALL].comparisons.get(metric)
+    if summary.mean is not None:
+        over = "" if lead is None else f", {against(lead)[0]} over {evaluation.baseline}"
+        figure = f"{metric_label(metric)} {estimated(summary, '.4f')}{over}"
+        yield f"By what documents bring, their gains, {best.name} ranks best: {figure}."
+
+
+def gain_metric(evaluation: Evaluation) -> str | None:
+    """The primary metric with the gains that the evaluation names, such as revenue; None where it names none."""
+    name = f"gain_{evaluation.primary}"
+    return name if name in evaluation.methods[0].slices[ALL].summaries else None
 
 
 def _behind(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:

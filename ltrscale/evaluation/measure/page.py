@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ltrscale.evaluation.measure.corrected import section
-from ltrscale.evaluation.measure.opening import opening
+from ltrscale.evaluation.measure.opening import gain_metric, headline, opening
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import Evaluation, MethodResult
 from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS
@@ -27,6 +27,7 @@ from ltrscale.evaluation.pages import (
     with_error,
 )
 from ltrscale.evaluation.statistics.summarise import Summary
+from ltrscale.progress import called
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Command, Document, Points, Section, Table, Text
@@ -62,7 +63,7 @@ def document(evaluation: Evaluation, out: str) -> Document:
         Section("Methods", list(_methods(evaluation.methods, out))),
     ]
     blocks = [*_results(evaluation), Chart(_chart(evaluation), shows, "ndcg")]
-    texts = [Text(" ".join(opening(evaluation))), Text(_test_data(evaluation))]
+    texts = [Text(f"{headline(evaluation)}."), Text(" ".join(opening(evaluation))), Text(_test_data(evaluation))]
     return Document("Evaluation", [*texts, *blocks], sections)
 
 
@@ -99,8 +100,9 @@ def _chart(evaluation: Evaluation) -> charts.Spec:
 def leaders_chart(evaluation: Evaluation, slice_: str) -> charts.Spec:
     """The primary metric of each method with its 95% interval on a slice, and a line at the baseline."""
     rows = []
-    for method in evaluation.methods:
-        kind = "baseline" if method.name == evaluation.baseline else "method"
+    for method in evaluation.ranked:
+        kind = "reference" if method.name == AS_SHOWN else "method"
+        kind = "baseline" if method.name == evaluation.baseline else kind
         rows.append(charts.interval_row(method.name, method.slices[slice_].summaries[evaluation.primary], series=kind))
     base = next((row["mean"] for row in rows if row["series"] == "baseline"), None)
     return charts.interval_chart(rows, title=f"{metric_label(evaluation.primary)} and its 95% interval", at=base)
@@ -123,17 +125,21 @@ def _test_data(evaluation: Evaluation) -> str:
 
 
 def leaderboard(evaluation: Evaluation) -> TableCells:
-    """One row per method: NDCG at each cut-off, the primary one on clicks and outlier groups, against the baseline."""
+    """A row for each method, the best first, against the baseline.
+
+    It has NDCG at each cut-off, the primary one by gains, on clicks, and on outlier groups if there are any.
+    """
     primary = evaluation.primary
-    cutoffs = [name for name in _metric_names(evaluation) if name.startswith("ndcg@") or name == f"click_{primary}"]
+    also = (gain_metric(evaluation), f"click_{primary}")
+    cutoffs = [name for name in _metric_names(evaluation) if name.startswith("ndcg@") or name in also]
     n_outliers = evaluation.methods[0].slices[OUTLIERS].summaries[primary].groups
-    header = ["method", *map(metric_label, cutoffs), f"Outlier-{metric_label(primary)} (n={n_outliers})"]
-    header += against_header(primary, evaluation.baseline)
+    of_outliers = [f"Outlier-{metric_label(primary)} (n={n_outliers})"] if n_outliers else []
+    header = ["method", *map(metric_label, cutoffs), *of_outliers, *against_header(primary, evaluation.baseline)]
     rows = []
-    for method in evaluation.methods:
+    for method in evaluation.ranked:
         summaries = method.slices[ALL].summaries
-        outliers = _mean(method.slices[OUTLIERS].summaries[primary])
-        row = [method.name, *(_mean(summaries[name]) for name in cutoffs), outliers]
+        outliers = [_mean(method.slices[OUTLIERS].summaries[primary])] if n_outliers else []
+        row = [method.name, *(_mean(summaries[name]) for name in cutoffs), *outliers]
         if evaluation.baseline is not None:
             row += against(method.slices[ALL].comparisons.get(primary))
         rows.append([*row, f"{summaries[primary].groups:,}", f"{summaries[primary].undefined:,}"])
@@ -302,7 +308,7 @@ def _methods(methods: Sequence[MethodResult], out: str) -> Iterator[Block]:
         "the directory in which it was made, as the configuration may name others relative to that one:"
     )
     config = shlex.quote(join(absolute(out), "run", "config.yaml"))
-    yield Command(f"cd {shlex.quote(str(Path.cwd()))}\npython -m jobs.evaluate --config {config} --set out=DIRECTORY")
+    yield Command(f"cd {shlex.quote(str(Path.cwd()))}\n{called('evaluate')} --config {config} --set out=DIRECTORY")
 
 
 def _mean(summary: Summary) -> str:

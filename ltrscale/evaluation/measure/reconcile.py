@@ -37,6 +37,7 @@ from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import metric_label, metric_named
 from ltrscale.ranking.libraries import KINDS, POLICIES, PROGRAMS, Policy, under
 from ltrscale.ranking.metric import Metric, Rules
+from ltrscale.ranking.metrics import HIGHEST_LABEL
 from ltrscale.reports.document import Block, Document, Points, Section, Table, Text
 from ltrscale.reports.findings import Findings, print_report, write_report
 from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
@@ -55,6 +56,8 @@ class ScoredLists:
     labels_N: Tensor
     names_N: Tensor
     """Integers in the order of the items' names."""
+    retrieved_N: Tensor | None = None
+    """Which documents have a score; None for all."""
 
     @classmethod
     def of(cls, test: Selection, score: Scorer, url: str) -> "ScoredLists":
@@ -68,7 +71,8 @@ class ScoredLists:
 
     def under(self, rules: Rules, metric: Metric) -> Tensor:
         """A metric of each group by some rules."""
-        return under(rules, metric, self.scores_N, self.labels_N, self.offsets_Q1, self.names_N)
+        lists = self.scores_N, self.labels_N, self.offsets_Q1, self.names_N
+        return under(rules, metric, *lists, retrieved_N=self.retrieved_N)
 
     def tied(self) -> int:
         """Groups with documents of equal scores and different labels."""
@@ -93,7 +97,8 @@ class TableSource(Config):
     label: str = "label"
     """Column of the label, 0 or more."""
     score: str = "score"
-    """Column of the score."""
+    """Column of the score; empty for a document that was not retrieved: it counts in the ideal and in the number of
+    relevant documents, as in trec_eval."""
 
     def inputs(self) -> dict[str, str]:
         """The fingerprint of the table."""
@@ -103,12 +108,16 @@ class TableSource(Config):
         """The lists of the table: groups in the order of their first rows, documents in the order of the rows.
 
         Raises:
-            InputError: a column is missing, a value is missing or no number, a label is negative, or a query has an
-                item twice; the message names the row, from 1 after the header.
+            InputError: a column is missing, a value but a score is missing or no number, no row has a score, a label
+                is negative, or a query has an item twice; the message names the row, from 1 after the header.
         """
         table = self._table()
         queries, items = (table[name].cast(pa.string()).combine_chunks() for name in (self.query, self.item))
         labels, scores = self._numbers(table, self.label), self._numbers(table, self.score)
+        self._check_known(~np.isfinite(labels), self.label)
+        self._check_known(np.isinf(scores), self.score)
+        if (retrieved := ~np.isnan(scores)).sum() == 0:
+            raise InputError(f"{self.path}: no row has a {self.score}, so that nothing is ranked; name another column")
         if (negative := np.flatnonzero(labels < 0)).size:
             raise InputError(f"{self.path}: row {negative[0] + 1}: {self.label} is below 0; labels are 0 or more")
         coded = queries.dictionary_encode()  # codes are in the order of the first rows
@@ -126,7 +135,7 @@ class TableSource(Config):
         return ScoredLists(
             coded.dictionary.to_pylist(),
             to_offsets(torch.from_numpy(np.bincount(codes, minlength=len(coded.dictionary)))),
-            *(torch.from_numpy(values[order]) for values in (scores, labels, names)),
+            *(torch.from_numpy(values[order]) for values in (scores, labels, names, retrieved)),
         )
 
     def _table(self) -> pa.Table:
@@ -161,9 +170,7 @@ class TableSource(Config):
             raise InputError(
                 f"{self.path}: column {name!r} has values that are no numbers ({column.type}); correct them"
             )
-        values = column.cast(pa.float64(), safe=False).to_numpy()
-        self._check_known(~np.isfinite(values), name)
-        return np.ascontiguousarray(values)
+        return np.ascontiguousarray(column.cast(pa.float64(), safe=False).to_numpy())
 
     def _check_known(self, bad: Bools, name: str) -> None:
         if bad.any():
@@ -255,6 +262,10 @@ class ReconcileJob(Stage):
         The directory holds `report.md`, `metrics.json` and `groups.parquet`, with every value of every group.
         """
         lists = self.source.lists()
+        highest, of_gains = lists.labels_N.amax().item(), [name for name in self.metrics if name.startswith("ndcg")]
+        if of_gains and highest > HIGHEST_LABEL:
+            beyond = f"label {highest:g} is above {HIGHEST_LABEL}, and its gain 2^y - 1 beyond float64"
+            raise InputError(f"{beyond}; give grades, or leave {of_gains[0]} out of metrics")
         columns: dict[str, Tensor] = {}
         metrics = []
         with progress("reconcile", len(self.metrics)) as advance:
@@ -262,7 +273,9 @@ class ReconcileJob(Stage):
                 metrics.append(_of_metric(metric_named(name, threshold=self.relevant_from), lists, self, columns))
                 advance(1)
         n, documents = len(lists.queries), len(lists.scores_N)
-        result = Reconciliation(groups=n, documents=documents, tied=lists.tied(), metrics=tuple(metrics))
+        unranked = 0 if lists.retrieved_N is None else int((~lists.retrieved_N).sum())
+        counts = {"groups": n, "documents": documents, "not_retrieved": unranked, "tied": lists.tied()}
+        result = Reconciliation(**counts, metrics=tuple(metrics))
         with storage.Commit(self.out) as commit:
             with commit.file(GROUPS) as path:
                 values = {name: pa.array(v.numpy(), mask=v.isnan().numpy()) for name, v in columns.items()}
@@ -328,6 +341,8 @@ class Reconciliation(Findings):
     made_by_job: ClassVar = "jobs.reconcile"
     groups: int
     documents: int
+    not_retrieved: int = 0
+    """Documents without a score."""
     tied: int
     """Groups in which documents with different labels have the same score."""
     metrics: tuple[OfMetric, ...]
@@ -404,12 +419,13 @@ def _step(
 
 def document(result: Reconciliation) -> Document:
     """The report: a row for each program and metric, and the groups that show each difference."""
+    unranked = f", of which {result.not_retrieved:,} were not retrieved" if result.not_retrieved else ""
     intro = (
-        f"{result.groups:,} query groups, {result.documents:,} documents; {result.tied:,} groups have documents of "
-        "equal scores and different labels. Each program's figure is computed by its rules. Rules are switched "
-        f"from ours to the program's in this order: {', '.join(Rules.model_fields)}; the change of the mean at each "
-        "switch is that rule's part, and the parts add up to the difference. In brackets are the groups whose value "
-        "changes."
+        f"{result.groups:,} query groups, {result.documents:,} documents{unranked}; {result.tied:,} groups have "
+        "documents of equal scores and different labels. Each program's figure is computed by its rules. Rules are "
+        f"switched from ours to the program's in this order: {', '.join(Rules.model_fields)}; the change of the mean "
+        "at each switch is that rule's part, and the parts add up to the difference. In brackets are the groups whose "
+        "value changes."
     )
     sections = [
         Section(

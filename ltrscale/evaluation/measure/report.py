@@ -6,6 +6,7 @@ each group and trial, with the group's slices and every metric.
 Shapes: Q groups, T or t trials of all or one method, M metrics.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ltrscale import storage
 from ltrscale.arrays import Doubles
@@ -132,6 +133,20 @@ class MethodResult(Sliced):
     """Each bundle's probabilities against the clicks; None where its scores are no logits of labels 0 and 1."""
 
 
+def by_mean(methods: Sequence[MethodResult], primary: str) -> list[MethodResult]:
+    """The methods by their mean over all groups; the order that was shown, a reference, stands behind the others.
+
+    People who saw that order gave most labels, such as clicks, which favour it: it cannot win against what they did not
+    see.
+    """
+
+    def place(method: MethodResult) -> tuple[bool, float]:
+        mean = method.slices[ALL].summaries[primary].mean
+        return method.name == AS_SHOWN, math.inf if mean is None else -mean
+
+    return sorted(methods, key=place)
+
+
 class EvaluatedData(Config):
     """The groups that the methods were evaluated on."""
 
@@ -160,7 +175,7 @@ class Evaluation(Findings):
     primary: str
     """The metric of the comparison column and the picture."""
     leads: dict[str, Comparison]
-    """Over all groups and in the primary metric, the difference of every other method from the best one."""
+    """Over all groups and in the primary metric, the difference of every other method from the first of `ranked`."""
     relevant_from: float
     leave_out_constant: bool
     """Whether groups of equal labels are left out of the means."""
@@ -175,6 +190,17 @@ class Evaluation(Findings):
     corrected: Corrected | None
     """The metrics corrected for positions, where they were asked for."""
     detector: OutlierDetector
+
+    @model_validator(mode="after")
+    def _from_the_best(self) -> Self:
+        if (best := self.ranked[0].name) in self.leads:
+            raise ValueError(f"its leads are not those of {best}, as an older version had them")
+        return self
+
+    @property
+    def ranked(self) -> list[MethodResult]:
+        """The methods, the best one first; what was shown comes last."""
+        return by_mean(self.methods, self.primary)
 
 
 class GroupFile:

@@ -17,6 +17,8 @@ from ltrscale.stages.stage import BundleUrls
 
 AS_SHOWN = "as_shown"
 """The method that ranks each list in the order in which it was shown: what a ranker is to replace."""
+PRODUCTION, CANDIDATE = "production", "candidate"
+"""The methods that a gate compares: what is in service, and what may replace it."""
 POSITIONS = "positions"
 """The column that it ranks by, which stands where others have a bundle or scores."""
 CutOff = Annotated[int, Field(ge=1)]

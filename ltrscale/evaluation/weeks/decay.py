@@ -25,6 +25,7 @@ from ltrscale.evaluation.measure.settings import POSITIONS, EvaluateConfig
 from ltrscale.evaluation.pages import TableCells, against, against_header, number
 from ltrscale.evaluation.statistics.summarise import Scope
 from ltrscale.evaluation.weeks.drift import MUCH, SOME, Drift, DriftSettings, PeriodDrift, measure_drift
+from ltrscale.evaluation.weeks.falls import falls_said
 from ltrscale.progress import Report
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
@@ -216,6 +217,15 @@ def drifted(drift: Drift) -> str:
     return f"Features that drifted most, by their PSI: {features}; {context}."
 
 
+def fell(result: Decay) -> list[Text]:
+    """Which methods fell over the periods, and whether by more than their noise."""
+    points = {
+        method: {point.period: point.scope.summaries[result.primary] for point in curve.points}
+        for method, curve in result.curves.items()
+    }
+    return [Text(line) for line in falls_said(points, result.primary)]
+
+
 def metric_rows(result: Decay) -> TableCells:
     """The primary metric of each method and period."""
     rows = []
@@ -260,8 +270,9 @@ def document(result: Decay, evaluation: str) -> Document:
     """The report: metrics by period and drift; `evaluation` is the URL of the evaluation."""
     label = metric_label(result.primary)
     ends = ", ".join(f"{name} {curve.trained_until}" for name, curve in result.curves.items())
-    opening = (
+    opening: tuple[Block, ...] = (
         Text(f"{label} and its intervals are those of {evaluation}. The last periods of training: {ends}."),
+        *fell(result),
         Table(*metric_rows(result)),
         Text(drifted(result.drift)),
         Table(*drift_rows(result)),

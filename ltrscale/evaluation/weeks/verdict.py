@@ -18,6 +18,7 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.split import Texts
 from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import CANDIDATE
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import against, number
 from ltrscale.evaluation.statistics.blocks import holm
@@ -55,8 +56,6 @@ def leaning(bundle: Bundle) -> Mapping[str, float | None]:
     return {name: share for name, share in (importances_of(bundle) or {}).items() if share > 0}
 
 
-PRODUCTION, CANDIDATE = "production", "candidate"
-"""Names of the two methods in the evaluation."""
 _MOST_NAMED = 3
 TAIL = 0.025
 """Chance of a difference beyond one end of a 95% interval."""

@@ -24,7 +24,7 @@ from pydantic import Field, TypeAdapter
 
 from ltrscale import bundle, storage
 from ltrscale.config import Config, validate
-from ltrscale.data.dataset.disjoint import check_disjoint, joined_splits
+from ltrscale.data.dataset.disjoint import check_splits, joined_splits
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, with_relative_named
@@ -117,7 +117,7 @@ class AutoConfig(Config):
             began = time.monotonic()
             with cluster_for(self.workers), one_view():
                 splits = self.resolved()
-                check_disjoint(splits)
+                check_splits(splits)
                 run = _Auto.begun(self, splits, began)
                 with run.kept.beating():
                     return run.run()

@@ -73,7 +73,7 @@ def _letor(urls: Sequence[str], beside: Sequence[str]) -> Iterator[str]:
         raise InputError(
             f"{duplicates}: files with one name are the same rows in several folds; name the folder of one"
         )
-    dense, highest = _width(urls)
+    dense, lowest, highest = _width(urls)
     yield "  inputs: # each file is a period, by which splits divide the data"
     for url, name in zip(urls, names, strict=True):
         entry = [f"path: {flow(url)}", f"period: {flow(name)}"]
@@ -84,20 +84,23 @@ def _letor(urls: Sequence[str], beside: Sequence[str]) -> Iterator[str]:
     yield "    kind: letor"
     if not dense:
         yield "    dense: false # rows omit features that are 0"
-        yield f"    n_features: {highest} # the highest index of all rows"
+        yield f"    n_features: {highest + 1 - lowest} # up to the highest index of all rows"
+        if not lowest:
+            yield "    first_index: 0 # the lowest index of all rows"
 
 
-def _width(urls: Sequence[str]) -> tuple[bool, int]:
-    """Whether every row that was looked at has every feature, and the highest index."""
-    highest, counts = 0, set()
+def _width(urls: Sequence[str]) -> tuple[bool, int, int]:
+    """Whether every row that was looked at has every feature, the first index, 0 or 1, and the highest one."""
+    lowest, highest, counts = 1, 0, set()
     for url in urls:
         for number, piece in enumerate(read_lines(url, size=1 << 20)):
             text = re.sub(rb"#[^\n]*", b"", piece.text)
-            highest = max(highest, max((int(index) for index in _FEATURE_INDEX.findall(text)), default=0))
+            indices = {int(index) for index in {*_FEATURE_INDEX.findall(text)}}
+            lowest, highest = min(lowest, *indices, 1), max(highest, *indices, 0)
             counts |= {len(_FEATURE_INDEX.findall(line)) for line in text.split(b"\n") if line.strip()}
-            if number == 0 and counts == {highest}:
+            if number == 0 and counts == {highest + 1 - lowest}:
                 break  # dense: all rows of the first megabyte have all features
-    return counts == {highest}, highest
+    return counts == {highest + 1 - lowest}, lowest, highest
 
 
 def _sizes_of(url: str, beside: Sequence[str]) -> str:
@@ -143,7 +146,7 @@ def _laid_out(url: str) -> _Laid | None:
     wide = {name: n for name, n in wide.items() if name not in nested and (lengths[name] == n * n_Q).all()}
     inner = {name: len(rows[name].combine_chunks().flatten().flatten()) for name in nested}
     wide |= {name: inner[name] // max(n_Q.sum(), 1) for name in nested if (lengths[name] == n_Q).all()}
-    if len(names) + len(wide) < 2 or len({*n_Q.tolist()}) < 2:
+    if len(names) + len(wide) < 2 or len({*n_Q[n_Q > 0].tolist()}) < 2:  # a vector may be missing
         return None
     parent_N = pa.array(np.repeat(np.arange(len(rows)), n_Q))
     flat = {

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import MOST_BYTES, Config, validate
+from ltrscale.data import columns as cols
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.experiments.first.forms import other_form
@@ -34,7 +35,7 @@ from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.ingest.profile import LogColumn, dialect_of, files_of, first_columns, rows_looked_at
 from ltrscale.ingest.roles import structured
 from ltrscale.ingest.structure import SAMPLED, KeyLists, Structure, read_structure
-from ltrscale.progress import log, progress
+from ltrscale.progress import called, log, progress
 from ltrscale.ranking.alone import Alone, alone
 
 
@@ -55,6 +56,8 @@ class InitConfig(Config):
     """Column with the time stamp, instead of the guess."""
     positions: str | None = None
     """Column with the place at which an item was shown, instead of the guess."""
+    header: tuple[str, ...] = ()
+    """Names of the columns of CSV files whose first line is a row."""
     rows: int = Field(default=100_000, ge=1)
     """First rows that decide on types, of each file its share; the first million decides on uses, and all rows are
     counted."""
@@ -73,12 +76,12 @@ def init(config: InitConfig) -> None:
             raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
     urls = storage.list_files(config.file)
     roles = {use: getattr(config, use) for use in ("query", "item", "label", "time", "positions")}
-    if lines := other_form(config.file, urls, out, roles):
+    if not config.header and (lines := other_form(config.file, urls, out, roles)):
         _write(out, {"prepare": yaml_text(lines)})
         log.info("init: not a table with one item a row: see source.kind of prepare.yaml, and docs/guide.md for splits")
         _say_next("prepare", out)
         return
-    dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0])
+    dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0], config.header)
     files = files_of(urls, dialect)
     urls, columns = [*files], first_columns(files, dialect, config.rows)
     _refuse_without_values(columns, roles, urls[0])
@@ -96,7 +99,9 @@ def init(config: InitConfig) -> None:
     notes: tuple[str, ...] = ()
     texts = {"prepare": yaml_text(prepare_lines(config.file, out, dialect, guessed, counted))}
     if guessed.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST_LISTS:
-        size = LogSize(counted.rows, counted.told_apart, len([*guessed.features, *guessed.categorical, *guessed.dates]))
+        width = len([*guessed.features, *guessed.categorical, *guessed.dates, *guessed.alike])
+        width += sum(column.size for column in guessed.vectors)
+        size = LogSize(counted.rows, counted.told_apart, width)
         score = engine_score([each.name for each in guessed.features])
         runs, notes = first_runs(out, counted.plan, score, size, counted.queries_told_apart)
         texts |= runs
@@ -113,7 +118,7 @@ def init(config: InitConfig) -> None:
 
 
 def _say_next(name: str, out: str) -> None:
-    log.info("next: python -m jobs.%s --config %s", name, shlex.quote(storage.join(out, f"{name}.yaml")))
+    log.info("next: %s --config %s", called(name), shlex.quote(storage.join(out, f"{name}.yaml")))
 
 
 _LATER = ("study", "weekly")
@@ -137,8 +142,9 @@ def _refuse_without_values(columns: Sequence[LogColumn], roles: Mapping[str, str
                     f"{column.lacking}: {use}: column {name!r} is missing, which other files have; only features may "
                     "be, so name files that have it"
                 )
-            if pa.types.is_nested(column.type):
-                raise InputError(f"{where}: {use}: {name!r} has lists; name a column with a single value in each row")
+            if not cols.is_single(column.type):
+                held = "lists" if pa.types.is_nested(column.type) else str(column.type)
+                raise InputError(f"{where}: {use}: {name!r} has {held}; name a column with a single value in each row")
             if use == "query" and not column.distinct:
                 raise InputError(
                     f"{where}: {use}: {name!r} has no value in the first {column.rows:,} rows; name another"
@@ -147,7 +153,7 @@ def _refuse_without_values(columns: Sequence[LogColumn], roles: Mapping[str, str
 
 def _refuse_without_features(guessed: Guess, where: str) -> None:
     """Refuse a log of which nothing is left for a model to read."""
-    if guessed.features or guessed.categorical or guessed.dates:
+    if guessed.readable:
         return
     by_role = {"query": guessed.query, "item": guessed.item, "label": guessed.label, "time": guessed.time}
     by_role |= {"positions": guessed.positions, "gain": guessed.gain}

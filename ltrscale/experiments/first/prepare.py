@@ -184,7 +184,7 @@ def _duplicates(guessed: Guess, item: LogColumn, counted: LogCounts) -> str:
 def _rejected(guessed: Guess) -> Iterator[str]:
     """The share of rows that prepare will reject, where it is above its limit."""
     one_each = [guessed.time, guessed.label, guessed.positions, guessed.gain, guessed.clicks]
-    one_each += [*guessed.features, *guessed.dates, *guessed.categorical, *guessed.meta]
+    one_each += [*guessed.features, *guessed.dates, *guessed.vectors, *guessed.categorical, *guessed.meta]
     shares = {f"{column.name} cannot be read": column.bad for column in one_each if column is not None}
     needed = [guessed.query, *guessed.within, *([guessed.time] if guessed.time else [])]
     shares |= {f"{column.name} is missing": column.missing for column in needed}
@@ -219,6 +219,8 @@ def _column_lines(path: str, guessed: Guess, dialect: Dialect, counted: LogCount
     for name, value in (("delimiter", dialect.delimiter), ("decimal", dialect.decimal), ("encoding", dialect.encoding)):
         if value != {"delimiter": default.delimiter, "decimal": ".", "encoding": UTF8}[name]:
             yield f"      {name}: {flow(value)}"
+    if dialect.header:
+        yield f"      header: {flow(list(dialect.header))} # the first line is a row"
     yield from _column_list("meta", guessed.meta, "of the user or session, kept beside the features")
     yield from _column_list("features", guessed.features, "numbers", guessed.asked)
     note = "categories, and ids that come often enough to learn from"
@@ -227,11 +229,18 @@ def _column_lines(path: str, guessed: Guess, dialect: Dialect, counted: LogCount
         yield "      dates: # days up to the row's time"
         for column in guessed.dates:
             yield f"        {plain_yaml(column.name)}: [days_before] # {column.shown}"
+    if guessed.vectors:
+        yield "      vectors: # lists of numbers, such as embeddings, with their length"
+        for column in guessed.vectors:
+            yield f"        {plain_yaml(column.name)}: {column.size} # {column.shown}"
+    if guessed.alike:
+        words = f"{CHECK}: do both come from one model? Leave it out if not"
+        yield f"      similarities: {flow({'cosine': guessed.alike})} {words}"
     if guessed.optional:
         lacking = f"a missing value in files that lack it, such as {guessed.optional[0].lacking}"
         yield f"      optional: {flow([column.name for column in guessed.optional])} # {lacking}"
     for name, reason in islice(guessed.others.items(), _DESCRIBED):
-        yield f"      # not used: {name}, {reason}"
+        yield f"      # not used: {name or '(no name)'}, {reason}"
     if len(guessed.others) > _DESCRIBED:
         yield f"      # not used: {len(guessed.others) - _DESCRIBED:,} more"
 
@@ -298,7 +307,7 @@ def summary(guessed: Guess) -> list[str]:
         mark = f"CHECK: {choice.doubt}; " if choice and choice.doubt else ""
         if column is not None:
             lines.append(f"{role:<9}  {column.name:<{width}}  {mark}{'; '.join(words)}".rstrip())
-    counts = {use: len(getattr(guessed, use)) for use in ("features", "categorical", "dates", "meta")}
+    counts = {use: len(getattr(guessed, use)) for use in ("features", "categorical", "dates", "vectors", "meta")}
     lines.append(", ".join(f"{use}: {n}" for use, n in (counts | {"not used": len(guessed.others)}).items() if n))
     return [*lines, *(f"CHECK: {question} Leave it out if not" for question in guessed.asked.values())]
 

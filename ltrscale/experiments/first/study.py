@@ -28,6 +28,7 @@ from ltrscale.experiments.first.pipeline import (
     pipeline_text,
 )
 from ltrscale.experiments.first.quoting import escaped, plain_yaml
+from ltrscale.progress import called
 
 _METHOD = "trees"
 
@@ -96,7 +97,7 @@ def first_runs(
         )
     text, sees = study_text(out, plan, size, study)
     config = shlex.quote(storage.join(out, "study.yaml"))
-    command = f"python -m jobs.study --config {config} --workers {_WORKERS}"
+    command = f"{called('study')} --config {config} --workers {_WORKERS}"
     takes = f"{command} takes at most about {study.minutes:.0f} minutes on two cores"
     return {"pipeline": pipeline, "study": text}, (note, f"study.yaml: {sees} {takes}")
 
@@ -234,12 +235,12 @@ def weekly_text(out: str, unit: str) -> str:
     }
     paths = {key: plain_yaml(storage.join(out, place)) for key, place in places.items()}
     config = escaped(shlex.quote(storage.join(out, "weekly.yaml")))
-    return _WEEKLY.format(method=_METHOD, unit=unit, config=config, **paths)
+    return _WEEKLY.format(method=_METHOD, unit=unit, weekly=called("weekly"), config=config, **paths)
 
 
 _WEEKLY = """\
 # Made by jobs.init: what is done with the rows of each new {unit}, by one command after jobs.pipeline has run once:
-#   python -m jobs.weekly --config {config} --inputs NEW_ROWS
+#   {weekly} --config {config} --inputs NEW_ROWS
 # With --dry-run it says what it would do. Status 3: refused, and the old model stays. docs/weeks.md of ltrscale.
 out: {out} # service.json there names the model in service
 pipeline: {pipeline} # the data set that grows, and the settings of the method

@@ -1,4 +1,4 @@
-"""Sections that read the data: embeddings, agreement, the groups where two methods differ most, outliers, quarantine.
+"""Sections that read the data: embeddings, agreement, outliers, quarantine; and test groups with their scores.
 
 Shapes: N documents, Q groups, M chosen groups, F features, D embedding.
 """
@@ -6,7 +6,6 @@ Shapes: N documents, Q groups, M chosen groups, F features, D embedding.
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -18,24 +17,21 @@ from torch import Tensor
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, scorers_of, with_tokens_of
-from ltrscale.data.dataset.manifest import Feature, open_dataset, places
+from ltrscale.data.dataset.manifest import open_dataset, places
+from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import Selection, scored_row_groups, select
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.decoder import Decoder
+from ltrscale.data.stream.named import read_named
 from ltrscale.data.stream.parts import spread
 from ltrscale.data.stream.readers import read_direct
-from ltrscale.data.stream.windows import Cut, assemble
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
 from ltrscale.evaluation.measure.outliers import OUTLIER_BINS, histograms
 from ltrscale.evaluation.measure.parts import look_up, order_shown
 from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import AS_SHOWN
-from ltrscale.evaluation.pages import number
-from ltrscale.evaluation.weeks.verdict import importances_of
 from ltrscale.experiments.report.sources import Sources, pretrained_for
-from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Charts, LeftOut, Table, Text
 
@@ -43,11 +39,9 @@ _HISTOGRAMS = 12
 
 _COUNTED_AT_ONCE = 65_536
 
-_IDS = ("query_id", "doc_ids")
+META, _META_SHOWN = "meta_", 3
 
 _OVERLAP_AT = 5
-
-_DOCUMENTS_SHOWN, _FEATURES_SHOWN, _LONGEST_NAME = 12, 6, 64
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class Read:
 
     groups: QueryGroups
     ids: pa.Table
-    """`query_id` and, where the data has them, `doc_ids`, a row for each group."""
+    """`query_id` and, where the data has them, `doc_ids`, `gains` and `meta_*`, a row for each group."""
     scores: Mapping[str, Tensor]
 
 
@@ -80,19 +74,21 @@ def read_groups_scored(sources: Sources, selection: Selection, methods: Sequence
     bundles = {name: sources.opened(url) for name, url in sources.bundles() if name in methods}
     selection = with_tokens_of(selection, bundles.values())
     scorers = scorers_of(bundles, features=selection.features)
-    decoder = Decoder(selection)
-    for i, row_group in enumerate(selection.row_groups):
-        (table,) = read_direct([row_group], list(dict.fromkeys([*decoder.columns, *_IDS])))
-        rows_M = decoder.served_rows([row_group], [table])
-        window = decoder.decode([row_group], [table], rows_M)
-        groups = assemble([Cut(window, 0, len(rows_M))], len(selection.features))
+    also = ["gains", *(_meta_of(selection.row_groups[0]) if len(selection.row_groups) else ())]
+    for i, (_, groups, ids) in enumerate(read_named(selection, also)):
         scores = {name: scorer(groups).double() for name, scorer in scorers.items()}
         scores |= {AS_SHOWN: order_shown(groups)} if AS_SHOWN in methods else {}
         for name, of_scores in committed.items():
             (of_groups,) = read_direct([of_scores[i]], scored.COLUMNS)
             scores[name] = look_up(evaluated.scores[name], scored.of_tables([of_groups]))(groups).double()
-        ids = table.select([name for name in _IDS if name in table.column_names]).take(pa.array(rows_M))
         yield Read(groups, ids, {name: scores[name] for name in methods})
+
+
+def _meta_of(row_group: RowGroup) -> list[str]:
+    """The columns of whole groups that tell a reader of a list what it is, such as the text of the search."""
+    with storage.open_input(row_group.url) as stream:
+        names = pq.read_schema(stream).names
+    return [name for name in names if name.startswith(META)][:_META_SHOWN]
 
 
 def values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.float64]]:
@@ -126,7 +122,7 @@ def embeddings(sources: Sources, of: Mapping[str, str], *, documents: int, seed:
         part.groups
         for part in read_groups_scored(sources, with_tokens_of(sampled(sources, documents, seed), bundles.values()))
     ]
-    labels_N = torch.cat([_labels_of(groups) for groups in batches]).numpy()
+    labels_N = torch.cat([labels_in(groups) for groups in batches]).numpy()
     shown = []
     for title, bundle in bundles.items():
         try:
@@ -172,7 +168,7 @@ def sampled(sources: Sources, documents: int, seed: int) -> Selection:
 
 def embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]:
     """The function from a batch to embeddings [N, D]: of a pretrained encoder, or of a ranker before its last layer."""
-    columns, embed = places(bundle.features, test.features, whose=bundle.url), bundle.embedder()
+    columns, embed = places(bundle.features, test.features, whose=bundle.url, on_purpose=True), bundle.embedder()
     if columns is None:
         return embed
     return lambda groups: embed(replace(groups, features_NF=groups.features_NF[:, columns]))
@@ -196,7 +192,8 @@ def _scatter(title: str, places_N2: NDArray[np.float32], labels_N: NDArray[np.fl
     return Chart(charts.scatter(rows, title=title, labels=levels), f"{title}: {len(rows):,} documents by label")
 
 
-def _labels_of(groups: QueryGroups) -> Tensor:
+def labels_in(groups: QueryGroups) -> Tensor:
+    """The labels of labelled groups."""
     assert groups.labels_N is not None
     return groups.labels_N
 
@@ -232,91 +229,6 @@ def orders_alike(sources: Sources, most: int, *, seed: int) -> Iterator[Block]:
     yield Text(
         "1 is the same order, 0 none in common, -1 the opposite. Groups were drawn at random, labels play no part."
     )
-
-
-def differing(sources: Sources, n: int) -> Iterator[Block]:
-    """The groups where the metrics of two methods differ most, as lists, n where each of them is ahead."""
-    first, second = sources.compared()
-    of_methods = values(sources, [first, second])
-    lead_Q = of_methods[second] - of_methods[first]
-    order = np.argsort(np.nan_to_num(lead_Q), kind="stable")
-    picked = [q for q in [*order[::-1][:n], *order[:n]] if lead_Q[q] != 0 and not np.isnan(lead_Q[q])]
-    if not picked:
-        raise InputError(f"{first} and {second} differ in no group; set compare to two other methods, or lists above 0")
-    label = metric_label(sources.primary)
-    yield Text(
-        f"{second} against {first}: groups where {second} is ahead most, then where {first} is, by {label}. Lists are "
-        f"in the order of {second}; documents with a label above 0 are marked. Of longer lists the first "
-        f"{_DOCUMENTS_SHOWN} of both methods and the relevant documents are shown."
-    )
-    names = _most_important(sources)
-    selection = chosen_groups(sources.test, np.array(sorted(picked)))
-    tables = [
-        table
-        for part in read_groups_scored(sources, selection, (first, second))
-        for table in _list_tables(sources, part, (first, second), names, selection)
-    ]
-    position = {q: i for i, q in enumerate(sorted(picked))}
-    for q in picked:
-        figures = f"{label} {number(of_methods[second][q])} by {second}, {number(of_methods[first][q])} by {first}"
-        table = tables[position[q]]
-        yield replace(table, caption=f"{table.caption}: {figures}")
-
-
-def _most_important(sources: Sources) -> list[str]:
-    """The features to show: the most important ones of the first trees, or else the first ones of the data."""
-    names = [feature.name for feature in sources.test.features]
-    for _, url in sources.bundles():
-        if important := importances_of(sources.opened(url)):
-            return [name for name in important if name in names][:_FEATURES_SHOWN]
-    return names[:_FEATURES_SHOWN]
-
-
-def _list_tables(
-    sources: Sources, part: Read, methods: tuple[str, str], names: Sequence[str], selection: Selection
-) -> Iterator[Table]:
-    one, other = methods
-    columns = [[feature.name for feature in selection.features].index(name) for name in names]
-    shown_as = [partial(_shown_as, sources, selection.features[column]) for column in columns]
-    bounds = itertools.pairwise(part.groups.offsets_Q1.tolist())
-    for q, (first, last) in enumerate(bounds):
-        labels_L = _labels_of(part.groups)[first:last].numpy()
-        ranks = {name: _ranks(part.scores[name][first:last].numpy()) for name in methods}
-        close_L = np.minimum(ranks[one], ranks[other]) <= _DOCUMENTS_SHOWN
-        shown = [i for i in np.argsort(ranks[other]) if close_L[i] or labels_L[i] > 0]
-        ids = part.ids.column("doc_ids")[q].as_py() if "doc_ids" in part.ids.column_names else None
-        values_LF = part.groups.features_NF[first:last, columns].numpy()
-        rows = [
-            [
-                f"{labels_L[i]:g}",
-                f"{ranks[other][i]}",
-                f"{ranks[one][i]}",
-                str(ids[i]) if ids else f"{i + 1}",
-                *(show(value) for show, value in zip(shown_as, values_LF[i].tolist(), strict=True)),
-            ]
-            for i in shown
-        ]
-        header = ["label", f"rank by {other}", f"rank by {one}", "document", *names]
-        caption = f"query {part.ids.column('query_id')[q].as_py()}, {last - first} documents"
-        shades = [charts.shade(float(labels_L[i]), float(labels_L.max())) for i in shown]
-        yield Table(header, rows, caption=caption, shades=shades)
-
-
-def _shown_as(sources: Sources, feature: Feature, value: float) -> str:
-    """A value of a feature: a category by its name where the data sets have recorded it, else by its code."""
-    if np.isnan(value):
-        return "-"
-    if feature.kind == "numeric":
-        return f"{value:.4g}"
-    name = sources.categories.get(feature.name, {}).get(int(value), f"{value:.0f}")
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
-
-
-def _ranks(scores_L: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Ranks from 1; equal scores in the order of the list."""
-    ranks_L = np.empty(len(scores_L), np.int64)
-    ranks_L[np.argsort(-scores_L, kind="stable")] = np.arange(1, len(scores_L) + 1)
-    return ranks_L
 
 
 def outliers(sources: Sources, documents: int) -> Iterator[Block]:

@@ -12,15 +12,16 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.opening import best_of, is_shown, opening, rival_of
+from ltrscale.evaluation.measure.opening import best_of, headline, is_shown, opening, rival_of
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.weeks.decay import Decay, drifted
 from ltrscale.evaluation.weeks.verdict import Verdict
-from ltrscale.experiments.report import groups, results
+from ltrscale.experiments.report import drivers, groups, results
+from ltrscale.experiments.report.differences import differing
 from ltrscale.experiments.report.sources import SUMMARY, Sources
-from ltrscale.progress import log
+from ltrscale.progress import called, log
 from ltrscale.reports.document import Block, Command, Document, LeftOut, Points, Section, Text
 from ltrscale.reports.findings import files, write_files
 from ltrscale.stages.stage import Origin, Stage, content_of
@@ -55,6 +56,9 @@ class ReportJob(Stage):
     """The two methods whose most different groups are listed; by default the baseline and the best other method."""
     lists: int = Field(3, ge=0, le=100)
     """Groups to list where the first method is ahead, and as many where the second is."""
+    titles: str | None = None
+    """Column with the titles of documents, in the raw rows that made the data set or in a table that joined them, to
+    show beside ids; by default one with such a name, in any of ten languages, as far as these files are there."""
     embeddings: dict[str, str] = Field(default_factory=dict)
     """Bundles whose embeddings are pictured, by title; by default the networks of the evaluation: the encoder as
     pretraining left it, or else the layer before the last one of a network that learnt from labels alone."""
@@ -62,6 +66,8 @@ class ReportJob(Stage):
     """Documents of the embedding pictures: about 1,000 in HOU24, figures 4, 6 and 7."""
     agreement_groups: int = Field(500, ge=1, le=100_000)
     """Test groups on which methods are compared in order."""
+    explained_groups: int = Field(40, ge=1, le=100_000)
+    """Test groups whose first document is explained."""
     histogram_documents: int = Field(200_000, ge=1)
     """Documents of the validation split, in whole row groups at equal distances, that the histograms count."""
     seed: int = 0
@@ -105,7 +111,7 @@ def make_document(job: ReportJob) -> Document:
     made_from = (
         f"{', '.join(test.data)}: periods {test.periods[0]} to {test.periods[-1]}, {test.groups:,} labelled groups, "
         f"{test.documents:,} documents (selection {test.hash[:12]}).",
-        f"Made from the evaluation {job.evaluation}.",
+        f"Made from the evaluation {job.evaluation} of {', '.join(sources.methods)}.",
     )
     all_sections = _sections(job, sources)
     lines = [
@@ -118,10 +124,8 @@ def make_document(job: ReportJob) -> Document:
     sections = [section for section in all_sections if section.shows]
     if lines:
         sections.append(Section("Not shown", [Points(lines)], "What else could stand here, and what would bring it?"))
-    names = ", ".join(method.name for method in sources.evaluation.methods)
-    return Document(
-        f"Evaluation of {names}", paragraphs(sources, gate=job.gate, drift=job.drift), tuple(sections), made_from
-    )
+    texts = paragraphs(sources, gate=job.gate, drift=job.drift)
+    return Document(headline(sources.evaluation), texts, tuple(sections), made_from)
 
 
 def _sections(job: ReportJob, sources: Sources) -> list[Section]:
@@ -150,10 +154,13 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
         section("Study", needed, results.study(job.study)),
         section("Search", "What has the search for settings found?", results.search(job.search)),
         section("Features", "Which features matter to trees, and which are missing?", results.feature_blocks(sources)),
+        section("Rank 1", "What drives rank 1?", drivers.rank_one(sources, job.explained_groups, seed=job.seed)),
         section("Outliers", "Which values count as outliers?", groups.outliers(sources, job.histogram_documents)),
         section("Embeddings", "Do networks place documents of equal relevance together?", pictured),
         section("Agreement", "Do the methods rank alike?", agreement),
-        section("Differences", "In which groups do two methods differ most?", groups.differing(sources, job.lists)),
+        section(
+            "Differences", "In which groups do two methods differ most?", differing(sources, job.lists, job.titles)
+        ),
         section("Quarantine", "What was left out of the data, and why?", groups.quarantine(sources)),
         section("Cost", "What has each model cost?", results.cost(sources, job.study)),
     ]
@@ -178,8 +185,18 @@ def paragraphs(sources: Sources, *, gate: str | None = None, drift: str | None =
     with suppress(InputError):
         texts += [] if drift is None else [drifted(Decay.read(drift).drift)]
     step, command = next_step(sources.evaluation, verdict, [*open_questions])
+    with suppress(InputError):
+        texts += [*recognised([*sources.memorised])]
     texts += [*leaks([*open_questions.values()]), step]
     return [*(Text(text) for text in texts if text), *([Command(command)] if command else [])]
+
+
+def recognised(features: Sequence[str]) -> Iterator[str]:
+    """The paragraph on features that trees have probably memorised."""
+    if features:
+        more = f" and {len(features) - _FEATURES_ASKED} more" if len(features) > _FEATURES_ASKED else ""
+        named = ", ".join(features[:_FEATURES_ASKED])
+        yield f"Probably memorised, for alone they rank like chance: {named}{more}. Section Features has their shares."
 
 
 def leaks(questions: Sequence[str]) -> Iterator[str]:
@@ -204,7 +221,8 @@ def next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequenc
         return _answer(features)
     if rival is None:
         return "Next: evaluate another method beside it, such as trees (methods of jobs.pipeline has several).", ""
-    if best.name == AS_SHOWN:
+    shown = evaluation.leads.get(AS_SHOWN)
+    if shown is not None and shown.difference > 0:
         return (
             "Next: labels that the shown order favours less, such as clicks corrected for position (jobs.clicks), "
             "or a test on users (jobs.interleave)."
@@ -213,7 +231,7 @@ def next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequenc
     if lead.p_holm is None:
         return (
             "Next: more draws of labels, with the config of the pipeline; models that are trained are kept:",
-            f"python -m jobs.pipeline --config pipeline.yaml --set 'seeds={list(range(FEWEST_DRAWS))}'",
+            f"{called('pipeline')} --config pipeline.yaml --set 'seeds={list(range(FEWEST_DRAWS))}'",
         )
     if not is_shown(lead):
         return f"Next: {_more(lead.difference, lead.detectable)} jobs.study says what more labels would bring.", ""
@@ -227,7 +245,7 @@ def _answer(features: Sequence[str]) -> tuple[str, str]:
         "refuses what leans on it. If no, train without it, with the config of the pipeline:"
     )
     left_out = shlex.quote(f"splits.train.leave_out={json.dumps([*features], ensure_ascii=False)}")
-    return text, f"python -m jobs.pipeline --config pipeline.yaml --set {left_out}"
+    return text, f"{called('pipeline')} --config pipeline.yaml --set {left_out}"
 
 
 def _gate(evaluation: Evaluation, *, production: str, candidate: str) -> tuple[str, str]:
@@ -238,7 +256,7 @@ def _gate(evaluation: Evaluation, *, production: str, candidate: str) -> tuple[s
     text = f"Next: the gate, before {candidate} goes into production, with your splits in place of the example's:"
     bundle_keys = {"production": production, "candidate": candidate}
     settings = " ".join(f"--set {key}={shlex.quote(bundles[name])}" for key, name in bundle_keys.items())
-    return text, f"python -m jobs.gate --config jobs/configs/start/gate.yaml --set out=gate {settings}"
+    return text, f"{called('gate')} --config jobs/configs/start/gate.yaml --set out=gate {settings}"
 
 
 def _more(difference: float, detectable: float | None) -> str:

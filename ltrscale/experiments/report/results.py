@@ -16,7 +16,8 @@ from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import definitions, how_intervals, number, verdicts
 from ltrscale.evaluation.studies.study import Study
 from ltrscale.evaluation.studies.study_page import cost_rows, curves_chart, differences_chart, sentences
-from ltrscale.evaluation.weeks.decay import Decay, curves, drift_rows, drifted, metric_rows
+from ltrscale.evaluation.weeks.decay import Decay, curves, drift_rows, drifted, fell, metric_rows
+from ltrscale.evaluation.weeks.falls import falls_said
 from ltrscale.evaluation.weeks.verdict import Verdict, importances_of, verdict_blocks
 from ltrscale.experiments.report.sources import SUMMARY, Sources, minutes, pretrained_for, records
 from ltrscale.ranking.choices import metric_label
@@ -108,6 +109,11 @@ def weeks(sources: Sources, drift: str | None) -> Iterator[Block]:
             summary = method.slices[name].summaries[primary]
             ends = {"y": summary.mean, "low": summary.low, "high": summary.high}
             rows.append({"x": name.removeprefix("period="), "series": method.name, **ends})
+    by_method = {
+        method.name: {name.removeprefix("period="): method.slices[name].summaries[primary] for name in periods}
+        for method in evaluation.methods
+    }
+    yield from map(Text, falls_said(by_method, primary))
     spec = charts.lines(rows, x="period", y=metric, ordinal=True, order=sources.methods)
     yield Chart(spec, f"{metric} by period, with 95% intervals")
     yield LeftOut(_NO_DRIFT)
@@ -122,6 +128,7 @@ def _decay(decay: Decay) -> Iterator[Block]:
         yield Table(*metric_rows(decay), caption="By method, in the only period")
         yield Table(*drift_rows(decay), caption="Drift of features, lists, labels and scores, in the only period")
         return
+    yield from fell(decay)
     yield from curves(decay)
     yield Table(*metric_rows(decay), caption="By method and period", folded=True)
     yield Table(*drift_rows(decay), caption="Drift of features, lists, labels and scores", folded=True)
@@ -319,6 +326,12 @@ def _alone(sources: Sources, of_methods: Mapping[str, Mapping[str, float]]) -> I
             if name in importances
         ]
         yield Text(f"{question} It has {' and '.join(shares)}." if shares else question)
+    if sources.memorised:
+        yield Text(
+            f"{' '.join(sources.memorised.values())} That is an id or another value that tells training lists apart, "
+            "which is worth nothing for new ones, unless it matters beside another feature only: leave it out "
+            "(leave_out of a method) and see whether anything is lost."
+        )
     rows = [
         [
             feature.name,

@@ -5,8 +5,8 @@ Each raises an `InputError` where it is missing or cannot be read; the section t
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,15 +16,18 @@ from ltrscale.bundle import Bundle, load
 from ltrscale.bundle.contents import Provenance
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.origin import read_as
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation, MethodResult
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
-from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.weeks.verdict import leaning
-from ltrscale.ingest.outcome import look_alone, questions
+from ltrscale.evaluation.weeks.verdict import importances_of, leaning
+from ltrscale.ingest.outcome import category_names, look_alone, questions
 from ltrscale.ranking.alone import Alone
 from ltrscale.stages.runs import LOG, METRICS, record_file, record_folder
+
+_MUCH_GAIN = 0.03
+"""Share of the gain of trees, from which on a feature that says nothing alone is named."""
 
 SUMMARY = "summary"
 """The directory of a study's results, below its own."""
@@ -68,19 +71,16 @@ class Sources:
         """The methods other than the baseline."""
         return [method for method in self.evaluation.methods if method.name != self.evaluation.baseline]
 
-    def best_first(self) -> list[MethodResult]:
-        """The methods by their mean over all groups."""
-        means = {method.name: method.slices[ALL].summaries[self.primary].mean for method in self.evaluation.methods}
-        return sorted(self.evaluation.methods, key=lambda method: -(means[method.name] or 0.0))
-
     def compared(self) -> tuple[str, str]:
-        """The two methods whose groups are listed."""
+        """The two methods whose groups are listed: the baseline and the best other one, unless others are named."""
         if self.compare is not None:
             return self.compare
-        ranked = [method.name for method in self.best_first()]
+        # labels of people who saw the order that was shown favour it: where it is ahead, no model is at fault
+        ranked = [method.name for method in self.evaluation.ranked if method.name != AS_SHOWN]
         if len(ranked) < 2:
-            raise InputError("the evaluation has one method; evaluate two to see where they differ")
-        first = self.evaluation.baseline or ranked[1]
+            named = f", or name {AS_SHOWN} and it under compare" if AS_SHOWN in self.methods else ""
+            raise InputError(f"the evaluation has one method; evaluate two to see where they differ{named}")
+        first = next((name for name in ranked if name == self.evaluation.baseline), ranked[1])
         return first, next(name for name in ranked if name != first)
 
     def bundles(self) -> Iterator[tuple[str, str]]:
@@ -116,11 +116,38 @@ class Sources:
     @cached_property
     def categories(self) -> Mapping[str, Mapping[int, str]]:
         """The texts of categorical features by their codes, as far as the test data sets have recorded them."""
-        texts: dict[str, dict[int, str]] = defaultdict(dict)
-        for url in self.evaluation.test.data:
-            for name, codes in open_dataset(url).manifest.categories.items():
-                texts[name] |= {code: text for text, code in codes.items()}
-        return texts
+        return category_names(self.evaluation.test.data)
+
+    @cached_property
+    def memorised(self) -> Mapping[str, str]:
+        """A sentence on each feature to which trees give much of their gain, and which alone says nothing."""
+        by_feature = {}
+        for feature in self.alone:
+            shares = {method: of.get(feature.name, 0.0) for method, of in self.importances.items()}
+            much = [f"{share:.0%} of the gain of {method}" for method, share in shares.items() if share >= _MUCH_GAIN]
+            if feature.like_chance and much:
+                by_feature[feature.name] = (
+                    f"{feature.name} is probably memorised: it has {' and '.join(much)}, and alone it ranks like "
+                    f"chance (NDCG@{feature.k} {feature.ndcg:.3f}, random order {feature.random:.3f})."
+                )
+        return by_feature
+
+    @cached_property
+    def importances(self) -> Mapping[str, Mapping[str, float]]:
+        """The importance of each column to the trees of each method that has trees, as far as bundles can be read."""
+        found = {}
+        for method, url in self.bundles():
+            with suppress(InputError):
+                found[method] = importances_of(self.opened(url))
+        return {method: of for method, of in found.items() if of is not None}
+
+    @cached_property
+    def gains_called(self) -> str:
+        """What the evaluation calls a document's own gain, such as revenue; empty where it does not measure by it."""
+        if self.evaluated.gains != "column":
+            return ""
+        settings = read_as(open_dataset(self.evaluation.test.data[0]))
+        return str(settings.get("source", {}).get("columns", {}).get("gain") or "gain")
 
     @cached_property
     def test(self) -> Selection:

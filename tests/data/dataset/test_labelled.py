@@ -87,6 +87,18 @@ def test_what_has_a_relevant_document_is_read_from_the_labels_alone(made: Any, t
     assert flat(with_relevant([(str(tmp_path / "two.parquet"), "")], "relevance")) == [True, False, False]
 
 
+def test_lists_with_different_labels_are_found_by_the_labels_alone(made: Any, tmp_path: Path) -> None:
+    files = [(row_group.url, "") for row_group in select(Split(data=(made.url,)), labelled=False).row_groups[::3]]
+    labels = [made.groups[gid].labels for gid in made.labelled]
+    differ = [bool(labels_L.max() > labels_L.min()) for labels_L in labels]
+    assert 0 < sum(differ) < sum(has_relevant(made))
+    assert flat(with_relevant(files, "labels", differing=True)) == differ
+    lists = [[], [2.0], [1.0, 1.0], [3.0, 0.0], [0.0], [0.0, 0.0, 1.0], [1.0], []]
+    pq.write_table(pa.table({"labels": lists}), tmp_path / "lists.parquet", row_group_size=5)
+    found = flat(with_relevant([(str(tmp_path / "lists.parquet"), "")], "labels", differing=True))
+    assert found == [len({*labels_L}) > 1 for labels_L in lists]
+
+
 @pytest.mark.parametrize(
     "size",
     [{}, {"labelled_groups": 20}, {"relevant_groups": 20}, {"relevant_groups": 1}, {"fold": {"number": 1, "of": 3}}],

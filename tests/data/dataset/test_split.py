@@ -18,6 +18,8 @@ from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, among, re
 from ltrscale.data.stream.batches import iterate
 from ltrscale.derive.relabel import RelabelConfig, relabel
 from ltrscale.errors import InputError
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import prepare
 from ltrscale.stages.stage import dataset_hashes
 from ltrscale.trees.gbdt import GBDTJob
 
@@ -328,6 +330,32 @@ def test_splits_that_share_a_period_are_refused(weeks: Any) -> None:
         check_disjoint(splits(weeks.url, "2026-W01..2026-W04", "2026-W05", "2026-W04..2026-W06"))
     with pytest.raises(InputError, match=r"validation and test both take period '2026-W06'"):
         check_disjoint(splits(weeks.url, "2026-W01", "2026-W05..2026-W06", "2026-W06"))
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_file_that_was_shipped_under_two_names_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, same: bool
+) -> None:
+    """Groups are numbered on, and rows fall into other row groups: content hashes do not tell."""
+    lines = {}
+    for name, seed, queries in (("train", 0, 31), ("vali", 1, 17), ("test", 1 if same else 2, 17)):
+        rng = np.random.default_rng(seed)
+        rows = [f"{y} qid:{q} 1:{x:.4f} 2:{x:.1f}" for q in range(queries) for y, x in enumerate(rng.random(3))]
+        lines[name] = "\n".join(rows)
+        (tmp_path / f"{name}.txt").write_text(lines[name])
+    inputs = [{"path": str(tmp_path / f"{name}.txt"), "period": name} for name in lines]
+    prepared = PrepareConfig.model_validate({"inputs": inputs, "source": {"kind": "letor"}})
+    data = prepare(prepared, str(tmp_path / "data"))
+    assert len({*data.manifest.files.sha256}) == 3
+    check_disjoint(splits(data.url, "train", "vali", "test"))
+    twice = f"period 'vali' of {data.url} and test takes period 'test' of {data.url}, whose lists are the same"
+    named = [message for message in caplog.messages if "one file under two names" in message]
+    assert len(named) == 2 * same
+    if same:
+        assert named[0].startswith(f"prepare: {data.url}: periods 'test' and 'vali' have the same lists")
+        assert named[1].startswith(f"validation takes {twice}")
+    storage.remove(storage.join(data.url, data.manifest.files.paths[0]))
+    check_disjoint(splits(data.url, "train", "vali", "test"))  # pre-flight names what is missing
 
 
 def test_a_fold_and_the_rest_may_share_their_periods(weeks: Any) -> None:

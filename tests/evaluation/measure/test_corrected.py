@@ -233,9 +233,7 @@ def test_the_good_ranker_is_ahead_once_clicks_are_corrected_and_behind_before(lo
     text = (tmp_path / "out" / "report.md").read_text()
     assert "*Corrected for positions*" in text
     shares = [number(method.corrected[5].mean) for method in found.corrected.methods]
-    assert text.index("No method ranks better than what was shown") < text.index(
-        "Corrected for positions, good is best"
-    )
+    assert text.index("No model ranks better than what was shown") < text.index("Corrected for positions, good is best")
     assert re.search(rf"good is best: share@5 {re.escape(shares[0])} .*, what was shown {re.escape(shares[1])}\.", text)
     assert f"The effective sample is {found.corrected.effective:,.0f} documents" in text
     assert 0 < found.corrected.effective < found.corrected.relevant

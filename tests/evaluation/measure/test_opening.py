@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from ltrscale.evaluation.measure.opening import best_of, opening
+from ltrscale.evaluation.measure.opening import best_of, headline, opening
 from ltrscale.evaluation.measure.outliers import OutlierDetector
+from ltrscale.evaluation.measure.page import leaderboard, leaders_chart
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, Summary
@@ -15,7 +16,8 @@ from ltrscale.evaluation.weeks.drift import Drift, FeatureDrift, PeriodDrift
 from ltrscale.evaluation.weeks.verdict import Check, Verdict
 from ltrscale.experiments.report.make import next_step
 
-PRIMARY = "ndcg@5"
+PRIMARY, GAIN = "ndcg@5", "gain_ndcg@5"
+KINDS = {"gbdt": "trees", "engine": "feature", "bm25": "feature", "as_shown": "order shown"}
 
 
 def summary(mean: float | None, groups: int = 796, draws: int = 5) -> Summary:
@@ -37,21 +39,31 @@ def evaluation(
     *,
     baseline: str | None = None,
     slices: Mapping[str, tuple[int, Mapping[str, Comparison]]] | None = None,
+    against: Mapping[str, dict[str, Comparison]] | None = None,
+    gains: Mapping[str, float] | None = None,
 ) -> Evaluation:
-    """An evaluation of these means; slices have their number of groups and differences from the baseline."""
+    """An evaluation of these means, also by `gains`; slices have their number of groups.
+
+    Theirs, and `against`, are differences from the baseline.
+    """
     slices = {OUTLIERS: (11, {}), **(slices or {})}
     methods = tuple(
         MethodResult(
             name=name,
             bundles=() if name == "as_shown" else (f"runs/{name}",),
-            kinds=("trees",) if name.startswith("gbdt") else ("feature",) if name == "as_shown" else ("neural",),
+            kinds=(KINDS.get(name, "neural"),),
             labelled_groups=(75,),
             validation_groups=(20,),
             labels=(None,),
             debiased=(None,),
             otherwise=(None,),
             calibration=(None,),
-            slices={ALL: Scope(summaries={PRIMARY: summary(mean)}, comparisons={})}
+            slices={
+                ALL: Scope(
+                    summaries={PRIMARY: summary(mean)} | ({GAIN: summary(gains[name])} if gains else {}),
+                    comparisons=against.get(name, {}) if against else {},
+                )
+            }
             | {
                 slice_: Scope(
                     summaries={PRIMARY: summary(mean, groups)},
@@ -84,6 +96,7 @@ def evaluation(
 FIRST = "net ranks best: NDCG@5 0.5500 [0.5400, 0.5600] over 796 query groups of W07 to W08."
 OF_BOTH = "5 draws of labels and the query groups are both samples: this holds for others of either."
 ON_NO_SLICE = "No slice has 100 groups with the metric, so that it is not known on whom it is worse."
+REFERENCE = "That is a reference and no rival: labels of people who saw it, such as clicks, favour it."
 THREE = {"net": 0.55, "gbdt": 0.53, "as_shown": 0.5}
 
 
@@ -91,11 +104,11 @@ def test_the_best_is_put_beside_what_was_shown_and_trees_each_with_its_interval(
     found = evaluation(THREE, {"gbdt": lead(-0.02, 0.01), "as_shown": lead(-0.05, 0.001)}, baseline="gbdt")
     assert opening(found) == [
         FIRST,
-        "It is ahead by 0.0500 [0.0400, 0.0600] (+10.0%) over what was shown and by 0.0200 [0.0100, 0.0300] (+3.8%) "
-        "over trees (gbdt).",
-        "Its lead over every other method is more than chance.",
+        "It is ahead by 0.0200 [0.0100, 0.0300] (+3.8%) over trees (gbdt).",
+        "More than chance is its lead over gbdt.",
         OF_BOTH,
         ON_NO_SLICE,
+        f"What was shown (as_shown) is 0.0500 [0.0400, 0.0600] behind net. {REFERENCE}",
     ]
     assert next_step(found, None)[1] == (
         "python -m jobs.gate --config jobs/configs/start/gate.yaml --set out=gate --set production=runs/gbdt "
@@ -106,10 +119,7 @@ def test_the_best_is_put_beside_what_was_shown_and_trees_each_with_its_interval(
 def test_what_is_not_shown_is_not_said() -> None:
     leads = {"gbdt": lead(-0.02, 0.2, detectable=0.04), "as_shown": lead(-0.05, 0.001)}
     found = evaluation(THREE, leads, baseline="gbdt")
-    assert opening(found)[2:4] == [
-        "More than chance is its lead over as_shown.",
-        "It cannot be told from gbdt (p 0.2000): their order may be chance.",
-    ]
+    assert opening(found)[2] == "It cannot be told from gbdt (p 0.2000): their order may be chance."
     assert next_step(found, None)[0].startswith(
         "Next: a difference of this size takes about 4.0 times the query groups"
     )
@@ -177,13 +187,118 @@ def test_one_draw_holds_for_these_labels_and_few_judge_nothing() -> None:
     assert "--set 'seeds=[0, 1, 2, 3, 4]'" in next_step(few, None)[1]
 
 
-def test_what_was_shown_may_be_best() -> None:
-    found = evaluation({"gbdt": 0.53, "as_shown": 0.55}, {"gbdt": lead(-0.02, 0.01)}, baseline="gbdt")
-    assert opening(found)[0] == (
-        "No method ranks better than what was shown (as_shown): NDCG@5 0.5500 [0.5400, 0.5600] over 796 query groups "
-        "of W07 to W08. Its labels favour it."
+def test_what_was_shown_is_a_reference_and_never_the_winner() -> None:
+    leads = {"net": lead(-0.01, 0.3), "as_shown": lead(0.02, 0.01)}
+    found = evaluation({"as_shown": 0.55, "net": 0.52, "gbdt": 0.53}, leads, baseline="gbdt")
+    best = best_of(found)
+    assert best is not None
+    assert best.name == "gbdt"
+    assert [method.name for method in found.ranked] == ["gbdt", "net", "as_shown"]
+    assert opening(found)[0].startswith("gbdt ranks best: NDCG@5 0.5300 ")
+    assert f"What was shown (as_shown) is 0.0200 [0.0100, 0.0300] ahead of gbdt. {REFERENCE}" in opening(found)
+    assert headline(found) == (
+        "No model ranks better than what was shown (as_shown), which labels such as clicks favour: "
+        "NDCG@5 -0.0200 [-0.0300, -0.0100] (-3.6%) for gbdt, the best"
     )
     assert "jobs.interleave" in next_step(found, None)[0]
+    level = evaluation({"net": 0.55, "as_shown": 0.55}, {"as_shown": lead(0.0, 1.0)})
+    assert f"What was shown (as_shown) is level with net, perhaps by chance. {REFERENCE}" in opening(level)
+
+
+def test_leads_from_what_was_shown_are_refused() -> None:
+    with pytest.raises(ValueError, match="its leads are not those of gbdt"):
+        evaluation({"gbdt": 0.53, "as_shown": 0.55}, {"gbdt": lead(-0.02, 0.01)}, baseline="gbdt")
+
+
+ENGINE = {"engine": 0.5, "bm25": 0.45, "gbdt": 0.53, "net": 0.55, "as_shown": 0.56}
+OF_NET = {"engine": lead(-0.05, 0.01), "bm25": lead(-0.1, 0.01), "gbdt": lead(-0.02, 0.01), "as_shown": lead(0.01, 0.5)}
+
+
+@pytest.mark.parametrize(
+    ("means", "leads", "baseline", "said"),
+    [
+        (
+            ENGINE,
+            OF_NET,
+            "gbdt",  # of the scores alone, which learn nothing, the best serves
+            "net ranks better than engine, the order of a score alone: NDCG@5 +0.0500 [+0.0400, +0.0600] (+10.0%)",
+        ),
+        (
+            ENGINE,
+            OF_NET,
+            "bm25",
+            "net ranks better than bm25, the order of a score alone: NDCG@5 +0.1000 [+0.0900, +0.1100] (+22.2%)",
+        ),
+        (
+            {"engine": 0.55, "net": 0.5},
+            {"net": lead(-0.05, 0.01)},
+            "engine",
+            "No model ranks better than engine, the order of a score alone: NDCG@5 -0.0500 [-0.0600, -0.0400] (-9.1%) "
+            "for net, the best",
+        ),
+        (
+            {"production": 0.55, "candidate": 0.56, "as_shown": 0.5},
+            {"production": lead(-0.01, 0.4), "as_shown": lead(-0.06, 0.01)},
+            "production",
+            "candidate, the best model, cannot be told from production: NDCG@5 +0.0100 [+0.0000, +0.0200] (+1.8%)",
+        ),
+        (
+            {"gbdt": 0.5, "net": 0.55},
+            {"gbdt": lead(-0.05, None, draws=3)},
+            "gbdt",
+            "net against gbdt, the baseline: NDCG@5 +0.0500 (+10.0%), over too few draws of labels to judge",
+        ),
+        (
+            {"gbdt": 0.5, "net": 0.55},
+            {"gbdt": lead(-0.05, 0.01)},
+            None,
+            "net ranks better than gbdt, the next best: NDCG@5 +0.0500 [+0.0400, +0.0600] (+10.0%)",
+        ),
+        ({"net": 0.55}, {}, None, "net, with nothing beside it: NDCG@5 0.5500 [0.5400, 0.5600]"),
+        ({"net": None, "gbdt": None}, {}, None, "No group defines NDCG@5"),
+    ],
+)
+def test_the_headline_is_the_best_model_against_what_serves(
+    means: Mapping[str, float | None], leads: Mapping[str, Comparison], baseline: str | None, said: str
+) -> None:
+    assert headline(evaluation(means, leads, baseline=baseline)) == said
+
+
+def test_a_second_score_alone_is_no_model() -> None:
+    """The best of all is a score, the baseline another one, and the only model is behind the first."""
+    against: Any = {"net": {PRIMARY: lead(0.05, 0.01)}, "engine": {PRIMARY: lead(0.1, 0.01)}}
+    leads = {"net": lead(-0.05, 0.01), "bm25": lead(-0.1, 0.01)}
+    found = evaluation({"engine": 0.6, "net": 0.55, "bm25": 0.5}, leads, baseline="bm25", against=against)
+    assert headline(found).startswith("net ranks better than bm25, the order of a score alone: NDCG@5 +0.0500 [")
+
+
+def test_revenue_is_named_where_gains_are_set() -> None:
+    worth, against = {"gbdt": 0.7, "net": 0.6}, {"gbdt": {GAIN: lead(0.1, 0.01)}}
+    leads = {"gbdt": lead(-0.02, 0.01)}
+    found = evaluation({"gbdt": 0.53, "net": 0.55}, leads, baseline="net", against=against, gains=worth)
+    assert opening(found)[-1] == (
+        "By what documents bring, their gains, gbdt ranks best: Gain-NDCG@5 0.7000 [0.6900, 0.7100], "
+        "+0.1000 [+0.0900, +0.1100] over net."
+    )
+    header, rows = leaderboard(found)
+    assert header[:3] == ["method", "NDCG@5", "Gain-NDCG@5"]
+    assert [row[:3] for row in rows] == [["net", "0.5500", "0.6000"], ["gbdt", "0.5300", "0.7000"]]
+
+
+def test_the_leaderboard_is_sorted_with_what_was_shown_below_it() -> None:
+    means = {"as_shown": 0.56, "gbdt": 0.53, "none": None, "net": 0.55}
+    found = evaluation(means, {}, baseline="gbdt")
+    assert [row[0] for row in leaderboard(found)[1]] == ["net", "gbdt", "none", "as_shown"]
+    chart = leaders_chart(found, ALL)["data"]["values"]
+    assert [(row["name"], row["series"]) for row in chart] == [
+        ("net", "method"),
+        ("gbdt", "baseline"),
+        ("none", "method"),
+        ("as_shown", "reference"),
+    ]
+    without = evaluation(means, {}, baseline="gbdt", slices={OUTLIERS: (0, {})})
+    assert "Outlier-NDCG@5 (n=11)" in leaderboard(found)[0]
+    assert not any("Outlier" in text for text in leaderboard(without)[0])
 
 
 def test_slices_where_the_best_is_behind_are_named_with_what_is_chance() -> None:

@@ -78,7 +78,9 @@ def test_parquet_and_csv_are_read_alike_and_groups_are_whole(tmp_path: Path) -> 
     [
         ([("q", "a", 1, 1.0)], {"score": "scor"}, "no column 'scor'; did you mean 'score'"),
         ([("q", "a", 1, 1.0), ("q", "b", None, 1.0)], {}, "row 2: label is missing"),
-        ([("q", "a", 1, float("nan"))], {}, "row 1: score is missing or not finite"),
+        ([("q", "a", 1, 0.5), ("q", "b", 1, float("inf"))], {}, "row 2: score is missing or not finite"),
+        ([("q", "a", 1, float("nan")), ("q", "b", 1, None)], {}, "no row has a score, so that nothing is ranked"),
+        ([("q", "a", 1, 0.5), ("q", "b", float("nan"), 0.5)], {}, "row 2: label is missing"),
         ([("q", "a", -1, 1.0)], {}, "row 1: label is below 0"),
         ([("q", "a", 1, 1.0), (None, "b", 1, 1.0)], {}, "row 2: query is missing"),
         ([("q", "a", 1, 1.0), ("r", "a", 1, 1.0), ("q", "a", 0, 1.0)], {}, "row 1: its query has item 'a' in another"),
@@ -119,6 +121,28 @@ def test_parts_add_up_and_figures_are_those_of_the_rules(tmp_path: Path) -> None
     print_at = (tmp_path / "out" / "report.md").read_text()
     assert "### " not in print_at
     assert "- ties, " in print_at
+
+
+def test_a_label_whose_gain_is_beyond_float64_is_refused(tmp_path: Path) -> None:
+    rows = [("q", "a", 1024.0, 2.0), ("q", "b", 0.0, 1.0)]
+    with pytest.raises(InputError, match=r"label 1024 is above 1000, and its gain 2\^y - 1 beyond float64; give"):
+        run(tmp_path, rows, metrics=["ndcg@5"])
+    (of_map,) = run(tmp_path, rows, metrics=["map"], programs=["LightGBM"]).metrics
+    assert of_map.figure == 1.0
+
+
+@pytest.mark.parametrize("missing", [None, float("nan")])
+def test_a_row_without_a_score_was_not_retrieved(tmp_path: Path, missing: float | None) -> None:
+    """By hand: two of three relevant documents were retrieved, at ranks 1 and 3 of 3; of the other query, none."""
+    judged = [("q", "a", 1.0, 3.0), ("q", "b", 0.0, 2.0), ("q", "c", 1.0, 1.0), ("q", "d", 1.0, missing)]
+    rows = [*judged, ("q", "e", 0.0, missing), ("r", "a", 1.0, missing)]
+    names = ("map", "recall@3", "precision@5", "mrr", "ndcg@3")
+    found = run(tmp_path, rows, metrics=names, programs=["trec_eval"])  # type: ignore[arg-type]
+    assert (found.documents, found.not_retrieved, found.groups) == (6, 3, 2)
+    discounts = [1 / np.log2(1 + rank) for rank in (1, 2, 3)]
+    theirs = [(1 + 2 / 3) / 3, 2 / 3, 2 / 5, 1.0, (discounts[0] + discounts[2]) / sum(discounts)]
+    assert [2 * each.programs[0].figure for each in found.metrics] == pytest.approx(theirs)
+    assert "6 documents, of which 3 were not retrieved" in (tmp_path / "out" / "report.md").read_text()
 
 
 # For each rule a table in which it alone tells a program from us, and the query that shows it.

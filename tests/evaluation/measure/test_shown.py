@@ -26,6 +26,7 @@ from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.evaluation.weeks.decay import DriftJob
 from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.experiments.report.make import ReportJob
+from ltrscale.experiments.report.sources import Sources
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 
@@ -216,5 +217,7 @@ def test_gate_drift_and_report_live_with_it(
     job.replace(plan=True, plan_from=str(tmp_path / "gate" / "evaluation"), out=str(tmp_path / "from")).run()
     drift = str(tmp_path / "drift")
     DriftJob(out=drift, evaluation=evaluated[1]).run(show=False)
+    assert {*Sources.open(evaluated[1]).compared()} == {"few", "many"}  # though it is the baseline
+    assert Sources.open(evaluated[1], (AS_SHOWN, "many")).compared() == (AS_SHOWN, "many")
     ReportJob(out=str(tmp_path / "report"), evaluation=evaluated[1], compare=(AS_SHOWN, "many")).run()
     assert AS_SHOWN in (tmp_path / "report" / "report.html").read_text()

@@ -17,11 +17,12 @@ from jobs import cli, gate
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import CANDIDATE
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, scopes
 from ltrscale.evaluation.weeks.decay import Decay
 from ltrscale.evaluation.weeks.gate import GateJob, foreseen
-from ltrscale.evaluation.weeks.verdict import CANDIDATE, Bounds, Power, Verdict, judge
+from ltrscale.evaluation.weeks.verdict import Bounds, Power, Verdict, judge
 
 ROOT = Path(__file__).resolve().parents[3]
 PERIODS = {"train": ["a"], "validation": ["b"], "test": ["c", "d"]}

@@ -366,3 +366,56 @@ def test_more_columns_than_a_config_can_name_are_one_line(tmp_path: Path) -> Non
     ):
         start(log)
     assert not (tmp_path / "out").exists()
+
+
+def with_vectors(log: pd.DataFrame) -> pd.DataFrame:
+    """The log with a vector of each product and one of each search, a few of them missing, and with tokens."""
+    rng = np.random.default_rng(0)
+    of_query = {query: rng.normal(size=8).tolist() for query in log["search_id"].unique()}
+    emb = [[*rng.normal(size=8)] for _ in range(len(log))]
+    emb[::50] = [None] * len(emb[::50])
+    query_emb = log["search_id"].map(of_query)
+    query_emb[::50] = None
+    tokens = [rng.integers(1, 1000, 4).tolist() for _ in range(len(log))]
+    return log.assign(emb=emb, query_emb=query_emb, tokens=tokens)
+
+
+@pytest.mark.parametrize("name", ["log.parquet", "log.jsonl"])
+def test_lists_of_numbers_are_vectors_and_the_first_config_runs(tmp_path: Path, name: str) -> None:
+    log = with_vectors(shopping_log(60).drop(columns="listed_on"))
+    if name.endswith("parquet"):
+        log.to_parquet(tmp_path / name, index=False)
+    else:
+        log.to_json(tmp_path / name, orient="records", lines=True)
+    job = start(tmp_path / name)
+    columns = job.prepare.source.mapping
+    assert columns is not None
+    assert columns.vectors == {"emb": 8, "query_emb": 8}
+    assert columns.similarities == {"cosine": (("query_emb", "emb"),)}
+    text = (tmp_path / "out" / "prepare.yaml").read_text()
+    assert "        emb: 8 # lists of 8 numbers, 2% missing\n" in text
+    assert re.search(
+        r'similarities: {"cosine": \[\["query_emb", "emb"\]\]} # CHECK: do both come from one model\?', text
+    )
+    assert "# not used: tokens, no single value that can be read" in text
+    job.run()
+    manifest = open_dataset(job.out).manifest
+    names = [f"{of}.{i}" for of in ("emb", "query_emb") for i in range(8)] + ["query_emb.cosine.emb"]
+    made = [feature.name for feature in manifest.features if "emb" in feature.name]
+    assert made == names
+    assert manifest.accounting.rows_rejected == 0
+    assert manifest.summaries[[each.name for each in manifest.features].index(names[-1])].missing > 0
+
+
+def test_vectors_of_another_length_are_counted_among_the_rows_that_cannot_be_used(tmp_path: Path) -> None:
+    log = with_vectors(shopping_log(60))
+    log["emb"] = [each[:3] if i % 40 == 1 else each for i, each in enumerate(log["emb"])]
+    log["tags"] = [[0.5] * (i % 3) for i in range(len(log))]
+    log.to_parquet(tmp_path / "log.parquet", index=False)
+    job = start(tmp_path / "log.parquet")
+    assert job.prepare.source.mapping is not None
+    assert "tags" not in job.prepare.source.mapping.vectors
+    assert "emb cannot be read in 2." in (tmp_path / "out" / "prepare.yaml").read_text()
+    job.run()
+    rules = open_dataset(job.out).manifest.accounting.rules
+    assert rules == {"unparsable": sum(i % 40 == 1 and i % 50 != 0 for i in range(len(log)))}

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.evaluation.measure.opening import best_of, opening
+from ltrscale.evaluation.measure.opening import best_of, headline, opening
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
@@ -32,12 +33,13 @@ from ltrscale.evaluation.pages import number
 from ltrscale.evaluation.weeks.decay import DriftJob
 from ltrscale.evaluation.weeks.verdict import Check, Verdict
 from ltrscale.experiments.report import groups
-from ltrscale.experiments.report.make import ReportJob, make_document
-from ltrscale.experiments.report.results import curves_of
+from ltrscale.experiments.report.differences import differing
+from ltrscale.experiments.report.make import ReportJob, make_document, paragraphs
+from ltrscale.experiments.report.results import curves_of, feature_blocks
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.markdown import escape
-from ltrscale.reports.document import Chart, Charts, Document, LeftOut, Points, Table
+from ltrscale.reports.document import Chart, Charts, Document, LeftOut, Points, Table, Text
 from ltrscale.reports.findings import write_report
 from ltrscale.stages.stage import Stage
 from ltrscale.training.finetune import FinetuneJob
@@ -65,7 +67,13 @@ def write_log(path: Path) -> str:
                 z = 1000.0 if (q, i) == (1, 0) else z if rng.random() < 0.9 else np.nan
                 label = 0.0 if q % 4 == 0 else float(np.clip(round(x + rng.normal()), 0, 2))
                 colour = COLOURS[(q + i) % 3] if i else None
-                ids = {"colour": colour, "query": f"{period} {q} {SCRIPT}", "item": f"{COMMENT}{i}", "period": period}
+                ids: dict[str, Any] = {
+                    "colour": colour,
+                    "query": f"{period} {q} {SCRIPT}",
+                    "item": f"{COMMENT}{i}",
+                    "period": period,
+                }
+                ids |= {"title": f"{SCRIPT} {i}", "device": ["phone", MARKUP][q % 2], "euro": 10 * label * (i + 1)}
                 rows.append({**ids, "label": label, **dict(zip(FEATURES, (x, y, z), strict=True))})
     rows.append({**rows[-1], "query": "bad", "label": np.inf})
     pd.DataFrame(rows).to_parquet(path)
@@ -88,7 +96,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
         "period_column": "period",
         "features": FEATURES,
     }
-    columns["categorical"] = ["colour"]
+    columns |= {"categorical": ["colour"], "gain": "euro", "meta": ["device"]}
     prepare = {
         "inputs": [write_log(folder / "log.parquet")],
         "source": {"kind": "items", "columns": columns},
@@ -113,6 +121,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
             "red": "any(colour == 'red')",
         },
         "slice_by": ["period"],
+        "gains": "column",
         "resamples": 200,
     }
     evaluation = run(EvaluateJob, folder / "evaluation", evaluate=evaluate)
@@ -168,7 +177,7 @@ def test_figures_equal_the_evaluation(places: Mapping[str, str], page: Read) -> 
     evaluation = Evaluation.read(places["evaluation"])
     assert [method.name for method in evaluation.methods] == METHODS
     leaders = page.data["specifications"][0]["data"]["values"]
-    for method, row in zip(evaluation.methods, leaders, strict=True):
+    for method, row in zip(evaluation.ranked, leaders, strict=True):
         summary = method.slices[ALL].summaries[evaluation.primary]
         assert (row["name"], row["mean"], row["low"]) == (method.name, summary.mean, summary.low)
         at = page.cells.index(method.name)
@@ -194,6 +203,7 @@ def test_the_page_opens_with_what_was_found_by_the_same_figures(places: Mapping[
         elif (c := method.slices[ALL].comparisons.get(evaluation.primary)) is not None:
             lead = evaluation.leads[METHODS[0]]
             assert (lead.difference, lead.low, lead.high) == pytest.approx((-c.difference, -c.high, -c.low))
+    assert headline(evaluation) == unescape(html[html.index("<h1>") + 4 : html.index("</h1>")])
     opened = html[html.index('<p class="opening">') : html.index("</header>")]
     assert f"ranks best: NDCG@5 {number(best.slices[ALL].summaries[evaluation.primary].mean)} [" in opened
     assert "features is at most" in opened
@@ -201,6 +211,61 @@ def test_the_page_opens_with_what_was_found_by_the_same_figures(places: Mapping[
     of_evaluation = Path(places["evaluation"], "report.md").read_text()
     assert escape(opening(evaluation)[0]) in of_evaluation
     assert escape(opening(evaluation)[0]) in Path(places["page"], "report.md").read_text()
+
+
+def test_lists_say_what_they_are_of_with_titles_and_what_they_bring(places: Mapping[str, str]) -> None:
+    (section,) = [section for section in document(places).sections if section.name == "Differences"]
+    tables = [block for block in section.blocks if isinstance(block, Table)]
+    assert len(tables) == 6
+    for table in tables:
+        assert re.match(rf"query [de] \d+ {re.escape(SCRIPT)} \(device .+\), \d documents: ", table.caption)
+        assert "(device phone)" in table.caption or f"(device {MARKUP})" in table.caption
+        at = table.header.index("document")
+        assert table.header[at - 1 : at + 2] == ["euro", "document", "title"]
+        for row in table.rows:
+            number_of = row[at].removeprefix(COMMENT)
+            assert row[at + 1] == f"{SCRIPT} {number_of}"
+            assert float(row[at - 1]) == 10 * float(row[0]) * (int(number_of) + 1)
+
+
+def test_falls_over_periods_stand_beside_their_noise(places: Mapping[str, str]) -> None:
+    for settings in ({}, {"drift": places["drift"]}):
+        (section,) = [s for s in document(places, **settings).sections if s.name == "Periods"]
+        said = [block.text for block in section.blocks if isinstance(block, Text)]
+        assert any(text.startswith("From d to e NDCG@5 falls ") for text in said), said
+    assert "From d to e NDCG@5 falls " in Path(places["drift"], "report.md").read_text()
+
+
+def test_what_trees_memorise_is_named_and_usual_categories_have_their_names(tmp_path: Path) -> None:
+    """A number of the row, which trees split by as long as rows are few, beside an honest feature that is weak."""
+    rng, rows = np.random.default_rng(0), []
+    for period, lists in (("a", 60), ("b", 30), ("c", 900)):
+        for q in range(lists):
+            for x in rng.normal(size=8):
+                label = float(x + 2 * rng.normal() > 2)
+                colour = ["red", "red", "blue"][rng.integers(3)]
+                features = {"x": x, "row": rng.random(), "colour": colour}
+                rows.append({"query": f"{period}{q}", "period": period, "label": label, **features})
+    pd.DataFrame(rows).to_parquet(tmp_path / "log.parquet")
+    columns: dict[str, Any] = {"query": "query", "label": "label", "period_column": "period"}
+    columns |= {"features": ["x", "row"], "categorical": ["colour"]}
+    prepare = {"inputs": [str(tmp_path / "log.parquet")], "source": {"kind": "items", "columns": columns}}
+    data = run(PrepareJob, tmp_path / "data", prepare=prepare)
+    splits = {n: {"data": data, "periods": [p]} for n, p in zip(("train", "validation", "test"), "abc", strict=True)}
+    gbdt = {"num_trees": 10, "num_threads": 1, "min_data_in_leaf": 5, "early_stopping_rounds": None}
+    trees = run(GBDTJob, tmp_path / "gbdt", splits=splits, gbdt=gbdt)
+    evaluate = {"models": {"gbdt": trees}, "splits": splits, "resamples": 200}
+    sources = Sources.open(run(EvaluateJob, tmp_path / "evaluation", evaluate=evaluate))
+    assert {*sources.memorised} >= {"row"}
+    assert "x" not in sources.memorised
+    assert re.match(r"row is probably memorised: it has \d+% of the gain of gbdt, and alone", sources.memorised["row"])
+    texts = [block.text for block in paragraphs(sources) if isinstance(block, Text)]
+    assert any(re.match(r"Probably memorised, for alone they rank like chance: .*\brow\b", text) for text in texts)
+    blocks = [*feature_blocks(sources)]
+    assert any("row is probably memorised" in block.text for block in blocks if isinstance(block, Text))
+    (table,) = [block for block in blocks if isinstance(block, Table)]
+    (row,) = [row for row in table.rows if row[0] == "colour"]
+    assert row[-1].startswith("other than red for ")
 
 
 def test_a_single_period_is_a_table(places: Mapping[str, str], tmp_path: Path) -> None:
@@ -260,6 +325,7 @@ def test_markdown_has_the_same_figures_and_escapes_too(places: Mapping[str, str]
 def test_opens_in_a_browser(places: Mapping[str, str], page: Read, tmp_path: Path, width: int, dark: bool) -> None:
     found = opened(Path(places["page"], "report.html"), tmp_path, width=width, dark=dark)
     assert found.problems == []
+    assert found.overlaps == []
     assert len(found.charts) == len(page.data["specifications"]) > 10
     assert all(50 < w <= width and h > 50 for w, h in found.charts), found.charts
     assert found.marks > 150
@@ -316,6 +382,7 @@ def test_what_cannot_be_reached_is_left_out_with_a_line(places: Mapping[str, str
     assert set(found) >= {
         "Learning curves",
         "Features",
+        "Rank 1",
         "Outliers",
         "Embeddings",
         "Agreement",
@@ -326,6 +393,21 @@ def test_what_cannot_be_reached_is_left_out_with_a_line(places: Mapping[str, str
     assert found["Learning curves"][0].startswith("gbdt: ")
     assert "metrics.jsonl" in found["Learning curves"][0]
     assert "jobs.gate" in found["Gate"][0]
+
+
+def test_the_feature_that_makes_the_labels_drives_rank_1(places: Mapping[str, str]) -> None:
+    (section,) = [s for s in document(places, explained_groups=30).sections if s.name == "Rank 1"]
+    (chart,) = [block for block in section.blocks if isinstance(block, Chart)]
+    rows = chart.spec["data"]["values"]
+    methods = list(dict.fromkeys(row["series"] for row in rows))
+    assert len(methods) == 2
+    assert {*methods} <= {*METHODS}
+    for method in methods:
+        shares = {row["name"]: row["value"] for row in rows if row["series"] == method}
+        assert max(shares, key=lambda name: shares[name]) == FEATURES[0]
+        assert sum(shares.values()) == pytest.approx(1, abs=0.02)
+    sentences = next(block.texts for block in section.blocks if isinstance(block, Points))
+    assert all(" stands above the next " in sentence and SCRIPT in sentence for sentence in sentences)
 
 
 def test_embeddings_are_of_the_groups_stated_and_the_same_again(places: Mapping[str, str]) -> None:
@@ -356,7 +438,7 @@ def test_lists_are_those_that_differ_most(places: Mapping[str, str]) -> None:
     wide = pq.read_table(Path(places["evaluation"], "groups.parquet")).to_pandas()
     lead = wide.pivot(index="gid", columns="method", values=sources.primary)
     lead = (lead[METHODS[2]] - lead[METHODS[0]]).dropna()
-    tables = [block for block in groups.differing(sources, 2) if isinstance(block, Table)]
+    tables = [block for block in differing(sources, 2) if isinstance(block, Table)]
     shown = [re.findall(r" (\d\.\d{4}) by", table.caption) for table in tables]
     found = [float(one) - float(other) for one, other in shown]
     assert found == pytest.approx([*lead.nlargest(2), *lead.nsmallest(2)], abs=2e-4)
@@ -371,7 +453,7 @@ def test_lists_are_those_that_differ_most(places: Mapping[str, str]) -> None:
 
 def test_categories_have_their_names(places: Mapping[str, str]) -> None:
     sources = Sources.open(places["evaluation"])
-    tables = [block for block in groups.differing(sources, 3) if isinstance(block, Table)]
+    tables = [block for block in differing(sources, 3) if isinstance(block, Table)]
     shown = {row[table.header.index("colour")] for table in tables for row in table.rows}
     long = "a name of more than 64 characters, of which a table does not sh…"
     assert shown == {MARKUP, "red", long, "-"}

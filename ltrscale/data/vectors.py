@@ -1,0 +1,127 @@
+"""Columns of vectors, such as embeddings: a list of numbers in each row. Reading them, and how alike two are.
+
+Shapes: N rows, M rows with a vector, D numbers of a vector, L numbers of all vectors.
+"""
+
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ltrscale.data import columns as cols
+
+Similarity = Literal["cosine", "dot"]
+
+_STRAY = 0.05
+"""Share of lists that may have another length in a column of vectors."""
+_AT_ONCE = 1 << 20
+"""Products in memory at once."""
+
+
+class Vectors:
+    """The vectors of a column, in float32.
+
+    `lengths_N` has the numbers of each row's list, -1 in a row without one.
+
+    Example:
+        >>> found = Vectors(pa.array([[1.0, 2.0], None, [3.0]]))
+        >>> found.lengths_N.tolist(), found.of_length(2).tolist()
+        ([2, -1, 1], [[1.0, 2.0], [nan, nan], [nan, nan]])
+    """
+
+    def __init__(self, column: pa.Array) -> None:
+        column = cols.without_dictionary(column)
+        if pa.types.is_null(column.type):  # a file in which no row has one
+            column = column.cast(pa.list_(pa.float32()))
+        lengths_N = pc.list_value_length(column).cast(pa.int64()).fill_null(-1).to_numpy()
+        self.lengths_N: NDArray[np.int64] = lengths_N
+        self._numbers_L = cols.float_column(column.flatten())
+        taken_N = np.maximum(lengths_N, 0)
+        self._starts_N = np.cumsum(taken_N) - taken_N
+
+    @property
+    def broken_N(self) -> NDArray[np.bool_]:
+        """The rows whose list has a value that is no number: null or NaN."""
+        broken_N = np.zeros(len(self.lengths_N), bool)
+        places = np.flatnonzero(np.isnan(self._numbers_L))
+        broken_N[np.searchsorted(self._starts_N, places, side="right") - 1] = True  # the last row that begins there
+        return broken_N
+
+    def of_length(self, size: int) -> NDArray[np.float32]:
+        """The vectors of this length as rows [N, D], NaN in all other rows."""
+        has_N = self.lengths_N == size
+        if has_N.all():
+            return self._numbers_L.reshape(-1, size)
+        x_ND = np.full((len(has_N), size), np.nan, np.float32)
+        x_ND[has_N] = self.rows(np.flatnonzero(has_N), size)
+        return x_ND
+
+    def rows(self, rows_M: NDArray[np.int64], size: int) -> NDArray[np.float32]:
+        """The vectors of some rows, which all have this length [M, D]."""
+        found_MD: NDArray[np.float32] = self._numbers_L[self._starts_N[rows_M][:, None] + np.arange(size)]
+        return found_MD
+
+    @property
+    def counting(self) -> bool:
+        """Whether all numbers are whole and none is negative, as those of tokens' ids are."""
+        x_L = self._numbers_L
+        return bool(np.all((x_L >= 0) & (x_L == np.floor(x_L)) | np.isnan(x_L)))
+
+
+def is_vector(kind: pa.DataType) -> bool:
+    """Whether a column of this type can hold vectors; one of nulls can."""
+    return bool(pa.types.is_null(kind)) or (cols.is_list(kind) and cols.is_number(cols.value_type(kind.value_type)))
+
+
+def vector_size(column: pa.Array) -> int:
+    """The numbers of each vector of a column, but for a stray few; 0 for a column of anything else.
+
+    Lists of whole numbers from 0 on are none: these may be the ids of tokens.
+
+    Example:
+        >>> vector_size(pa.array([[0.5, 1], None, [2, 3]])), vector_size(pa.array([[5, 7], [8, 9]]))
+        (2, 0)
+    """
+    if not is_vector(column.type) or pa.types.is_null(column.type):
+        return 0
+    found = Vectors(column)
+    sizes, counts = np.unique(found.lengths_N[found.lengths_N >= 0], return_counts=True)
+    if not len(sizes) or counts.max() < (1 - _STRAY) * counts.sum():
+        return 0
+    return 0 if found.counting else int(sizes[counts.argmax()])
+
+
+def similarity(kind: Similarity, x: Vectors, y: Vectors) -> NDArray[np.float32]:
+    """How alike the two vectors of each row are [N]; NaN where one is missing or their lengths differ.
+
+    A cosine with a vector of zeros is NaN, and both are infinite where a vector is.
+
+    Example:
+        >>> x, y = Vectors(pa.array([[3.0, 4.0], [0.0, 0.0]])), Vectors(pa.array([[4.0, 3.0], [1.0, 1.0]]))
+        >>> similarity("cosine", x, y).tolist(), similarity("dot", x, y).tolist()
+        ([0.9599999785423279, nan], [24.0, 0.0])
+    """
+    found_N = np.full(len(x.lengths_N), np.nan)
+    both_N = (x.lengths_N == y.lengths_N) & (x.lengths_N > 0)
+    for size in np.unique(x.lengths_N[both_N]).tolist():
+        rows = np.flatnonzero(both_N & (x.lengths_N == size))
+        for some in np.array_split(rows, -(-len(rows) * size // _AT_ONCE)):
+            found_N[some] = _alike(kind, x.rows(some, size), y.rows(some, size))
+    with np.errstate(over="ignore"):  # what float32 does not hold is infinite
+        return found_N.astype(np.float32)
+
+
+def _alike(kind: Similarity, x_MD: NDArray[np.float32], y_MD: NDArray[np.float32]) -> NDArray[np.float64]:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        dot_M = _dot(x_MD, y_MD)
+        found_M = dot_M if kind == "dot" else dot_M / (np.sqrt(_dot(x_MD, x_MD)) * np.sqrt(_dot(y_MD, y_MD)))
+    return np.where(np.isfinite(dot_M), found_M, np.inf)
+
+
+def _dot(x_MD: NDArray[np.float32], y_MD: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The dot product of each pair, added up from the left in float64, as exported transformers do: the same bits."""
+    products_MD = x_MD.astype(np.float64) * y_MD
+    sums_M: NDArray[np.float64] = np.cumsum(products_MD, axis=1)[:, -1]
+    return sums_M + 0.0  # no negative zero

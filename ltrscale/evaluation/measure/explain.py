@@ -1,0 +1,221 @@
+"""Why a document stands above others: of two items, of the first item of a query, of the first items of many queries.
+
+Shapes: Q groups, M chosen ones.
+"""
+
+from typing import ClassVar, Self
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from ltrscale import bundle, storage
+from ltrscale.bundle.explanations import Driver, Explanation, Reasoner, as_table, drivers_of
+from ltrscale.config import Operational
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Periods, Split
+from ltrscale.data.stream.named import NamedGroups, read_named
+from ltrscale.data.stream.readers import read_direct
+from ltrscale.draws import permutation
+from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.outliers import OutlierDetector
+from ltrscale.evaluation.measure.slices import ConditionText, Slicer
+from ltrscale.progress import Report, progress
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
+from ltrscale.reports.findings import Findings, print_report, write_report
+from ltrscale.stages.stage import BundleUrl, Origin, Stage, hashes_of
+
+TABLE = "explanations.parquet"
+_SHOWN, _LISTED = 15, 20
+
+
+class ExplainJob(Stage):
+    """Say why items rank where they do: what each feature adds to the difference of two scores."""
+
+    stage: ClassVar = "explain"
+    out: Operational[str]
+    """Directory of the report."""
+    bundle: BundleUrl
+    """Bundle that ranks."""
+    data: str
+    """Data set directory; labels are read by `where` alone."""
+    periods: Periods = None
+    """Periods, ranges or periods counted from the newest, as in a split; all if it is left out."""
+    query: str | None = None
+    """The id of the query to explain; by default many queries, of which the means are shown."""
+    items: tuple[str, str] | None = None
+    """Ids of two items of the query: why the one stands above the other. By default the first item is explained."""
+    where: ConditionText | None = None
+    """Explain the labelled queries that meet a condition, such as `n_documents > 20`, as slices do."""
+    depth: int = Field(10, ge=2)
+    """The first item of a query is compared with those of ranks 2 to this one."""
+    queries: int = Field(200, ge=1)
+    """Most queries to explain, drawn at random."""
+    seed: int = 0
+    """Of that draw."""
+
+    @model_validator(mode="after")
+    def _names_a_query(self) -> Self:
+        if self.items and self.query is None:
+            raise ValueError("items are those of one query; set query to its id")
+        if self.where and self.query is not None:
+            raise ValueError("where chooses among queries; leave out query, or where")
+        return self
+
+    @property
+    def documents(self) -> Split:
+        """The groups to choose from."""
+        return Split(data=(self.data,), periods=self.periods)
+
+    def run(self) -> bool:
+        """Make the report, and print its opening."""
+        ran = super().run()
+        print_report(self.out, document(Explained.read(self.out)))
+        return ran
+
+    def splits_read(self) -> list[Split]:
+        """The documents."""
+        return [self.documents]
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the bundle and the documents."""
+        return hashes_of(self, self.documents)
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Explain, and commit the report with `explanations.parquet`, the ten largest reasons of each explanation.
+
+        Raises:
+            InputError: the bundle cannot score, the data lack its features, or there is no such query or item.
+        """
+        opened, selection = bundle.load(self.bundle), select(self.documents, labelled=self.where is not None)
+        selection = bundle.with_tokens_of(selection, [opened])
+        names = open_dataset(self.data).manifest.names_of_categories
+        reasoner = Reasoner.of({self.bundle: opened}, selection.features, names)
+        chosen_M, explanations = self._chosen(selection), list[Explanation]()
+        with progress("explain", len(chosen_M)) as advance:
+            for part in read_named(selection, chosen_M=chosen_M):
+                explanations += self._explained(reasoner, part)
+                advance(part.groups.n_groups)
+        if not explanations:
+            raise InputError(f"{self.data}: no chosen query has two documents; choose others")
+        found = Explained(
+            bundle=self.bundle,
+            data=self.data,
+            depth=self.depth,
+            queries=len(explanations),
+            drivers=drivers_of(explanations),
+            explanations=tuple(explanations[:_LISTED]),
+        )
+        with storage.Commit(self.out) as commit:
+            with commit.file(TABLE) as path:
+                pq.write_table(as_table(explanations), path)
+            write_report(commit, found, document(found))
+            commit.finish({"made_by": origin})
+        report({"queries": len(explanations), **{driver.feature: driver.share for driver in found.drivers[:_SHOWN]}})
+
+    def _chosen(self, selection: Selection) -> NDArray[np.int64]:
+        """Numbers of the groups to explain, in their order."""
+        numbers_M = np.arange(selection.n_groups)
+        if self.query is not None:
+            ids = [table["query_id"].to_pylist() for table in read_direct(selection.row_groups, ["query_id"])]
+            numbers_M = np.flatnonzero(np.concatenate(ids) == self.query)
+        elif self.where is not None:
+            numbers_M = np.flatnonzero(_meeting(self.where, selection))
+        if not len(numbers_M):
+            asked = f"query {self.query!r}" if self.query is not None else f"group where {self.where}"
+            raise InputError(f"{self.data}: there is no {asked}; check periods, or choose another")
+        return np.sort(numbers_M[permutation(len(numbers_M), "explain", self.seed)[: self.queries]])
+
+    def _explained(self, reasoner: Reasoner, part: NamedGroups) -> list[Explanation]:
+        if self.items is None:
+            return reasoner.of_firsts(part.groups, part.ids, self.depth)
+        chosen = []
+        for q, start in enumerate(part.groups.offsets_Q1[:-1].tolist()):
+            ids = part.ids["doc_ids"][q].as_py() or [] if "doc_ids" in part.ids.column_names else []
+            if absent := [item for item in self.items if item not in ids]:
+                some = f"; it has {', '.join(map(str, ids[:5]))}" if ids else "; the data set has no ids of items"
+                raise InputError(f"items: query {self.query!r} has no item {absent[0]!r}{some}")
+            one, other = (start + ids.index(item) for item in self.items)
+            chosen.append((one, [other]))
+        return reasoner.explain(part.groups, part.ids, chosen)
+
+
+def _meeting(condition: str, selection: Selection) -> NDArray[np.bool_]:
+    """Which groups of a selection meet a condition."""
+    names = tuple(feature.name for feature in selection.features)
+    nothing = OutlierDetector(data="", features=names, gap=None, share=0.0, rules={})
+    slicer = Slicer.make({"where": condition}, (), detector=nothing, selection=selection, relevant_from=1)
+    parts = read_named(selection, slicer.stored)
+    return np.concatenate([slicer.find(p.groups, p.row_group.period, p.ids)["where"] for p in parts])
+
+
+class Explained(Findings):
+    """`metrics.json` of explanations."""
+
+    called: ClassVar = "an explanation"
+    made_by_job: ClassVar = "jobs.explain"
+    bundle: str
+    data: str
+    depth: int
+    queries: int
+    """Explanations that were made, one for each query."""
+    drivers: tuple[Driver, ...]
+    """What lifts the first documents on average, the largest first; empty where they have no lead."""
+    explanations: tuple[Explanation, ...]
+    """The first of them."""
+
+
+def document(found: Explained) -> Document:
+    """The report: of one explanation its parts, of several what drives the first rank on average."""
+    first, *others = found.explanations
+    sections = [Section("How to read the figures", [Points(_HOW_TO_READ)])]
+    if not others:
+        rows = [[part.feature, part.value, part.against, f"{part.adds:+.4f}"] for part in first.reasons]
+        bars = [{"name": p.feature, "value": p.adds, "series": "adds"} for p in first.reasons[:_SHOWN]]
+        chart = Chart(charts.bars(bars, title="adds to the difference", unit=""), "what each feature adds", "parts")
+        header = ["feature", "value", "against", "adds"]
+        opening = [Text(first.sentence()), Text(f"The difference of the scores is {first.difference:+.4f}.")]
+        return Document(f"Query {first.query}", [*opening, Table(header, rows[:_SHOWN]), chart], sections)
+    chart = Chart(drivers_chart({"": found.drivers}), "what each feature adds to the lead of rank 1", "drivers")
+    sentences = Points([f"{each.query}: {each.sentence()}" for each in found.explanations])
+    means: list[Block] = [Text(driven(found.drivers, found.queries)), Table(*driver_rows(found.drivers)), chart]
+    return Document("What drives rank 1", means, [Section("Queries", [sentences]), *sections])
+
+
+_HOW_TO_READ = (
+    "A score has no unit of its own: figures are parts of the difference of two scores, and add up to it.",
+    "Of several other items, the column against has the median of their values, or the most frequent of the other "
+    "categories; figures are means over them.",
+    "A part says what the model does with a feature, not what the feature does to shoppers: of two features that say "
+    "the same, a model may use either.",
+    "docs/methods.md defines the parts of trees, networks and blends.",
+)
+
+
+def driven(drivers: tuple[Driver, ...], queries: int) -> str:
+    """What drives rank 1, in a sentence."""
+    lifting = [f"{driver.feature} ({driver.share:.0%} of the lead)" for driver in drivers if driver.share > 0][:3]
+    if not lifting:
+        return f"Over {queries:,} queries no feature lifts the first item above the others."
+    return f"Over {queries:,} queries the first item leads by {', '.join(lifting)}."
+
+
+def driver_rows(drivers: tuple[Driver, ...]) -> tuple[list[str], list[list[str]]]:
+    """The header and the first rows of a table of drivers."""
+    rows = [[d.feature, f"{d.adds:+.4f}", f"{d.share:.1%}", f"{d.first:.1%}"] for d in drivers[:_SHOWN]]
+    return ["feature", "adds", "share of the lead", "adds most in"], rows
+
+
+def drivers_chart(by_method: dict[str, tuple[Driver, ...]]) -> charts.Spec:
+    """The shares of the lead by feature, a bar for each method."""
+    order = dict.fromkeys(d.feature for drivers in by_method.values() for d in drivers[:_SHOWN])
+    shares = {name: {d.feature: d.share for d in drivers} for name, drivers in by_method.items()}
+    rows = [
+        {"name": feature, "value": of_method.get(feature, 0.0), "series": name}
+        for feature in [*order][:_SHOWN]
+        for name, of_method in shares.items()
+    ]
+    return charts.bars(rows, title="share of the lead of rank 1", order=[*by_method])

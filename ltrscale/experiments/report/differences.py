@@ -1,0 +1,146 @@
+"""The section of the groups where two methods differ most: lists with titles, features, and what each document brought.
+
+Shapes: Q groups, F features, L documents of a list.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.selection import Selection
+from ltrscale.errors import InputError
+from ltrscale.evaluation.pages import number
+from ltrscale.evaluation.weeks.verdict import importances_of
+from ltrscale.experiments.report.groups import META, Read, chosen_groups, labels_in, read_groups_scored, values
+from ltrscale.experiments.report.sources import Sources
+from ltrscale.experiments.report.titles import titles_of
+from ltrscale.ranking.choices import metric_label
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Table, Text
+
+_DOCUMENTS_SHOWN, _FEATURES_SHOWN, _LONGEST_NAME = 12, 6, 64
+
+
+def differing(sources: Sources, n: int, titles: str | None = None) -> Iterator[Block]:
+    """The groups where the metrics of two methods differ most, as lists, n where each of them is ahead.
+
+    `titles` is the column of the raw rows with the titles of documents, which is looked for by default.
+    """
+    first, second = sources.compared()
+    of_methods = values(sources, [first, second])
+    lead_Q = of_methods[second] - of_methods[first]
+    order = np.argsort(np.nan_to_num(lead_Q), kind="stable")
+    picked = [q for q in [*order[::-1][:n], *order[:n]] if lead_Q[q] != 0 and not np.isnan(lead_Q[q])]
+    if not picked:
+        raise InputError(f"{first} and {second} differ in no group; set compare to two other methods, or lists above 0")
+    label = metric_label(sources.primary)
+    yield Text(
+        f"{second} against {first}: groups where {second} is ahead most, then where {first} is, by {label}. Lists are "
+        f"in the order of {second}; documents with a label above 0 are marked. Of longer lists the first "
+        f"{_DOCUMENTS_SHOWN} of both methods and the relevant documents are shown."
+    )
+    names = _most_important(sources)
+    selection = chosen_groups(sources.test, np.array(sorted(picked)))
+    parts = [*read_groups_scored(sources, selection, (first, second))]
+    ids = {each for part in parts for of_group in _lists_of(part, "doc_ids") for each in of_group or ()}
+    titled = titles_of(sources.evaluation.test.data, ids, titles) if ids else ("", {})
+    tables = [
+        table for part in parts for table in _list_tables(sources, part, (first, second), names, selection, titled)
+    ]
+    position = {q: i for i, q in enumerate(sorted(picked))}
+    for q in picked:
+        figures = f"{label} {number(of_methods[second][q])} by {second}, {number(of_methods[first][q])} by {first}"
+        table = tables[position[q]]
+        yield replace(table, caption=f"{table.caption}: {figures}")
+
+
+def _most_important(sources: Sources) -> list[str]:
+    """The features to show: the most important ones of the first trees, or else the first ones of the data."""
+    names = [feature.name for feature in sources.test.features]
+    for _, url in sources.bundles():
+        if important := importances_of(sources.opened(url)):
+            return [name for name in important if name in names][:_FEATURES_SHOWN]
+    return names[:_FEATURES_SHOWN]
+
+
+def _list_tables(
+    sources: Sources,
+    part: Read,
+    methods: tuple[str, str],
+    names: Sequence[str],
+    selection: Selection,
+    titled: tuple[str, Mapping[str, str]],
+) -> Iterator[Table]:
+    (one, other), (title, titles) = methods, titled
+    worth = sources.gains_called
+    columns = [[feature.name for feature in selection.features].index(name) for name in names]
+    shown_as = [partial(_shown_as, sources, selection.features[column]) for column in columns]
+    bounds = itertools.pairwise(part.groups.offsets_Q1.tolist())
+    for q, (first, last) in enumerate(bounds):
+        labels_L = labels_in(part.groups)[first:last].numpy()
+        ranks = {name: _ranks(part.scores[name][first:last].numpy()) for name in methods}
+        close_L = np.minimum(ranks[one], ranks[other]) <= _DOCUMENTS_SHOWN
+        shown = [i for i in np.argsort(ranks[other]) if close_L[i] or labels_L[i] > 0]
+        ids, gains = (_lists_of(part, name)[q] for name in ("doc_ids", "gains"))
+        gains = gains if worth else None
+        values_LF = part.groups.features_NF[first:last, columns].numpy()
+        rows = [
+            [
+                f"{labels_L[i]:g}",
+                f"{ranks[other][i]}",
+                f"{ranks[one][i]}",
+                *([_number_or_dash(gains[i])] if gains else []),
+                str(ids[i]) if ids else f"{i + 1}",
+                *([_cut(titles.get(ids[i], "-"))] if title and ids else []),
+                *(show(value) for show, value in zip(shown_as, values_LF[i].tolist(), strict=True)),
+            ]
+            for i in shown
+        ]
+        header = ["label", f"rank by {other}", f"rank by {one}", *([worth] if gains else []), "document"]
+        header += [*([title] if title and ids else []), *names]
+        caption = f"query {part.ids.column('query_id')[q].as_py()}{_about(part, q)}, {last - first} documents"
+        shades = [charts.shade(float(labels_L[i]), float(labels_L.max())) for i in shown]
+        yield Table(header, rows, caption=caption, shades=shades)
+
+
+def _lists_of(part: Read, name: str) -> list[list[Any] | None]:
+    """A column of each group's documents, None for a group without it."""
+    if name not in part.ids.column_names:
+        return [None] * len(part.ids)
+    values: list[list[Any] | None] = part.ids.column(name).to_pylist()
+    return values
+
+
+def _about(part: Read, q: int) -> str:
+    """What the columns of whole groups say of one, in brackets."""
+    meta = {name: part.ids.column(name)[q].as_py() for name in part.ids.column_names if name.startswith(META)}
+    said = [f"{name.removeprefix(META)} {_cut(str(value))}" for name, value in meta.items() if value is not None]
+    return f" ({', '.join(said)})" if said else ""
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
+
+
+def _number_or_dash(value: float | None) -> str:
+    return "-" if value is None or np.isnan(value) else f"{value:.4g}"
+
+
+def _shown_as(sources: Sources, feature: Feature, value: float) -> str:
+    """A value of a feature: a category by its name where the data sets have recorded it, else by its code."""
+    if np.isnan(value) or feature.kind == "numeric":
+        return _number_or_dash(value)
+    return _cut(sources.categories.get(feature.name, {}).get(int(value), f"{value:.0f}"))
+
+
+def _ranks(scores_L: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Ranks from 1; equal scores in the order of the list."""
+    ranks_L = np.empty(len(scores_L), np.int64)
+    ranks_L[np.argsort(-scores_L, kind="stable")] = np.arange(1, len(scores_L) + 1)
+    return ranks_L

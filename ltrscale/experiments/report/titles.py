@@ -1,0 +1,121 @@
+"""What documents are called: the texts of their ids in the rows, or joined tables, that made a data set."""
+
+import itertools
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ltrscale import storage
+from ltrscale.config import validate
+from ltrscale.data import columns as cols
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.origin import prepare_settings_of, read_as
+from ltrscale.errors import InputError, UnavailableError
+from ltrscale.ingest.inputs import PrepareConfig, raw_files
+from ltrscale.ingest.items import ItemRows
+from ltrscale.ingest.tables import read_rows, read_schema
+
+_NAMES = (
+    r"titl|titel|titre|t[ií]tulo|titolo|tytu[lł]|tittel",
+    r"^(name|bezeichnung|nom|nombre|nome|naam|nazwa|namn)$|(item|product|article|artikel|produkt|produit|producto|"
+    r"prodotto|produto|doc|document)s?_?(name|bezeichnung|nom|nombre|nome|naam|nazwa|namn)",
+)
+"""Names of columns with titles in ten languages, the surer ones first."""
+_MOST_ROWS, _AT_ONCE = 2_000_000, 1 << 16
+"""Rows of raw logs that are read for titles at most, and at once."""
+
+
+class _Rows(NamedTuple):
+    """A file with ids and texts: the names of both columns, and its rows."""
+
+    item: str
+    title: str
+    batches: Iterator[pa.RecordBatch]
+
+
+def titles_of(urls: Sequence[str], ids: Collection[str], column: str | None = None) -> tuple[str, dict[str, str]]:
+    """The name of the column of titles, and the titles of these documents as far as they are found.
+
+    Both are empty where the raw rows are not there any more, or have no column of titles. Without `column` it is taken
+    by its name, if it has one text for an id and hardly ever the same text for two.
+
+    Raises:
+        InputError: the rows have no column of that name, or a file is damaged.
+    """
+    name, found = "", dict[str, str]()
+    for url in urls:
+        read = 0
+        for rows in _places(url, column):
+            is_title = column is not None
+            for batch in rows.batches:
+                of_batch = _pairs(batch, rows)
+                if not is_title and not _one_to_one(of_batch):
+                    break  # such as the name of a brand or of a seller
+                is_title, name, read = True, rows.title, read + len(batch)
+                wanted = of_batch.filter(pc.is_in(of_batch["id"], pa.array([*ids - found.keys()], pa.string())))
+                found |= dict(zip(wanted["id"].to_pylist(), wanted["title"].to_pylist(), strict=True))
+                if found.keys() >= {*ids} or read >= _MOST_ROWS:
+                    break
+            if found.keys() >= {*ids} or read >= _MOST_ROWS:
+                break
+    if column is not None and not name:
+        raise InputError(f"titles: no raw rows of {', '.join(urls)} have a column {column!r} beside an item's id")
+    return (name, found) if found else ("", {})
+
+
+def _pairs(batch: pa.RecordBatch, rows: _Rows) -> pa.Table:
+    """The ids with a title, both as text, each pair once."""
+    arrays = [cols.without_dictionary(batch.column(name)).cast(pa.string()) for name in (rows.item, rows.title)]
+    pairs = pa.table(arrays, ["id", "title"]).drop_null()
+    return pairs.group_by(["id", "title"]).aggregate([])
+
+
+def _one_to_one(pairs: pa.Table) -> bool:
+    """Whether an id has one title and hardly any title stands for two ids, up to a few that changed."""
+    ids, titles = (len(pairs[name].unique()) for name in ("id", "title"))
+    return len(pairs) <= 1.1 * ids and titles >= 0.5 * ids and titles > 1
+
+
+def _places(url: str, column: str | None) -> Iterator[_Rows]:
+    """The files of a data set's items, and of the tables that joined them, that have a title."""
+    settings = prepare_settings_of(read_as(open_dataset(url)))
+    source = validate(PrepareConfig, settings, url).source if settings else None
+    if source is None or source.mapping is None or (item := source.mapping.item) is None:
+        return
+    assert isinstance(source, ItemRows)  # only these have a mapping
+    for join in source.joins:
+        if item in join.key:
+            for file in _there(join.path):
+                schema, dialect = read_schema(file, source.columns.dialect(file)), source.columns.dialect(file)
+                for title in _titles(schema, column, but=[*join.key.values()]):
+                    names = [name for name in schema.names if name in (join.key[item], title)]
+                    raws = read_rows(
+                        file, schema, names, numbers=(), query=names[0], dialect=dialect, batch_rows=_AT_ONCE
+                    )
+                    yield _Rows(join.key[item], title, (raw.rows for raw in raws))
+    for file in reversed(raw_files(open_dataset(url))):  # the test periods are the last ones
+        schema = source.schema_of(file)
+        for title in _titles(schema, column, but=[item, source.columns.query]) if item in schema.names else ():
+            names = [name for name in schema.names if name in (item, title)]
+            raws = source.rows_of(file, schema, names, numbers=(), batch_rows=_AT_ONCE)
+            yield _Rows(item, title, (raw.rows for raw in raws))
+
+
+def _there(path: str) -> list[str]:
+    try:
+        return storage.list_files(path)
+    except UnavailableError:
+        raise
+    except InputError:
+        return []
+
+
+def _titles(schema: pa.Schema, column: str | None, *, but: Sequence[str]) -> list[str]:
+    """The columns of a file that may have titles, the likeliest first; `column` alone if it is named."""
+    if column is not None:
+        return [column] if column in schema.names else []
+    texts = [field.name for field in schema if cols.is_text(cols.value_type(field.type)) and field.name not in but]
+    return list(itertools.chain(*([name for name in texts if re.search(p, name.lower())] for p in _NAMES)))
