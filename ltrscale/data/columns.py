@@ -154,13 +154,6 @@ def _uuid_texts(column: pa.FixedSizeBinaryArray) -> pa.StringArray:
     return pc.if_else(pa.array(missing_N), pa.scalar(None, pa.string()), texts) if missing_N.any() else texts
 
 
-def without_nan(column: pa.Array) -> pa.Array:
-    """The column with null for NaN, which is no value either."""
-    if not pa.types.is_floating(column.type):
-        return column
-    return pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
-
-
 def without_dictionary(column: pa.Array) -> pa.Array:
     """The column without dictionary encoding."""
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column

@@ -61,7 +61,7 @@ def with_optional(schema: pa.Schema, mapping: ColumnMapping) -> pa.Schema:
     """The columns of a file with those that it may lack, and does."""
     for name in mapping.of_optional(schema):
         numeric = name in mapping.features and name not in mapping.categorical
-        kind = pa.list_(pa.float32()) if name in mapping.vector_columns else pa.float32() if numeric else pa.string()
+        kind = pa.list_(pa.float32()) if name in mapping.vectors else pa.float32() if numeric else pa.string()
         schema = schema.append(pa.field(name, kind))
     return schema
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from ltrscale.ingest.names import folded
+from ltrscale.ingest.names import plain_name
 from ltrscale.ingest.profile import LogColumn
 from ltrscale.ranking.metrics import HIGHEST_LABEL
 
@@ -83,8 +83,8 @@ def word_grades(values: Sequence[str]) -> dict[str, float | None]:
     numbers = {value: _number(value) for value in values}
     if any(number is not None for number in numbers.values()):
         return dict(numbers)
-    words = {value: folded(value) for value in values}
-    for scale in (_TWO, {folded(letter): grade for letter, grade in _ESCI.items()}):
+    words = {value: plain_name(value) for value in values}
+    for scale in (_TWO, {plain_name(letter): grade for letter, grade in _ESCI.items()}):
         if {*words.values()} <= {*scale}:
             return {value: scale[word] for value, word in words.items()}
     levels = {value: _level(word) for value, word in words.items()}
@@ -94,7 +94,7 @@ def word_grades(values: Sequence[str]) -> dict[str, float | None]:
 
 def are_grades(values: Sequence[str]) -> bool:
     """Whether most of some words are known as grades or as what users do, and not as yes and no alone."""
-    known = [value for value in values if _level(folded(value)) is not None]
+    known = [value for value in values if _level(plain_name(value)) is not None]
     return len(known) >= 2 and 2 * len(known) > len(values)
 
 

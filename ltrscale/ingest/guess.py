@@ -64,16 +64,20 @@ class Guess:
     """A question on each feature that may be known only after users have acted."""
 
     @property
+    def optional(self) -> tuple[LogColumn, ...]:
+        """The features that some file lacks."""
+        return tuple(column for column in self.readable if column.lacking)
+
+    @property
+    def readable(self) -> tuple[LogColumn, ...]:
+        """The columns that features are made of."""
+        return (*self.features, *self.categorical, *self.dates, *self.vectors)
+
+    @property
     def alike(self) -> list[list[str]]:
         """Pairs of vectors to compare: that of what was asked, by its name, else the first, with those as long."""
         first, *others = sorted(self.vectors, key=lambda each: not roles.is_asked(each)) or (None,)
         return [[first.name, each.name] for each in others if first is not None and each.size == first.size]
-
-    @property
-    def optional(self) -> tuple[LogColumn, ...]:
-        """The features that some file lacks."""
-        kinds = (self.features, self.categorical, self.dates, self.vectors)
-        return tuple(column for columns in kinds for column in columns if column.lacking)
 
 
 def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str | None], where: str) -> Guess:
@@ -136,6 +140,21 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
     return replace(whole, asked={each.name: _ASKED_OF_FLAGS for each in flags})
 
 
+def _doubt_the_nameless(choices: dict[str, Choice]) -> None:
+    """Mark roles that only structure speaks for, or a name that features have, too."""
+    reasons = {
+        "label": "no column has the name of a label, see whether it is what users did",
+        "positions": "no column has the name of a place",
+    }
+    for use, reason in reasons.items():
+        if use not in choices:
+            continue
+        column, doubt = choices[use].best.column, choices[use].doubt
+        is_named = roles.is_label(column) if use == "label" else roles.has_pattern(column, names.POSITION)
+        if not is_named:
+            choices[use] = replace(choices[use], doubt="; ".join(filter(None, (reason, doubt))))
+
+
 def row_numbers(columns: Sequence[LogColumn], seen: Structure) -> dict[str, str]:
     """The columns that count the rows, as the index of a data frame does in a file, with the reason to leave them out.
 
@@ -159,21 +178,6 @@ def _counts_rows(numbers_N: NDArray[np.float64], files: Sequence[int]) -> bool:
     again_N[[row for row in files if row < len(numbers_N)]] = True
     rises_N = np.diff(numbers_N, prepend=numbers_N[:1] - 1) == 1
     return bool((rises_N | (again_N & (numbers_N == numbers_N[0]))).all())
-
-
-def _doubt_the_nameless(choices: dict[str, Choice]) -> None:
-    """Mark roles that only structure speaks for, or a name that features have, too."""
-    reasons = {
-        "label": "no column has the name of a label, see whether it is what users did",
-        "positions": "no column has the name of a place",
-    }
-    for use, reason in reasons.items():
-        if use not in choices:
-            continue
-        column, doubt = choices[use].best.column, choices[use].doubt
-        is_named = roles.is_label(column) if use == "label" else roles.has_pattern(column, names.POSITION)
-        if not is_named:
-            choices[use] = replace(choices[use], doubt="; ".join(filter(None, (reason, doubt))))
 
 
 def _combined(query: LogColumn, within: Sequence[LogColumn], seen: Structure) -> tuple[LogColumn, Structure]:

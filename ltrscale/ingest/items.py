@@ -332,11 +332,11 @@ class ItemRows(Source):
         named = needs.named(without=self.columns.sources())
         fill = self._fill_for_scoring(needs)
         idle = {"label": None, "grades": None, "unjudged": "reject", "fill_periods": ()}
+        sources = {*self.columns.sources_of(read)}
+        optional = tuple(name for name in self.columns.optional if name in sources)
         columns = self.columns.replace(
-            dates=dates, fill=fill, optional=(), **self._vectors_for_scoring(read), **idle, **uses, **named
+            dates=dates, fill=fill, optional=optional, **self._vectors_for_scoring(read), **idle, **uses, **named
         )
-        needed = {*columns.dates, *columns.vector_columns, *columns.features, *columns.categorical}
-        columns = columns.replace(optional=tuple(name for name in self.columns.optional if name in needed))
         return self.replace(columns=columns, joins=_needed(self.joins, columns))
 
     def _vectors_for_scoring(self, read: Collection[str]) -> dict[str, Any]:

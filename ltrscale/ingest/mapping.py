@@ -190,17 +190,16 @@ class ColumnMapping(_Columns):
         if self.label is not None and self.label in (*self.features, *self.categorical):
             raise ValueError(f"{self.label!r} is the label and cannot be a feature")
         self.check_side((*self.features, *self.categorical))
-        if alike := [one for _, one, other in self.similarity_features().values() if one == other]:
-            raise ValueError(f"similarities compares {alike[0]!r} with itself; name two columns")
-        made_of = {*self.features, *self.categorical, *self.dates, *self.vector_columns}
         for name in self.optional:
-            if name.endswith("*") or name not in made_of:
+            if name.endswith("*") or name not in (*self.features, *self.categorical, *self.dates, *self.vectors):
                 raise ValueError(
                     f"optional: {name!r} is not named under features, categorical, dates or vectors; name it there, "
                     "not by a pattern, since a file may lack it"
                 )
         if self.unjudged != "reject" and self.label is None:
             raise ValueError("unjudged needs label, the column that some rows have no value of")
+        if alike := [one for _, one, other in self.similarity_features().values() if one == other]:
+            raise ValueError(f"similarities compares {alike[0]!r} with itself; name two columns")
         if self.decimal == "," and self.delimiter == ",":
             raise ValueError("decimal and delimiter are both a comma; set the delimiter that the file has")
         return self

@@ -15,11 +15,11 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 @cache
-def folded(name: str) -> str:
+def plain_name(name: str) -> str:
     """A name in lower case and without accents, its words divided by `_`.
 
     Example:
-        >>> folded("istGekauft"), folded("Händler-Nr."), folded("Requête ID"), folded("購入フラグ")
+        >>> plain_name("istGekauft"), plain_name("Händler-Nr."), plain_name("Requête ID"), plain_name("購入フラグ")
         ('ist_gekauft', 'haendler_nr', 'requete_id', '購入フラグ')
     """
     text = _CAMEL.sub("_", unicodedata.normalize("NFKC", name)).lower().translate(_SPELT)
@@ -262,7 +262,7 @@ _BEFORE = (
 
 def has(name: str, *patterns: str) -> bool:
     """Whether the plain form of a name has one of the patterns."""
-    return any(re.search(pattern, folded(name)) for pattern in patterns)
+    return any(re.search(pattern, plain_name(name)) for pattern in patterns)
 
 
 def label_points(name: str) -> float:

@@ -149,12 +149,8 @@ def _remedies(
         yield f'add "{form}" to {key}source.columns.time_format{" for days as numbers" if form == DAY_NUMBER else ""}'
     if key and any(each.found.endswith(" is not text in UTF-8") for each in first_rejections):
         yield f"set {key}source.columns.encoding if these are files of CSV in another one, such as cp1252"
-    if (
-        key
-        and config.source.mapping is not None
-        and any(each.rule == "bad_label" and each.found == "no label" for each in first_rejections)
-    ):
-        yield f"set {key}source.columns.unjudged to 0, or to unlabelled, for rows without a label"
+    if key and any(each.rule == "bad_label" and each.found == "no label" for each in first_rejections):
+        yield f"set {key}source.columns.unjudged to 0, or to unlabelled, if these are rows of items"
     if key and rules.get("infinite"):
         yield f"set {key}infinite=missing if infinite numbers mean no value"
 

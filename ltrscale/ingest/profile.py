@@ -62,10 +62,10 @@ class LogColumn:
     values: tuple[str, ...]
     bad: float = 0.0
     days: float = 0.0
-    size: int = 0
-    """Numbers of each of its lists, where it holds vectors."""
     lacking: str = ""
     """A file that lacks the column, if there is one."""
+    size: int = 0
+    """Numbers of each of its lists, where it holds vectors."""
 
     @property
     def numeric(self) -> bool:
@@ -174,14 +174,15 @@ def first_columns(files: Mapping[str, pa.Schema], dialect: Dialect, rows: int) -
     """
     schema, first = _united(files), next(iter(files))
     rows = rows_looked_at(len(schema), rows)
-    looked_at, parts = _spread(files), list[pa.Table]()
+    looked_at, parts, size = _spread(files), list[pa.Table](), 0
     for number, url in enumerate(looked_at):
         quota = -(-(rows - sum(map(len, parts))) // (len(looked_at) - number))
         for batch in batches_of(url, schema.names, dialect, first=first):
             part = pa.table({name: cols.without_dictionary(batch.column(name)) for name in schema.names})
             parts.append(part.slice(0, quota))
             quota -= len(parts[-1])
-            if quota <= 0 or sum(table.nbytes for table in parts) >= 8 * _VALUES:  # of long lists
+            size += parts[-1].nbytes
+            if quota <= 0 or size >= 8 * _VALUES:  # of long lists
                 break
     if not sum(map(len, parts)):
         raise InputError(f"{first}: no rows; choose another file")
@@ -267,7 +268,7 @@ def batches_of(url: str, names: Sequence[str], dialect: Dialect, *, first: str) 
 def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) -> LogColumn:
     if not cols.is_single(kind):
         return _list_column(name, kind, values)
-    values = cols.without_nan(values)
+    values = without_nan(values)
     counted = values.drop_null().value_counts()
     distinct_values, counts_V = counted.field("values"), counted.field("counts").to_numpy()
     if not cols.is_number(kind):
@@ -366,3 +367,10 @@ def _share_of_times(values: pa.Array, kind: pa.DataType, form: str) -> float:
 def rows_looked_at(columns: int, most: int) -> int:
     """The rows to look at of a number of columns: `most`, or as many as memory has room for."""
     return max(1, min(most, _VALUES // max(columns, 1)))
+
+
+def without_nan(column: pa.Array) -> pa.Array:
+    """The column with null for NaN, which is no value either."""
+    if not pa.types.is_floating(column.type):
+        return column
+    return pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)

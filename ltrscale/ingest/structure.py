@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ltrscale.data import columns as cols
 from ltrscale.data.times import Clock, instants
 from ltrscale.ingest.csvjson import Dialect
-from ltrscale.ingest.profile import LogColumn, batches_of, rows_looked_at
+from ltrscale.ingest.profile import LogColumn, batches_of, rows_looked_at, without_nan
 
 ValueCodes = NDArray[np.int64]
 
@@ -227,7 +227,7 @@ def _dictionary(column: pa.Array) -> pa.DictionaryArray:
         return pa.DictionaryArray.from_arrays(pa.nulls(len(column), pa.int32()), pa.nulls(0))
     if cols.is_text(column.type):
         column = cols.texts(column)[0]
-    return cols.without_nan(column).dictionary_encode()
+    return without_nan(column).dictionary_encode()
 
 
 def _built(parts: Mapping[str, Sequence[pa.DictionaryArray]], files: Sequence[int], *, whole: bool) -> Structure:

@@ -5,9 +5,10 @@ A group is a run of rows with one query id in one file (or in one sorted input).
 - for a whole group: `returning_query` (an earlier group in the same scope has its id), `group_too_long`;
 - for a row, while the rest of its group is kept: `infinite` (a feature, position, click, weight or gain), `bad_label`
   (negative or too large for a gain; missing if rows must have labels, or if other rows of the group have them and
-  `unjudged` does not say what it counts), `bad_gain` and `bad_weight` (negative), `duplicate_document` (an accepted
-  earlier row of the group has the same document id), unless `duplicates` says which row of a document stays; then the
-  others are merged into it, which is no rejection.
+  `unjudged` does not say what it counts),
+  `bad_gain` and `bad_weight` (negative), `duplicate_document` (an accepted earlier row of the group has the same
+  document id), unless `duplicates` says which row of a document stays; then the others are merged into it, which is no
+  rejection.
 
 Rows that a reader rejected neither start nor end a group; a query id that only such rows have is one rejected group.
 A group whose labels are all missing is unlabelled.
@@ -33,11 +34,11 @@ from ltrscale.ingest.rows import Quarantine, Rejection, RowBlock, Rule, concat, 
 from ltrscale.ingest.texts import FULL
 from ltrscale.ranking.metrics import HIGHEST_LABEL
 
-_NOT_NEGATIVE: dict[Rule, str] = {"bad_gain": "gains", "bad_weight": "weights"}
-"""Columns beside the labels whose values are 0 or more, by the rule that says so."""
 Unjudged = Literal[0, "unlabelled", "reject"]
 """What becomes of rows without a label in a group of which other rows have one."""
 
+_NOT_NEGATIVE: dict[Rule, str] = {"bad_gain": "gains", "bad_weight": "weights"}
+"""Columns beside the labels whose values are 0 or more, by the rule that says so."""
 Duplicates = Literal["reject", "keep_first", "keep_last", "max_label"]
 """What becomes of rows of a group with the same document id."""
 

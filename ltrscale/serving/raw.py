@@ -111,7 +111,8 @@ _ABOUT = {
     "csv": "how values are written in CSV text; `missing` are words for no value, `true` and `false` for booleans",
     "times": "the zone of times without one, the formats that are tried in order, the time of the row itself",
     "vectors": "the columns with lists of numbers, with their length; null where it is that of the list beside it",
-    "columns": "what the log has in each column of a row; `table` is the number of the table that has the column",
+    "columns": "what the log has in each column of a row; `table` is the number of the table that has the column; a "
+    "row may lack an `optional` one",
     "features": "in the order of features.json: `column` has the value, as it is (a number in single precision; the "
     "code of a category: a whole number below 2^24 is its own, other text is hashed), `part` of it (of a time), the "
     "number at `place` of its list, from 0, or the `similarity` of its list to that of `other`; "
@@ -128,7 +129,11 @@ def _columns(
     used |= dict.fromkeys([columns.time] if columns.time else [])
     used |= dict.fromkeys(name for join in joins for name in (*join.key, *join.columns))
     return {
-        name: {"reads": raw.reads.get(name, "value"), **({"table": tables[name]} if name in tables else {})}
+        name: {
+            "reads": raw.reads.get(name, "value"),
+            **({"table": tables[name]} if name in tables else {}),
+            **({"optional": True} if name in columns.optional else {}),
+        }
         for name in used
     }
 

@@ -170,8 +170,9 @@ class RawRows:
 
     def _read(self, name: str, row: Mapping[str, Any]) -> Any:
         """A value of the row, as the file of the log would give it."""
-        reads, form = self.recipe["columns"][name]["reads"], self.recipe["rows"]
-        if name not in row and form != "json":
+        about, form = self.recipe["columns"][name], self.recipe["rows"]
+        reads = about["reads"]
+        if name not in row and form != "json" and not about.get("optional"):
             raise RowError(f"no column {name!r}; give None where it has no value")
         value = row.get(name)
         if reads == "numbers" and value is not None and hasattr(value, "tolist"):  # an array

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,6 +98,17 @@ def test_an_optional_feature_is_a_missing_value_where_a_file_lacks_it(tmp_path: 
         [[1, -1], [2, -1], [3, 7], [4, 8]] if first else [[3, 7], [4, 8], [1, -1], [2, -1]]
     )
     assert [row[2] for row in rows].count(-1.0) == 2
+
+
+def test_a_vector_may_be_missing_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    rows = [{"q": f"q{i}", "x": 1.0 * i, "emb": [0.5, i]} for i in range(4)]
+    pq.write_table(
+        pa.Table.from_pylist([{"q": row["q"], "x": row["x"]} for row in rows[:2]]), tmp_path / "log/0.parquet"
+    )
+    pq.write_table(pa.Table.from_pylist(rows[2:]), tmp_path / "log/1.parquet")
+    columns = {"query": "q", "features": ["x"], "vectors": {"emb": 2}, "optional": ["emb"]}
+    assert values(prepared(tmp_path, columns)) == [[0, -1, -1], [1, -1, -1], [2, 0.5, 2], [3, 0.5, 3]]
 
 
 def test_a_file_that_lacks_a_feature_names_the_key(tmp_path: Path) -> None:

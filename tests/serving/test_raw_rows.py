@@ -440,6 +440,27 @@ def test_values_of_python_count_as_what_the_log_has_as_text(tmp_path: Path) -> N
         make.features({name: value for name, value in USUAL.items() if name != "brand"})
 
 
+@pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
+def test_a_row_may_lack_what_a_file_may_lack(ending: str, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"q": f"q{i}", "x": i / 3, "late": i / 7, "kind": f"k{i}"} for i in range(6)]
+    columns = {"features": ["x", "late"], "categorical": ["kind"], "optional": ["late", "kind"]}
+    (tmp_path / "log").mkdir()
+    for number, part in enumerate(([{"q": row["q"], "x": row["x"]} for row in rows[:3]], rows[3:])):
+        path = tmp_path / "log" / f"{number}.{ending}"
+        if ending == "csv":
+            write_csv(path, part)
+        elif ending == "parquet":
+            pq.write_table(pa.Table.from_pylist(part), path)
+        else:
+            path.write_text("".join(f"{json.dumps(row)}\n" for row in part))
+    data = prepared(tmp_path, tmp_path / "log", columns)
+    apart = transformer(data, tmp_path)
+    kept, _ = by_prepare(data)
+    for row in (*({"q": row["q"], "x": row["x"]} for row in rows[:3]), *rows[3:]):
+        given = {name: str(value) for name, value in row.items()} if ending == "csv" else row
+        assert bits(apart.features(given)) == kept[row["q"]]
+
+
 def test_a_whole_number_with_a_point_has_the_code_of_training(tmp_path: Path) -> None:
     values = ["3.0", "3", "-1.0", "-0.0", "16777216.0", "3.00", "03.0", "3.5", "9" * 17 + ".0", "acme"]
     rows = [{"q": f"q{i}", "x": "1", "c": value} for i, value in enumerate(values)]

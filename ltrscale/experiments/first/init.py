@@ -54,10 +54,10 @@ class InitConfig(Config):
     """Column with the label, instead of the guess."""
     time: str | None = None
     """Column with the time stamp, instead of the guess."""
-    header: tuple[str, ...] = ()
-    """Names of the columns of CSV files whose first line is a row."""
     positions: str | None = None
     """Column with the place at which an item was shown, instead of the guess."""
+    header: tuple[str, ...] = ()
+    """Names of the columns of CSV files whose first line is a row."""
     rows: int = Field(default=100_000, ge=1)
     """First rows that decide on types, of each file its share; the first million decides on uses, and all rows are
     counted."""
@@ -153,7 +153,7 @@ def _refuse_without_values(columns: Sequence[LogColumn], roles: Mapping[str, str
 
 def _refuse_without_features(guessed: Guess, where: str) -> None:
     """Refuse a log of which nothing is left for a model to read."""
-    if guessed.features or guessed.categorical or guessed.dates:
+    if guessed.readable:
         return
     by_role = {"query": guessed.query, "item": guessed.item, "label": guessed.label, "time": guessed.time}
     by_role |= {"positions": guessed.positions, "gain": guessed.gain}
