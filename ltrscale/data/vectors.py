@@ -1,5 +1,7 @@
 """Columns of vectors, such as embeddings: a list of numbers in each row. Reading them, and how alike two are.
 
+Text may be a list too, as CSV files have it: numbers within brackets, between commas or blanks.
+
 Shapes: N rows, M rows with a vector, D numbers of a vector, L numbers of all vectors.
 """
 
@@ -18,6 +20,11 @@ _STRAY = 0.05
 """Share of lists that may have another length in a column of vectors."""
 _AT_ONCE = 1 << 20
 """Products in memory at once."""
+_BLANK = r"[ \t\r\n]"
+_WITHIN = rf"(?s)^{_BLANK}*\[.*\]{_BLANK}*$"
+_ENDS = rf"^{_BLANK}*\[{_BLANK}*|{_BLANK}*\]{_BLANK}*$"
+_BETWEEN = rf"{_BLANK}*,{_BLANK}*|{_BLANK}+"
+_NUMBER = r"(?i)^[-+]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf(inity)?)$"
 
 
 class Vectors:
@@ -68,6 +75,27 @@ class Vectors:
         """Whether all numbers are whole and none is negative, as those of tokens' ids are."""
         x_L = self._numbers_L
         return bool(np.all((x_L >= 0) & (x_L == np.floor(x_L)) | np.isnan(x_L)))
+
+
+def lists_of_texts(column: pa.Array) -> tuple[pa.ListArray, NDArray[np.bool_]]:
+    """The lists that texts write, null for what is no number, and the rows whose text is no list, or no UTF-8.
+
+    Example:
+        >>> lists_of_texts(pa.array(["[1, 2.5]", None, "[.5 x]", "[]", "7"]))[0].to_pylist()
+        [[1.0, 2.5], None, [0.5, None], [], None]
+    """
+    texts_N, broken_N = cols.texts(column)
+    listed_N = pc.match_substring_regex(texts_N, _WITHIN)
+    inner_N = pc.replace_substring_regex(pc.if_else(listed_N, texts_N, None), _ENDS, "")
+    parts_N = pc.split_pattern_regex(inner_N, _BETWEEN)
+    lengths_N = pc.list_value_length(parts_N).fill_null(0).to_numpy()
+    parts_L = parts_N.flatten()
+    none_N = pc.equal(inner_N, "").fill_null(False).to_numpy(zero_copy_only=False)  # [] has one part, an empty text
+    parts_L, lengths_N = parts_L.filter(pa.array(~np.repeat(none_N, lengths_N))), np.where(none_N, 0, lengths_N)
+    numbers_L = pc.if_else(pc.match_substring_regex(parts_L, _NUMBER), parts_L, None).cast(pa.float32())
+    offsets_N1 = pa.array(np.append(0, np.cumsum(lengths_N)), pa.int32())
+    lists_N = pa.ListArray.from_arrays(offsets_N1, numbers_L, mask=parts_N.is_null())
+    return lists_N, broken_N | ~listed_N.fill_null(True).to_numpy(zero_copy_only=False)
 
 
 def is_vector(kind: pa.DataType) -> bool:

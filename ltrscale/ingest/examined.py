@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.times import Clock, instants, is_time, periods
-from ltrscale.data.vectors import Vectors, is_vector
+from ltrscale.data.vectors import Vectors, is_vector, lists_of_texts
 from ltrscale.errors import InputError, nearest, suggestion
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns, named_columns
 from ltrscale.ingest.rows import TEXT_LENGTH, RawTexts, Rejection, Rule, plain_value
@@ -218,7 +218,7 @@ _FITS: dict[str, _Fit] = {
     **dict.fromkeys(("query", "item", "period_column"), _ID),
     "graded label": (cols.is_id, "text or numbers"),
     **dict.fromkeys(("time", "dates"), _TIMES),
-    "vectors": (is_vector, _NUMBERS[1]),
+    "vectors": (lambda kind: is_vector(kind) or cols.is_text(kind), "lists of numbers, or their text"),
     "categorical": (cols.is_single, "single values"),
     "meta": (cols.is_kept, "single values, or lists or structs of them"),
     "features": (
@@ -331,7 +331,11 @@ class Examined:
 
     def vectors(self, name: str, size: int | None) -> Vectors:
         """A column of vectors; rows with one of another length than is stated, or with a gap, are rejected."""
-        found = Vectors(self.batch.column(name))
+        column = cols.without_dictionary(self.batch.column(name))
+        if cols.is_text(column.type):
+            column, bad_N = lists_of_texts(column)
+            self.reject(bad_N, f"column {name!r} is not a list of numbers", column=name)
+        found = Vectors(column)
         other_N = found.lengths_N >= 0 if size is not None else np.zeros(len(self.batch), bool)
         other_N &= found.lengths_N != (size or 0)
         lengths = ((i, int(found.lengths_N[i])) for i in np.flatnonzero(other_N).tolist())

@@ -312,9 +312,11 @@ class ItemRows(Source):
         numbers, texts = numbers_of(self.columns, features), texts_of(self.columns, features, keys)
         used = {*self.columns.sources_of(each.name for each in features), *keys, self.columns.time}
         forms = {name: join.form for join in self.joins for name in join.columns}
-        reads: dict[str, Any] = {name: "numbers" for name in self.columns.vector_columns if name in used}
+        vectors, reads = self.columns.vector_columns, dict[str, Any]()
         for column in self._whole(url):
-            if column.name in used - reads.keys():
+            if column.name in used and column.name in vectors:
+                reads[column.name] = "text" if cols.is_text(column.type) else "numbers"
+            elif column.name in used:
                 exact = column.name in texts and pa.types.is_integer(column.type)  # as `numbers_in` has it
                 number = column.name in numbers and not exact
                 reads[column.name] = column_holds(column.type, forms.get(column.name, form), number=number)

@@ -17,7 +17,7 @@ from ltrscale import storage
 from ltrscale.config import MOST_BYTES
 from ltrscale.data import columns as cols
 from ltrscale.data.times import DAY_NUMBER, ISO, USUAL_FORMATS, Clock, instants
-from ltrscale.data.vectors import Vectors, vector_size
+from ltrscale.data.vectors import Vectors, lists_of_texts, vector_size
 from ltrscale.errors import InputError
 from ltrscale.ingest.csvjson import Dialect, broken_lines
 from ltrscale.ingest.lines import UTF8, Lines, read_lines
@@ -268,6 +268,8 @@ def batches_of(url: str, names: Sequence[str], dialect: Dialect, *, first: str) 
 def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) -> LogColumn:
     if not cols.is_single(kind):
         return _list_column(name, kind, values)
+    if cols.is_text(kind) and cols.is_text(values.type) and (column := _list_column(name, kind, values)).size:
+        return column
     values = without_nan(values)
     counted = values.drop_null().value_counts()
     distinct_values, counts_V = counted.field("values"), counted.field("counts").to_numpy()
@@ -309,10 +311,15 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
 
 def _list_column(name: str, kind: pa.DataType, values: pa.Array) -> LogColumn:
     column = LogColumn(name, kind, len(values), values.null_count / len(values), 0, False, 0.0, 0.0, 0.0, (), ())
+    broken_N = np.zeros(len(values), bool)
+    if cols.is_text(kind):
+        if not pc.any(pc.starts_with(cols.texts(values.slice(0, _TRIED))[0], "[")).as_py():
+            return column
+        values, broken_N = lists_of_texts(values)
     if not (size := vector_size(values)):
         return column
     found = Vectors(values)
-    bad_N = found.broken_N | ((found.lengths_N >= 0) & (found.lengths_N != size))
+    bad_N = broken_N | found.broken_N | ((found.lengths_N >= 0) & (found.lengths_N != size))
     return replace(column, size=size, bad=float(bad_N.mean()))
 
 

@@ -385,4 +385,8 @@ def structured(columns: Sequence[LogColumn]) -> list[str]:
     keys = [
         each for each in columns if not each.numeric or each.whole or is_label(each) or each.distinct <= MOST_GRADES
     ]
-    return [column.name for column in keys if column.distinct > 1 or (column.distinct == 1 and column.missing > 0)]
+    return [
+        column.name
+        for column in keys
+        if not column.size and (column.distinct > 1 or (column.distinct == 1 and column.missing > 0))
+    ]

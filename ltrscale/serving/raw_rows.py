@@ -34,6 +34,8 @@ from zoneinfo import ZoneInfo
 
 RECIPE, MODEL = "raw_rows.json", "features.json"
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_LIST = re.compile(r"[ \t\r\n]*\[.*\][ \t\r\n]*", re.DOTALL)
+_BETWEEN = re.compile(r"[ \t\r\n]*,[ \t\r\n]*|[ \t\r\n]+")
 _NO_NUMBER = re.compile(r"([+-]?)(inf|infinity|nan(?:\([a-z0-9_]*\))?)", re.IGNORECASE)
 _FIELD = r'(?:"(?:[^"]|"")*"|[^"{delimiter}]*)'
 _WELL_QUOTED, _OPEN = _FIELD + "(?:{delimiter}" + _FIELD + ")*", "(?:" + _FIELD + r'{delimiter})*"(?:[^"]|"")*'
@@ -240,6 +242,9 @@ class RawRows:
         """A list of numbers in single precision; None where there is none."""
         if value is None:
             return None
+        if isinstance(value, str) and self.recipe["columns"][name]["reads"] == "text":
+            found = _listed(name, value)
+            return self._whole_vector(name, found, size)
         if not isinstance(value, (list, tuple)):
             raise RowError(f"column {name!r} is not a list of numbers ({value!r})")
         form = self.recipe["rows"] if "table" not in self.recipe["columns"][name] else "parquet"
@@ -248,6 +253,9 @@ class RawRows:
             if each is not None and here != "number":
                 raise RowError(f"column {name!r} is a list of {here}s here and a list of numbers elsewhere ({value!r})")
         found = [_plain(name, float(each) if form == "json" and each is not None else each) for each in value]
+        return self._whole_vector(name, found, size)
+
+    def _whole_vector(self, name: str, found: list[float], size: int | None) -> list[float]:
         if size is not None and len(found) != size:
             raise RowError(f"column {name!r} has {len(found)} numbers, not {size}")
         if any(math.isnan(each) for each in found):
@@ -391,6 +399,21 @@ def _dot(x: list[float], y: list[float]) -> float:
     for a, b in zip(x, y):  # one after the other, as the training data were made; sum() rounds otherwise
         total += a * b
     return total
+
+
+def _listed(name: str, text: str) -> list[float]:
+    """The numbers of a text such as [0.5, -2e3], in single precision; NaN for what is none."""
+    if not _LIST.fullmatch(text):
+        raise RowError(f"column {name!r} is not a list of numbers ({text!r})")
+    found = []
+    inner = text.strip(" \t\r\n")[1:-1].strip(" \t\r\n")
+    for part in _BETWEEN.split(inner) if inner else ():
+        word = None if _NUMBER.fullmatch(part) else _NO_NUMBER.fullmatch(part)
+        if word is None:
+            found.append(_nearest(float(part), Decimal(part)) if _NUMBER.fullmatch(part) else math.nan)
+        else:
+            found.append(math.nan if word[2][0] in "nN" else math.copysign(math.inf, -1 if word[1] == "-" else 1))
+    return found
 
 
 def _single(value: float) -> float:

@@ -38,6 +38,8 @@ def write(folder: Path, columns: Mapping[str, Any], name: str = "log.parquet") -
     folder.mkdir(parents=True, exist_ok=True)
     if name.endswith(".parquet"):
         pq.write_table(pa.table(dict(columns)), folder / name)
+    elif name.endswith(".csv"):
+        pd.DataFrame(dict(columns)).to_csv(folder / name, index=False)
     else:
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         (folder / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -85,10 +87,18 @@ def _array(kind: pa.DataType) -> pa.Array:
     return pa.array(VECTORS, kind)
 
 
-@pytest.mark.parametrize("form", [*ARROW, "json"])
+TEXTS = {
+    "json": lambda row: row,
+    "csv": str,
+    "text": lambda row: np.array2string(np.array(row, np.float32), max_line_width=10**6, floatmode="unique"),
+}
+"""Files of text: arrays of JSON, lists as Python writes them in CSV, and as numpy does, in Parquet."""
+
+
+@pytest.mark.parametrize("form", [*ARROW, *TEXTS])
 def test_a_column_of_64_is_64_columns_byte_for_byte(form: str, flat: Manifest, tmp_path: Path) -> None:
-    emb = VECTORS if form == "json" else _array(ARROW[form])
-    log = write(tmp_path, {"emb": emb, **LOG}, "log.jsonl" if form == "json" else "log.parquet")
+    emb = [row and TEXTS[form](row) for row in VECTORS] if form in TEXTS else _array(ARROW[form])
+    log = write(tmp_path, {"emb": emb, **LOG}, {"json": "log.jsonl", "csv": "log.csv"}.get(form, "log.parquet"))
     one = prepared(tmp_path, log, vectors={"emb": D})
     assert one.features == flat.features == tuple(Feature(name=name) for name in ("price", *NAMES))
     assert (one.hash, _hashes(one), one.summaries) == (flat.hash, _hashes(flat), flat.summaries)
@@ -226,6 +236,24 @@ def test_scoring_reads_the_vectors_that_the_model_reads(tmp_path: Path) -> None:
     assert Items(columns=mapping).missing_columns(log) == ["'y' (label)", "'other' (vectors)", "'far' (vectors)"]
 
 
+def test_a_text_that_is_no_list_of_numbers_is_rejected_with_the_text(tmp_path: Path) -> None:
+    texts = ["[1.5, 2]", " [3 -4e0] ", "", "[1]", "[]", "[1, x]", "[1,,2]", "1, 2", "[1, 2", "[1_0, 2]", "[1, None]"]
+    columns = {"q": ["a"] * len(texts), "price": range(len(texts)), "emb": texts}
+    rows, found = read(write(tmp_path, columns, "log.csv"), vectors={"emb": 2})
+    np.testing.assert_array_equal(rows.features_NF[:, 1:], [[1.5, 2], [3, -4], [np.nan, np.nan]])
+    numbers = [f"column 'emb' has {n} numbers, not 2" for n in (1, 0)]
+    gap, no_list = "column 'emb' lacks a number in its list", "column 'emb' is not a list of numbers"
+    assert found == [
+        *numbers,
+        gap,
+        numbers[0].replace("1", "3"),
+        f"{no_list} ('1, 2')",
+        f"{no_list} ('[1, 2')",
+        gap,
+        gap,
+    ]
+
+
 def test_fills_take_the_numbers_of_a_vector_as_a_group(tmp_path: Path) -> None:
     manifest = prepared(tmp_path, write(tmp_path, {**LOG, "emb": VECTORS}), vectors={"emb": D}, fill={"emb.*": 0.5})
     assert manifest.fills == dict.fromkeys(NAMES, 0.5)
@@ -237,7 +265,7 @@ WRONG = {
     r"its numbers are features as vectors: \{emb: 2\}",
     "categorical": r"column 'tags' \(categorical\).*as vectors: \{tags: LENGTH\}",
     "size": r"column 'emb' has 2 numbers in each row, where vectors states 3; write vectors: \{emb: 2\}",
-    "text": r"column 'q' \(vectors\) should hold lists of numbers and is string",
+    "number": r"column 'price' \(vectors\) should hold lists of numbers, or their text and is double",
     "absent": r"no column 'embs' \(vectors\).*'emb'",
     "taken": r"column 'f\.0' has the name of a feature of vectors; rename it, or drop it there",
 }
@@ -249,7 +277,7 @@ WRONG = {
         ("features", {"features": ["emb"]}),
         ("categorical", {"categorical": ["tags"]}),
         ("size", {"vectors": {"emb": 3}}),
-        ("text", {"vectors": {"q": 3}}),
+        ("number", {"vectors": {"price": 3}}),
         ("absent", {"similarities": {"dot": [["embs", "emb"]]}}),
         ("taken", {"vectors": {"f": 1}}),
     ],

@@ -45,7 +45,7 @@ class InitConfig(Config):
     file: str
     """A file, a directory or a pattern, in any format of `source.kind: items`."""
     out: str | None = None
-    """Directory for the configs; by default one with the name of the file, here."""
+    """Directory for the configs, not in that of the log; by default one with the name of the file, here."""
     query: str | None = None
     """Column with the query id, instead of the guess."""
     item: str | None = None
@@ -67,10 +67,10 @@ def init(config: InitConfig) -> None:
     """Look at a log, and write prepare.yaml and, if it has labels and several periods, those of later commands.
 
     Raises:
-        InputError: the log cannot be read, no column looks like the query's, or configs are there already.
+        InputError: the log cannot be read, no column looks like the query's, configs are there already, or are to lie
+            among the files of the log.
     """
-    stem = PurePosixPath(config.file.rstrip("/")).name.partition(".")[0]
-    out = config.out or re.sub(r"[^\w.-]", "-", stem).lstrip("-") or "log"  # a leading dash would be an option
+    out = _place(config)
     for path in (storage.join(out, f"{name}.yaml") for name in _WRITES):  # before anything is read
         if storage.exists(path):  # it may have been edited
             raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
@@ -115,6 +115,22 @@ def init(config: InitConfig) -> None:
         log.info("init: %s", reason)
     for name in (each for each in _WRITES if each in texts and each not in _LATER):
         _say_next(name, out)
+
+
+def _place(config: InitConfig) -> str:
+    """The directory of the configs, which is not in that of the log: the next command would take all for rows.
+
+    Raises:
+        InputError: it is.
+    """
+    stem = PurePosixPath(config.file.rstrip("/")).name.partition(".")[0]
+    out = config.out or re.sub(r"[^\w.-]", "-", stem).lstrip("-") or "log"  # a leading dash would be an option
+    log_at = storage.absolute(config.file).rstrip("/")
+    if config.out is None and storage.absolute(out) == log_at:
+        out += "-ranker"
+    if f"{storage.absolute(out)}/".startswith(f"{log_at}/"):
+        raise InputError(f"{out}: it lies in {config.file}, whose files are the log; set --out to a place beside it")
+    return out
 
 
 def _say_next(name: str, out: str) -> None:

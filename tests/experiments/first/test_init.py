@@ -419,3 +419,18 @@ def test_vectors_of_another_length_are_counted_among_the_rows_that_cannot_be_use
     job.run()
     rules = open_dataset(job.out).manifest.accounting.rules
     assert rules == {"unparsable": sum(i % 40 == 1 and i % 50 != 0 for i in range(len(log)))}
+
+
+def test_configs_never_lie_among_the_files_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logs").mkdir()
+    shopping_log(60).to_csv(tmp_path / "logs" / "a.csv", index=False)
+    for out in ("logs", "logs/configs"):
+        with pytest.raises(InputError, match=f"{out}: it lies in logs, whose files are the log; set --out"):
+            init(InitConfig(file="logs", out=out))
+    init(InitConfig(file="logs"))
+    assert [path.name for path in (tmp_path / "logs").iterdir()] == ["a.csv"]
+    load(PrepareJob, "logs-ranker/prepare.yaml").run()
+    monkeypatch.chdir(tmp_path / "logs")
+    with pytest.raises(InputError, match=r"it lies in \., whose files are the log"):
+        init(InitConfig(file="."))
