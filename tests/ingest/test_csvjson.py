@@ -26,7 +26,7 @@ from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.prepare import prepare
-from ltrscale.ingest.profile import dialect_of, first_columns
+from ltrscale.ingest.profile import dialect_of, files_of, first_columns
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
 from ltrscale.ingest.tables import Join
 
@@ -382,10 +382,10 @@ def test_nan_of_json_is_a_missing_value_of_any_type(tmp_path: Path) -> None:
     assert rejection.line == 51
     assert block.columns["meta_c"].to_pylist() == ["a NaN, b" if i % 2 else None for i in range(50)] + [None]
     assert np.isnan(block.features_NF).mean(axis=0).tolist() == pytest.approx([18 / 51, 26 / 51])
-    looked_at = {column.name: column for column in first_columns([str(path)], Dialect(), 1000)}
+    looked_at = {column.name: column for column in first_columns(files_of([str(path)], Dialect()), Dialect(), 1000)}
     assert [(looked_at[name].missing, looked_at[name].bad) for name in "fc"] == [(18 / 51, 0), (26 / 51, 0)]
     pq.write_table(pa.table({"q": ["a"] * 3, "f": [1.0, np.nan, None]}), tmp_path / "log.parquet")
-    [_, column] = first_columns([str(tmp_path / "log.parquet")], Dialect(), 1000)
+    [_, column] = first_columns(files_of([str(tmp_path / "log.parquet")], Dialect()), Dialect(), 1000)
     assert (column.missing, column.bad) == (2 / 3, 0)
 
 

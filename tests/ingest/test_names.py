@@ -52,13 +52,12 @@ def test_roles_are_the_same_in_ten_languages_and_without_names(language: str, sh
         assert {role for role, choice in found.choices.items() if choice.doubt} == {"label"}
 
 
-words = st.text(string.ascii_lowercase[9:], min_size=3, max_size=6).filter(lambda word: not label_points(word))
+nonsense = st.text(string.ascii_lowercase[9:], min_size=3, max_size=6).filter(lambda word: not label_points(word))
+eight = st.lists(nonsense, min_size=8, max_size=8, unique_by=plain_name)
 
 
 @settings(max_examples=8, deadline=None)
-@given(
-    st.lists(words, min_size=8, max_size=8, unique_by=plain_name), st.integers(0, 3), st.randoms(use_true_random=False)
-)
+@given(eight, st.integers(0, 3), st.randoms(use_true_random=False))
 def test_nonsense_names_and_any_order_of_columns_give_the_same_roles(names: list[str], seed: int, random) -> None:  # type: ignore[no-untyped-def]
     names = [f"{name}{number}" for number, name in enumerate(names)]  # no word of any language
     log = made(seed).rename(columns=dict(zip(LANGUAGES["English"], names, strict=True)))

@@ -25,8 +25,9 @@ from ltrscale.ingest.csvjson import Dialect
 from ltrscale.ingest.guess import guess
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
-from ltrscale.ingest.profile import first_columns, read_structure
+from ltrscale.ingest.profile import files_of, first_columns
 from ltrscale.ingest.roles import structured
+from ltrscale.ingest.structure import read_structure
 
 N = 6
 USES = {"query": "q", "label": "y"}
@@ -142,7 +143,7 @@ def test_a_column_of_any_type_is_a_feature_or_left_out(rows: Callable[[], Any], 
 def guessed_of(table: pa.Table, path: Path) -> None:
     """What `jobs.init` does of the columns of a file."""
     pq.write_table(table, path)
-    columns = first_columns([str(path)], Dialect(), 1000)
+    columns = first_columns(files_of([str(path)], Dialect()), Dialect(), 1000)
     seen = read_structure([str(path)], structured(columns), Dialect())
     found = guess(columns, seen, USES, "log")
     assert found.query.name == "q"
