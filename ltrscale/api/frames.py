@@ -120,9 +120,11 @@ def _of_pandas(rows: Any) -> pa.Table:
     changed |= {i: kind.subtype for i, kind in kinds.items() if str(kind).startswith("Sparse")}
     columns = {i: rows.iloc[:, i].astype(changed[i]) if i in changed else rows.iloc[:, i] for i in kinds}
     kept = [i for i, column in columns.items() if column.dtype.kind != "c"]
-    with _one_type("X"):
-        arrays = [pa.Array.from_pandas(columns[i]) for i in kept]
-    return pa.table(arrays, [str(rows.columns[i]) for i in kept])
+    arrays, names = [], [str(name) for name in rows.columns]
+    for i in kept:
+        with _one_type(f"X: column {names[i]} of type {kinds[i]}"):
+            arrays.append(pa.Array.from_pandas(columns[i]))
+    return pa.table(arrays, [names[i] for i in kept])
 
 
 def _exports_arrow(rows: Any) -> bool:

@@ -24,7 +24,7 @@ from ltrscale.errors import InputError
 from ltrscale.progress import called, log
 from ltrscale.runtime.credentials import refuse_credentials, refuse_files
 from ltrscale.runtime.dashboard import address_of, attempt_details, connected, follow, state
-from ltrscale.runtime.snapshot import Snapshot, snapshot
+from ltrscale.runtime.sent_copy import SentCopy, sent_copy
 
 _POLL_S = 1.0
 _PATIENCE_S = 60.0
@@ -243,12 +243,12 @@ def _sent(folder: str | None, job: Submission) -> Iterator[dict[str, str]]:
             f"working_dir: {folder} is no directory; name the checkout, or null if the nodes have the jobs"
         )
     names = [os.path.relpath(file, folder) for file in job.files]
-    with snapshot(Path(folder), [name for name in names if not name.startswith("..")]) as taken:
+    with sent_copy(Path(folder), [name for name in names if not name.startswith("..")]) as taken:
         _check_copy(folder, taken, job)
         yield {"working_dir": str(taken.folder)}
 
 
-def _check_copy(folder: str, taken: Snapshot, job: Submission) -> None:
+def _check_copy(folder: str, taken: SentCopy, job: Submission) -> None:
     """Check that what is sent has the job and its configs, and no credentials."""
     sent = taken.sent
     refuse_files(Path(folder), sent, taken.folder)

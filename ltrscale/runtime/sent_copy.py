@@ -19,7 +19,7 @@ _PACKAGES = ("jobs", "ltrscale")
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class SentCopy:
     """A copy of what is sent."""
 
     folder: Path
@@ -31,7 +31,7 @@ class Snapshot:
 
 
 @contextmanager
-def snapshot(folder: Path, configs: Collection[str]) -> Iterator[Snapshot]:
+def sent_copy(folder: Path, configs: Collection[str]) -> Iterator[SentCopy]:
     """A copy of a directory while the block runs: of what git tracks there, or else of all that is not ignored.
 
     Data sets and other outputs of jobs are left out, and named.
@@ -52,7 +52,7 @@ def snapshot(folder: Path, configs: Collection[str]) -> Iterator[Snapshot]:
         log.warning("not sent: %s, as it is the output of a job; give it a place that every node sees", folder / output)
     with storage.scratch.directory() as copy:
         _copy(folder, copy, [name for name in names if not any(name.startswith(f"{output}/") for output in outputs)])
-        yield Snapshot(copy, ray_internals.working_directory(copy), rule)
+        yield SentCopy(copy, ray_internals.working_directory(copy), rule)
 
 
 def _git(folder: Path, *options: str) -> list[str]:

@@ -8,7 +8,7 @@ from changing_folders import a_writer, by_git
 
 from ltrscale.progress import log
 from ltrscale.runtime import ray_internals
-from ltrscale.runtime.snapshot import snapshot
+from ltrscale.runtime.sent_copy import sent_copy
 
 FILES = {
     ".gitignore": "/runs/\n__pycache__/\n",
@@ -42,7 +42,7 @@ def test_of_a_repository_it_is_what_git_tracks_and_new_source(tmp_path: Path, ca
     by_git(tmp_path)
     write(tmp_path, LATER)
     (tmp_path / "jobs" / "gone.py").unlink()
-    with caplog.at_level(logging.INFO, logger=log.name), snapshot(tmp_path, ["notes/mine.yaml"]) as taken:
+    with caplog.at_level(logging.INFO, logger=log.name), sent_copy(tmp_path, ["notes/mine.yaml"]) as taken:
         assert set(taken.sent) == SHIPPED | {"jobs/new.py", "notes/mine.yaml"}
         assert (taken.folder / "notes" / "mine.yaml").read_text() == "out: x"
     assert [line.partition(",")[0] for line in caplog.messages if line.startswith("not sent")] == [
@@ -53,7 +53,7 @@ def test_of_a_repository_it_is_what_git_tracks_and_new_source(tmp_path: Path, ca
 
 def test_without_git_it_is_what_is_not_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, {**FILES, **LATER})
-    with caplog.at_level(logging.INFO, logger=log.name), snapshot(tmp_path, []) as taken:
+    with caplog.at_level(logging.INFO, logger=log.name), sent_copy(tmp_path, []) as taken:
         assert set(taken.sent) == SHIPPED | {"jobs/gone.py", "jobs/new.py", "notes/mine.yaml", "shop/clicks.csv"}
     named = [line.partition(",")[0] for line in caplog.messages if line.startswith("not sent")]
     assert named == [f"not sent: {tmp_path}/shop/{name}" for name in ("data", "models")]
@@ -63,7 +63,7 @@ def test_a_checkout_that_another_repository_ignores_is_no_repository(tmp_path: P
     write(tmp_path, {"README": "", ".gitignore": "/vendor/\n"})
     by_git(tmp_path)
     write(tmp_path / "vendor", FILES)
-    with snapshot(tmp_path / "vendor", []) as taken:
+    with sent_copy(tmp_path / "vendor", []) as taken:
         assert set(taken.sent) > SHIPPED
 
 
@@ -74,6 +74,6 @@ def test_it_stands_still_while_others_write(tmp_path: Path, git: bool) -> None:
         by_git(tmp_path)
     with a_writer(tmp_path):
         for _ in range(20):
-            with snapshot(tmp_path, []) as taken:
+            with sent_copy(tmp_path, []) as taken:
                 assert set(taken.sent) >= SHIPPED
                 assert ray_internals.working_directory(taken.folder) == taken.sent
