@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import german_shop
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -32,6 +33,14 @@ def shop_log(folder: Path) -> Path:
     """The shop of `tests/shop.py`: shuffled, rival ids, a bad stamp, broken rows."""
     shop.weeks(1, 3, 60).to_csv(folder / "log.csv", index=False)
     return folder / "log.csv"
+
+
+def german_shop_log(folder: Path) -> Path:
+    """The log of `tests/german_shop.py`, a file for each of three weeks: only the later ones have the discount."""
+    (folder / "logs").mkdir()
+    for number in (5, 6, 7):
+        german_shop.write(german_shop.week(number, 60), folder / "logs" / f"2026-W{number:02d}.csv")
+    return folder / "logs"
 
 
 def baskets(folder: Path) -> Path:
@@ -200,6 +209,7 @@ def _shared(*parts: str) -> Callable[[Path], Path]:
 
 LOGS: dict[str, tuple[str, Callable[[Path], Path]]] = {
     "shop": ("made: shuffled CSV, rival ids, broken rows", shop_log),
+    "German shop": ("made: `;`, decimal commas, files of weeks, a late column, embeddings", german_shop_log),
     "hotels": ("made: as Expedia's searches", hotels),
     "events": ("made: a row for each view, cart, purchase", events),
     "baskets": ("made: as Ta-Feng's, customers by day", baskets),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import german_shop
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
@@ -37,9 +38,9 @@ def told(text: str) -> dict[str, list[str]]:
     return {job: shlex.split(words) for words, job in found}
 
 
-def checked(config: Path) -> None:
+def checked(config: Path, known_after: str = "page_seconds") -> None:
     """Settle the marked lines: what is known only after the click goes, every other guess is right."""
-    lines = [line for line in config.read_text().splitlines() if "- page_seconds # CHECK" not in line]
+    lines = [line for line in config.read_text().splitlines() if f"- {known_after} # CHECK" not in line]
     config.write_text("\n".join(line.partition(" # CHECK")[0] for line in lines) + "\n")
 
 
@@ -89,6 +90,27 @@ def test_from_the_log_to_ranked_items_and_through_two_weeks(tmp_path: Path) -> N
     skewed = run(tmp_path, *predict, "--set", "max_rejected=0.03")
     assert "list_price" in skewed
     assert scores_alone(tmp_path, "export", "logs/W13.csv") == predicted(tmp_path / "shop" / "W13")
+
+
+def test_a_german_shop_from_its_files_to_the_next_week(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    for number in range(1, 13):
+        folder = tmp_path / "logs" if number < 12 else tmp_path
+        german_shop.write(german_shop.week(number, 400), folder / f"W{number:02d}.csv")
+    after_init = run(tmp_path, "-m", "jobs.init", "logs")
+    config = tmp_path / "logs-ranker" / "prepare.yaml"
+    checked(config, "verweildauer")
+    written = config.read_text()
+    for role in ("query: such_nr", "item: artikel_nr", "label: gekauft", "gain: umsatz_cent", "positions: rang"):
+        assert f"      {role}" in written
+    assert "bild_vektor: 8" in written
+    assert 'optional: ["rabatt"]' in written
+    assert "verweildauer" not in written
+    assert " 0 rejected (none)" in run(tmp_path, *told(after_init)["prepare"])
+    after_pipeline = run(tmp_path, *told(after_init)["pipeline"], *QUICK)
+    weekly = ["W12.csv" if word == "NEW_ROWS" else word for word in told(after_pipeline)["weekly"]]
+    run(tmp_path, *weekly)
+    assert json.loads((tmp_path / "logs-ranker" / "weekly" / "service.json").read_text())["period"] == "2026-W12"
 
 
 def predicted(folder: Path) -> dict[tuple[str, str], float]:
