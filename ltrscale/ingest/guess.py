@@ -69,6 +69,12 @@ class Guess:
         return tuple(column for column in self.readable if column.lacking)
 
     @property
+    def moving(self) -> list[str]:
+        """The features that differ between earlier and later files, as patterns of their names."""
+        made = (*self.dates, *self.vectors)
+        return [f"{column.name}.*" if column in made else column.name for column in self.optional]
+
+    @property
     def readable(self) -> tuple[LogColumn, ...]:
         """The columns that features are made of."""
         return (*self.features, *self.categorical, *self.dates, *self.vectors)

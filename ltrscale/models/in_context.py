@@ -88,7 +88,7 @@ class Documents(NamedTuple):
         if labels_BN is None:
             nothing_BN = functions_BNX.new_zeros(functions_BNX.shape[:2])
             return Documents(functions_BNX, offsets_Q1, nothing_BN, nothing_BN, nothing_BN)
-        gains_BN = exponential_gain(labels_BN.clamp(max=_HIGHEST)).float()
+        gains_BN = exponential_gain(labels_BN.clamp(max=_HIGHEST), waits=False).float()
         totals_BN = list_means(gains_BN, offsets_Q1) * lengths_N(offsets_Q1)
         grades_BN = labels_BN.float() / labels_BN.float().amax(1, keepdim=True).clamp(min=1)
         targets_BN = gains_BN / totals_BN.clamp(min=1e-6)

@@ -479,7 +479,8 @@ def test_every_training_records_how_its_rows_were_read(home: Path, trees: str, n
     relabel = {"steps": [{"kind": "labelled_fraction", "fraction": 0.9}]}
     validate(RelabelJob, {**relabelled, "relabel": relabel}, "test").run()
     defaults = {"time_format": ["iso"], "time_zone": "UTC", "quotes": True, "decimal": ".", "encoding": "utf-8"}
-    wanted = {"kind": "items", "columns": {**COLUMNS, **defaults, "period": "week"}, "joins": []}
+    defaults |= {"period": "week", "unjudged": "reject"}
+    wanted = {"kind": "items", "columns": {**COLUMNS, **defaults}, "joins": []}
     several = {"gbdt": {**TREES, "feature_fraction": 0.7}, "ensemble": {"candidates": 2}}
     for name, job, settings in (
         ("several", GBDTJob, several),

@@ -105,7 +105,7 @@ def init(config: InitConfig) -> None:
         score = engine_score([each.name for each in guessed.features])
         runs, notes = first_runs(out, counted.plan, score, size, counted.queries_told_apart)
         texts |= runs
-        texts["weekly"] = weekly_text(out, counted.plan.unit)
+        texts["weekly"] = weekly_text(out, counted.plan.unit, guessed.moving)
     if clicks := clicks_text(out, guessed):
         texts["clicks"] = clicks
     _write(out, texts)

@@ -7,7 +7,7 @@ from other logs only; the study's report has those of this one.
 import math
 import shlex
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ltrscale import storage
@@ -27,7 +27,7 @@ from ltrscale.experiments.first.pipeline import (
     period_range,
     pipeline_text,
 )
-from ltrscale.experiments.first.quoting import escaped, plain_yaml
+from ltrscale.experiments.first.quoting import escaped, flow, plain_yaml
 from ltrscale.progress import called
 
 _METHOD = "trees"
@@ -226,8 +226,14 @@ evaluate:
 """
 
 
-def weekly_text(out: str, unit: str) -> str:
-    """The config of what `jobs.weekly` does with each new period of a unit such as `week`."""
+def weekly_text(out: str, unit: str, moving: Sequence[str] = ()) -> str:
+    """The config of what `jobs.weekly` does with each new period of a unit such as `week`.
+
+    Args:
+        out: the directory of the configs.
+        unit: the unit of periods.
+        moving: features that differ from training, such as those that later files have.
+    """
     places = {
         "out": "weekly",
         "pipeline": "pipeline.yaml",
@@ -235,7 +241,9 @@ def weekly_text(out: str, unit: str) -> str:
     }
     paths = {key: plain_yaml(storage.join(out, place)) for key, place in places.items()}
     config = escaped(shlex.quote(storage.join(out, "weekly.yaml")))
-    return _WEEKLY.format(method=_METHOD, unit=unit, weekly=called("weekly"), config=config, **paths)
+    return _WEEKLY.format(
+        method=_METHOD, unit=unit, weekly=called("weekly"), config=config, moving=flow([*moving]), **paths
+    )
 
 
 _WEEKLY = """\
@@ -257,7 +265,7 @@ bounds:
   refuse: worse # a model that is shown to be worse; unproven: one that is not shown to be as good, which takes groups
   margin: 0.005
   feature_psi: 5 # a feature that differs more from training is taken for a fault, such as prices in cents
-  moving: [] # features that may differ, such as the weekday
+  moving: {moving} # features that may differ, such as the weekday, or one that only later files have
   expected: [] # features that rank nearly alone, and are known when the list is shown; others of that kind are refused
 
 refit: false # true: what goes into service learns from the newest {unit}s too, after the gate has said yes
