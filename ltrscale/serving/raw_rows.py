@@ -215,12 +215,10 @@ class RawRows:
         text, decimal = value.strip(" \t"), self.recipe["csv"]["decimal"]
         if decimal != ".":
             text = text.replace(".", "?").replace(decimal, ".")
-        if _NUMBER.fullmatch(text):
-            return _nearest(float(text), Decimal(text))
-        word = _NO_NUMBER.fullmatch(text)
-        if word is None:
+        found = _number_of(text)
+        if found is None:
             raise RowError(f"column {name!r} is not a number ({value!r})")
-        return math.nan if word[2][0] in "nN" else math.copysign(math.inf, -1 if word[1] == "-" else 1)
+        return found
 
     def _joined(
         self, join: Mapping[str, Any], table: Mapping[str, list[Any]] | None, values: Mapping[str, Any], row: Any
@@ -405,15 +403,19 @@ def _listed(name: str, text: str) -> list[float]:
     """The numbers of a text such as [0.5, -2e3], in single precision; NaN for what is none."""
     if not _LIST.fullmatch(text):
         raise RowError(f"column {name!r} is not a list of numbers ({text!r})")
-    found = []
     inner = text.strip(" \t\r\n")[1:-1].strip(" \t\r\n")
-    for part in _BETWEEN.split(inner) if inner else ():
-        word = None if _NUMBER.fullmatch(part) else _NO_NUMBER.fullmatch(part)
-        if word is None:
-            found.append(_nearest(float(part), Decimal(part)) if _NUMBER.fullmatch(part) else math.nan)
-        else:
-            found.append(math.nan if word[2][0] in "nN" else math.copysign(math.inf, -1 if word[1] == "-" else 1))
-    return found
+    numbers = map(_number_of, _BETWEEN.split(inner) if inner else ())
+    return [math.nan if number is None else number for number in numbers]
+
+
+def _number_of(text: str) -> float | None:
+    """The number in single precision that is nearest to a text; None for any other text."""
+    if _NUMBER.fullmatch(text):
+        return _nearest(float(text), Decimal(text))
+    word = _NO_NUMBER.fullmatch(text)
+    if word is None:
+        return None
+    return math.nan if word[2][0] in "nN" else math.copysign(math.inf, -1 if word[1] == "-" else 1)
 
 
 def _single(value: float) -> float:
