@@ -210,9 +210,13 @@ def test_what_comes_short_is_never_taken_for_the_whole(
     assert proxy.failed > len(reads)
     environment.setenv(PATIENCE, "0.5")
     proxy.match = lambda method, _: method in ("GET", "POST")
-    for name, (read, _) in reads.items():  # all of them
-        with pytest.raises(InputError), storage.named_errors(url):
-            pytest.fail(f"{name}: {read()!r}")
+    for name, (read, expected) in reads.items():  # all of them
+        with contextlib.suppress(InputError), storage.named_errors(url):
+            whole = (
+                read()
+            )  # memory may still hold the end of a page from before: then its checksum says that it is whole
+            assert name == "row groups", name
+            assert whole == expected
 
 
 @pytest.mark.s3

@@ -8,7 +8,7 @@ Shapes: Q labelled groups of a row group.
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal, Self, TypeVar
 
 import numpy as np
@@ -174,15 +174,14 @@ def _any_between(
 def _each_row_group(url: str, function: Callable[[pq.ParquetFile, int], T], column: str) -> list[T]:
     """What a function finds in each row group of a file."""
     filesystem, path = storage.arrow_filesystem(url)
-
-    def read() -> list[T]:
-        with filesystem.open_input_file(path) as source:
-            file = pq.ParquetFile(source, page_checksum_verification=True)
-            return [function(file, number) for number in range(file.num_row_groups)]
-
+    # a row group's columns are one request, repeated alone: a busy store that refuses some never answers all in a row
+    pre_buffer = not storage.is_local(url)
     try:
-        with storage.named_errors(url):
-            return storage.patiently(read)
+        with storage.named_errors(url), storage.patiently(lambda: filesystem.open_input_file(path)) as source:
+            file = storage.patiently(
+                lambda: pq.ParquetFile(source, pre_buffer=pre_buffer, page_checksum_verification=True)
+            )
+            return [storage.patiently(partial(function, file, number)) for number in range(file.num_row_groups)]
     except (pa.ArrowException, UnicodeDecodeError, KeyError) as error:
         raise InputError(
             f"{url}: its column {column!r} cannot be read ({error}); prepare the data set again"

@@ -206,11 +206,13 @@ def test_names_of_tables_of_texts_add_no_key(names: Sequence[str]) -> None:
     }
     tables["pairs"][score] = [i / 7 for i in range(36)]
     with TemporaryDirectory() as folder:
+        log, out = Path(folder, "log"), Path(folder, "out")
+        log.mkdir()
         for name, table in tables.items():
             rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
-            Path(folder, f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        init(InitConfig(file=folder, out=str(Path(folder, "out"))))
-        config = yaml.safe_load(Path(folder, "out", "prepare.yaml").read_text(encoding="utf-8"))["prepare"]
+            (log / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        init(InitConfig(file=str(log), out=str(out)))
+        config = yaml.safe_load((out / "prepare.yaml").read_text(encoding="utf-8"))["prepare"]
     source, tokens = config["source"], config["source"]["columns"].pop("tokens")
     assert {*config} == {"inputs", "source"}
     assert {*source} == {"kind", "joins", "columns"}
