@@ -7,9 +7,9 @@ files of its database are the real ones here.
 import json
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -23,6 +23,7 @@ from mlflow.utils.proto_json_utils import message_to_json, parse_dict
 
 _API = "/api/2.0/mlflow/"
 _MOST_RUNS = 10_000
+_DONE_EACH_TIME = {"gate", "tune", "weekly"}
 
 
 class TrackingServer:
@@ -52,11 +53,21 @@ class TrackingServer:
         self._server.server_close()
 
     def tracked_twice(self) -> list[str]:
-        """The outputs of which there are several runs, with their stages."""
+        """The outputs of which a run was begun anew where an earlier one should go on, with their stages.
+
+        A run that has finished may be followed by one of the same origin only where the job does its work each time.
+        """
         experiments = [str(each.experiment_id) for each in self._store.search_experiments()]
         runs = self._store.search_runs(experiments, "", ViewType.ALL, _MOST_RUNS)
-        counts = Counter(f"{run.data.tags['out']} ({run.data.tags['stage']})" for run in runs)
-        return sorted(output for output, count in counts.items() if count > 1)
+        again: set[str] = set()
+        places: dict[str, list[Any]] = {}
+        for run in sorted(runs, key=lambda run: run.info.start_time):
+            places.setdefault(run.data.tags["place"], []).append(run)
+        for earlier, later in (pair for of_place in places.values() for pair in pairwise(of_place)):
+            stage, is_same = later.data.tags["stage"], earlier.data.tags["origin"] == later.data.tags["origin"]
+            if is_same and (earlier.info.status != "FINISHED" or stage not in _DONE_EACH_TIME):
+                again.add(f"{later.data.tags['out']} ({stage})")
+        return sorted(again)
 
 
 def _experiment_by_name(store: Any, asked: Any) -> Any:

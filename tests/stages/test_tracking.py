@@ -402,6 +402,10 @@ def test_a_run_of_other_settings_is_another_and_the_one_before_is_over(server: T
     run(tmp_path / "next", steps(1, 3), width=3)
     assert [found.info.status for found in runs(server)] == ["KILLED", "FINISHED", "FINISHED", "FINISHED"]
     assert [history(server, found.info.run_id) for found in runs(server)[1:]] == [losses(1, 3)] * 3
+    assert server.tracked_twice() == []
+    (out / "manifest.json").unlink()
+    run(out, steps(1, 3), width=3)
+    assert server.tracked_twice() == [f"{out} (example)"], "chaos looks for such runs"
 
 
 @pytest.mark.usefixtures("unhurried")
