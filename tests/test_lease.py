@@ -141,14 +141,14 @@ def test_a_dead_holder_of_this_machine_is_replaced_at_once_and_swept(url: str, m
 
 def test_only_what_a_dead_holder_has_left_is_taken_over(url: str) -> None:
     with storage.hold(url, only_left=True) as before:
-        assert (before, storage.held()) == ((), ())
+        assert (before, storage.share_leases()) == ((), ())
     with other_process(url) as process:
         with storage.hold(url, only_left=True) as before:
-            assert (before, storage.held()) == ((), ()), "at once, though it is running there"
+            assert (before, storage.share_leases()) == ((), ()), "at once, though it is running there"
         process.kill()
         process.wait()
         with storage.hold(url, only_left=True) as before:
-            assert len(before) == len(storage.held()) == 1
+            assert len(before) == len(storage.share_leases()) == 1
     assert leases.LEASE not in below(url)
 
 
@@ -237,7 +237,7 @@ def test_a_lease_that_is_renewed_does_not_lapse(url: str) -> None:
 def test_a_process_that_acts_for_the_holder_is_fenced_with_it(tmp_path: Path) -> None:
     url = str(tmp_path / "out")
     with storage.hold(url):
-        (lease,) = storage.held()
+        (lease,) = storage.share_leases()
         assert lease == storage.writers.covering(f"{url}/period=a")
         assert storage.writers.covering(f"{url}-b") is None
         (tmp_path / "out" / leases.LEASE).write_text(json.dumps({"token": "other"}))
@@ -245,7 +245,7 @@ def test_a_process_that_acts_for_the_holder_is_fenced_with_it(tmp_path: Path) ->
             commit(f"{url}/period=a", "x")
         with pytest.raises(storage.LeaseLost):
             storage.check_lease(f"{url}/period=b")
-    assert storage.held() == ()
+    assert storage.share_leases() == ()
 
 
 @pytest.mark.usefixtures("quick")
@@ -256,7 +256,7 @@ def test_a_damaged_lease_lapses_like_one_of_a_dead_host(tmp_path: Path) -> None:
         (tmp_path / leases.LEASE).write_text(text)
         with storage.hold(url) as before:
             storage.sweep(url, before)
-            assert json.loads((tmp_path / leases.LEASE).read_text())["token"] == storage.held()[0].token
+            assert json.loads((tmp_path / leases.LEASE).read_text())["token"] == storage.share_leases()[0].token
         assert not (tmp_path / leases.LEASE).exists()
 
 

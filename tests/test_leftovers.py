@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -178,6 +179,46 @@ class Killed:
             assert found_in(tmp_path / str(change)) == twin, f"killed before change {change}"
             change += self.every
         return change
+
+
+def helped(out: str) -> None:
+    """What a helper does whose result never arrives: its file is in place, and nobody takes it over."""
+    with storage.Commit(out, helping=True) as helper:
+        with helper.file("part-{hash}.txt") as path:
+            path.write_text("help")
+        helper.leave()
+
+
+@pytest.mark.parametrize("ends", ["well", "by an error"])
+def test_what_helpers_have_left_goes_with_the_work(tmp_path: Path, ends: str) -> None:
+    """Also where the lease was given back in order, so that no later holder looks for leftovers."""
+    out = str(tmp_path / "out")
+    kept: list[str] = []
+    with suppress(ZeroDivisionError), holding(out):
+        leases = storage.share_leases()
+        assert len(leases) == 1
+        for period in "ab":  # directories that the lease covers
+            helped(f"{out}/period={period}")
+        with holding(out):
+            pass
+        assert len(found_in(tmp_path / "out")) > 2, "the end of a block within another is not the end of the work"
+        commit(f"{out}/period=a", "committed")
+        with storage.Commit(out) as unfinished:
+            with unfinished.file("unfinished/{hash}.npy") as path:
+                path.write_text("half")
+            unfinished.save({"turn": 1})
+        with suppress(KeyError), storage.Commit(f"{out}/refused") as refused:
+            with refused.file("part-{hash}.txt") as path:
+                path.write_text("in quarantine")
+            kept.append(refused.files[0].path)
+            refused.keep(kept)
+            raise KeyError
+        if ends == "by an error":
+            raise ZeroDivisionError
+    left = {path.relative_to(out).as_posix() for path in Path(out).rglob("*") if path.suffix in (".txt", ".npy")}
+    of_a = {name for name in left if name.startswith("period=a/")}
+    assert len(of_a) == 1
+    assert left == of_a | {unfinished.files[0].path, *(f"refused/{name}" for name in kept)}
 
 
 @pytest.mark.slow

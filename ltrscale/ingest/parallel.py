@@ -105,7 +105,7 @@ class UnitsOnRay:
         return self._write(i, start, returning)
 
     def _write(self, i: int, start: UnitStart, returning: NDArray[np.uint64]) -> Call:
-        arguments = (self.work, self.units[i], start, returning, storage.held())
+        arguments = (self.work, self.units[i], start, returning, storage.share_leases())
         return Call(_write, arguments, str(self.units[i]), partial(self._wrote, i))
 
     def _surveyed(self, i: int, survey: Survey) -> None:

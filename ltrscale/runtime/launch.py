@@ -65,7 +65,7 @@ def launch(work: Work, *, workers: WorkersConfig, report: Report, regroups: bool
         InputError: a worker raised one.
         Stopped: this process was asked to stop.
     """
-    work = _Holding(work, storage.held())
+    work = _Holding(work, storage.share_leases())
     if under_torchrun.is_running():
         under_torchrun.lead(work, report, workers.hang_s)
     elif _needs_ray(workers):

@@ -261,7 +261,7 @@ def _ray_dataset(plan: Plan) -> Any:
         warnings.simplefilter("ignore", RayDeprecationWarning)  # for the only way to set max_task_retries
         dataset = ray.data.from_items(list(range(n)), override_num_blocks=n).map_batches(
             _Actor,
-            fn_constructor_args=([shared], storage.held()),
+            fn_constructor_args=([shared], storage.share_leases()),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=min(workers.number, n)),
             num_cpus=workers.cpus,

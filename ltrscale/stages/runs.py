@@ -70,12 +70,24 @@ def _git(*arguments: str) -> str | None:
 def holding(out: str, *, only_left: bool = False) -> Iterator[bool]:
     """Hold an output directory while the block runs; yields whether it removed the leftovers of a dead holder.
 
-    See `storage.hold`, also for `only_left`.
+    See `storage.hold`, also for `only_left`. Leftovers of processes that helped are removed at the end.
     """
+    within = storage.is_held(out)  # whoever holds it may not have committed yet what its helpers have written
     with storage.hold(out, only_left=only_left) as before:
         if before:
             storage.sweep(out, before)
-        yield bool(before)
+        try:
+            yield bool(before)
+        except BaseException:
+            with suppress(InputError):  # a store that fails here too: the first error is the one to report
+                _end(out, within=within)
+            raise
+        _end(out, within=within)
+
+
+def _end(out: str, *, within: bool) -> None:
+    if not within:
+        storage.sweep_helpers(out)
 
 
 def record_folder(out: str) -> str | None:

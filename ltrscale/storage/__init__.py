@@ -25,6 +25,7 @@ from ltrscale.storage.committed import (
     read_manifest,
     read_verified,
     sweep,
+    sweep_helpers,
     withdraw,
     withdraw_below,
 )
@@ -69,15 +70,16 @@ from ltrscale.storage.names import (
 )
 from ltrscale.storage.parts import read_part, sizes_in
 from ltrscale.storage.patience import PATIENCE, patiently
-from ltrscale.storage.writers import Lease, held, join_leases
+from ltrscale.storage.writers import Lease, is_held, join_leases, share_leases
 
 __all__ = [
     "HIDDEN_MANIFEST", "HIDDEN_RUN", "MANIFEST", "PATIENCE", "RUN", "WHEN_BUSY", "Commit", "Lease", "LeaseLost",
     "Placed", "absolute", "are_hashes", "arrow_filesystem", "at_once", "below", "check_entries", "check_lease",
     "check_links", "check_listed_paths", "check_scheme", "children", "clock_ahead_s", "create_exclusively",
-    "delta_options", "exists", "filesystem", "fingerprint", "heeds_conditions", "held", "hold", "is_disk_full",
-    "is_fault", "is_local", "is_whole", "join", "join_leases", "list_files", "listed_file", "listed_in", "listed_path",
+    "delta_options", "exists", "filesystem", "fingerprint", "heeds_conditions", "hold", "is_disk_full", "is_fault",
+    "is_held", "is_local", "is_whole", "join", "join_leases", "list_files", "listed_file", "listed_in", "listed_path",
     "local_path", "named_errors", "open_input", "parse_manifest", "patiently", "period_name", "read_bytes",
     "read_if_there", "read_manifest", "read_part", "read_verified", "remove", "remove_with_folders", "scratch",
-    "sha256", "size", "sizes_below", "sizes_in", "swap", "sweep", "withdraw", "withdraw_below", "write_bytes",
+    "sha256", "share_leases", "size", "sizes_below", "sizes_in", "swap", "sweep", "sweep_helpers", "withdraw",
+    "withdraw_below", "write_bytes",
 ]  # fmt: skip

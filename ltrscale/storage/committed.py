@@ -260,12 +260,25 @@ def sweep(url: str, tokens: Collection[str]) -> None:
         _log.info("%s: removed %d files that an earlier writer had left", url, len(orphans))
 
 
-def _orphans(url: str, leftovers: Sequence[str]) -> list[str]:
+def sweep_helpers(url: str) -> None:
+    """Delete what processes that act for this one, the holder of a directory, have left and nobody has taken over.
+
+    A helper may have died after its file was in place. Call it at the end of the work, when no helper runs any more.
+    """
+    if (place := writers.place(url)) not in writers.SHARED:
+        return
+    left_there = writers.left_by([writers.HELD[place].token])
+    leftovers = [name for name in files.below(url) if left_there.search(name)]
+    for name in _orphans(url, leftovers, also=(KEPT,)):
+        files.remove_with_folders(names.listed_file(url, name), url)
+
+
+def _orphans(url: str, leftovers: Sequence[str], *, also: Sequence[str] = ()) -> list[str]:
     """Those of some files that no manifest above them lists."""
     listed, unknown = set[str](), list[str]()
     for folder in {folder for name in leftovers for folder in _folders(name)}:
         try:
-            listed.update(f"{folder}{path}" for path in _listed_at(join(url, folder)))
+            listed.update(f"{folder}{path}" for path in _listed_at(join(url, folder), also=also))
         except UnavailableError:
             raise
         except InputError as error:
@@ -291,9 +304,9 @@ def _folders(name: str) -> list[str]:
     return ["".join(f"{part}/" for part in parts[:i]) for i in range(len(parts) + 1)]
 
 
-def _listed_at(url: str) -> set[str]:
-    """The files that the manifests of a directory list, and its unfinished work."""
-    documents = (read_manifest(url, name) for name in (MANIFEST, HIDDEN_MANIFEST, UNFINISHED))
+def _listed_at(url: str, *, also: Sequence[str] = ()) -> set[str]:
+    """The files that the manifests of a directory, its unfinished work and documents of other names list."""
+    documents = (read_manifest(url, name) for name in (MANIFEST, HIDDEN_MANIFEST, UNFINISHED, *also))
     return {name for document in documents for name in names_in(url, document)}
 
 

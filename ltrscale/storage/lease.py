@@ -88,6 +88,7 @@ def hold(url: str, *, only_left: bool = False) -> Iterator[tuple[str, ...]]:
         yield previous
     finally:
         del writers.HELD[place]
+        writers.SHARED.discard(place)
         holder.over.set()
         renewer.join()
         holder.release()

@@ -23,11 +23,19 @@ class Lease:
 
 HELD: dict[str, Lease] = {}
 """The leases that this process holds or acts for, by `place`."""
+SHARED: set[str] = set()
+"""The places of those that `share_leases` has given to other processes."""
 
 
-def held() -> tuple[Lease, ...]:
-    """The leases that this process holds or acts for; a process that it starts elsewhere joins them (`join_leases`)."""
+def share_leases() -> tuple[Lease, ...]:
+    """The leases that this process holds or acts for, for a process that it starts elsewhere, which joins them."""
+    SHARED.update(HELD)
     return tuple(HELD.values())
+
+
+def is_held(url: str) -> bool:
+    """Whether this process holds the lease of this very directory, or acts for its holder."""
+    return place(url) in HELD
 
 
 def join_leases(leases: Iterable[Lease]) -> None:
@@ -38,7 +46,7 @@ def join_leases(leases: Iterable[Lease]) -> None:
 def covering(url: str) -> Lease | None:
     """The lease of the nearest directory at or above `url` that this process holds or acts for."""
     url = place(url)
-    above = [lease for lease in held() if f"{url}/".startswith(f"{lease.url}/")]
+    above = [lease for lease in HELD.values() if f"{url}/".startswith(f"{lease.url}/")]
     return max(above, key=lambda lease: len(lease.url), default=None)
 
 
