@@ -31,7 +31,7 @@ from ltrscale.signals import ending_on_signal
 Job = tuple[type[Any], Callable[[Any], object]]
 """The class of a job's config, and the function that is called with one."""
 VERBS = {
-    "from a log to a ranker": ("init", "prepare", "auto", "pipeline", "study", "crossval", "weekly", "config"),
+    "from a log to a ranker": ("init", "prepare", "auto", "pipeline", "study", "weekly", "config"),
     "data": ("simulate", "relabel", "match", "clicks"),
     "models": (
         "pretrain", "finetune", "train_gbdt", "tune", "stack", "distill", "refit", "contrast", "pretrain_in_context",
@@ -40,6 +40,8 @@ VERBS = {
     "serving and operating": ("predict", "score", "export", "register", "submit", "doctor", "runs", "bench"),
 }  # fmt: skip
 """The jobs by what they are for; each is a module of that name."""
+_GONE = {"crossval": "pipeline has the key folds; write what was below `pipeline` beside it"}
+"""Former jobs, with what does their work."""
 _AS_MODULE = "python -m jobs."
 CONFIGS = Path(__file__).with_name("configs")
 """The configs that come with the jobs."""
@@ -354,7 +356,8 @@ def command(name: str) -> Command:
     """
     names = [each for group in VERBS.values() for each in group]
     if name not in names:
-        raise InputError(f"{name}: no such job; {suggestion(name, names, 'the jobs are')}")
+        instead = _GONE.get(name) or suggestion(name, names, "the jobs are")
+        raise InputError(f"{name}: no such job; {instead}")
     module = importlib.import_module(f"jobs.{name}")
     if hasattr(module, "__path__"):
         module = importlib.import_module(f"jobs.{name}.__main__")

@@ -1,9 +1,12 @@
 r"""From raw log to evaluated comparison: prepare, train every method with every seed, evaluate.
 
-Stages that are up to date are skipped.
+Stages that are up to date are skipped. With `folds` it runs on each fold of a collection, where `{fold}` in a text
+stands for the name of the fold, and summarises all folds.
 
   python -m jobs.pipeline --config jobs/configs/start/demo.yaml \
       --set out=runs/mine --set 'seeds=[0]'
+  python -m jobs.pipeline --config jobs/configs/results/crossval-letor.yaml \
+      --set 'folds=[Fold1, Fold2]' --set out=runs/two-folds
 """
 
 from jobs.cli import Command, Job, main
@@ -16,7 +19,7 @@ def _job() -> Job:
 
 
 _KEYS = """
-out data prepare synthetic relabel
+out folds data prepare relabel
 splits.train.periods splits.train.labelled_fraction splits.validation.periods splits.test.periods splits.gap
 seeds methods methods.NAME.gbdt methods.NAME.pretrain.method methods.NAME.pretrain.augment
 methods.NAME.pretrain.epochs methods.NAME.pretrained_as methods.NAME.finetune.loss

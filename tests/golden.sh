@@ -38,7 +38,7 @@ job pipeline --config configs/mq2008.yaml
 job prepare --config configs/prepare-mq2008.yaml
 job pipeline --config configs/mq2008-stack.yaml seeds="[0]"
 job pipeline --config configs/semi-mq2008.yaml seeds="[0]"
-job crossval --config configs/self-trained-mq2008.yaml pipeline.seeds="[0]"
+job pipeline --config configs/self-trained-mq2008.yaml seeds="[0]"
 job finetune --config configs/teacher-mq2008.yaml
 job distill --config configs/distill-demo.yaml
 job relabel --config configs/relabel-clicks-mq2008.yaml

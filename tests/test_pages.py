@@ -41,8 +41,8 @@ AFTER = {
     "trees": "guide",
     "scoring": "distillation",
 }
-# Pages of several whole comparisons, and of what tests of the same commands show, which run at night.
-LONG = {"methods", "cross-encoder", "distributed", "study", "operating", "tuning"}
+# The pages that a newcomer reads; all others run at night, for tests run the same jobs.
+BY_DAY = {"README", "quick-start", "guide", "own-data"}
 # Commands, by page and first words, that are read only (tests/test_readme.py).
 LEFT_OUT = {
     ("README", "make test"): "it runs this file",
@@ -58,7 +58,10 @@ LEFT_OUT = {
     ("tuning", "python -m jobs.prepare --config jobs/configs/data/prepare-news.yaml"): "the same",
     ("tuning", "python -m jobs.tune --config jobs/configs/start/tune-lightgbm.yaml --set"): "the same",
     ("auto", "python -m jobs.auto"): "5 and 90 minutes; tests/experiments/auto/test_auto.py has half of one",
-    ("guide", "python -m jobs.crossval"): "five folds with twenty methods each",
+    (
+        "guide",
+        "python -m jobs.pipeline --config jobs/configs/results/crossval-letor.yaml",
+    ): "five folds of twenty methods",
     ("watching", "prometheus"): "it is a server for a cluster; tests/cluster/test_prometheus.py starts it",
     ("distributed", "docker build"): "it needs a builder of images",
 }
@@ -224,7 +227,7 @@ def has_run(page: str) -> set[str]:
     return jobs | has_run(before)
 
 
-@pytest.mark.parametrize("page", [nightly(page) if page in LONG else page for page in IN_ORDER])
+@pytest.mark.parametrize("page", [page if page in BY_DAY else nightly(page) for page in IN_ORDER])
 def test_commands_run(checkout: Callable[[str], Path], page: str) -> None:
     wrong = checkout(page) / "wrong"
     assert not wrong.exists(), wrong.read_text()

@@ -27,7 +27,7 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.devices import Device
 from ltrscale.errors import InputError
-from ltrscale.processor import Turns
+from ltrscale.processor import Timings
 from ltrscale.progress import log
 from ltrscale.stages.runs import environment
 
@@ -102,5 +102,5 @@ def _figure(ratio: float | None) -> str:
         return ""
     if isinstance(ratio, int):
         return f"{ratio:,}"
-    turns = ratio.turns if isinstance(ratio, Turns) else ()
+    turns = ratio.turns if isinstance(ratio, Timings) else ()
     return f"{ratio:.2f}" + (f" ({min(turns):.2f}-{max(turns):.2f})" if len(turns) > 1 else "")

@@ -18,7 +18,7 @@ from torch import Tensor
 from jobs.bench.measure import Row, mslr_lengths, peak_bytes
 from ltrscale.batch import to_offsets
 from ltrscale.config import by_kind
-from ltrscale.processor import Turns, cpu_seconds
+from ltrscale.processor import Timings, cpu_seconds
 from ltrscale.ranking import pairwise
 from ltrscale.ranking.choices import LossConfig
 from ltrscale.ranking.loss import Loss as RankingLoss
@@ -117,7 +117,7 @@ def _against_lightgbm() -> list[Row]:
         squared = _booster("regression", scores_N, labels_N, offsets_Q1)
         work = _work(loss, scores_N, labels_N, offsets_Q1)
         seconds, round_seconds, other_seconds = cpu_seconds(work, lambdarank.update, squared.update, repeats=15)
-        peer_seconds = Turns([a - b for a, b in zip(round_seconds.turns, other_seconds.turns, strict=True)])
+        peer_seconds = Timings([a - b for a, b in zip(round_seconds.turns, other_seconds.turns, strict=True)])
         row = Row(
             name=f"LambdaRank, {pairs}: documents per CPU second, ours / LightGBM's objective",
             ratio=peer_seconds / seconds,

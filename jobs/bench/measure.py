@@ -20,7 +20,7 @@ from ltrscale import storage
 from ltrscale.data.dataset.commits import commit_dataset
 from ltrscale.data.dataset.manifest import Feature, Manifest
 from ltrscale.data.dataset.writer import Compression, DatasetWriter
-from ltrscale.processor import Turns, cpu_seconds
+from ltrscale.processor import Timings, cpu_seconds
 from ltrscale.progress import log
 
 _LOOK_S = 0.003
@@ -46,7 +46,7 @@ class Row:
     at_least: bool = True
 
 
-def quiet_cpu_seconds(*works: Callable[[], object], repeats: int) -> list[Turns]:
+def quiet_cpu_seconds(*works: Callable[[], object], repeats: int) -> list[Timings]:
     """As `cpu_seconds`, for works that log their progress: only their warnings appear."""
     level = log.level
     log.setLevel(logging.WARNING)

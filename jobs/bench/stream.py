@@ -19,7 +19,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.plan import canonical_streams
 from ltrscale.data.stream.readers import read_direct
-from ltrscale.processor import Turns
+from ltrscale.processor import Timings
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.on_ray import read_with_ray
 
@@ -60,7 +60,7 @@ def _compare(selection: Selection, compression: str) -> Row:
 
     # the first round warms the file cache
     rates = [(_documents_per_second(ours), _documents_per_second(peer)) for _ in range(_ROUNDS + 1)][1:]
-    our_rate, scan_rate = map(Turns, zip(*rates, strict=True))
+    our_rate, scan_rate = map(Timings, zip(*rates, strict=True))
     return Row(
         name=f"ragged batches / pyarrow scan ({compression})",
         ratio=our_rate / scan_rate,

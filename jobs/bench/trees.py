@@ -15,7 +15,7 @@ from ltrscale.bundle import Bundle
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
-from ltrscale.processor import Turns, cpu_seconds
+from ltrscale.processor import Timings, cpu_seconds
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 
@@ -117,7 +117,7 @@ def _time(folder: str) -> Row:
         peer.append(time.process_time() - middle)
     return Row(
         name="trees: training time, from a data set / from a matrix",
-        ratio=Turns(ours) / Turns(peer),
+        ratio=Timings(ours) / Timings(peer),
         goal=1.05,
         at_least=False,
         ours=f"{median(ours):.1f} CPU-s",

@@ -4,6 +4,9 @@ Every method is trained once for each seed, which determines the sample of label
 data order. All methods of a seed see the same labelled groups. Stages that are up to date are skipped, so a pipeline
 that was stopped, or whose config changed in one place, runs only the remaining stages.
 
+With `folds` the whole runs once for each fold of a collection, below `out/FOLD`, and a summary compares the methods
+over the test groups of all folds.
+
 The commands that come next, as the jobs print them; they run as they are printed.
 """
 
@@ -11,12 +14,12 @@ import re
 import shlex
 import typing
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from ltrscale import bundle, storage
-from ltrscale.config import Config
+from ltrscale.config import Config, validate
 from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.selection import select
@@ -27,18 +30,28 @@ from ltrscale.derive.rewrite import column_names
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, correction_of
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.studies.folds import Crossval, document, summarise_folds
 from ltrscale.experiments.methods.base import AnyMethod, MethodName, SeedRun, check_methods
 from ltrscale.experiments.methods.choices import Method, with_preset
 from ltrscale.experiments.refit import RefitJob, RefitSettings
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.progress import called, log
+from ltrscale.progress import Report, called, log
+from ltrscale.reports.findings import print_report
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers
 from ltrscale.simulate.synthetic import SyntheticLogConfig
 from ltrscale.stages.runs import recorded
+from ltrscale.stages.stage import Origin, OutputUrl, Settings, Stage
 from ltrscale.storage import join
 from ltrscale.training.presets import Preset
+
+FOLD = "{fold}"
+"""Stands for the name of the fold in a pipeline's texts."""
+_SUMMARY = "summary"
+
+FoldName = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
+"""Also a directory's name."""
 
 
 class LearnFrom(Config):
@@ -56,7 +69,10 @@ class PipelineConfig(Config):
 
     out: str
     """Directory for everything: `data/`, `matched/`, `relabelled/`, `learn-from/NAME/`, `seed-0/METHOD/...`,
-    `evaluation/report.md`, `final/METHOD`."""
+    `evaluation/report.md`, `final/METHOD`; with folds all of these below `FOLD/`, and `summary/report.md`."""
+    folds: tuple[FoldName, ...] = ()
+    """Names of a collection's folds, such as [Fold1, Fold2, Fold3, Fold4, Fold5]: all is done for each of them, with
+    its name in place of `{fold}` in every text, and a summary compares over all."""
     synthetic: SyntheticLogConfig | None = None
     """Make a synthetic log and prepare it."""
     prepare: PrepareConfig | None = None
@@ -93,6 +109,14 @@ class PipelineConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
+    def _has_no_pipeline(cls, values: Any) -> Any:
+        """Configs of jobs.crossval had another form."""
+        if isinstance(values, Mapping) and "pipeline" in values:
+            raise ValueError("pipeline: write what is below it beside folds; jobs.crossval is jobs.pipeline with folds")
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
     def _one_preset_for_all(cls, values: Any) -> Any:
         """Methods without a preset have that of the comparison."""
         if not isinstance(values, Mapping) or values.get("preset") not in typing.get_args(Preset):
@@ -125,7 +149,22 @@ class PipelineConfig(Config):
             self.refit.check(self.methods)
             if self.refit.test and self.splits.test is None:
                 raise ValueError("refit.test: there is no test split to learn from; leave it out")
+        self._check_folds()
         return self
+
+    def _check_folds(self) -> None:
+        if not self.folds:
+            return
+        if self.splits.test is None:
+            raise ValueError("splits.test: folds are compared on test groups; name them")
+        if not 1 < len(set(self.folds)) == len(self.folds) or any(fold.startswith(_SUMMARY) for fold in self.folds):
+            raise ValueError(f"folds need two or more different names that do not begin with {_SUMMARY}")
+        values = self.model_dump(exclude={"out", "folds"})
+        if _with_fold(values, self.folds[0]) == _with_fold(values, self.folds[1]):
+            raise ValueError(
+                f"no text has {FOLD}, so that all folds would be the same; write it where the folds differ, such as "
+                f"prepare.inputs: data/MQ2008/{FOLD}/train.txt"
+            )
 
     def run(self) -> None:
         """Prepare, relabel, train every method with every seed, evaluate; skips stages that are up to date.
@@ -134,7 +173,57 @@ class PipelineConfig(Config):
             InputError: as the stages; for a split that cannot be read, before anything is trained.
         """
         with recorded(self.out, self, "pipeline"), cluster_for(self.workers):  # one cluster for all stages
-            _run(self)
+            if not self.folds:
+                _run(self)
+                return
+            for fold in self.folds:
+                log.info("fold %s", fold)
+                self.of_fold(fold).run()
+            summaries = [self._summarised(column) for column in self.evaluate_on]
+        for out in summaries:
+            print_report(out, document(Crossval.read(out)))
+
+    def of_fold(self, fold: str) -> "PipelineConfig":
+        """The pipeline of one fold."""
+        values = _with_fold(self.model_dump(exclude={"out", "folds"}), fold)
+        return validate(PipelineConfig, {**values, "out": join(self.out, fold)}, f"fold {fold}")
+
+    def _summarised(self, column: LabelColumn) -> str:
+        name = evaluation_on(column)
+        out = join(self.out, name.replace("evaluation", _SUMMARY))
+        evaluations = {fold: join(self.out, fold, name) for fold in self.folds}
+        FoldSummary(out=out, evaluations=evaluations, seed=self.evaluate.seed).run()
+        return out
+
+
+class FoldSummary(Stage):
+    """Summarise the evaluations of all folds."""
+
+    stage: ClassVar = "crossval"
+    evaluations: dict[str, OutputUrl]
+    """Directory of each fold's evaluation."""
+    seed: int
+
+    def identity(self) -> Settings:
+        """The folds in their order, the evaluation of each, and the seed of the intervals."""
+        return {"folds": [*self.evaluations], "evaluations": [*self.evaluations.values()], "seed": self.seed}
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Summarise, and commit the report."""
+        summarise_folds(self.evaluations, self.out, seed=self.seed, made_by=origin, report=report)
+
+
+def _with_fold(value: Any, fold: str) -> Any:
+    """The value with the fold's name in place of `{fold}` in all its texts."""
+    match value:
+        case str():
+            return value.replace(FOLD, fold)
+        case dict():
+            return {key: _with_fold(item, fold) for key, item in value.items()}
+        case list() | tuple():
+            return [_with_fold(item, fold) for item in value]
+        case _:
+            return value
 
 
 def _run(config: PipelineConfig) -> None:

@@ -14,7 +14,7 @@ from ltrscale.config import kind_of, members, validate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.statistics.crossed import crossed_means
 from ltrscale.evaluation.studies.folds import Crossval
-from ltrscale.experiments.crossval import CrossvalJob
+from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.ranking.choices import MetricConfig
 
 FOLDS = ("Fold1", "Fold2", "Fold3")
@@ -44,24 +44,22 @@ def settings(folder: Path) -> dict[str, Any]:
     return {
         "out": str(folder / "out"),
         "folds": FOLDS,
-        "pipeline": {
-            "prepare": {
-                "source": {"kind": "letor", "n_features": 3},
-                "inputs": [{"path": str(folder / "{fold}" / f"{part}.txt"), "period": part} for part in parts],
-            },
-            "splits": {"train": {"periods": "train"}, "validation": {"periods": "vali"}, "test": {"periods": "test"}},
-            "seeds": [0, 1],
-            "methods": {
-                "one_tree": {"kind": "gbdt", "gbdt": {**trees, "num_trees": 1, "feature_fraction": 0.4}},
-                "gbdt": {"kind": "gbdt", "gbdt": {**trees, "num_trees": 20, "feature_fraction": 0.7}},
-            },
-            "evaluate": {"baseline": "one_tree", "policy": "letor4", "resamples": 300, "ndcg_at": [1, 5]},
+        "prepare": {
+            "source": {"kind": "letor", "n_features": 3},
+            "inputs": [{"path": str(folder / "{fold}" / f"{part}.txt"), "period": part} for part in parts],
         },
+        "splits": {"train": {"periods": "train"}, "validation": {"periods": "vali"}, "test": {"periods": "test"}},
+        "seeds": [0, 1],
+        "methods": {
+            "one_tree": {"kind": "gbdt", "gbdt": {**trees, "num_trees": 1, "feature_fraction": 0.4}},
+            "gbdt": {"kind": "gbdt", "gbdt": {**trees, "num_trees": 20, "feature_fraction": 0.7}},
+        },
+        "evaluate": {"baseline": "one_tree", "policy": "letor4", "resamples": 300, "ndcg_at": [1, 5]},
     }
 
 
-def config(folder: Path, **changes: Any) -> CrossvalJob:
-    return validate(CrossvalJob, {**settings(folder), **changes}, "crossval")
+def config(folder: Path, **changes: Any) -> PipelineConfig:
+    return validate(PipelineConfig, {**settings(folder), **changes}, "folds")
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +136,9 @@ def test_the_comparison_is_over_all_test_groups(done: tuple[Path, Crossval, list
 @pytest.mark.slow
 def test_draws_of_labels_are_crossed_with_the_groups_of_their_fold(tmp_path: Path) -> None:
     write_folds(tmp_path)
-    changes = settings(tmp_path)["pipeline"]
-    changes["splits"]["train"] |= {"labelled_fraction": 0.5}
-    config(tmp_path, pipeline={**changes, "seeds": range(5)}).run()
+    splits = settings(tmp_path)["splits"]
+    splits["train"] |= {"labelled_fraction": 0.5}
+    config(tmp_path, splits=splits, seeds=range(5)).run()
     found = Crossval.read(str(tmp_path / "out" / "summary"))
     for metric, comparison in found.methods[1].pooled.comparisons.items():
         values = {}
@@ -199,15 +197,15 @@ def test_only_what_changed_is_run_again(done: tuple[Path, Crossval, list[str]], 
     assert all(name.startswith("Fold3/") for name in three[:-1])
     assert three[-1] == "summary"
     assert written_directories(config(again, folds=FOLDS[::-1])) == ["summary"]
-    pipeline = settings(again)["pipeline"]
-    pipeline["methods"]["gbdt"]["gbdt"]["num_trees"] = 10
-    changed = written_directories(config(again, pipeline=pipeline))
+    methods = settings(again)["methods"]
+    methods["gbdt"]["gbdt"]["num_trees"] = 10
+    changed = written_directories(config(again, methods=methods))
     models = [f"{fold}/seed-{seed}/gbdt/model" for fold in FOLDS for seed in (0, 1)]
     assert set(changed) == {*models, *(f"{fold}/evaluation" for fold in FOLDS), "summary"}
 
 
 def test_the_place_of_the_fold_is_filled_in_everywhere(tmp_path: Path) -> None:
-    given = config(tmp_path).of("Fold2")
+    given = config(tmp_path).of_fold("Fold2")
     assert [entry.path for entry in given.prepare.inputs] == [
         str(tmp_path / "Fold2" / f"{part}.txt") for part in ("train", "vali", "test")
     ]
@@ -217,13 +215,9 @@ def test_the_place_of_the_fold_is_filled_in_everywhere(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_each_kind_of_labels_has_a_summary(tmp_path: Path) -> None:
     write_folds(tmp_path)
-    pipeline = settings(tmp_path)["pipeline"]
-    pipeline |= {
-        "seeds": [0],
-        "relabel": {"steps": [{"kind": "implicit_feedback", "copies": 2}]},
-        "evaluate_on": ["labels", "relevance"],
-    }
-    written_directories(config(tmp_path, folds=FOLDS[:2], pipeline=pipeline))
+    relabel = {"steps": [{"kind": "implicit_feedback", "copies": 2}]}
+    changes = {"seeds": [0], "relabel": relabel, "evaluate_on": ["labels", "relevance"]}
+    written_directories(config(tmp_path, folds=FOLDS[:2], **changes))
     on_labels, on_relevance = (Crossval.read(str(tmp_path / "out" / f"summary{name}")) for name in ("", "-relevance"))
     for found, name in ((on_labels, "evaluation"), (on_relevance, "evaluation-relevance")):
         for i, fold in enumerate(FOLDS[:2]):
@@ -234,16 +228,19 @@ def test_each_kind_of_labels_has_a_summary(tmp_path: Path) -> None:
 
 
 def test_bad_settings_are_named(tmp_path: Path) -> None:
-    plain = settings(tmp_path)["pipeline"]
-    same = {**plain, "prepare": {**plain["prepare"], "inputs": "data/train.txt"}}
+    plain = settings(tmp_path)
+    same = {**plain["prepare"], "inputs": "data/train.txt"}
     for changes, message in (
-        ({"folds": ["Fold1", "Fold1"]}, "folds need different names that do not begin with summary"),
-        ({"folds": ["Fold1", "summary"]}, "folds need different names that do not begin with summary"),
-        ({"folds": ["Fold1"]}, "at least 2 items"),
+        ({"folds": ["Fold1", "Fold1"]}, "folds need two or more different names that do not begin with summary"),
+        ({"folds": ["Fold1", "summary"]}, "folds need two or more different names that do not begin with summary"),
+        ({"folds": ["Fold1"]}, "folds need two or more different names"),
         ({"folds": ["a/b", "c"]}, r"folds\.0: String should match pattern"),
-        ({"pipeline": same}, r"no text of pipeline has \{fold\}, so that all folds would be the same"),
-        ({"pipeline": {**plain, "out": "runs"}}, "pipeline.out: leave it out"),
-        ({"pipeline": {**plain, "sedes": [1]}}, "did you mean 'pipeline.seeds'"),
+        ({"prepare": same}, r"no text has \{fold\}, so that all folds would be the same"),
+        (
+            {"splits": {**plain["splits"], "test": None}, "evaluate": {}},
+            "splits.test: folds are compared on test groups",
+        ),
+        ({"pipeline": {"seeds": [1]}}, "pipeline: write what is below it beside folds"),
     ):
         with pytest.raises(InputError, match=message):
             config(tmp_path, **changes)

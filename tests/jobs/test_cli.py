@@ -22,7 +22,6 @@ from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.experiments.auto.auto import AutoConfig
-from ltrscale.experiments.crossval import CrossvalJob
 from ltrscale.experiments.distill import DistillJob
 from ltrscale.experiments.methods.stack import StackJob
 from ltrscale.experiments.methods.trees import GBDTMethod
@@ -118,7 +117,6 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "prepare": PrepareJob,
         "relabel": RelabelJob,
         "match": MatchJob,
-        "crossval": CrossvalJob,
         "distill": DistillJob,
         "distributed": PretrainJob,
         "pretrain": PretrainJob,
@@ -129,7 +127,6 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "score": ScoreJob,
         "predict": PredictJob,
         "stack": StackJob,
-        "self": CrossvalJob,
         "study": StudyConfig,
         "gate": GateJob,
         "weekly": WeeklyJob,

@@ -19,7 +19,6 @@ from waiting import wait_until
 from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
-from ltrscale.experiments.crossval import CrossvalJob
 from ltrscale.experiments.distill import DistillJob
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import StudyConfig
@@ -143,7 +142,7 @@ COMPARED: dict[str, Any] = {
     ("job", "cls", "settings"),
     [
         ("pipeline", PipelineConfig, COMPARED),
-        ("crossval", CrossvalJob, {"folds": ["a", "b"], "pipeline": {**COMPARED, "data": "{fold}"}}),
+        ("pipeline", PipelineConfig, {**COMPARED, "folds": ["a", "b"], "data": "{fold}"}),
         ("study", StudyConfig, {**COMPARED, "grid": [{"labelled": [8]}]}),
         (
             "distill",

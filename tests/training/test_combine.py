@@ -22,7 +22,6 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.studies.folds import Crossval
 from ltrscale.evaluation.studies.study import Study
-from ltrscale.experiments.crossval import CrossvalJob
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study import StudyConfig
 from ltrscale.scoring.score import ScoreJob
@@ -154,7 +153,7 @@ def test_a_study_has_its_line(synthetic_dataset: str, feature: str, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_crossvalidation_compares_with_it(tmp_path: Path) -> None:
+def test_a_comparison_on_folds_has_it(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for fold in ("Fold1", "Fold2"):
         for part in ("train", "vali", "test"):
@@ -170,14 +169,12 @@ def test_a_crossvalidation_compares_with_it(tmp_path: Path) -> None:
     values = {
         "out": str(tmp_path / "out"),
         "folds": ["Fold1", "Fold2"],
-        "pipeline": {
-            "prepare": {"source": {"kind": "letor", "n_features": 2}, "inputs": inputs},
-            "splits": {"train": {"periods": "train"}, "validation": {"periods": "vali"}, "test": {"periods": "test"}},
-            "methods": methods,
-            "evaluate": {"baseline": "second", "resamples": 100},
-        },
+        "prepare": {"source": {"kind": "letor", "n_features": 2}, "inputs": inputs},
+        "splits": {"train": {"periods": "train"}, "validation": {"periods": "vali"}, "test": {"periods": "test"}},
+        "methods": methods,
+        "evaluate": {"baseline": "second", "resamples": 100},
     }
-    validate(CrossvalJob, values, "test").run()
+    validate(PipelineConfig, values, "test").run()
     first, second = Crossval.read(str(tmp_path / "out" / "summary")).methods
     assert first.folds["ndcg@5"].mean == 1, "labels are a threshold of the first feature"
     assert second.folds["ndcg@5"].mean < 0.9

@@ -69,7 +69,7 @@ class Crossval(Findings):
     """`metrics.json` of a cross-validation."""
 
     called: ClassVar = "a cross-validation"
-    made_by_job: ClassVar = "jobs.crossval"
+    made_by_job: ClassVar = "jobs.pipeline"
     folds: dict[str, int]
     """Test groups of each fold, by its name."""
     trials: int
