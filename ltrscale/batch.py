@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ltrscale.layout import UNKNOWN, Chunks, layout, tell
+from ltrscale.layout import UNKNOWN, Chunks, layout, register
 
 
 def group_index(offsets_Q1: Tensor, documents: int | None = None) -> Tensor:
@@ -340,11 +340,11 @@ class QueryGroups:
         return self.features_NF, self.offsets_Q1, self.labels_N, self.ids_Q, *of_documents
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "QueryGroups":
-        """The same groups on another device, which is told how its lists lie."""
+        """The groups moved to a device, with their list layout registered."""
         moved = self.map(lambda values: values.to(device, non_blocking=non_blocking))
         for here, there in zip(self.offsets(), moved.offsets(), strict=True):
             if there is not here:
-                tell(there, layout(here).offsets_Q1)
+                register(there, layout(here).offsets_Q1)
         if moved.positions_N is not None and moved.offsets_Q1 is not self.offsets_Q1:
             layout(moved.offsets_Q1).unplaced = self.first_unplaced()
         return moved

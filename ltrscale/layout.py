@@ -1,9 +1,10 @@
 """Where the lists of a batch lie: known on the CPU, from which index tensors are made once and sent to the device.
 
 A GPU must not be asked for a length: the host would wait until all work before the question is done. So whoever moves
-offsets to a device tells their values (`tell`), and whatever follows from them alone (the group of each document, lists
-of similar length padded to blocks) is made on the CPU and kept as long as the offsets live. Reading ahead makes it in
-its own thread (`ListLayout.make`). Offsets of which nobody told are copied to the CPU, which costs one wait.
+offsets to a device registers their values (`register`). Whatever follows from the values alone (the group of each
+document, lists of similar length padded to blocks) is computed on the CPU and kept as long as the offsets live; the
+thread that reads ahead computes it (`ListLayout.make`). Offsets that are not registered are copied to the CPU first,
+and the host waits for that copy.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; S slots of all chunks, of which chunk has M lists with L slots each.
 """
@@ -186,15 +187,15 @@ class ListLayout:
 
     def one_list(self) -> Tensor:
         """Offsets of all documents as one group, shape [2]."""
-        return self._tell(self.offsets_Q1[[0, -1]])
+        return self._registered(self.offsets_Q1[[0, -1]])
 
     def repeated(self, times: int) -> Tensor:
         """Offsets of this many copies of the batch, one after the other."""
-        return self._tell(np.concatenate([[0], np.tile(self.lengths_Q, times).cumsum()]))
+        return self._registered(np.concatenate([[0], np.tile(self.lengths_Q, times).cumsum()]))
 
     def kept(self, k: int) -> Tensor:
         """Offsets of the groups if each keeps its first k documents."""
-        return self._tell(np.concatenate([[0], np.minimum(self.lengths_Q, k).cumsum()]))
+        return self._registered(np.concatenate([[0], np.minimum(self.lengths_Q, k).cumsum()]))
 
     def kept_rows(self, k: int) -> Tensor:
         """The first k documents of each group, shape [T]."""
@@ -203,7 +204,7 @@ class ListLayout:
 
     def with_places(self, number: int) -> Tensor:
         """Offsets of the groups with this many places more for documents of other groups, where there are such."""
-        return self._tell(self._with_places(number)[0])
+        return self._registered(self._with_places(number)[0])
 
     def sources(self, number: int) -> Tensor:
         """What stands in the groups of `with_places`, [2, M].
@@ -224,7 +225,7 @@ class ListLayout:
 
     def longer(self) -> Tensor:
         """Offsets of the same groups with one row more each."""
-        return self._tell(self.offsets_Q1 + np.arange(len(self.offsets_Q1)))
+        return self._registered(self.offsets_Q1 + np.arange(len(self.offsets_Q1)))
 
     def chunks(self, budget: int, quadratic: bool) -> Chunks:
         """See `ltrscale.batch.length_chunks`."""
@@ -247,8 +248,8 @@ class ListLayout:
         indices = order_G, np.minimum(rows_S, last_S), rows_S <= last_S, slots_N
         return Chunks(shapes or ((0, 1),), *map(self._send, indices))
 
-    def _tell(self, offsets_Q1: NDArray[np.int64]) -> Tensor:
-        return told(offsets_Q1, self.device)
+    def _registered(self, offsets_Q1: NDArray[np.int64]) -> Tensor:
+        return registered_offsets(offsets_Q1, self.device)
 
     def _send(self, values: NDArray[Any]) -> Tensor:
         return send(values, self.device)
@@ -266,15 +267,15 @@ _LAYOUTS = WeakTensorKeyDictionary()
 """The layouts of offsets that are alive, by the identity of the tensor."""
 
 
-def tell(offsets_Q1: Tensor, values_Q1: NDArray[np.int64]) -> None:
-    """Say what values offsets on a device have, so that nobody needs to ask the device."""
+def register(offsets_Q1: Tensor, values_Q1: NDArray[np.int64]) -> None:
+    """Register the values of offsets on a device, so that nothing needs to be copied back from it."""
     _LAYOUTS[offsets_Q1] = ListLayout(values_Q1, offsets_Q1.device)
 
 
-def told(values_Q1: NDArray[np.int64], device: torch.device) -> Tensor:
-    """Offsets on a device that have these values, of which nobody needs to ask it; on a CPU they share the memory."""
+def registered_offsets(values_Q1: NDArray[np.int64], device: torch.device) -> Tensor:
+    """Offsets on a device with registered values; on a CPU they share the memory."""
     offsets_Q1 = send(values_Q1, device)
-    tell(offsets_Q1, values_Q1)
+    register(offsets_Q1, values_Q1)
     return offsets_Q1
 
 

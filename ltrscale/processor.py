@@ -39,14 +39,14 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class Turns(float):
+class Timings(float):
     """A quantity measured in turns with others: their median, and the single turns in `turns`.
 
     A quotient of two is again one, turn by turn, so that a change in the machine's speed cancels out.
 
     Example:
         >>> from copy import copy
-        >>> ratio = Turns([2.0, 6.0, 3.0]) / Turns([1.0, 2.0, 3.0])
+        >>> ratio = Timings([2.0, 6.0, 3.0]) / Timings([1.0, 2.0, 3.0])
         >>> ratio, copy(ratio).turns
         (2.0, (2.0, 3.0, 1.0))
     """
@@ -63,13 +63,13 @@ class Turns(float):
         """Copies and pickles keep the turns."""
         return type(self), (self.turns,)
 
-    def __truediv__(self, other: float) -> "Turns":
+    def __truediv__(self, other: float) -> "Timings":
         """The quotient of each turn."""
-        others = other.turns if isinstance(other, Turns) else [other] * len(self.turns)
-        return Turns([a / b for a, b in zip(self.turns, others, strict=True)])
+        others = other.turns if isinstance(other, Timings) else [other] * len(self.turns)
+        return Timings([a / b for a, b in zip(self.turns, others, strict=True)])
 
 
-def cpu_seconds(*works: Callable[[], object], repeats: int = 7) -> list[Turns]:
+def cpu_seconds(*works: Callable[[], object], repeats: int = 7) -> list[Timings]:
     """Processor time (user and system) of each work on one torch thread.
 
     The works take turns, so that a change in the machine's speed affects all of them. The first turn warms up and is
@@ -77,7 +77,7 @@ def cpu_seconds(*works: Callable[[], object], repeats: int = 7) -> list[Turns]:
     """
     with one_thread():
         turns = [[_seconds(work) for work in works] for _ in range(repeats + 1)]
-    return [Turns(times) for times in zip(*turns[1:], strict=True)]
+    return [Timings(times) for times in zip(*turns[1:], strict=True)]
 
 
 def _seconds(work: Callable[[], object]) -> float:

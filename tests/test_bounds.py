@@ -13,7 +13,7 @@ from ltrscale.config import Config
 
 ROOMS = tuple(f"ltrscale.{room}." for room in ("models", "pretext", "bundle", "trees", "ranking"))
 RESULTS = {
-    "Alone",
+    "SingleFeature",
     "BundleConfig",
     "Calibration",
     "Explanation",

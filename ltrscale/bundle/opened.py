@@ -87,7 +87,7 @@ class SharedScores:
         self._newest: tuple[Tensor | None, dict[str, Tensor]] = None, {}
 
     def scorer(self, ranker: str, make: Callable[[], Scorer]) -> Scorer:
-        """The scorer of a ranker, made once, which a batch needs once; a batch is told by its offsets."""
+        """The scorer of a ranker, made once, which a batch needs once; a batch is recognised by its offsets."""
         if ranker not in self._scorers:
             self._scorers[ranker] = self._once(ranker, make())
         return self._scorers[ranker]

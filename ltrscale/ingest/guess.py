@@ -59,7 +59,7 @@ class Guess:
     vectors: tuple[LogColumn, ...] = ()
     others: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, Choice] = field(default_factory=dict)
-    """For each role that was guessed: the reasons, and the rivals."""
+    """For each role that was guessed: the reasons, and the alternatives."""
     asked: Mapping[str, str] = field(default_factory=dict)
     """A question on each feature that may be known only after users have acted."""
 
@@ -107,7 +107,7 @@ def guess(columns: Sequence[LogColumn], seen: Structure, given: Mapping[str, str
         if use in named:
             return named[use]
         whole = [each for each in candidates if not each.column.lacking]  # only features may be missing from a file
-        choice = choose_role(whole, least=_LEAST[use], rivals=2 if use == "time" else 0)
+        choice = choose_role(whole, least=_LEAST[use], alternatives=2 if use == "time" else 0)
         if choice is None:
             return None
         choices[use] = choice

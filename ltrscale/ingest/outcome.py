@@ -24,7 +24,7 @@ from ltrscale.ingest.rows import QUARANTINE, Rejection
 from ltrscale.ingest.source import Source
 from ltrscale.markdown import one_line
 from ltrscale.progress import Report, log
-from ltrscale.ranking.alone import Alone, alone
+from ltrscale.ranking.alone import SingleFeature, alone
 
 _DOCUMENTS = 100_000
 """Documents that are looked at, of lists with a relevant document; ten times as many labels are read to find these."""
@@ -32,7 +32,7 @@ _LONGEST_NAME = 64
 ASK = "is it known when the list is shown?"
 
 
-def look_alone(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[Alone]:
+def look_alone(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[SingleFeature]:
     """Look at each feature of a split alone, the best first.
 
     It reads a sample of the labelled groups: whole row groups at equal distances, about 100,000 documents. Scores that
@@ -68,7 +68,7 @@ def category_names(urls: Sequence[str]) -> dict[str, dict[int, str]]:
     return texts
 
 
-def _named(feature: Alone, names: Mapping[str, Mapping[int, str]]) -> Alone:
+def _named(feature: SingleFeature, names: Mapping[str, Mapping[int, str]]) -> SingleFeature:
     """The feature with the name of its most common code, where that is known."""
     there = feature.there
     if there is None or there.usual is None or (text := names.get(feature.name, {}).get(int(there.usual))) is None:
@@ -86,11 +86,11 @@ def _read(selection: Selection) -> QueryGroups:
     return QueryGroups.concat(parts)
 
 
-def questions(found: Sequence[Alone]) -> dict[str, str]:
+def questions(found: Sequence[SingleFeature]) -> dict[str, str]:
     """What to ask of each suspicious feature, the best first.
 
     Example:
-        >>> seconds = Alone(name="seconds", k=5, ndcg=0.97, random=0.34, lists=900, varies=1.0, there=None)
+        >>> seconds = SingleFeature(name="seconds", k=5, ndcg=0.97, random=0.34, lists=900, varies=1.0, there=None)
         >>> print(questions([seconds, seconds.replace(name="price", ndcg=0.5)])["seconds"])
         seconds alone ranks at NDCG@5 0.970 (random order 0.340, the best other feature 0.500): is it known when ...
     """
@@ -106,7 +106,7 @@ def questions(found: Sequence[Alone]) -> dict[str, str]:
     return texts
 
 
-def of_queries(found: Sequence[Alone]) -> Iterator[str]:
+def of_queries(found: Sequence[SingleFeature]) -> Iterator[str]:
     """A line on the features that are equal within every list, and one on those that name the query."""
     if equal := [feature.name for feature in found if not feature.varies and feature.lists]:
         yield (

@@ -51,7 +51,7 @@ class Choice:
     """The best column for a role, and those that come close behind."""
 
     best: Candidate
-    rivals: tuple[Candidate, ...] = ()
+    alternatives: tuple[Candidate, ...] = ()
     doubt: str = ""
     """What a reader has to check; empty where the choice is clear."""
 
@@ -78,16 +78,16 @@ def candidates(role: str, columns: Sequence[LogColumn], points: Callable[[LogCol
     return found
 
 
-def choose_role(found: Sequence[Candidate], *, least: float, rivals: int = 0) -> Choice | None:
-    """The best candidate, with those that come near as rivals; None where no one has `least` points.
+def choose_role(found: Sequence[Candidate], *, least: float, alternatives: int = 0) -> Choice | None:
+    """The best candidate, with those that come near as alternatives; None where no one has `least` points.
 
-    `rivals` are named however far they are behind.
+    `alternatives` are named however far they are behind.
 
     Example:
         >>> import pyarrow as pa
         >>> columns = [LogColumn(name, pa.string(), 9, 0, 3, False, 0, 0, 5, (), ()) for name in ("a", "b")]
         >>> found = choose_role([Candidate(columns[0], 4.0, ("one time",)), Candidate(columns[1], 3.5, ())], least=1)
-        >>> found.best.name, [rival.name for rival in found.rivals], found.doubt
+        >>> found.best.name, [alternative.name for alternative in found.alternatives], found.doubt
         ('a', ['b'], 'b is as likely')
     """
     ranked = sorted(found, key=lambda each: -each.score)
@@ -96,7 +96,7 @@ def choose_role(found: Sequence[Candidate], *, least: float, rivals: int = 0) ->
     best, runners_up = ranked[0], ranked[1:4]
     close = [each.name for each in runners_up if each.score > best.score - _CLOSE and each.score >= least]
     doubt = f"{' or '.join(close)} {'is' if len(close) == 1 else 'are'} as likely" if close else ""
-    worth = [i < rivals or each.score >= max(least, best.score - 6) for i, each in enumerate(runners_up)]
+    worth = [i < alternatives or each.score >= max(least, best.score - 6) for i, each in enumerate(runners_up)]
     return Choice(best, tuple(each for each, named in zip(runners_up, worth, strict=True) if named), doubt)
 
 

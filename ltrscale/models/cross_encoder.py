@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ltrscale.batch import QueryGroups, Tokens
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.layout import layout, send, told
+from ltrscale.layout import layout, registered_offsets, send
 from ltrscale.models.bert import Bert, BertConfig
 from ltrscale.models.layers import Encoder, EncoderSettings, FeatureEmbedding, Size, Sizes, TokenFields, hidden_layers
 
@@ -153,7 +153,7 @@ def pairs_of(groups: QueryGroups, config: CrossEncoderConfig) -> Pairs:
     n_tokens = int(bounds_P1[-1])
     shift_T, types_T, text_T = torch.stack(values).repeat_interleave(lengths, 1, output_size=n_tokens)
     places_T = shift_T + torch.arange(n_tokens, device=device)
-    offsets_N1 = told(bounds_P1[:: len(pieces)].copy(), device)
+    offsets_N1 = registered_offsets(bounds_P1[:: len(pieces)].copy(), device)
     return Pairs(torch.cat(pool)[places_T], types_T, text_T.bool(), offsets_N1)
 
 
@@ -215,7 +215,7 @@ class CrossEncoder(Encoder):
         values_N1, parts = layout(pairs.offsets_N1).offsets_Q1, []
         for first, last in pairwise([0, len(values_N1) - 1] if torch.is_grad_enabled() else _cuts(values_N1)):
             begin, end = values_N1[[first, last]].tolist()
-            offsets_M1 = told(values_N1[first : last + 1] - begin, pairs.ids_T.device)
+            offsets_M1 = registered_offsets(values_N1[first : last + 1] - begin, pairs.ids_T.device)
             h_TD = self.bert(pairs.ids_T[begin:end], pairs.types_T[begin:end], offsets_M1)
             parts.append(self.bert.pool(h_TD, offsets_M1))
         return torch.cat(parts)

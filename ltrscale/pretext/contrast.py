@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from ltrscale.batch import length_chunks
 from ltrscale.devices import block_entries
-from ltrscale.layout import Chunks, told
+from ltrscale.layout import Chunks, registered_offsets
 from ltrscale.models.layers import Encoder
 from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext.augment import MIXUPS, Augmentation, Draw, MarginalConfig, Mixup, MixupConfig
@@ -51,9 +51,9 @@ class Contrastive(Siamese):
         """See `simclr_rank`; `simclr` is the same with all documents in one group."""
         return simclr_rank(z0_NP, z1_NP, self.among(offsets_Q1), temperature=self.temperature)
 
-    def uninformed(self, rivals_N: Tensor) -> Tensor:
+    def uninformed(self, negatives_N: Tensor) -> Tensor:
         """`2 log(2L - 1)` for L documents: both views choose among 2L - 1 others."""
-        return 2 * torch.log1p(2 * rivals_N)
+        return 2 * torch.log1p(2 * negatives_N)
 
 
 class _TwoViews(Contrastive):
@@ -69,9 +69,9 @@ class _TwoViews(Contrastive):
             z0_NP, z1_NP, self.among(offsets_Q1), temperature=self.temperature, with_positive=self.with_positive
         )
 
-    def uninformed(self, rivals_N: Tensor) -> Tensor:
+    def uninformed(self, negatives_N: Tensor) -> Tensor:
         """`2 log(2L - 1)` for L documents, `2 log(2L - 2)` without the positive; 0 for a document alone."""
-        return 2 * torch.log((2 * rivals_N + self.with_positive).clamp(min=1))
+        return 2 * torch.log((2 * negatives_N + self.with_positive).clamp(min=1))
 
 
 class SimCLRRankConfig(_TwoViews):
@@ -164,7 +164,7 @@ def simclr(z0_ND: Tensor, z1_ND: Tensor, *, temperature: float) -> Tensor:
         >>> simclr(z, z, temperature=1.0)  # 2 log(1 + 2 / e)
         tensor([1.1029, 1.1029])
     """
-    all_of_them = told(np.array([0, len(z0_ND)]), z0_ND.device)
+    all_of_them = registered_offsets(np.array([0, len(z0_ND)]), z0_ND.device)
     return simclr_rank(z0_ND, z1_ND, all_of_them, temperature=temperature)
 
 
@@ -197,9 +197,9 @@ class ScarfConfig(Contrastive):
         """See `scarf`."""
         return scarf(z0_NP, z1_NP, temperature=self.temperature)
 
-    def uninformed(self, rivals_N: Tensor) -> Tensor:
+    def uninformed(self, negatives_N: Tensor) -> Tensor:
         """`log N`: one of N corrupted views is the document's own."""
-        return torch.log1p(rivals_N)
+        return torch.log1p(negatives_N)
 
 
 def scarf(z_ND: Tensor, corrupted_ND: Tensor, *, temperature: float) -> Tensor:

@@ -14,7 +14,7 @@ from ltrscale.models.layers import Encoder, MicroBatchNorm, Size
 from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext.augment import Augmentation, Draw
 from ltrscale.pretext.objective import Objective, Parts, Pretrainer
-from ltrscale.pretext.watch import RIVALS, collapse_measures, unit_vectors
+from ltrscale.pretext.watch import NEGATIVES, collapse_measures, unit_vectors
 
 
 class Siamese(Objective):
@@ -45,13 +45,13 @@ class Siamese(Objective):
         """Offsets of the documents that are told apart: the query groups, or the whole micro-batch as one group."""
         return one_list(offsets_Q1) if self.contrasts_batch else offsets_Q1
 
-    def uninformed(self, rivals_N: Tensor) -> Tensor:
+    def uninformed(self, negatives_N: Tensor) -> Tensor:
         """The loss of a document, shape [N], if all similarities are equal; 0 if the objective has no contrast.
 
         Args:
-            rivals_N: number of other documents that each document is told apart from.
+            negatives_N: number of other documents that each document is told apart from.
         """
-        return torch.zeros_like(rivals_N, dtype=torch.float32)
+        return torch.zeros_like(negatives_N, dtype=torch.float32)
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
         """Draw the views and compare their projections, member by member; `net.watch` sees them in training."""
@@ -62,8 +62,10 @@ class Siamese(Objective):
             losses_N = self.compare(net, *of_member, draw.offsets_Q1)
             if net.training:
                 among_Q1 = self.among(draw.offsets_Q1)
-                of_views = collapse_measures(*of_member, among_Q1, rivals=len(x_NF) if self.contrasts_batch else RIVALS)
-                net.watch.add(of_views, losses_N, self.uninformed(rivals(among_Q1, len(x_NF))))
+                of_views = collapse_measures(
+                    *of_member, among_Q1, negatives=len(x_NF) if self.contrasts_batch else NEGATIVES
+                )
+                net.watch.add(of_views, losses_N, self.uninformed(negatives(among_Q1, len(x_NF))))
             losses.append(losses_N)
         return torch.stack(losses).mean(0)
 
@@ -74,11 +76,11 @@ def each_member(net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor) -> Iterator[tuple
     return zip(z0_NP.chunk(n, 1), z1_NP.chunk(n, 1), strict=True)
 
 
-def rivals(offsets_Q1: Tensor, n: int) -> Tensor:
+def negatives(offsets_Q1: Tensor, n: int) -> Tensor:
     """The number of other documents in the group of each of n documents, shape [N].
 
     Example:
-        >>> rivals(torch.tensor([0, 2, 2, 5]), 5)
+        >>> negatives(torch.tensor([0, 2, 2, 5]), 5)
         tensor([1, 1, 2, 2, 2])
     """
     group_N = torch.searchsorted(offsets_Q1[1:].contiguous(), torch.arange(n, device=offsets_Q1.device), right=True)

@@ -19,7 +19,7 @@ from ltrscale.pretext.augment import Draw, add_noise, permute_columns, random_en
 from ltrscale.pretext.contrast import simclr_rank
 from ltrscale.pretext.objective import Objective, Parts, Pretrainer
 from ltrscale.pretext.reconstruct import DecoderConfig, FeatureDecoder, feature_errors
-from ltrscale.pretext.watch import RIVALS, collapse_measures, unit_vectors
+from ltrscale.pretext.watch import NEGATIVES, collapse_measures, unit_vectors
 
 Noise = Literal["swap", "gaussian", "zero"]
 
@@ -232,6 +232,8 @@ class SubTabConfig(Objective):
         )
         if net.training and self.contrast > 0:
             for a_NP, b_NP in combinations(z_KNP, 2):
-                of_views = collapse_measures(a_NP, b_NP, among_Q1, rivals=RIVALS if self.within_groups else len(x_NF))
+                of_views = collapse_measures(
+                    a_NP, b_NP, among_Q1, negatives=NEGATIVES if self.within_groups else len(x_NF)
+                )
                 net.watch.add(of_views, losses_N, torch.zeros_like(losses_N))  # a part of the loss is no contrast
         return losses_N

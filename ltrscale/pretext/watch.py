@@ -15,7 +15,7 @@ from ltrscale.batch import at_least_float32
 
 ANCHORS = 64
 """Documents of a micro-batch that are looked at: few, for all would cost as much as the loss."""
-RIVALS = 256
+NEGATIVES = 256
 """Documents of a micro-batch with which anchors are compared, if they are contrasted within their groups."""
 
 _SOLVED, _COLLAPSED = 0.9, -0.05
@@ -51,7 +51,7 @@ class Sums(NamedTuple):
     pairs: float
     nearness: float
     """`exp(-2 d^2)` of the pairs, d the distance of the unit vectors."""
-    rivalled: float
+    contrasted: float
     """Anchors with another document in their group."""
     found: float
     """Anchors whose first view is closer to its second view than to any view of another document."""
@@ -82,7 +82,7 @@ class Geometry(NamedTuple):
             Geometry(alignment=0.5, uniformity=-0.693..., accuracy=0.5, loss_left=0.5)
         """
         ratio = torch.tensor([sums.distance, sums.nearness, sums.found, sums.loss], dtype=torch.float64)
-        ratio /= torch.tensor([sums.anchors, sums.pairs, sums.rivalled, sums.uninformed], dtype=torch.float64)
+        ratio /= torch.tensor([sums.anchors, sums.pairs, sums.contrasted, sums.uninformed], dtype=torch.float64)
         ratio[1].log_()
         return cls(*(value if abs(value) < torch.inf else None for value in ratio.tolist()))
 
@@ -109,11 +109,11 @@ def warning_of(epoch: Geometry, if_solved: str) -> str | None:
 
 @torch.no_grad()
 def collapse_measures(
-    z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, anchors: int = ANCHORS, rivals: int = RIVALS
+    z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, anchors: int = ANCHORS, negatives: int = NEGATIVES
 ) -> Tensor:
     """The first six of `Sums` for the first documents of a micro-batch, float64, shape [6].
 
-    The first `anchors` documents are compared with the other documents of their groups among the first `rivals`.
+    The first `anchors` documents are compared with the other documents of their groups among the first `negatives`.
     Nothing is copied from the device.
 
     Args:
@@ -121,7 +121,7 @@ def collapse_measures(
         z1_ND: projections of the second view.
         offsets_Q1: offsets of the groups within which documents are told apart.
         anchors: documents to look at.
-        rivals: documents to compare with.
+        negatives: documents to compare with.
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -129,25 +129,25 @@ def collapse_measures(
         >>> [round(value, 4) for value in measured.tolist()]  # exp(-4) for each pair
         [3.0, 0.0, 4.0, 0.0733, 2.0, 2.0]
     """
-    n = min(rivals, len(z0_ND))
+    n = min(negatives, len(z0_ND))
     place_C = torch.arange(n, device=z0_ND.device)
     group_C = torch.searchsorted(offsets_Q1[1:].contiguous(), place_C, right=True)
     first_CD, second_CD = unit_vectors(z0_ND[:n]), unit_vectors(z1_ND[:n])
     anchors_AD = first_CD[:anchors]
     positive_A = (anchors_AD * second_CD[:anchors]).sum(1)
-    rival_AC = (group_C[:anchors, None] == group_C) & (place_C[:anchors, None] != place_C)
-    rival_AU = torch.cat([rival_AC, rival_AC], 1)
+    negative_AC = (group_C[:anchors, None] == group_C) & (place_C[:anchors, None] != place_C)
+    negative_AU = torch.cat([negative_AC, negative_AC], 1)
     with torch.autocast(z0_ND.device.type, enabled=False):
         cosine_AU = anchors_AD @ torch.cat([first_CD, second_CD]).T
-    rivalled_A = rival_AC.any(1)
-    matched_A = rivalled_A & (positive_A[:, None] > cosine_AU).logical_or_(~rival_AU).all(1)
-    nearness_AU = torch.exp(4 * cosine_AU - 4).masked_fill_(~rival_AU, 0.0)  # d^2 = 2 - 2 cos
+    contrasted_A = negative_AC.any(1)
+    matched_A = contrasted_A & (positive_A[:, None] > cosine_AU).logical_or_(~negative_AU).all(1)
+    nearness_AU = torch.exp(4 * cosine_AU - 4).masked_fill_(~negative_AU, 0.0)  # d^2 = 2 - 2 cos
     parts = (
         torch.ones_like(positive_A).sum(),
         (2 - 2 * positive_A).sum(),
-        rival_AU.sum(),
+        negative_AU.sum(),
         nearness_AU.sum(),
-        rivalled_A.sum(),
+        contrasted_A.sum(),
         matched_A.sum(),
     )
     return torch.stack([part.double() for part in parts])

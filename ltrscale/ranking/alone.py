@@ -59,7 +59,7 @@ class There(Config):
         return f"{state} for {self.relevant:.1%} of the relevant documents and {self.others:.1%} of the others"
 
 
-class Alone(Config):
+class SingleFeature(Config):
     """What one feature says of the labels by itself."""
 
     name: str
@@ -84,7 +84,7 @@ class Alone(Config):
         """The way from the random order, 0, to the best order, 1.
 
         Example:
-            >>> Alone(name="age", k=5, ndcg=0.75, random=0.5, lists=100, varies=1.0, there=None).lift
+            >>> SingleFeature(name="age", k=5, ndcg=0.75, random=0.5, lists=100, varies=1.0, there=None).lift
             0.5
         """
         return (self.ndcg - self.random) / (1 - self.random) if self.random < 1 else 0.0
@@ -125,7 +125,7 @@ def alone(
     categorical: Sequence[bool],
     k: int = 5,
     relevant_from: float = 1.0,
-) -> list[Alone]:
+) -> list[SingleFeature]:
     """Look at each feature alone, in their order.
 
     Numbers rank by their value. Codes of categories have no order: they rank by the mean label of their code in the
@@ -163,7 +163,7 @@ def alone(
         values: dict[str, Any] = {"varies": _varies(x_N, offsets_Q1), "distinct": _distinct(x_N)}
         near_N = x_N if codes else _binned(x_N)
         values["shaped"] = _mean_ndcg(_by_code(near_N, labels_N, group_N), labels_N, offsets_Q1, k)[0]
-        results.append(Alone(name=name, k=k, ndcg=best, random=random, lists=lists, there=mark, **values))
+        results.append(SingleFeature(name=name, k=k, ndcg=best, random=random, lists=lists, there=mark, **values))
     return results
 
 

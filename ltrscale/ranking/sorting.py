@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import at_least_float32, group_index, length_chunks, rows_of, sum_by_group, to_offsets
-from ltrscale.layout import layout, send, told
+from ltrscale.layout import layout, registered_offsets, send
 from ltrscale.ranking.loss import Loss, Scored
 from ltrscale.ranking.losses import mean_under_noise
 from ltrscale.ranking.metrics import exponential_gain, rank_discounts
@@ -262,7 +262,7 @@ def _merge_sort(lists: _RelevantLists, *, k: int | None, depth: int, temperature
         rows_T, offsets_S1 = rows_of(offsets_J1, merged_J)
         indices = rows_T, rows_of(offsets_J1, alone_J)[0], *(rows_of(kept_J1, of_J)[0] for of_J in (merged_J, alone_J))
         rows_T, left_T, merged_T, alone_T = (send(index.numpy(), entries_T2.device) for index in indices)
-        there_S1 = told(offsets_S1.numpy(), entries_T2.device)
+        there_S1 = registered_offsets(offsets_S1.numpy(), entries_T2.device)
         sorted_T2 = sort_entries(entries_T2[rows_T], there_S1, temperature=temperature, k=k, mode=mode)
         next_T2 = entries_T2.new_zeros(int(kept_J1[-1]), 2).index_copy(0, merged_T, sorted_T2)
         entries_T2 = next_T2.index_copy(0, alone_T, entries_T2[left_T])

@@ -1,14 +1,14 @@
-"""Groups of workers: Ray Train's, and guests that join and leave between two steps while the others go on.
+"""Groups of workers: Ray Train's, and joiners that join and leave between two steps while the others go on.
 
 Ray Train starts as many workers as there is room for and watches over them; to change their number it ends them all
-and starts anew. A worker that comes later is a guest, an actor of its own that waits for room. When a guest
+and starts anew. A worker that comes later is a joiner, an actor of its own that waits for room. When a joiner
 comes, or its node is about to be removed, all workers leave their work after the same step, form a group of another
 size in the processes where they are, and start the work again from the state that rank 0 holds in memory. So no step is
 lost or repeated, and nothing is read from storage but data.
 
-In order: a guest asks the mailbox for a seat; rank 0 sees this and asks the others, as for a stop, in the sum that each
-step makes anyway; all raise `Regrouped`; rank 0 opens a store and has the mailbox deal the seats; all meet there. After
-any failure the guests end, and come again once Ray Train has started its own workers.
+In order: a joiner asks the mailbox for a slot; rank 0 sees this and asks the others, as for a stop, in the sum that
+each step makes anyway; all raise `Regrouped`; rank 0 opens a store and has the mailbox deal the slots; all meet there.
+After any failure the joiners end, and come again once Ray Train has started its own workers.
 """
 
 import functools
@@ -33,7 +33,7 @@ from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import log
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.hangs import Pulse
-from ltrscale.runtime.mailbox import Beat, Left, Seat, Sender, WorkerJoined, forwarded_logs
+from ltrscale.runtime.mailbox import Beat, Left, Sender, Slot, WorkerJoined, forwarded_logs
 from ltrscale.runtime.on_ray import read_with_ray
 from ltrscale.runtime.workers import Context, Regrouped, Work, WorkersConfig
 
@@ -67,7 +67,7 @@ class Requests:
         """Number of the group that the worker is in."""
         self.stop = threading.Event()
         self.leave = threading.Event()
-        """Of a guest: no later group has a seat for it."""
+        """Of a joiner: no later group has a slot for it."""
         self._left_behind = -1
 
     def follow(self, group: int) -> None:
@@ -101,30 +101,30 @@ def alongside(watch: Callable[[threading.Event], None]) -> Iterator[None]:
         over.set()
 
 
-def work_in_groups(task: Assignment, name: int | str, seat: Seat, requests: Requests) -> None:
+def work_in_groups(task: Assignment, name: int | str, slot: Slot, requests: Requests) -> None:
     """Do the work in one group after another, until it is done or this worker leaves.
 
     Args:
         task: the work, and the way to the other workers.
-        name: the worker's name at the mailbox: its rank under Ray Train, or a guest's name.
-        seat: in the first group, which this process has joined.
+        name: the worker's name at the mailbox: its rank under Ray Train, or a joiner's name.
+        slot: in the first group, which this process has joined.
         requests: what the worker is asked meanwhile.
     """
-    carried, sender, of_ray_train = None, Sender(task.mailbox), seat.world  # rank 0 is in the first group
+    carried, sender, of_ray_train = None, Sender(task.mailbox), slot.world  # rank 0 is in the first group
     while True:
         try:
-            _work(task, seat.rank, sender, requests, carried)
+            _work(task, slot.rank, sender, requests, carried)
             return
         except Regrouped as regrouped:
-            carried = regrouped.state if seat.rank == 0 else None
+            carried = regrouped.state if slot.rank == 0 else None
         gc.collect()  # the trainer of the group before, which its generators may keep in a circle
-        if seat.rank == 0:
+        if slot.rank == 0:
             ray.get(task.mailbox.form.remote(of_ray_train, serve()))
-        next_seat = await_seat(task, name, requests)
-        if next_seat is None:
+        next_slot = await_slot(task, name, requests)
+        if next_slot is None:
             return
-        meet(task, next_seat)
-        requests.group, seat = next_seat.group, next_seat
+        meet(task, next_slot)
+        requests.group, slot = next_slot.group, next_slot
 
 
 def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carried: object) -> None:
@@ -157,37 +157,37 @@ def _work(task: Assignment, rank: int, sender: Sender, requests: Requests, carri
             sender.flush()
 
 
-def await_seat(task: Assignment, name: int | str, requests: Requests) -> Seat | None:
-    """Wait for this worker's seat in a later group than its own; None for a guest that has given its seat up."""
+def await_slot(task: Assignment, name: int | str, requests: Requests) -> Slot | None:
+    """Wait for this worker's slot in a later group than its own; None for a joiner that has given its slot up."""
     while True:
-        leaves = requests.leave.is_set()  # before asking: a seat that was dealt before it was given up is still taken
-        seat = ray.get(task.mailbox.seat.remote(name, requests.group))
-        if seat is not None or leaves:
-            return seat and Seat(*seat)
+        leaves = requests.leave.is_set()  # before asking: a slot that was dealt before it was given up is still taken
+        slot = ray.get(task.mailbox.slot.remote(name, requests.group))
+        if slot is not None or leaves:
+            return slot and Slot(*slot)
         time.sleep(_LOOK_S)
 
 
 def give_up(task: Assignment, name: str, requests: Requests) -> None:
-    """Give up a guest's seat in later groups."""
+    """Give up a joiner's slot in later groups."""
     ray.get(task.mailbox.go.remote(name))
-    requests.leave.set()  # only now: the others would wait for a guest that left with a seat
+    requests.leave.set()  # only now: the others would wait for a joiner that left with a slot
 
 
-def meet(task: Assignment, seat: Seat) -> None:
-    """Leave this process's group, if it is in one, and join that of the seat.
+def meet(task: Assignment, slot: Slot) -> None:
+    """Leave this process's group, if it is in one, and join that of the slot.
 
     Raises:
         torch.distributed.DistStoreError: not all of its workers have come within a minute.
     """
     if dist.is_initialized():
         dist.destroy_process_group()
-    host, port = seat.store
+    host, port = slot.store
     store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_MEET_S))
     # gloo itself would wait half an hour for a worker that died on its way here
-    store.set(f"here-{seat.rank}", "")
-    store.wait([f"here-{rank}" for rank in range(seat.world)], timedelta(seconds=_MEET_S))
+    store.set(f"here-{slot.rank}", "")
+    store.wait([f"here-{rank}" for rank in range(slot.world)], timedelta(seconds=_MEET_S))
     dist.init_process_group(
-        task.backend, store=store, rank=seat.rank, world_size=seat.world, timeout=timedelta(seconds=task.timeout_s)
+        task.backend, store=store, rank=slot.rank, world_size=slot.world, timeout=timedelta(seconds=task.timeout_s)
     )
     del _stores[:-1]
 
@@ -213,11 +213,11 @@ def serve() -> tuple[str, int]:
     return host, port
 
 
-class _Guest:
-    """The actor of a guest."""
+class _Joiner:
+    """The actor of a joiner."""
 
     def run(self, task: Assignment, name: str) -> bool:
-        """Join the group, work, and leave; returns whether the work is done, and not only this guest's part."""
+        """Join the group, work, and leave; returns whether the work is done, and not only this joiner's part."""
         requests = Requests(ray.get(task.mailbox.come.remote(name)))
         node = ray.get_runtime_context().get_node_id()
 
@@ -228,15 +228,15 @@ class _Guest:
                     return
 
         with alongside(watch):
-            if (seat := await_seat(task, name, requests)) is not None:
-                meet(task, seat)
-                requests.group = seat.group
-                work_in_groups(task, name, seat, requests)
+            if (slot := await_slot(task, name, requests)) is not None:
+                meet(task, slot)
+                requests.group = slot.group
+                work_in_groups(task, name, slot, requests)
         return not requests.leave.is_set()
 
 
-class Guests:
-    """The guests of a run, kept by the launching process.
+class Joiners:
+    """The joiners of a run, kept by the launching process.
 
     All are asked for as soon as Ray Train's own workers run, and wait as actors without a node until the cluster has
     room; an autoscaler sees them as demand.
@@ -244,7 +244,7 @@ class Guests:
     Args:
         task: what they do.
         options: of their actors.
-        most: maximum number of workers, Ray Train's and guests.
+        most: maximum number of workers, Ray Train's and joiners.
     """
 
     def __init__(self, task: Assignment, options: dict[str, Any], most: int) -> None:
@@ -254,21 +254,21 @@ class Guests:
         self._running: dict[Any, tuple[int, str, Any]] = {}
 
     def invite(self, *, beside: int) -> None:
-        """Let guests come beside this many workers of Ray Train's, now that there is a group to join."""
+        """Let joiners come beside this many workers of Ray Train's, now that there is a group to join."""
         self._slots = [0.0] * max(0, self._most - beside)
 
     def dismiss(self) -> None:
-        """End all guests: the group has failed, and Ray Train's own workers may need their room."""
+        """End all joiners: the group has failed, and Ray Train's own workers may need their room."""
         self._slots = []
         for _, _, actor in self._running.values():
             ray.kill(actor)
         self._running.clear()
 
     def tend(self) -> None:
-        """Replace guests that have left or died.
+        """Replace joiners that have left or died.
 
         Raises:
-            InputError: a guest raised it.
+            InputError: a joiner raised it.
         """
         if self._running:
             done, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
@@ -281,7 +281,7 @@ class Guests:
 
     def _call(self, slot: int) -> None:
         name = uuid.uuid4().hex
-        actor = ray.remote(_Guest).options(**self._options).remote()
+        actor = ray.remote(_Joiner).options(**self._options).remote()
         self._running[actor.run.remote(self._task, name)] = slot, name, actor
 
     def _ended(self, result: Any) -> None:

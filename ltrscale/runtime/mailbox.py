@@ -92,10 +92,10 @@ class Standing(NamedTuple):
     group: int
     """Number of the newest group of workers; 0 is the one that Ray Train starts."""
     changed: bool
-    """Whether guests have come or gone since it was formed."""
+    """Whether joiners have come or gone since it was formed."""
 
 
-class Seat(NamedTuple):
+class Slot(NamedTuple):
     """A worker's place in a group."""
 
     group: int
@@ -114,11 +114,11 @@ class Mailbox:
         """The newest of each rank: while nobody takes them, memory must not grow with time."""
         self._starts = self._commits = 0
         self._stop_asked = False
-        self._guests: list[str] = []
-        self._seated: list[str] = []
+        self._joiners: list[str] = []
+        self._placed: list[str] = []
         self._changed_at = 0.0
         self._group = 0
-        self._seats: dict[int | str, Seat] = {}
+        self._slots: dict[int | str, Slot] = {}
 
     def post(self, post: Post) -> None:
         """Leave a message for the launching process; a beat replaces the one before of its rank."""
@@ -130,8 +130,8 @@ class Mailbox:
                 self._beats.pop(rank, None)  # of the worker that had this rank before
             case Started():
                 self._starts += 1
-        if isinstance(post, Started | AttemptEnded):  # guests end with the group that they are in
-            self._guests, self._seated = [], []
+        if isinstance(post, Started | AttemptEnded):  # joiners end with the group that they are in
+            self._joiners, self._placed = [], []
         self._posts.append(post)
 
     def take(self) -> list[Post]:
@@ -151,33 +151,33 @@ class Mailbox:
 
     def standing(self) -> Standing:
         """The counts of the run, and whether it must stop."""
-        changed = self._guests != self._seated and time.monotonic() - self._changed_at > _SETTLE_S
+        changed = self._joiners != self._placed and time.monotonic() - self._changed_at > _SETTLE_S
         return Standing(self._starts, self._commits, self._stop_asked, self._group, changed)
 
-    def come(self, guest: str) -> int:
-        """Ask for a seat in the next group; returns the number of the newest."""
-        self._guests.append(guest)
+    def come(self, joiner: str) -> int:
+        """Ask for a slot in the next group; returns the number of the newest."""
+        self._joiners.append(joiner)
         self._changed_at = time.monotonic()
         return self._group
 
-    def go(self, guest: str) -> None:
+    def go(self, joiner: str) -> None:
         """Ask to be left out of the next group."""
-        if guest in self._guests:
-            self._guests.remove(guest)
+        if joiner in self._joiners:
+            self._joiners.remove(joiner)
             self._changed_at = time.monotonic()
 
     def form(self, of_ray_train: int, store: tuple[str, int]) -> None:
-        """Form the next group of Ray Train's workers, whose ranks stay, and the guests, who meet at rank 0's store."""
+        """Form the next group of Ray Train's workers, whose ranks stay, and the joiners, who meet at rank 0's store."""
         self._group += 1
-        self._seated = list(self._guests)
-        names = [*range(of_ray_train), *self._seated]
-        self._seats = {name: Seat(self._group, rank, len(names), store) for rank, name in enumerate(names)}
+        self._placed = list(self._joiners)
+        names = [*range(of_ray_train), *self._placed]
+        self._slots = {name: Slot(self._group, rank, len(names), store) for rank, name in enumerate(names)}
         self._posts.append(Formed(len(names)))
 
-    def seat(self, name: int | str, after: int) -> Seat | None:
-        """The seat of a rank of Ray Train's or of a guest in a group later than `after`; None while it has none."""
-        seat = self._seats.get(name)
-        return seat if seat is not None and seat.group > after else None
+    def slot(self, name: int | str, after: int) -> Slot | None:
+        """The slot of a rank of Ray Train's or of a joiner in a group later than `after`; None while it has none."""
+        slot = self._slots.get(name)
+        return slot if slot is not None and slot.group > after else None
 
 
 def open_mailbox() -> Any:

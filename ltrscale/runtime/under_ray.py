@@ -31,7 +31,7 @@ from ltrscale import storage
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import Report, log
 from ltrscale.runtime import ray_internals, room
-from ltrscale.runtime.groups import WATCH_S, Assignment, Guests, Requests, alongside, serve, work_in_groups
+from ltrscale.runtime.groups import WATCH_S, Assignment, Joiners, Requests, alongside, serve, work_in_groups
 from ltrscale.runtime.hangs import HangWatch
 from ltrscale.runtime.mailbox import (
     AttemptEnded,
@@ -42,7 +42,7 @@ from ltrscale.runtime.mailbox import (
     LogLine,
     Post,
     ReportedMetrics,
-    Seat,
+    Slot,
     Standing,
     Started,
     WorkerJoined,
@@ -72,7 +72,7 @@ def train(work: Work, workers: WorkersConfig, report: Report, *, regroups: bool)
         # the watch must find a worker that hangs before the others' collectives time out
         task = Assignment(work, mailbox, workers, max(_COLLECTIVE_S, math.ceil(2 * workers.hang_s)))
         most = workers.most if regroups else 0
-        trainer, guests = _trainer(task, str(scratch)), Guests(task, _options(workers), most)
+        trainer, joiners = _trainer(task, str(scratch)), Joiners(task, _options(workers), most)
         failures: list[BaseException] = []
 
         def fit() -> None:
@@ -84,7 +84,7 @@ def train(work: Work, workers: WorkersConfig, report: Report, *, regroups: bool)
         run = threading.Thread(target=fit, daemon=True)  # fit blocks, and this thread must deliver posts meanwhile
         run.start()
         try:
-            _attend(run, mailbox, report, workers, stopping, guests)
+            _attend(run, mailbox, report, workers, stopping, joiners)
             if failures:
                 error = failures[0]
                 if isinstance(error, _DEATHS):
@@ -98,7 +98,7 @@ def train(work: Work, workers: WorkersConfig, report: Report, *, regroups: bool)
                     ray_internals.remove_placement_groups_of(error.actor_id)
             raise
         finally:
-            guests.dismiss()
+            joiners.dismiss()
             ray.kill(mailbox)  # workers and a controller that are still alive end once they find it gone
 
 
@@ -119,7 +119,7 @@ def _trainer(task: Assignment, scratch: str) -> TorchTrainer:
         train_loop_config={"task": task},  # Ray Train takes only a dict
         scaling_config=ScalingConfig(
             num_workers=workers.number,
-            elastic_resize_monitor_interval_s=math.inf,  # it would restart all workers: guests come instead
+            elastic_resize_monitor_interval_s=math.inf,  # it would restart all workers: joiners come instead
             use_gpu=workers.gpus > 0,
             resources_per_worker=room.resources(workers),
             label_selector=workers.labels or None,
@@ -137,7 +137,7 @@ def _trainer(task: Assignment, scratch: str) -> TorchTrainer:
 
 
 def _options(workers: WorkersConfig) -> dict[str, Any]:
-    """Options of the actor of a guest; on any node, even if this process is in a placement group, such as a trial's."""
+    """Options of a joiner's actor; on any node, even if this process is in a placement group, such as a trial's."""
     return {
         "num_cpus": workers.cpus,
         "num_gpus": workers.gpus,
@@ -153,9 +153,9 @@ def _attend(
     report: Report,
     workers: WorkersConfig,
     stopping: Callable[[], bool],
-    guests: Guests,
+    joiners: Joiners,
 ) -> None:
-    """Deliver the workers' posts until the run ends, forward the request to stop, and look after guests."""
+    """Deliver the workers' posts until the run ends, forward the request to stop, and look after joiners."""
     running, stop_requested, starts = False, False, 0
     waiting = room.Waiting(workers)
     watch, actors = HangWatch(workers.hang_s), dict[int, Any]()
@@ -171,7 +171,7 @@ def _attend(
                     running, starts = True, starts + 1
                     report({"running_workers": count, "restarts": starts - 1})
                     log.info("training on %d workers", count)
-                    guests.invite(beside=count)
+                    joiners.invite(beside=count)
                 case Formed(count):
                     report({"running_workers": count})
                 case Committed(checkpoints):
@@ -188,10 +188,10 @@ def _attend(
                     running = False
                     waiting.begin()
                     watch.clear()
-                    guests.dismiss()
+                    joiners.dismiss()
         if not alive:
             return
-        guests.tend()
+        joiners.tend()
         for rank, symptom in watch.hung().items():
             log.warning("rank %d hangs: it %s; ending it", rank, symptom)
             ray.kill(actors[rank])  # Ray Train then restarts all workers, as after any death
@@ -312,11 +312,11 @@ def _worker(config: dict[str, Assignment]) -> None:
     first = ray.get(task.mailbox.standing.remote()).group
     requests = Requests(first)
     with alongside(functools.partial(_watch, task.mailbox, rank, requests)):
-        work_in_groups(task, rank, Seat(first, rank, world, ("", 0)), requests)
+        work_in_groups(task, rank, Slot(first, rank, world, ("", 0)), requests)
 
 
 def _watch(mailbox: Any, rank: int, requests: Requests, over: threading.Event) -> None:
-    """Look for a node that has a preemption notice, for the launching process's request to stop, and for guests.
+    """Look for a node that has a preemption notice, for the launching process's request to stop, and for joiners.
 
     In a thread, for each question takes milliseconds. Ray Train's question is a collective: the threads of all its
     workers ask it together, independently of the steps.

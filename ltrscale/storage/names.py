@@ -188,7 +188,7 @@ def are_hashes(texts: Sequence[str]) -> bool:
 
 
 def _are_plain(files: Sequence[Any]) -> bool:
-    """Whether entries of files are as writers make them, so that none has a fault; a look at all of them at once."""
+    """The fast path: true if every entry is canonical, so that none needs a check of its own."""
     try:
         paths, hashes, sizes = ([file[key] for file in files] for key in ("path", "sha256", "bytes"))
         path_lines, have_hashes = "".join(f"{path}\n" for path in paths), are_hashes(hashes)

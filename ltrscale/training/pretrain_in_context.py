@@ -29,7 +29,7 @@ from ltrscale.config import Config, Operational, is_current
 from ltrscale.devices import Device, choose_device
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
-from ltrscale.layout import told
+from ltrscale.layout import registered_offsets
 from ltrscale.models.in_context import InContextNetwork, InContextSizes, loss_of_layers
 from ltrscale.processor import cores
 from ltrscale.progress import Report, log, progress
@@ -290,9 +290,9 @@ def ranked_questions(network: InContextNetwork, made: Problems, device: torch.de
     """Let a network read the examples of problems and rank their other lists."""
     x_BNF, labels_BN = (values.to(device, non_blocking=True) for values in (made.features_BNF, made.labels_BN))
     read, offsets_Q1 = made.n_read, made.offsets_Q1.numpy()
-    told_Q1 = told(offsets_Q1[: made.n_examples + 1], device)
-    asked_Q1 = told(offsets_Q1[made.n_examples :] - read, device)
-    reading = network.read(x_BNF[:, :read], labels_BN[:, :read], told_Q1)
+    known_Q1 = registered_offsets(offsets_Q1[: made.n_examples + 1], device)
+    asked_Q1 = registered_offsets(offsets_Q1[made.n_examples :] - read, device)
+    reading = network.read(x_BNF[:, :read], labels_BN[:, :read], known_Q1)
     return Questions(network(reading, x_BNF[:, read:], asked_Q1), labels_BN[:, read:], asked_Q1)
 
 

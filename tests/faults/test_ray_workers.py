@@ -24,7 +24,7 @@ from faulty_pretraining import (
 
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.runtime.engine import ray_cluster
-from ltrscale.runtime.groups import Assignment, Requests, await_seat, give_up
+from ltrscale.runtime.groups import Assignment, Requests, await_slot, give_up
 from ltrscale.runtime.mailbox import open_mailbox
 from ltrscale.runtime.workers import WorkersConfig
 
@@ -128,15 +128,15 @@ def test_asked_to_stop_the_workers_leave_a_checkpoint_that_other_numbers_of_work
 
 
 @pytest.mark.parametrize("formed", ["before", "after"])
-def test_a_guest_that_must_leave_takes_a_seat_that_it_has_and_waits_for_no_other(tmp_path: Path, formed: str) -> None:
+def test_a_joiner_that_must_leave_takes_a_seat_that_it_has_and_waits_for_no_other(tmp_path: Path, formed: str) -> None:
     mailbox = open_mailbox()
     task = Assignment(FaultyPretraining(str(tmp_path)), mailbox, TWO, 60)
-    requests = Requests(ray.get(mailbox.come.remote("guest")))
+    requests = Requests(ray.get(mailbox.come.remote("joiner")))
     if formed == "before":
         ray.get(mailbox.form.remote(2, ("127.0.0.1", 1)))
-    give_up(task, "guest", requests)
+    give_up(task, "joiner", requests)
     if formed == "after":
         ray.get(mailbox.form.remote(2, ("127.0.0.1", 1)))
-    seat = await_seat(task, "guest", requests)
-    assert (seat and seat.rank) == (2 if formed == "before" else None)
+    slot = await_slot(task, "joiner", requests)
+    assert (slot and slot.rank) == (2 if formed == "before" else None)
     ray.kill(mailbox)

@@ -11,8 +11,8 @@ from ltrscale.batch import to_offsets
 from ltrscale.config import kind_of, members
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import Contrastive
-from ltrscale.pretext.siamese import Siamese, rivals
-from ltrscale.pretext.watch import ANCHORS, RIVALS, CollapseWatch, Geometry, Sums, collapse_measures, warning_of
+from ltrscale.pretext.siamese import Siamese, negatives
+from ltrscale.pretext.watch import ANCHORS, NEGATIVES, CollapseWatch, Geometry, Sums, collapse_measures, warning_of
 
 CONTRASTIVE = [cls for cls in members(MethodConfig) if issubclass(cls, Contrastive)]
 
@@ -47,7 +47,7 @@ def test_measured_as_by_a_slow_loop(lengths: list[int]) -> None:
     z0_ND = vectors(sum(lengths))
     z1_ND = z0_ND + 0.4 * vectors(sum(lengths), seed=1)
     found = collapse_measures(z0_ND, z1_ND, offsets_Q1)
-    assert found.tolist() == pytest.approx(slow(z0_ND, z1_ND, offsets_Q1.tolist(), among=RIVALS), rel=1e-9)
+    assert found.tolist() == pytest.approx(slow(z0_ND, z1_ND, offsets_Q1.tolist(), among=NEGATIVES), rel=1e-9)
 
 
 def test_half_precision_and_no_document_are_measured_too() -> None:
@@ -59,8 +59,8 @@ def test_half_precision_and_no_document_are_measured_too() -> None:
     assert not collapse_measures(z0_ND[:0], z1_ND[:0], torch.tensor([0])).any()
 
 
-def test_rivals_are_the_other_documents_of_the_group() -> None:
-    assert rivals(torch.tensor([0, 3, 3, 4, 6]), 6).tolist() == [2, 2, 2, 0, 1, 1]
+def test_negatives_are_the_other_documents_of_the_group() -> None:
+    assert negatives(torch.tensor([0, 3, 3, 4, 6]), 6).tolist() == [2, 2, 2, 0, 1, 1]
 
 
 @pytest.mark.parametrize("cls", CONTRASTIVE, ids=kind_of)
@@ -73,7 +73,7 @@ def test_the_loss_of_an_uninformed_encoder_is_the_loss_at_equal_similarities(
     zeros_NP = torch.zeros(12, 4)  # a zero vector has cosine 0 to everything
     losses_N = config.compare(None, zeros_NP, zeros_NP, offsets_Q1)  # type: ignore[arg-type]
     among_Q1 = config.among(offsets_Q1)
-    torch.testing.assert_close(config.uninformed(rivals(among_Q1, 12)), losses_N)
+    torch.testing.assert_close(config.uninformed(negatives(among_Q1, 12)), losses_N)
     assert len(among_Q1) == (2 if cls.contrasts_batch else 4)
 
 

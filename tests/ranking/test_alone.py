@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ltrscale.ranking.alone import CERTAIN, FEWEST, LIFT, Alone, alone
+from ltrscale.ranking.alone import CERTAIN, FEWEST, LIFT, SingleFeature, alone
 from ltrscale.ranking.metrics import ndcg
 
 LISTS, LENGTH = 200, 8
@@ -20,7 +20,7 @@ def log_of(seed: int = 0) -> tuple[torch.Generator, Tensor, Tensor]:
     return generator, labels_N, torch.arange(0, LISTS * LENGTH + 1, LENGTH)
 
 
-def of(x_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, codes: bool = False) -> Alone:
+def of(x_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, codes: bool = False) -> SingleFeature:
     (found,) = alone(x_N[:, None], labels_N, offsets_Q1, names=["x"], categorical=[codes])
     return found
 
@@ -103,7 +103,7 @@ def test_few_lists_and_few_marked_documents_say_nothing() -> None:
 
 
 def test_the_bounds_are_those_of_a_lift_and_of_certainty() -> None:
-    known = Alone(name="x", k=5, ndcg=0.5 + LIFT / 2, random=0.5, lists=FEWEST, varies=1, there=None)
+    known = SingleFeature(name="x", k=5, ndcg=0.5 + LIFT / 2, random=0.5, lists=FEWEST, varies=1, there=None)
     assert known.suspicious
     assert not known.replace(ndcg=0.5 + LIFT / 2 - 1e-6).suspicious
     marks = of(log_of()[1], *log_of()[1:]).there

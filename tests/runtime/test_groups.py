@@ -16,27 +16,27 @@ def test_seats_keep_the_ranks_of_ray_trains_workers_and_follow_the_order_of_comi
     assert not box.standing().changed
     assert [box.come("a"), box.come("b")] == [0, 0]
     assert box.standing().changed
-    assert box.seat("a", after=0) is None
+    assert box.slot("a", after=0) is None
     box.form(2, ("host", 1))
     assert not box.standing().changed
-    of_first = [box.seat(name, after=0) for name in (0, 1, "a", "b")]
-    assert [seat and (seat.group, seat.rank, seat.world) for seat in of_first] == [(1, rank, 4) for rank in range(4)]
+    of_first = [box.slot(name, after=0) for name in (0, 1, "a", "b")]
+    assert [slot and (slot.group, slot.rank, slot.world) for slot in of_first] == [(1, rank, 4) for rank in range(4)]
     box.go("a")
     box.form(2, ("host", 2))
-    of_second = [box.seat(name, after=1) for name in (0, 1, "a", "b")]
-    assert [seat and (seat.rank, seat.world, seat.store) for seat in of_second] == [
+    of_second = [box.slot(name, after=1) for name in (0, 1, "a", "b")]
+    assert [slot and (slot.rank, slot.world, slot.store) for slot in of_second] == [
         (0, 3, ("host", 2)), (1, 3, ("host", 2)), None, (2, 3, ("host", 2))
     ]  # fmt: skip
     assert box.take() == [Formed(4), Formed(3)]  # the number of workers is reported
 
 
-def test_guests_wait_a_moment_for_others_and_end_with_a_failed_group() -> None:
+def test_joiners_wait_a_moment_for_others_and_end_with_a_failed_group() -> None:
     box = Mailbox()
     box.come("a")
     assert not box.standing().changed  # others may come at the same time
     box.post(AttemptEnded())
     box.form(1, ("host", 1))
-    assert box.seat("a", after=0) is None
+    assert box.slot("a", after=0) is None
 
 
 @pytest.mark.parametrize(

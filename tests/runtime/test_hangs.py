@@ -61,7 +61,7 @@ def test_the_worker_with_the_fewest_steps_hangs(clock: Clock) -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_one_who_leaves_late_takes_nobody_with_it_who_has_its_rank_by_then(clock: Clock, late: bool) -> None:
-    """Two guests leave a group at once, in which they had ranks 1 and 2; one joins the next, with the other's rank."""
+    """Two joiners leave a group at once, in which they had ranks 1 and 2; one joins the next, with the other's rank."""
     watch = HangWatch(60.0)
     for rank, who in enumerate(("zero", "one", "two")):
         watch.joined(rank, who)

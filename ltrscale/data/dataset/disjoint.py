@@ -30,9 +30,9 @@ def check_splits(splits: Splits) -> None:
 def check_disjoint(splits: Splits) -> None:
     """Check that no two splits share a period of a data set, and that the gap is kept.
 
-    Two splits may take the same periods if the one serves a fold of their labelled groups, and the other all others. A
-    relabelled data set counts as the one that it was made from, since its documents are the same; where the one split
-    reads this and the other that, the query ids tell whether their folds are apart. The gap is counted in the sorted
+    Two splits may take the same periods if one is a fold of their labelled groups and the other its complement. A
+    relabelled data set counts as the one that it was made from, since its documents are the same; if the splits read
+    one each, the query ids show whether the folds are disjoint. The gap is counted in the sorted
     union of the periods of all data sets named. A test period before a training period is a warning, and so are periods
     of two splits with the same lists.
 
@@ -62,7 +62,7 @@ def check_disjoint(splits: Splits) -> None:
 
 
 def _are_apart(one: Split, other: Split) -> bool:
-    """Whether the one serves a fold and the other all others, of the same groups or of those made from them."""
+    """True if one split is a fold and the other its complement, of the same groups or of groups made from them."""
     if one.completes(other):
         return True
     if one.fold is None or other.fold is None or one.data == other.data or one.scores or other.scores:

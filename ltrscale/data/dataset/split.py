@@ -160,7 +160,7 @@ class Split(Config):
         return {**self.size, "sample": sampling} if self.size else {}
 
     def completes(self, other: "Split") -> bool:
-        """Whether the one serves a fold of some labelled groups, and the other all others of the same groups.
+        """True if one split is a fold of some labelled groups and the other its complement.
 
         A fold within another one is a part of what that one serves.
         """

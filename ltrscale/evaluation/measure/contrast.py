@@ -27,7 +27,7 @@ from ltrscale.pretext.augment import AugmentConfig, Draw, MaskConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import Contrastive, SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
-from ltrscale.pretext.siamese import Siamese, each_member, rivals
+from ltrscale.pretext.siamese import Siamese, each_member, negatives
 from ltrscale.pretext.watch import collapse_measures
 from ltrscale.progress import Report, progress
 from ltrscale.reports import charts
@@ -102,7 +102,7 @@ class ContrastJob(Stage):
         net = _pretrained(opened, settings, sample)
         stream = GroupStream(whole, settings.stream).config  # with as many streams as in training on these groups
         sums_V4 = _contrast_sums(net, method, stream, sample, seed=self.seed)
-        (loss, uninformed, matched, rivalled), *permuted = sums_V4.tolist()
+        (loss, uninformed, matched, contrasted), *permuted = sums_V4.tolist()
         n = sample.n_documents
         rates = [0.0] * len(permuted) if net.rates_F is None else net.rates_F.tolist()
         features = [
@@ -123,7 +123,7 @@ class ContrastJob(Stage):
             documents=n,
             loss=loss / n,
             uninformed=uninformed / n,
-            accuracy=matched / rivalled if rivalled else None,
+            accuracy=matched / contrasted if contrasted else None,
             features=tuple(sorted(features, key=lambda feature: -feature.loss)),
         )
 
@@ -137,7 +137,7 @@ class Permuted(Config):
     """Rate at which the views mask the feature."""
     loss: float
     accuracy: float | None
-    """Share of the documents whose other view is found; None if no document has a rival."""
+    """Share of the documents whose other view is found; None if no document has a negative."""
 
 
 class Contrast(Findings):
@@ -187,7 +187,7 @@ def _pretrained(opened: bundle.PretrainedBundle, settings: _Settings, sample: Se
 
 @torch.no_grad()
 def _contrast_sums(net: Pretrainer, method: Siamese, stream: StreamConfig, sample: Selection, *, seed: int) -> Tensor:
-    """Loss, loss if uninformed, anchors found and anchors with rivals, summed over the sample, shape [1 + F, 4].
+    """Loss, loss if uninformed, anchors found and anchors with negatives, summed over the sample, shape [1 + F, 4].
 
     The first row has the views as trained; each other row has one feature permuted in the second view.
     """
@@ -220,9 +220,9 @@ def _told_apart(net: Pretrainer, method: Siamese, z0_NP: Tensor, z1_NP: Tensor, 
     among_Q1, n = method.among(offsets_Q1), len(z0_NP)
     judge = method if isinstance(method, Contrastive) else SimCLRRankConfig()
     losses_N = judge.compare(net, z0_NP, z1_NP, offsets_Q1)
-    uninformed_N = judge.uninformed(rivals(among_Q1, n))
-    *_, rivalled, matched = collapse_measures(z0_NP, z1_NP, among_Q1, anchors=_AT_ONCE, rivals=n)
-    return torch.stack([losses_N.double().sum(), uninformed_N.double().sum(), matched, rivalled])
+    uninformed_N = judge.uninformed(negatives(among_Q1, n))
+    *_, contrasted, matched = collapse_measures(z0_NP, z1_NP, among_Q1, anchors=_AT_ONCE, negatives=n)
+    return torch.stack([losses_N.double().sum(), uninformed_N.double().sum(), matched, contrasted])
 
 
 def shuffled(offsets_Q1: Tensor, generator: torch.Generator) -> Tensor:

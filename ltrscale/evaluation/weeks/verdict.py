@@ -26,7 +26,7 @@ from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.evaluation.weeks.decay import Decay
 from ltrscale.evaluation.weeks.drift import MUCH, Drift, PeriodDrift
 from ltrscale.ingest.outcome import ASK, questions
-from ltrscale.ranking.alone import Alone
+from ltrscale.ranking.alone import SingleFeature
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Block, Points, Table
 from ltrscale.reports.findings import Findings
@@ -326,7 +326,7 @@ def _feature_checks(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator
         yield Check(bound="feature_psi", where=period, holds=not broken, reason=f"period {period}: {finding}; {demand}")
 
 
-def check_leaks(features: Sequence[Alone], candidate: Bundle, expected: Collection[str]) -> Iterator[Check]:
+def check_leaks(features: Sequence[SingleFeature], candidate: Bundle, expected: Collection[str]) -> Iterator[Check]:
     """One check for each suspicious feature that the candidate leans on, or a single check that holds.
 
     `expected` are patterns of features that are known when the list is shown, however well they rank.

@@ -5,7 +5,7 @@ pretrained come first, each in its share of the budget; then more models of tree
 long as they fit, and a student of the better network once there are three of it. Their blend is the ranker: validation
 chooses its weights. Test judges once, and the ranker's members learn once more from all labels. Below `out` are
 
-    auto.json                     what was decided and what it took; a later process goes on by it
+    auto.json                     decisions and minutes so far; a restart continues from it
     models/METHOD/model/          bundles, as a pipeline makes them; models/runs/K/ has those of other seeds
     means/METHOD/                 the mean of all models of a method
     blend/                        the ranker

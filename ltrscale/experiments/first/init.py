@@ -36,7 +36,7 @@ from ltrscale.ingest.profile import LogColumn, dialect_of, files_of, first_colum
 from ltrscale.ingest.roles import structured
 from ltrscale.ingest.structure import SAMPLED, KeyLists, Structure, read_structure
 from ltrscale.progress import called, log, progress
-from ltrscale.ranking.alone import Alone, alone
+from ltrscale.ranking.alone import SingleFeature, alone
 
 
 class InitConfig(Config):
@@ -235,7 +235,7 @@ def asked_of(
     rows_L = rows_L[np.argsort(query_N[rows_L], kind="stable")]
     labels_L = torch.from_numpy(labels_N[rows_L].astype(np.float32))
     offsets_Q1 = np.append(0, np.cumsum(np.unique(query_N[rows_L], return_counts=True)[1]))
-    found: list[Alone] = []
+    found: list[SingleFeature] = []
     with progress("features alone", len(features), "features") as advance:
         for first in range(0, len(features), _AT_ONCE):
             some = features[first : first + _AT_ONCE]

@@ -1,4 +1,4 @@
-"""The first prepare.yaml of a log: what was guessed of its columns, with the reasons and the rivals as comments."""
+"""The first prepare.yaml of a log: the guessed role of each column, with reasons and alternatives as comments."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -258,15 +258,15 @@ def _label(guessed: Guess, label: LogColumn, counted: LogCounts) -> Iterator[str
 
 
 def _role(role: str, column: LogColumn, choice: Choice | None) -> Iterator[str]:
-    """A role's line, with what speaks for the column, and a line for each rival."""
+    """A role's line, with what speaks for the column, and a line for each alternative."""
     if choice is None:  # the user has named it
         yield f"      {role}: {plain_yaml(column.name)} # {column.shown}"
         return
     why = "; ".join(choice.best.reasons)
     doubt = f"{CHECK}: {choice.doubt}; " if choice.doubt else "# "
     yield f"      {role}: {plain_yaml(column.name)} {doubt}{why}"
-    for rival in choice.rivals:
-        yield f"      #   or {rival.name}: {'; '.join(rival.reasons)}"
+    for alternative in choice.alternatives:
+        yield f"      #   or {alternative.name}: {'; '.join(alternative.reasons)}"
 
 
 def _times(guessed: Guess, plan: FirstPlan | None) -> Iterator[str]:
@@ -302,8 +302,8 @@ def summary(guessed: Guess) -> list[str]:
     for role, column in roles.items():
         choice = guessed.choices.get(role)
         words = [*(choice.best.reasons[:2] if choice else ())]
-        if choice and choice.rivals:
-            words.append(f"not {', '.join(rival.name for rival in choice.rivals)}")
+        if choice and choice.alternatives:
+            words.append(f"not {', '.join(alternative.name for alternative in choice.alternatives)}")
         mark = f"CHECK: {choice.doubt}; " if choice and choice.doubt else ""
         if column is not None:
             lines.append(f"{role:<9}  {column.name:<{width}}  {mark}{'; '.join(words)}".rstrip())

@@ -23,7 +23,7 @@ from ltrscale.evaluation.measure.report import Evaluation, MethodResult
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
 from ltrscale.evaluation.weeks.verdict import importances_of, leaning
 from ltrscale.ingest.outcome import category_names, look_alone, questions
-from ltrscale.ranking.alone import Alone
+from ltrscale.ranking.alone import SingleFeature
 from ltrscale.stages.runs import LOG, METRICS, record_file, record_folder
 
 _MUCH_GAIN = 0.03
@@ -96,7 +96,7 @@ class Sources:
         return self._opened[url]
 
     @cached_property
-    def alone(self) -> list[Alone]:
+    def alone(self) -> list[SingleFeature]:
         """What each feature says of the test labels by itself, the best first."""
         evaluated = self.evaluated
         return look_alone(evaluated.splits.test, k=evaluated.primary_cutoff, relevant_from=evaluated.relevant_from)
